@@ -1,0 +1,353 @@
+"""The one interface behind which every replication mode of a log stands, and the seams of the driver.
+
+A *core* (Raft here; controller and classic modes later) is a pure state machine over a log. The driver
+feeds it events and carries out what it decides:
+
+    core.step(source, message, now_ms)        something arrived, or time passed, or a disk finished
+    while (ready := core.ready()) is not None:
+        hard state on disk, truncation, batches written, messages sent, answers given, in this order
+        core.advance(ready, now_ms)           now the log is as the core asked: what follows from that?
+
+The driver carries out each `Ready` before it feeds the next event, so a core always sees its log as it is.
+Writing is not syncing: `core.synced` tells when `ReplicaLog.durable_index` has moved (R-11).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from app.errors import CommitlogError
+from storage.batch import Batch
+from storage.hard_state import HardState
+from storage.records import RecordColumns, RecordTable
+
+NO_INDEX = -1  # begin_index, end_index, committed_index of nothing
+
+
+class Role(StrEnum):
+    """What a replica is in its group (API.md §2)."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    LEARNER = "learner"
+    MASTER = "master"
+    SLAVE = "slave"
+
+
+class Acks(StrEnum):
+    """Who must hold an append before it is answered (API.md §3)."""
+
+    LEADER = "leader"
+    QUORUM = "quorum"
+    ALL = "all"
+
+
+class Durability(StrEnum):
+    """What `to hold` means in a log: on disk, or written to the operating system (API.md §3)."""
+
+    FSYNC = "fsync"
+    REPLICATED = "replicated"
+
+
+class ReplicaLog(Protocol):
+    """What a core may read of its log. Indexes are inclusive, NO_INDEX for none; the driver alone writes."""
+
+    @property
+    def begin_index(self) -> int: ...
+    @property
+    def end_index(self) -> int: ...
+    @property
+    def durable_index(self) -> int: ...
+    @property
+    def next_index(self) -> int:
+        """end_index + 1; of an empty log the index that its first record will get."""
+        ...
+
+    @property
+    def end_offset(self) -> int:
+        """Byte position after the last batch, exclusive."""
+        ...
+
+    @property
+    def last_term(self) -> int: ...
+
+    def term_at(self, index: int) -> int:
+        """The term that wrote the record at `index`, which the log holds; NO_INDEX's term is 0."""
+        ...
+
+    def last_index_of_term_at_most(self, term: int) -> int:
+        """The last index whose term is at most `term`, NO_INDEX if there is none (D-13)."""
+        ...
+
+    def floor_batch_end(self, index: int) -> int:
+        """The largest last index of a batch that is at most `index`, NO_INDEX if there is none."""
+        ...
+
+    def batch_at(self, index: int) -> Batch:
+        """The batch that holds the record at `index`."""
+        ...
+
+    def read_batches(self, from_index: int, max_bytes: int, until_index: int | None = None) -> Sequence[Batch]:
+        """Whole batches from the one that holds `from_index`; at least one, else within `max_bytes`."""
+        ...
+
+    def holds(self, batch: Batch) -> bool:
+        """Whether this very batch (index, term, content) stands in the log (D-17)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """An idempotent producer's claim on one append (API.md §3). `sequence` counts appends."""
+
+    id: str
+    epoch: int
+    sequence: int
+    allow_gap: bool = False
+
+
+@dataclass(slots=True)
+class AppendRequest:
+    """One client's append: its records become neighbours in one batch, or none is stored.
+
+    records: rows to be packed with those of other appends, or a table that stays a batch of its own.
+    digest: of the decoded records and conditions, 16 bytes; given with a key or a producer only.
+    timeout_ms: 1 to 60 000; after it the outcome is unknown (D-26).
+    """
+
+    records: RecordColumns | RecordTable
+    acks: Acks = Acks.QUORUM
+    timeout_ms: int = 5_000
+    match_index: int | None = None
+    match_term: int | None = None
+    fencing_token: str | None = None
+    idempotency_key: str | None = None
+    producer: Producer | None = None
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """The answer to an append that is as durable as it says (API.md §2). Offsets are byte positions."""
+
+    first_index: int
+    last_index: int
+    count: int
+    term: int
+    first_offset: int
+    next_offset: int
+    timestamp_ms: int
+    committed_index: int
+    next_index: int
+    leader: str
+    acks: Acks
+    durability: Durability
+    replayed: bool = False
+
+
+@dataclass(slots=True)
+class PendingAppend:
+    """An append that is in the leader's log and waits for its acks. `token` is the driver's own."""
+
+    first_index: int
+    last_index: int
+    acks: Acks
+    deadline_ms: int
+    token: Any
+
+
+class AppendFate(StrEnum):
+    """How the wait of a pending append ended."""
+
+    ACKNOWLEDGED = "acknowledged"
+    TERM_CHANGED = "term-changed"  # D-23, outcome unknown
+    TIMED_OUT = "quorum-timeout"  # D-26, outcome unknown
+    REFUSED = "refused"  # it was never stored: Core.abandon
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateAfter:
+    """Remove every record past `index` (a batch's last index, or NO_INDEX: all)."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Empty the log; its next record has `base_index` and stands at byte `base_offset` (D-12 3, 4, 7)."""
+
+    base_index: int
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoreEvent:
+    """Something worth telling in the node's journal (API.md §2, kinds)."""
+
+    kind: str
+    term: int
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What must happen now, in the order of the fields. Empty parts are None or ()."""
+
+    hard_state: HardState | None = None  # on disk (fsynced) before anything below (R-01)
+    truncate: TruncateAfter | Reset | None = None  # durable before `batches`
+    batches: tuple[Batch, ...] = ()  # written at the log's end, not yet synced
+    messages: tuple[tuple[str, Any], ...] = ()  # (peer id, message): may leave before the own fsync ends
+    answers: tuple[tuple[PendingAppend, AppendFate], ...] = ()
+    reads: tuple[tuple[Any, int | None], ...] = ()  # (token, read index); None: leadership was not confirmed
+    events: tuple[CoreEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """How far a leader has brought one peer (API.md §2). `lag_bytes` is None when unknown."""
+
+    id: str
+    state: str
+    watermark: int
+    pending: int
+    lag_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStatus:
+    """One instant of a core, for status, routing and metrics."""
+
+    role: Role
+    term: int
+    leader_id: str | None
+    committed_index: int
+    peers: tuple[PeerStatus, ...] = ()
+    learners: tuple[str, ...] = ()
+    master: str | None = None
+    epoch: int = 0
+    sync_state_set: tuple[str, ...] | None = None
+    confirm_offset: int | None = None
+
+
+class ReplicationCore(Protocol):
+    """A replication mode. Pure: same events, same decisions. Times are monotonic milliseconds."""
+
+    @property
+    def role(self) -> Role: ...
+    @property
+    def term(self) -> int: ...
+    @property
+    def leader_id(self) -> str | None: ...
+    @property
+    def committed_index(self) -> int: ...
+    @property
+    def accepts_appends(self) -> bool:
+        """Whether this replica may take appends now (it leads, and its term is open)."""
+        ...
+
+    def start(self, now_ms: int) -> None: ...
+    def step(self, source: str, message: Any, now_ms: int) -> None: ...
+    def tick(self, now_ms: int) -> None: ...
+    def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
+        """Append a batch that the driver stamped with this core's term at the log's end."""
+        ...
+
+    def control_batch(self, batch: Batch, now_ms: int) -> None:
+        """Append a control batch that the core asked for by `wants_control`."""
+        ...
+
+    @property
+    def wants_control(self) -> dict[str, Any] | None:
+        """The value of a control record that the core wants appended next (R-05), None for none."""
+        ...
+
+    def read_index(self, token: Any, now_ms: int) -> None: ...
+    def synced(self, now_ms: int) -> None: ...
+    def ready(self) -> Ready | None: ...
+    def advance(self, ready: Ready, now_ms: int) -> None: ...
+    def abandon(self, ready: Ready, now_ms: int) -> None:
+        """The batches of `ready` could not be written (disk full): as if they had never come."""
+        ...
+
+    def status(self) -> CoreStatus: ...
+    def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]: ...
+
+
+# --- the seams: all time, threads, network and scheduling of a driver come through these -----------------------
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since 1970 UTC: for timestamps only."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Never goes back: for timeouts."""
+        ...
+
+
+class Scheduler(Protocol):
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run after everything that has already arrived in this turn of the loop."""
+        ...
+
+
+class SyncSource(Protocol):
+    """Something with written but not yet durable bytes: a log or a journal."""
+
+    def start_sync(self) -> Any: ...
+    def finish_sync(self, ticket: Any) -> None: ...
+
+
+class Disk(Protocol):
+    """One thread for everything that waits for the disk, in order."""
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        """Do `work` on the disk thread; `then(result, error)` on the owner's loop."""
+        ...
+
+    def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
+        """Sync `source` soon, one fdatasync at a time for whatever was written meanwhile (group commit).
+
+        Requests for a source that already waits are merged. `then()` on the owner's loop, after
+        `finish_sync`. A failed sync stops the node (R-11): `then` is never called.
+        """
+        ...
+
+
+class Transport(Protocol):
+    def send(self, target: str, log_id: int, message: Any) -> None:
+        """Best effort: may be lost, doubled, late; never blocks, never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """Status of a log at this node, read at one instant: the core's view and the log's."""
+
+    core: CoreStatus
+    begin_index: int
+    end_index: int
+    next_index: int
+    end_offset: int
+    durability: Durability
+
+
+class AppendTarget(Protocol):
+    """What the front door needs of a log: the driver satisfies it."""
+
+    def append(
+        self, request: AppendRequest, done: Callable[[AppendResult | CommitlogError], None]
+    ) -> None: ...
+    def read_index(self, done: Callable[[int | CommitlogError], None]) -> None: ...
+    def status(self) -> ReplicaStatus: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """Who replicates a log. Order is the configuration's."""
+
+    voters: tuple[str, ...]
+    learners: tuple[str, ...] = field(default=())
