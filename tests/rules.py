@@ -1,4 +1,4 @@
-"""`make rules`: which rules of docs/rules.md does no test prove yet?"""
+"""`make rules`: which rules of app/RULES.md does no test prove yet?"""
 
 import re
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-RULES = Path(__file__).parent.parent / "docs" / "rules.md"
+RULES = Path(__file__).parent.parent / "app" / "RULES.md"
 
 
 def read_rules() -> dict[str, str]:
