@@ -11,4 +11,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in item.iter_markers("rule"):
             unknown = [number for number in marker.args if number not in known]
             if unknown or not marker.args:
-                raise pytest.UsageError(f"{item.nodeid}: no such rule in app/RULES.md: {unknown or 'none given'}")
+                raise pytest.UsageError(f"{item.nodeid}: no such rule in app/RULES.md: {unknown or 'none'}")
