@@ -71,7 +71,9 @@ class ReplicaLog(Protocol):
         ...
 
     @property
-    def last_term(self) -> int: ...
+    def last_term(self) -> int:
+        """The term of the record at end_index, 0 of an empty log."""
+        ...
 
     def term_at(self, index: int) -> int:
         """The term that wrote the record at `index`, which the log holds; NO_INDEX's term is 0."""
@@ -89,7 +91,9 @@ class ReplicaLog(Protocol):
         """The batch that holds the record at `index`."""
         ...
 
-    def read_batches(self, from_index: int, max_bytes: int, until_index: int | None = None) -> Sequence[Batch]:
+    def read_batches(
+        self, from_index: int, max_bytes: int, until_index: int | None = None
+    ) -> Sequence[Batch]:
         """Whole batches from the one that holds `from_index`; at least one, else within `max_bytes`."""
         ...
 
@@ -254,16 +258,27 @@ class ReplicationCore(Protocol):
         """Append a batch that the driver stamped with this core's term at the log's end."""
         ...
 
-    def control_batch(self, batch: Batch, now_ms: int) -> None:
-        """Append a control batch that the core asked for by `wants_control`."""
+    @property
+    def wants_control(self) -> dict[str, Any] | None:
+        """The value of a control record that the core wants appended next (R-05), None for none.
+
+        The driver stamps it and gives it to `propose` without appends.
+        """
+        ...
+
+    def join(self, append: PendingAppend, now_ms: int) -> None:
+        """Wait for the acks of an append that is in the log already: a repeat by key (API.md §3)."""
         ...
 
     @property
-    def wants_control(self) -> dict[str, Any] | None:
-        """The value of a control record that the core wants appended next (R-05), None for none."""
+    def pending_appends(self) -> int:
+        """How many appends wait for their acks (D-29)."""
         ...
 
-    def read_index(self, token: Any, now_ms: int) -> None: ...
+    def read_index(self, token: Any, now_ms: int) -> None:
+        """Ask for the index that a linearizable read must see; the answer comes in Ready.reads (R-08)."""
+        ...
+
     def synced(self, now_ms: int) -> None: ...
     def ready(self) -> Ready | None: ...
     def advance(self, ready: Ready, now_ms: int) -> None: ...
@@ -333,6 +348,27 @@ class ReplicaStatus:
     next_index: int
     end_offset: int
     durability: Durability
+
+
+class AppendLimits(Protocol):
+    """What may wait at a leader at most (D-29); the node's limits satisfy it."""
+
+    @property
+    def max_pending_requests(self) -> int: ...
+    @property
+    def max_pending_bytes(self) -> int:
+        """Of records that were asked to be appended and are not answered yet."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverConfig:
+    """How a driver turns decisions into I/O. Milliseconds and bytes."""
+
+    coalesce_max_bytes: int = 4 * 1024 * 1024  # appends of one turn share batches up to this size
+    checkpoint_interval_ms: int = 3_000  # D-20
+    snapshot_interval_ms: int = 60_000  # of the log's state: bounds what a restart replays
+    sync_interval_ms: int = 10  # with `replicated` durability nobody waits for the sync: at most this late
 
 
 class AppendTarget(Protocol):

@@ -1,14 +1,16 @@
-"""What Raft nodes say to each other about one log, and how it looks on the wire.
+"""What Raft nodes say to each other about one log. How it looks on the wire: wire.py.
 
-DLedger's push family (D-06) and Raft's votes. A message is a msgspec struct; the batches of a push do not stand
-in it but follow it as raw stored bytes, so that nobody encodes them again. All indexes are inclusive.
+DLedger's push family (D-06) and Raft's votes. The log id stands in the frame, source and target are the
+connection's, so every message has them. All indexes are inclusive.
 """
 
 from enum import IntEnum
 
+from typing import Annotated
+
 import msgspec
 
-from storage.batch import Batch, decode_batch
+from storage.batch import Batch
 
 
 class PushType(IntEnum):
@@ -23,29 +25,32 @@ class PushCode(IntEnum):
     INCONSISTENT_STATE = 1  # the leader must compare again (D-10)
     REPEATED_PUSH = 2  # D-16
     REFUSED = 3  # older term, other leader (D-21), below the committed index (R-07)
-    BUSY = 4  # no room for it now: try again later (D-07)
+    BUSY = 4  # no room for it now: D-07 tries again
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
     """`term` is the sender's, but in a pre-vote the term it would campaign in."""
 
-    term: int
+    term: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class VoteRequest(Message, frozen=True, array_like=True, tag=1):
+    """last_index, last_term: the candidate's log (R-02)."""
+
     last_index: int
     last_term: int
     pre_vote: bool = False
-    transfer: bool = False  # TimeoutNow: skips pre-vote and stickiness (R-09)
 
 
 class VoteAnswer(Message, frozen=True, array_like=True, tag=2):
+    """term: of the request when granted, else the voter's own."""
+
     granted: bool
     pre_vote: bool = False
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=3):
-    """Also confirms leadership for reads: `round` counts up within a term (R-04, R-08)."""
+    """`round` counts up within a term; an answer confirms the leader for all reads asked before (R-04, R-08)."""
 
     leader_id: str
     committed_index: int
@@ -53,34 +58,52 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=3):
 
 
 class HeartbeatAnswer(Message, frozen=True, array_like=True, tag=4):
+    """round: NO_INDEX when the heartbeat was of an older term."""
+
     round: int
 
 
-class PushRequest(Message, frozen=True, array_like=True, tag=5):
-    """index, index_term: COMPARE: the compare index and the leader's term there. TRUNCATE: the truncate index
-    (a batch's last index). APPEND: the index before the first batch and its term. COMMIT: NO_INDEX, 0.
-    reset: TRUNCATE may empty the follower's log (D-12 3, 4, 7; R-07); leader_begin is the leader's begin index.
+class PushHead(Message, frozen=True, array_like=True, tag=5):
+    """index, index_term: a record of the leader's log that the follower must agree with. COMPARE: the compare
+        index. TRUNCATE, APPEND: the record before the first batch. COMMIT: what the leader believes the
+        follower to hold.
+    session: counts the dispatcher's comparisons; answers to an older one are stale.
+    leader_begin: the leader's begin index.
+    reset: TRUNCATE may empty the follower's log (D-12 3, 4, 7; R-07).
     """
 
     type: PushType
     leader_id: str
     committed_index: int
+    session: int
     index: int
     index_term: int
     leader_begin: int
     reset: bool = False
-    batches: tuple[Batch, ...] = ()  # on the wire: the payload
+
+
+class PushRequest(PushHead, frozen=True, array_like=True, tag=5):
+    """A push and its batches, neighbours. TRUNCATE: one batch, whose last index is the truncate index."""
+
+    batches: tuple[Batch, ...] = ()
+
+    @property
+    def truncate_index(self) -> int:
+        return self.batches[-1].last_index
 
 
 class PushAnswer(Message, frozen=True, array_like=True, tag=6):
-    """Cumulative: with SUCCESS to an APPEND everything up to `index` is as durable as the log's setting says.
+    """Cumulative: SUCCESS says that the follower holds the leader's log up to `index`, as durably as the log
+    asks for; so does `end_index` after a TRUNCATE (D-14).
 
-    conflict_term, conflict_index: with INCONSISTENT_STATE to a COMPARE, the follower's last term that is at most
-    the leader's there, and its last index in that term (D-13).
+    index: with SUCCESS as above (COMPARE: the compare index); else the index that the answer is about.
+    conflict_term, conflict_index: with INCONSISTENT_STATE to a COMPARE, the follower's last index at or below
+        the compare index whose term is at most the leader's there, and that record's term (D-13).
     """
 
     type: PushType
     code: PushCode
+    session: int
     index: int
     begin_index: int
     end_index: int
@@ -89,18 +112,16 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
 
 
 class ReadIndexRequest(Message, frozen=True, array_like=True, tag=7):
-    """A follower asks for a read index (R-08). `id` is unique at the sender."""
+    """A follower asks for a read index (R-08). `id` is drawn by chance: no answer to an earlier life fits."""
 
     id: int
 
 
 class ReadIndexAnswer(Message, frozen=True, array_like=True, tag=8):
+    """index: None when leadership was not confirmed."""
+
     id: int
-    index: int  # NO_INDEX - 1: not confirmed
-
-
-class TimeoutNow(Message, frozen=True, array_like=True, tag=9):
-    """Campaign at once (R-09)."""
+    index: int | None
 
 
 RaftMessage = (
@@ -112,5 +133,4 @@ RaftMessage = (
     | PushAnswer
     | ReadIndexRequest
     | ReadIndexAnswer
-    | TimeoutNow
 )

@@ -1,0 +1,132 @@
+"""Raft's messages as bytes: what stands in one frame of the transport, after the frame's own length.
+
+Little-endian; head_size counts the head alone:
+
+    head_size u32 | log_id u64 | head: msgpack array, the kind first | batches of a push, as they are stored
+
+The batches are not copied: `encode` returns them as buffers of their own, `decode` as views of the frame.
+"""
+
+import struct
+from typing import Final
+
+import msgspec
+
+from app.raft.messages import (
+    Heartbeat,
+    HeartbeatAnswer,
+    PushAnswer,
+    PushHead,
+    PushRequest,
+    PushType,
+    RaftMessage,
+    ReadIndexAnswer,
+    ReadIndexRequest,
+    VoteAnswer,
+    VoteRequest,
+)
+from storage.batch import Batch, decode_batch
+from storage.errors import CorruptBatch
+
+HEAD_MAX_BYTES: Final = 4096
+_PREFIX = struct.Struct("<IQ")
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(
+    VoteRequest
+    | VoteAnswer
+    | Heartbeat
+    | HeartbeatAnswer
+    | PushHead
+    | PushAnswer
+    | ReadIndexRequest
+    | ReadIndexAnswer
+)
+
+
+class CorruptFrame(Exception):
+    """The bytes are no frame of ours; `reason` is one short phrase. Close the connection that they came on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def encode(log_id: int, message: RaftMessage) -> list[bytes | memoryview]:
+    """Return the frame as buffers to be sent one behind the other; log_id: 0 to 2**64 - 1."""
+    if isinstance(message, PushRequest):
+        head = PushHead(
+            message.term,
+            message.type,
+            message.leader_id,
+            message.committed_index,
+            message.session,
+            message.index,
+            message.index_term,
+            message.leader_begin,
+            message.reset,
+        )
+        data = _ENCODER.encode(head)
+        return [_PREFIX.pack(len(data), log_id) + data, *[batch.data for batch in message.batches]]
+    data = _ENCODER.encode(message)
+    return [_PREFIX.pack(len(data), log_id) + data]
+
+
+def decode(frame: memoryview) -> tuple[int, RaftMessage]:
+    """Invert `encode`; the batches are views of `frame`, checksums verified. Raises CorruptFrame."""
+    if len(frame) < _PREFIX.size:
+        raise CorruptFrame("shorter than its prefix")
+    head_size, log_id = _PREFIX.unpack_from(frame)
+    payload_start = _PREFIX.size + head_size
+    if head_size > HEAD_MAX_BYTES or payload_start > len(frame):
+        raise CorruptFrame("impossible head size")
+    try:
+        head = _DECODER.decode(frame[_PREFIX.size : payload_start])
+    except msgspec.DecodeError as error:  # ValidationError is one too
+        raise CorruptFrame(f"head: {error}") from error
+    payload = frame[payload_start:]
+    if not isinstance(head, PushHead):
+        if len(payload):
+            raise CorruptFrame("only a push carries batches")
+        return log_id, head
+    return log_id, _with_batches(head, _decode_batches(payload, log_id))
+
+
+def _decode_batches(payload: memoryview, log_id: int) -> tuple[Batch, ...]:
+    batches: list[Batch] = []
+    while len(payload):
+        try:
+            batch = decode_batch(payload, log_id=log_id)
+        except CorruptBatch as error:
+            raise CorruptFrame(f"batch: {error.reason}") from error
+        if batches:
+            before = batches[-1]
+            neighbours = batch.base_index == before.next_index and batch.offset == before.next_offset
+            if not neighbours or batch.term < before.term:
+                raise CorruptFrame("batches are not neighbours")
+        batches.append(batch)
+        payload = payload[batch.size_bytes :]
+    return tuple(batches)
+
+
+def _with_batches(head: PushHead, batches: tuple[Batch, ...]) -> PushRequest:
+    """Check what must hold between head and batches, and join them."""
+    if head.type is PushType.APPEND:
+        fits = len(batches) >= 1 and batches[0].base_index == head.index + 1
+    elif head.type is PushType.TRUNCATE:
+        fits = len(batches) == 1 and batches[0].base_index == head.index + 1
+    else:
+        fits = not batches and not head.reset
+    if not fits or (batches and batches[-1].term > head.term):
+        raise CorruptFrame("the batches do not fit their push")
+    return PushRequest(
+        head.term,
+        head.type,
+        head.leader_id,
+        head.committed_index,
+        head.session,
+        head.index,
+        head.index_term,
+        head.leader_begin,
+        head.reset,
+        batches,
+    )
