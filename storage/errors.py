@@ -1,0 +1,79 @@
+"""What can go wrong on the way to and from the disk. `app` maps these to answers; nothing here knows of HTTP.
+
+StorageError
+├── CorruptBatch          bytes that are no valid batch
+│   └── PartialBatch      ... because they end too early
+├── CorruptLog            damage at or before the durable point of a log: reported, never cut
+├── CorruptFile           a small file (vote, checkpoint, manifest, snapshot) that cannot be believed
+├── InvalidBody           a client's body is not what it claims to be
+│   └── BodyTooLarge      ... or exceeds a limit
+└── DiskError             the operating system refused
+    ├── StorageFull       no space left; nothing was stored
+    ├── SyncFailed        what was written may be gone: the node stops (R-11)
+    └── FolderLocked      another process owns the folder
+InvariantError            a bug or a broken promise: stops the node, never retried
+"""
+
+
+class StorageError(Exception):
+    """Base of all errors of this package."""
+
+
+class CorruptBatch(StorageError):
+    """The bytes are not a valid batch; `reason` is one short phrase."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class PartialBatch(CorruptBatch):
+    """The bytes end before the batch does: more may come (wire), or the tail was torn (disk)."""
+
+
+class CorruptLog(StorageError):
+    """A log is damaged where it was durable. `offset` is a byte position in the log, not in the file."""
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        super().__init__(f"{path}: damaged at log offset {offset}: {reason}")
+        self.path, self.offset, self.reason = path, offset, reason
+
+
+class CorruptFile(StorageError):
+    """A small durable file is damaged beyond its redundancy."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+
+class InvalidBody(StorageError):
+    """A client's body is refused; the message says what is wrong with it, in the client's words."""
+
+
+class BodyTooLarge(InvalidBody):
+    """A client's body has too many records or bytes."""
+
+
+class DiskError(StorageError):
+    """The operating system refused `operation` on `path`."""
+
+    def __init__(self, path: str, operation: str, reason: str) -> None:
+        super().__init__(f"{operation} {path}: {reason}")
+        self.path, self.operation, self.reason = path, operation, reason
+
+
+class StorageFull(DiskError):
+    """No space is left, or a quota is used up."""
+
+
+class SyncFailed(DiskError):
+    """A sync failed: what was written may be gone, so it is never retried (R-11)."""
+
+
+class FolderLocked(DiskError):
+    """Another process holds the lock of the folder."""
+
+
+class InvariantError(Exception):
+    """A promise between our own parts was broken; carrying on could lose data."""

@@ -1,0 +1,94 @@
+"""The seam to the disk: what storage asks of a file system, and what it may rely on after a crash.
+
+- A write is durable only after `File.sync` of that file; before it, any part may be lost or torn, in any order.
+- A new name, a rename or a removal is durable only after `sync_folder` of its folder.
+- `rename` replaces the target at once: after a crash there is the old or the new file, never a mixture.
+
+`storage.files.OsFileSystem` is the real one; tests and the simulator bring one that loses what it may.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Bytes = bytes | bytearray | memoryview
+
+
+class File(Protocol):
+    """One open file. Positions and sizes are bytes from the start of the file."""
+
+    def pwrite(self, data: Bytes | Sequence[Bytes], offset: int) -> None:
+        """Write all of `data` at `offset`. Raises StorageFull or DiskError; then any part may be written."""
+        ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return a copy of at most `size` bytes, fewer at the end of the file."""
+        ...
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return `size` bytes without copying; valid while referenced, until those bytes are cut.
+
+        The range must lie within the file. Raises DiskError.
+        """
+        ...
+
+    def size(self) -> int: ...
+
+    def sync(self) -> None:
+        """Make content and size durable. Raises SyncFailed: what was written may be gone."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size`; durable after the next sync."""
+        ...
+
+    def close(self) -> None:
+        """Give the file back; views stay valid."""
+        ...
+
+
+class Lock(Protocol):
+    def release(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    """Paths are strings with `/`. Every method raises DiskError when the operating system refuses."""
+
+    def open(self, path: str, create: bool = False) -> File:
+        """Open for reading and writing; a missing file is a DiskError unless `create`."""
+        ...
+
+    def read(self, path: str) -> bytes: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def list(self, folder: str) -> list[str]:
+        """Return the names of the files and folders in `folder`, sorted."""
+        ...
+
+    def make_folders(self, path: str) -> None:
+        """Make the folder and its parents where they are missing; durable on return."""
+        ...
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    def sync_folder(self, path: str) -> None: ...
+
+    def lock(self, path: str) -> Lock:
+        """Take the only lock of `path`, a file that is made when missing. Raises FolderLocked."""
+        ...
+
+
+def write_durably(files: FileSystem, path: str, data: Bytes) -> None:
+    """Replace the file's content: after a crash at any moment it is whole, the old or the new."""
+    temporary = path + ".tmp"
+    file = files.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(data, 0)
+        file.sync()
+    finally:
+        file.close()
+    files.rename(temporary, path)
+    files.sync_folder(path.rpartition("/")[0])

@@ -1,0 +1,182 @@
+"""The real file system behind the seam storage/file_system.py: pwrite writes, mmap reads, fdatasync keeps."""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from storage.errors import DiskError, FolderLocked, StorageFull, SyncFailed
+from storage.file_system import Bytes, File, FileSystem, Lock, write_durably
+
+__all__ = ["File", "FileSystem", "Lock", "OsFileSystem", "write_durably"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_BUFFERS_A_CALL = 512  # well below IOV_MAX
+
+
+@contextlib.contextmanager
+def _named(path: str, operation: str) -> Iterator[None]:
+    """Turn an OSError into the error of ours that says where and what."""
+    try:
+        yield
+    except OSError as error:
+        kind = StorageFull if error.errno in _FULL else DiskError
+        raise kind(path, operation, error.strerror or str(error)) from error
+
+
+class OsFile:
+    """An open file of the operating system. Reads by mmap: a mapping grows by being replaced."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._map: mmap.mmap | None = None
+        self._mapped = memoryview(b"")
+
+    def pwrite(self, data: Bytes | Sequence[Bytes], offset: int) -> None:
+        buffers = (data,) if isinstance(data, (bytes, bytearray, memoryview)) else data
+        try:
+            for start in range(0, len(buffers), _BUFFERS_A_CALL):
+                offset = self._write_all(buffers[start : start + _BUFFERS_A_CALL], offset)
+        except OSError as error:
+            kind = StorageFull if error.errno in _FULL else DiskError
+            raise kind(self._path, "write", error.strerror or str(error)) from error
+
+    def _write_all(self, buffers: Sequence[Bytes], offset: int) -> int:
+        rest: Sequence[Bytes] = buffers
+        left = sum(len(buffer) for buffer in buffers)
+        while True:
+            written = os.pwritev(self._descriptor, rest, offset)
+            offset += written
+            left -= written
+            if left == 0:
+                return offset
+            rest = (memoryview(b"".join(rest))[written:],)  # rare: a signal, or the disk is nearly full
+
+    def read(self, offset: int, size: int) -> bytes:
+        with _named(self._path, "read"):
+            parts = []
+            while size > 0 and (part := os.pread(self._descriptor, size, offset)):
+                parts.append(part)
+                offset += len(part)
+                size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        if offset + size > len(self._mapped):
+            self._remap(offset + size)
+        return self._mapped[offset : offset + size]
+
+    def _remap(self, needed: int) -> None:
+        with _named(self._path, "map"):
+            length = os.fstat(self._descriptor).st_size
+            if needed > length:
+                raise DiskError(self._path, "map", f"{needed} bytes wanted of {length}")
+            if length == 0:
+                return
+            # The old mapping lives on for as long as somebody holds a view of it.
+            self._map = mmap.mmap(self._descriptor, length, access=mmap.ACCESS_READ)
+            self._mapped = memoryview(self._map)
+
+    def size(self) -> int:
+        with _named(self._path, "stat"):
+            return os.fstat(self._descriptor).st_size
+
+    def sync(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise SyncFailed(self._path, "sync", error.strerror or str(error)) from error
+
+    def truncate(self, size: int) -> None:
+        with _named(self._path, "truncate"):
+            os.ftruncate(self._descriptor, size)
+        if size < len(self._mapped):
+            self._map, self._mapped = None, memoryview(b"")  # past its end a file must not be touched
+
+    def close(self) -> None:
+        self._map, self._mapped = None, memoryview(b"")
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            with _named(self._path, "close"):
+                os.close(descriptor)
+
+
+class OsLock:
+    """A lock that the operating system gives back when the process ends, however it ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+class OsFileSystem:
+    """The files of this machine. Stateless; may be shared by threads."""
+
+    def open(self, path: str, create: bool = False) -> OsFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        with _named(path, "open"):
+            return OsFile(path, os.open(path, flags, 0o644))
+
+    def read(self, path: str) -> bytes:
+        file = self.open(path)
+        try:
+            return file.read(0, file.size())
+        finally:
+            file.close()
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def list(self, folder: str) -> list[str]:
+        with _named(folder, "list"):
+            return sorted(path.name for path in Path(folder).iterdir())
+
+    def make_folders(self, path: str) -> None:
+        missing = []
+        folder = Path(path)
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for folder in reversed(missing):
+            with _named(str(folder), "make folder"):
+                folder.mkdir(exist_ok=True)
+            self.sync_folder(str(folder.parent))
+
+    def rename(self, source: str, target: str) -> None:
+        with _named(source, "rename"):
+            Path(source).replace(target)
+
+    def remove(self, path: str) -> None:
+        with _named(path, "remove"):
+            Path(path).unlink()
+
+    def sync_folder(self, path: str) -> None:
+        with _named(path, "open"):
+            descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise SyncFailed(path, "sync", error.strerror or str(error)) from error
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> OsLock:
+        with _named(path, "lock"):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(descriptor)
+                raise FolderLocked(path, "lock", "another process holds it") from error
+            except OSError:
+                os.close(descriptor)
+                raise
+        return OsLock(descriptor)

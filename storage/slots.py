@@ -1,0 +1,88 @@
+"""A small value kept twice in one file, so that no single torn write or damaged sector loses it.
+
+Slot k stands at byte k * 4096, little-endian:
+
+    magic 4s | version u16 | zero u16 | sequence u64 | size u32 | payload | CRC32C u32 of all before it
+
+`save` writes the value to both slots, one after the other, each synced: a crash tears at most one, and once
+`save` has returned both hold the value. So the newest valid slot is right, whichever one is damaged. The file is
+created whole (temporary file, sync, rename): one that exists without a valid slot is damage, never news.
+"""
+
+import struct
+from typing import Final
+
+from storage.checksum import crc32c
+from storage.errors import CorruptFile
+from storage.file_system import Bytes, FileSystem, write_durably
+
+SLOT_SIZE_BYTES: Final = 4096
+PAYLOAD_MAX_BYTES: Final = 2048
+_VERSION = 1
+_HEAD = struct.Struct("<4sHHQI")
+_CRC = struct.Struct("<I")
+
+
+def encode_slot(magic: bytes, sequence: int, payload: bytes) -> bytes:
+    """Return the bytes of one slot, padded with zeros to SLOT_SIZE_BYTES."""
+    if len(payload) > PAYLOAD_MAX_BYTES:
+        raise ValueError(f"a slot holds at most {PAYLOAD_MAX_BYTES} bytes")
+    body = _HEAD.pack(magic, _VERSION, 0, sequence, len(payload)) + payload
+    return (body + _CRC.pack(crc32c(body))).ljust(SLOT_SIZE_BYTES, b"\0")
+
+
+def decode_slot(magic: bytes, data: Bytes) -> tuple[int, bytes] | None:
+    """Return (sequence, payload), None for anything that is not a whole, valid slot."""
+    if len(data) < _HEAD.size + _CRC.size:
+        return None
+    found, version, zero, sequence, size = _HEAD.unpack_from(data)
+    end = _HEAD.size + size
+    if found != magic or version != _VERSION or zero:
+        return None
+    if size > PAYLOAD_MAX_BYTES or end + _CRC.size > len(data):
+        return None
+    if _CRC.unpack_from(data, end)[0] != crc32c(bytes(data[:end])):
+        return None
+    return sequence, bytes(data[_HEAD.size : end])
+
+
+class SlotFile:
+    """One value in two slots. Not shared between threads."""
+
+    def __init__(self, files: FileSystem, path: str, magic: bytes) -> None:
+        self._files = files
+        self.path = path
+        self._magic = magic
+        self._sequence = 0
+        self._order = (0, 1)  # the slot to write first: never the only good one
+
+    def load(self) -> bytes | None:
+        """Return the newest value, None when none was ever saved. Raises CorruptFile."""
+        if not self._files.exists(self.path):
+            return None
+        data = memoryview(self._files.read(self.path))
+        found = [decode_slot(self._magic, data[at : at + SLOT_SIZE_BYTES]) for at in (0, SLOT_SIZE_BYTES)]
+        sequences = [-1 if slot is None else slot[0] for slot in found]
+        newest = found[0] if sequences[0] >= sequences[1] else found[1]
+        if newest is None:
+            raise CorruptFile(self.path, "neither of its two slots is valid")
+        self._order = (1, 0) if sequences[0] > sequences[1] else (0, 1)
+        self._sequence = newest[0]
+        return newest[1]
+
+    def save(self, payload: bytes) -> None:
+        """Make `payload` the value; durable on return. Call `load` once before."""
+        sequence = self._sequence + 1
+        slot = encode_slot(self._magic, sequence, payload)
+        if self._sequence == 0:
+            write_durably(self._files, self.path, slot + slot)
+        else:
+            file = self._files.open(self.path)
+            try:
+                for k in self._order:
+                    file.pwrite(slot, k * SLOT_SIZE_BYTES)
+                    file.sync()
+            finally:
+                file.close()
+        self._sequence = sequence
+        self._order = (0, 1)
