@@ -1,0 +1,350 @@
+"""conf/*.toml -> the frozen configs. This module alone reads configuration files; unknown keys are refused.
+
+    [cluster] id                                     names the cluster; a node of another cluster is refused
+    [[nodes]] id, listen, url, peer_listen, peer_address, data     url and peer_address default to the listeners
+    [[logs]]  name, replication, durability, replicas              `default` exists without being named
+    [raft] [storage] [limits] [http] [security]      the fields of the dataclasses of the same purpose
+
+A relative `data` folder is relative to the folder that the node is started in.
+"""
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+
+from app.errors import ConfigError
+from app.raft.config import RaftConfig
+from app.replication import Durability
+from storage.commitlog import CommitlogConfig
+
+KIB = 1024
+MIB = 1024 * KIB
+DEFAULT_LOG = "default"
+LOG_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+
+
+def check(holds: bool, complaint: str) -> None:
+    """Raise ConfigError(complaint) unless `holds`."""
+    if not holds:
+        raise ConfigError(complaint)
+
+
+class Replication(StrEnum):
+    """How a log is replicated (API.md §5). Controller and classic modes are not built yet."""
+
+    RAFT = "raft"
+
+
+class AppendFront(StrEnum):
+    """Which door takes appends: the plain ASGI one, or the FastAPI route that is its reference."""
+
+    ASGI = "asgi"
+    FASTAPI = "fastapi"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """One node of the cluster. listen, peer_listen: host:port to bind; url, peer_address: how others reach it."""
+
+    id: str
+    listen: str
+    url: str
+    peer_listen: str
+    peer_address: str
+    data: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """One log. replicas: ids of the nodes that vote in it, in the order of the configuration."""
+
+    name: str
+    replication: Replication
+    durability: Durability
+    replicas: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a client may ask for (API.md §3, shown at /v1/cluster), and what waits at a leader at most."""
+
+    max_record_bytes: int = MIB  # value + key + headers
+    max_request_bytes: int = 16 * MIB  # unpacked
+    max_request_records: int = 10_000
+    max_pending_requests: int = 10_000  # appends that wait for their acknowledgement, a log (D-29)
+    max_pending_bytes: int = 256 * MIB  # of those
+    idempotency_ms: int = 24 * 60 * 60 * 1000
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check(value > 0, f"{name} must be positive")
+        check(self.max_record_bytes <= self.max_request_bytes, "max_record_bytes is past max_request_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings:
+    """The front door. open requests and bytes are those of one node; past them: 429."""
+
+    append_front: AppendFront = AppendFront.ASGI
+    max_open_requests: int = 16_384
+    max_open_bytes: int = 256 * MIB
+    leader_wait_ms: int = 2_000  # how long a request waits for a leader to be elected
+    read_index_timeout_ms: int = 5_000
+    sse_ping_ms: int = 10_000
+    shutdown_grace_ms: int = 3_000
+    access_log: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_open_requests", "max_open_bytes", "read_index_timeout_ms", "sse_ping_ms"):
+            check(getattr(self, name) > 0, f"{name} must be positive")
+        check(self.sse_ping_ms <= 15_000, "sse_ping_ms must be at most 15 000")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecuritySettings:
+    """tokens_file: one `TOKEN [read|write]` a line. tls_*: PEM files of the REST listener."""
+
+    tokens_file: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None  # to trust when forwarding to other nodes
+    allow_insecure: bool = False
+
+    def __post_init__(self) -> None:
+        check(
+            (self.tls_certificate is None) == (self.tls_key is None),
+            "tls_certificate and tls_key belong together",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything one node needs to know before it starts."""
+
+    cluster_id: str
+    node: NodeSettings
+    nodes: tuple[NodeSettings, ...]
+    logs: tuple[LogSettings, ...]
+    raft: RaftConfig = field(default_factory=RaftConfig)
+    storage: CommitlogConfig = field(default_factory=CommitlogConfig)
+    limits: Limits = field(default_factory=Limits)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+
+    def node_of(self, node_id: str | None) -> NodeSettings | None:
+        """The node of that id; None for None and strangers."""
+        return next((node for node in self.nodes if node.id == node_id), None)
+
+
+# --- the edge: one pydantic model of the file --------------------------------------------------------------------
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Cluster(_Table):
+    id: str = Field(min_length=1, max_length=128)
+
+
+class _Node(_Table):
+    id: str = Field(pattern=f"^{NODE_ID.pattern}$")
+    listen: str
+    peer_listen: str
+    data: Path
+    url: str | None = None
+    peer_address: str | None = None
+
+
+class _Log(_Table):
+    name: str = Field(pattern=f"^{LOG_NAME.pattern}$")
+    replication: Replication = Replication.RAFT
+    durability: Durability = Durability.FSYNC
+    replicas: int | tuple[str, ...] | None = None
+
+
+def _table_of(config: type) -> type[BaseModel]:
+    """A pydantic model with the fields of a frozen dataclass; absent keys keep the dataclass's defaults."""
+    hints = get_type_hints(config)
+    columns: dict[str, Any] = {}
+    for column in fields(config):
+        default = column.default if column.default is not MISSING else None
+        columns[column.name] = (hints[column.name], default)
+    return create_model(config.__name__, __base__=_Table, **columns)
+
+
+_SECTIONS: dict[str, type] = {
+    "raft": RaftConfig,
+    "storage": CommitlogConfig,
+    "limits": Limits,
+    "http": HttpSettings,
+    "security": SecuritySettings,
+}
+
+
+class _File(_Table):
+    cluster: _Cluster
+    nodes: tuple[_Node, ...] = Field(min_length=1)
+    logs: tuple[_Log, ...] = ()
+
+
+_FILE: type[BaseModel] = create_model(
+    "File",
+    __base__=_File,
+    **{name: (_table_of(config) | None, None) for name, config in _SECTIONS.items()},
+)
+
+
+def load(path: str | Path, node_id: str) -> Settings:
+    """Read and check a configuration file for the node `node_id`.
+
+    Raises ConfigError with every complaint at once, each led by its place in the file.
+    """
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    try:
+        return parse(document, node_id)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse(document: Mapping[str, Any], node_id: str) -> Settings:
+    """As `load`, from the parsed TOML."""
+    try:
+        file = TypeAdapter(_FILE).validate_python(document)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_complaint(item) for item in error.errors())) from error
+    assert isinstance(file, _File)
+    sections: dict[str, Any] = {}
+    for name, config in _SECTIONS.items():
+        table: BaseModel | None = getattr(file, name)
+        given = {} if table is None else {key: getattr(table, key) for key in table.model_fields_set}
+        try:
+            sections[name] = config(**given)
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"[{name}] {error}") from error
+    nodes = tuple(_node(node) for node in file.nodes)
+    ids = [node.id for node in nodes]
+    check(len(set(ids)) == len(ids), "two nodes have the same id")
+    for what in ("peer_address", "data"):
+        places = [str(getattr(node, what)) for node in nodes]
+        check(len(set(places)) == len(places), f"two nodes have the same {what}")
+    node = next((node for node in nodes if node.id == node_id), None)
+    if node is None:
+        raise ConfigError(f"there is no node {node_id!r} in [[nodes]]: {', '.join(ids)}")
+    settings = Settings(
+        cluster_id=file.cluster.id, node=node, nodes=nodes, logs=_logs(file.logs, ids), **sections
+    )
+    _check_exposure(settings)
+    return settings
+
+
+def _complaint(item: Any) -> str:
+    place = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{place}: unknown key"
+    return f"{place}: {item['msg']}"
+
+
+def _node(node: _Node) -> NodeSettings:
+    for name, address in (("listen", node.listen), ("peer_listen", node.peer_listen)):
+        _checked_address(f"{node.id}.{name}", address)
+    peer_address = node.peer_address or node.peer_listen
+    _checked_address(f"{node.id}.peer_address", peer_address)
+    url = (node.url or f"http://{node.listen}").rstrip("/")
+    check(url.startswith(("http://", "https://")), f"{node.id}.url must start with http:// or https://")
+    return NodeSettings(
+        id=node.id,
+        listen=node.listen,
+        url=url,
+        peer_listen=node.peer_listen,
+        peer_address=peer_address,
+        data=node.data,
+    )
+
+
+def _logs(tables: tuple[_Log, ...], node_ids: list[str]) -> tuple[LogSettings, ...]:
+    names = [table.name for table in tables]
+    check(len(set(names)) == len(names), "two logs have the same name")
+    if DEFAULT_LOG not in names:
+        tables = (_Log(name=DEFAULT_LOG), *tables)
+    return tuple(
+        LogSettings(
+            name=table.name,
+            replication=table.replication,
+            durability=table.durability,
+            replicas=_replicas(table, node_ids),
+        )
+        for table in tables
+    )
+
+
+def _replicas(table: _Log, node_ids: list[str]) -> tuple[str, ...]:
+    """A number takes that many nodes in the order of the file; absent: every node."""
+    wanted = table.replicas
+    if wanted is None:
+        return tuple(node_ids)
+    if isinstance(wanted, int):
+        check(1 <= wanted <= len(node_ids), f"log {table.name}: {wanted} replicas of {len(node_ids)} nodes")
+        return tuple(node_ids[:wanted])
+    check(len(wanted) > 0, f"log {table.name}: no replicas")
+    check(len(set(wanted)) == len(wanted), f"log {table.name}: a replica is named twice")
+    strangers = [replica for replica in wanted if replica not in node_ids]
+    check(not strangers, f"log {table.name}: unknown nodes {', '.join(strangers)}")
+    return tuple(replica for replica in node_ids if replica in wanted)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """host:port, [v6]:port -> (host, port). Raises ValueError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def _checked_address(what: str, address: str) -> None:
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise ConfigError(f"{what}: {error}") from error
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches a listener at `address` (host:port)."""
+    host, _ = split_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_exposure(settings: Settings) -> None:
+    """Refuse to listen beyond loopback without protection, unless allowed (API.md §7)."""
+    security = settings.security
+    if security.allow_insecure:
+        return
+    protected = security.tls_certificate is not None and security.tokens_file is not None
+    check(
+        protected or is_loopback(settings.node.listen),
+        f"listen = {settings.node.listen!r} reaches beyond this machine: set [security] tls_certificate, tls_key "
+        "and tokens_file, or allow_insecure = true",
+    )
+    check(
+        is_loopback(settings.node.peer_listen),
+        f"peer_listen = {settings.node.peer_listen!r} reaches beyond this machine, and peers speak without TLS: "
+        "set [security] allow_insecure = true",
+    )
