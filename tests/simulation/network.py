@@ -45,7 +45,7 @@ class Network:
         return (source, target) in self._cuts
 
     def send(self, source: str, target: str, log_id: int, message: Any) -> None:
-        """Encode at once, deliver later, perhaps; a frame under way is lost if its link is cut when it arrives."""
+        """Encode at once, deliver later, perhaps; what arrives at a cut link is lost."""
         faults, chance = self.faults, self._world.random
         frame = b"".join(encode(log_id, message))
         copies = 2 if chance.random() < faults.duplication else 1
