@@ -290,7 +290,7 @@ class ReplicationCore(Protocol):
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]: ...
 
 
-# --- the seams: all time, threads, network and scheduling of a driver come through these -----------------------
+# --- the seams: all time, threads, network and scheduling of a driver come through these -------------------
 
 
 class Clock(Protocol):

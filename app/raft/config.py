@@ -10,7 +10,7 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, kw_only=True)
 class RaftConfig:
-    """Times are monotonic milliseconds, sizes bytes. Raises ConfigError for values that do not fit together."""
+    """Times are monotonic milliseconds, sizes bytes. Raises ConfigError for values that contradict."""
 
     tick_interval_ms: int = 20  # how often the node's timer calls `tick`: the grain of every time below
     election_timeout_ms: tuple[int, int] = (500, 1_000)  # drawn anew each time; the upper one bounds R-04
@@ -22,9 +22,9 @@ class RaftConfig:
     max_push_timeout_ms: int = 1_000  # then push the lost batch again, D-07
     compare_timeout_ms: int = 3_000  # then ask again, D-11
     leak_check_interval_ms: int = 1_000  # D-08, D-27
-    # D-05. With news (a committed index that the peer has not been told) one timer tick: readers at a follower
-    # wait for exactly this message when no next push carries it. Without news a COMMIT only checks that the
-    # peer still holds what it acknowledged, and the article's second will do.
+    # D-05. With news (a committed index that the peer has not been told) one timer tick: readers at a
+    # follower wait for exactly this message when no next push carries it. Without news a COMMIT only checks
+    # that the peer still holds what it acknowledged, and the article's second will do.
     commit_interval_ms: int = 20
     idle_commit_interval_ms: int = 1_000
     peer_push_throttle_point_bytes: int = 300 * MIB  # D-09

@@ -5,7 +5,6 @@ connection's, so every message has them. All indexes are inclusive.
 """
 
 from enum import IntEnum
-
 from typing import Annotated
 
 import msgspec
@@ -50,7 +49,7 @@ class VoteAnswer(Message, frozen=True, array_like=True, tag=2):
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=3):
-    """`round` counts up within a term; an answer confirms the leader for all reads asked before (R-04, R-08)."""
+    """`round` counts up within a term; an answer confirms the leader for reads asked before (R-08)."""
 
     leader_id: str
     committed_index: int
@@ -67,7 +66,9 @@ class PushHead(Message, frozen=True, array_like=True, tag=5):
     """index, index_term: a record of the leader's log that the follower must agree with. COMPARE: the compare
         index. TRUNCATE, APPEND: the record before the first batch. COMMIT: what the leader believes the
         follower to hold.
-    session: counts the dispatcher's comparisons; answers to an older one are stale.
+    session: counts the dispatcher's changes of state: a push or an answer of an older one is stale.
+    life: of the follower, as its answer to COMPARE told it (0 in a COMPARE): a push to an earlier life of it
+        is stale.
     leader_begin: the leader's begin index.
     reset: TRUNCATE may empty the follower's log (D-12 3, 4, 7; R-07).
     """
@@ -76,6 +77,7 @@ class PushHead(Message, frozen=True, array_like=True, tag=5):
     leader_id: str
     committed_index: int
     session: int
+    life: int
     index: int
     index_term: int
     leader_begin: int
@@ -97,6 +99,7 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
     asks for; so does `end_index` after a TRUNCATE (D-14).
 
     index: with SUCCESS as above (COMPARE: the compare index); else the index that the answer is about.
+    life: drawn by chance when the follower started.
     conflict_term, conflict_index: with INCONSISTENT_STATE to a COMPARE, the follower's last index at or below
         the compare index whose term is at most the leader's there, and that record's term (D-13).
     """
@@ -104,6 +107,7 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
     type: PushType
     code: PushCode
     session: int
+    life: int
     index: int
     begin_index: int
     end_index: int

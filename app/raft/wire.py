@@ -44,7 +44,7 @@ _DECODER = msgspec.msgpack.Decoder(
 
 
 class CorruptFrame(Exception):
-    """The bytes are no frame of ours; `reason` is one short phrase. Close the connection that they came on."""
+    """The bytes are no frame of ours; `reason` is one short phrase. Close the connection they came on."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -60,6 +60,7 @@ def encode(log_id: int, message: RaftMessage) -> list[bytes | memoryview]:
             message.leader_id,
             message.committed_index,
             message.session,
+            message.life,
             message.index,
             message.index_term,
             message.leader_begin,
@@ -124,6 +125,7 @@ def _with_batches(head: PushHead, batches: tuple[Batch, ...]) -> PushRequest:
         head.leader_id,
         head.committed_index,
         head.session,
+        head.life,
         head.index,
         head.index_term,
         head.leader_begin,

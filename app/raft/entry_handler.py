@@ -1,0 +1,324 @@
+"""The follower's entry handler (D-15 to D-21): takes pushes, in order, and acknowledges what it holds."""
+
+from dataclasses import dataclass
+
+from app.raft.config import RaftConfig
+from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType
+from app.raft.state import MemberState, Outbox
+from app.replication import NO_INDEX, ReplicaLog, Reset, TruncateAfter
+
+
+@dataclass(slots=True)
+class Waiting:
+    """An append that came before the one it follows (D-16)."""
+
+    request: PushRequest
+    received_ms: int
+
+
+@dataclass(slots=True)
+class Deferred:
+    """A COMPARE or TRUNCATE that is answered once everything up to `index` may be acknowledged (D-14)."""
+
+    request: PushRequest
+    index: int
+
+
+class EntryHandler:
+    """Pushes of the current leader only: core.py has refused all others (D-21).
+
+    Invariants: `matched_index` is the last index known to be the leader's, too; the committed index never
+    passes it (R-12), and no acknowledgement names more than what is both matched and held.
+    """
+
+    def __init__(
+        self, state: MemberState, log: ReplicaLog, outbox: Outbox, config: RaftConfig, life: int
+    ) -> None:
+        """life: drawn by chance; tells a leader's pushes to this process from those to an earlier one."""
+        self._life = life
+        self._member = state
+        self._log = log
+        self._outbox = outbox
+        self._config = config
+        self.reset()
+
+    def reset(self) -> None:
+        """A new term or leader: nothing is matched yet, nothing that waited counts any more."""
+        self.matched_index = NO_INDEX
+        self._session = 0
+        self._waiting: dict[int, Waiting] = {}  # by base index
+        self._waiting_bytes = 0
+        self._deferred: Deferred | None = None
+        self._storing: PushRequest | None = None  # its batches are on their way to the log
+        self._truncating = False
+        self._owes_ack = False
+        self._acked_index = NO_INDEX  # the last one told in this session
+        self._leader_committed = NO_INDEX
+        self._last_check_ms = 0
+
+    def handle(self, request: PushRequest, now_ms: int) -> None:
+        """Take a push of the leader that this member follows."""
+        if request.session < self._session:
+            return  # late: the leader has compared again since, a TRUNCATE would take away what counts by now
+        if request.life != self._life and request.type is not PushType.COMPARE:
+            self._answer(request, PushCode.INCONSISTENT_STATE, request.index)
+            return
+        if request.session > self._session:
+            self._session = request.session
+            self._acked_index = NO_INDEX
+        self._leader_committed = max(self._leader_committed, request.committed_index)
+        if request.type is PushType.APPEND:
+            self._append(request, now_ms)
+        elif request.type is PushType.COMMIT:
+            self._commit(request)
+        else:  # D-15
+            self._waiting.clear()
+            self._waiting_bytes = 0
+            if request.type is PushType.COMPARE:
+                self._deferred = Deferred(request, self._log.end_index)
+                self._answer_deferred()
+            else:
+                self._truncate(request)
+        if not self._outbox.is_writing:
+            self.adopt_committed(self._leader_committed)
+
+    def adopt_committed(self, index: int) -> None:
+        """Follow the leader's committed index as far as this log is known to be the leader's (D-20, R-12)."""
+        index = min(index, self.matched_index)
+        if index > self._member.committed_index and index >= self._log.begin_index != NO_INDEX:
+            self._member.committed_index = index
+
+    def written(self, now_ms: int) -> None:
+        """The log is as the last push asked; not necessarily on disk."""
+        request, self._storing = self._storing, None
+        if request is None:
+            return
+        if self._truncating:
+            self._truncating = False
+            self.matched_index = request.truncate_index
+            self._deferred = Deferred(request, request.truncate_index)
+            self._answer_deferred()
+        else:
+            self.matched_index = max(self.matched_index, request.batches[-1].last_index)
+            self._owes_ack = True
+            self._acknowledge()
+        self.adopt_committed(self._leader_committed)  # D-19: the answer first
+        if self._log.next_index in self._waiting:
+            self._take_waiting(self._log.next_index, now_ms)
+
+    def not_written(self) -> None:
+        """The disk had no room: nothing of the last push stays, and the leader will try again (D-07)."""
+        request, self._storing = self._storing, None
+        self._truncating = False
+        if request is not None:
+            self._answer(request, PushCode.BUSY, request.index)
+
+    def synced(self) -> None:
+        """More of the log is on disk: what was held back for it may be answered (D-14, R-11)."""
+        self._answer_deferred()
+        self._acknowledge()
+
+    def tick(self, now_ms: int) -> None:
+        """Look after appends that wait, at most each `fast_forward_timeout_ms` (D-17, D-18)."""
+        timeout_ms = self._config.fast_forward_timeout_ms
+        if not self._waiting or now_ms - self._last_check_ms < timeout_ms:
+            return
+        self._last_check_ms = now_ms
+        for first_index in sorted(self._waiting):
+            waiting = self._waiting[first_index]
+            if first_index > self._log.end_index:
+                if now_ms - waiting.received_ms > timeout_ms:
+                    self._answer(waiting.request, PushCode.INCONSISTENT_STATE, first_index)
+                return
+            self._take_waiting(first_index, now_ms)
+            if self._outbox.is_writing:
+                return
+
+    # --- appends -------------------------------------------------------------------------------------------
+
+    def _append(self, request: PushRequest, now_ms: int) -> None:
+        log = self._log
+        first_index = request.batches[0].base_index
+        if first_index > log.next_index:
+            self._wait(request, now_ms)
+            return
+        held = [batch for batch in request.batches if batch.last_index <= log.end_index]
+        new = request.batches[len(held) :]
+        fits = all(log.holds(batch) for batch in held)  # D-17
+        if new and fits:
+            fits = new[0].base_index == log.next_index
+            if not held:
+                fits = fits and self._agrees(request.index, request.index_term)  # R-06
+        if not fits:
+            self._answer(request, PushCode.INCONSISTENT_STATE, first_index)
+        elif new:
+            self._outbox.batches.extend(new)
+            self._storing = request
+        else:
+            self.matched_index = max(self.matched_index, held[-1].last_index)
+            if held[-1].last_index <= self._acknowledged_index:
+                self._answer(request, PushCode.SUCCESS, self._acknowledged_index)
+            else:
+                self._owes_ack = True
+
+    def _wait(self, request: PushRequest, now_ms: int) -> None:
+        """Keep an append until the one before it has come; a second push takes the first's place (D-16)."""
+        first_index = request.batches[0].base_index
+        replaced = self._waiting.get(first_index)
+        size_bytes = _size_bytes(request) - (0 if replaced is None else _size_bytes(replaced.request))
+        full = len(self._waiting) >= self._config.max_waiting and replaced is None
+        if full or self._waiting_bytes + size_bytes > self._config.max_waiting_bytes:
+            self._answer(request, PushCode.BUSY, first_index)
+            return
+        self._waiting_bytes += size_bytes
+        if replaced is None:
+            self._waiting[first_index] = Waiting(request, now_ms)
+        else:
+            replaced.request = request  # it still waits since the first one came: D-18
+            self._answer(request, PushCode.REPEATED_PUSH, first_index)
+
+    def _take_waiting(self, first_index: int, now_ms: int) -> None:
+        request = self._waiting.pop(first_index).request
+        self._waiting_bytes -= _size_bytes(request)
+        self._append(request, now_ms)
+
+    def _agrees(self, index: int, term: int) -> bool:
+        """Whether the record at `index` is the leader's, so that everything before it is, too (R-06)."""
+        log = self._log
+        if index == NO_INDEX:
+            return log.next_index == 0 or log.begin_index == 0
+        return log.begin_index <= index <= log.end_index and log.term_at(index) == term
+
+    # --- COMPARE, TRUNCATE, COMMIT ------------------------------------------------------------------------
+
+    def _commit(self, request: PushRequest) -> None:
+        """The leader names what it believes us to hold: more than we do, and it must compare again."""
+        if request.index != NO_INDEX and not self._agrees(request.index, request.index_term):
+            self._answer(request, PushCode.INCONSISTENT_STATE, request.index)
+            return
+        self.matched_index = max(self.matched_index, request.index)
+        self._answer(request, PushCode.SUCCESS, self._acknowledged_index)
+
+    def _truncate(self, request: PushRequest) -> None:
+        """Make the log end with the carried batch (D-14), if that takes away nothing committed (R-07)."""
+        log, batch, committed = self._log, request.batches[0], self._member.committed_index
+        if log.holds(batch):
+            keep_index, carried = batch.last_index, False
+        elif request.reset:
+            keep_index, carried = NO_INDEX, True
+        elif self._agrees(request.index, request.index_term):
+            keep_index, carried = request.index, True
+        else:
+            self._answer(request, PushCode.INCONSISTENT_STATE, request.truncate_index)
+            return
+        resets = carried and request.reset
+        if resets:
+            allowed = committed == NO_INDEX or request.leader_begin > committed
+        else:
+            allowed = keep_index >= committed
+        self._tell_truncate(request, keep_index, resets, allowed)
+        if not allowed:
+            self._answer(request, PushCode.REFUSED, request.truncate_index)
+            return
+        if resets:
+            self._outbox.truncate = Reset(batch.base_index, batch.offset)
+        elif keep_index < log.end_index:
+            self._outbox.truncate = TruncateAfter(keep_index)
+        if carried:
+            self._outbox.batches.append(batch)
+        self._storing, self._truncating = request, True
+        if not self._outbox.is_writing:
+            self.written(0)
+
+    def _tell_truncate(self, request: PushRequest, keep_index: int, resets: bool, allowed: bool) -> None:
+        if keep_index < self._log.end_index or not allowed:
+            self._outbox.tell(
+                "truncate",
+                self._member.term,
+                {
+                    "from_index": keep_index + 1,
+                    "to_index": self._log.end_index,
+                    "committed_index": self._member.committed_index,
+                    "leader": request.leader_id,
+                    "reset": resets,
+                    "refused": not allowed,
+                },
+            )
+
+    def _answer_deferred(self) -> None:
+        deferred = self._deferred
+        if deferred is None or self._member.held_index(self._log) < deferred.index:
+            return
+        self._deferred = None
+        request = deferred.request
+        if request.type is PushType.TRUNCATE:
+            self._answer(request, PushCode.SUCCESS, request.truncate_index)
+        elif self._agrees(request.index, request.index_term):
+            self.matched_index = max(self.matched_index, request.index)
+            self._answer(request, PushCode.SUCCESS, request.index)
+        else:
+            self._answer_conflict(request)
+
+    def _answer_conflict(self, request: PushRequest) -> None:
+        """Say where, at the latest, the logs may still agree (D-13)."""
+        log = self._log
+        index = min(request.index, log.last_index_of_term_at_most(request.index_term))
+        term = log.term_at(index) if index >= log.begin_index != NO_INDEX else 0
+        self._answer(request, PushCode.INCONSISTENT_STATE, request.index, term, index if term else NO_INDEX)
+
+    # --- answers -------------------------------------------------------------------------------------------
+
+    @property
+    def _acknowledged_index(self) -> int:
+        """What may be acknowledged now: the leader's, and as durable as the log asks for."""
+        return min(self.matched_index, self._member.held_index(self._log))
+
+    def _acknowledge(self) -> None:
+        """One cumulative SUCCESS for every append stored since the last one (D-19)."""
+        leader, index = self._member.leader_id, self._acknowledged_index
+        if not self._owes_ack or leader is None or index <= self._acked_index:
+            return
+        self._owes_ack = index < self.matched_index
+        self._acked_index = index
+        self._send(leader, PushType.APPEND, PushCode.SUCCESS, self._session, index)
+
+    def _answer(
+        self,
+        request: PushRequest,
+        code: PushCode,
+        index: int,
+        conflict_term: int = 0,
+        conflict_index: int = NO_INDEX,
+    ) -> None:
+        leader = request.leader_id
+        self._send(leader, request.type, code, request.session, index, conflict_term, conflict_index)
+
+    def _send(
+        self,
+        leader: str,
+        kind: PushType,
+        code: PushCode,
+        session: int,
+        index: int,
+        conflict_term: int = 0,
+        conflict_index: int = NO_INDEX,
+    ) -> None:
+        log = self._log
+        end_index = min(log.end_index, self._member.held_index(log))
+        answer = PushAnswer(
+            self._member.term,
+            kind,
+            code,
+            session,
+            self._life,
+            index,
+            log.begin_index,
+            end_index,
+            conflict_term,
+            conflict_index,
+        )
+        self._outbox.send(leader, answer)
+
+
+def _size_bytes(request: PushRequest) -> int:
+    return sum(batch.size_bytes for batch in request.batches)

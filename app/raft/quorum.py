@@ -1,0 +1,172 @@
+"""The quorum ack checker (D-22 to D-29): watermarks of the peers, committed index, appends that wait."""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from app.raft.config import RaftConfig
+from app.raft.state import MemberState, Outbox
+from app.replication import NO_INDEX, Acks, AppendFate, PendingAppend, ReplicaLog
+
+
+def quorum_index(watermarks: Iterable[int]) -> int:
+    """Return the highest index that a majority of the voters holds (D-24).
+
+    watermarks: one a voter, the leader's among them; inclusive, NO_INDEX for none. The record at the result
+    may still be of an older term: the caller checks R-05.
+    """
+    ordered = sorted(watermarks, reverse=True)
+    return ordered[len(ordered) // 2]
+
+
+def _last_index(append: PendingAppend) -> int:
+    return append.last_index
+
+
+class QuorumChecker:
+    """Works while its member leads; watermarks and waiting appends belong to the current term only (D-23).
+
+    Invariant: no waiting append is at or below what its acks need, once `check` has run.
+    """
+
+    def __init__(self, state: MemberState, log: ReplicaLog, outbox: Outbox, config: RaftConfig) -> None:
+        self._state = state
+        self._log = log
+        self._outbox = outbox
+        self._config = config
+        self._watermarks: dict[str, int] = {}
+        self._pending: dict[Acks, deque[PendingAppend]] = {acks: deque() for acks in Acks}
+        self._next_deadline_ms = 0  # no append times out before it
+        self._last_leak_check_ms = 0
+        self._published_ms = 0
+        self._published: tuple[int, dict[str, int]] = (NO_INDEX, {})
+        self.needs_check = False
+
+    @property
+    def pending_count(self) -> int:
+        return sum(map(len, self._pending.values()))
+
+    @property
+    def watermarks(self) -> Mapping[str, int]:
+        """peer -> last acknowledged index of the current term; empty unless this member leads."""
+        return self._watermarks
+
+    def open_term(self, now_ms: int) -> None:
+        """This member leads from now on: nobody has acknowledged anything in this term."""
+        group = self._state.group
+        self._watermarks = dict.fromkeys((*group.voters, *group.learners), NO_INDEX)
+        self._watermarks[self._state.node_id] = self._state.held_index(self._log)
+        self._last_leak_check_ms = now_ms
+        self.needs_check = True
+        self.publish(now_ms)
+
+    def close_term(self, now_ms: int) -> None:
+        """The lead is lost: nobody knows what becomes of what still waits (D-23)."""
+        self.publish(now_ms)
+        for append in self._all_pending():
+            self._outbox.answers.append((append, AppendFate.TERM_CHANGED))
+        for waiting in self._pending.values():
+            waiting.clear()
+        self._watermarks = {}
+        self.needs_check = False
+
+    def set_watermark(self, peer: str, index: int) -> None:
+        """The dispatcher has found out what the peer holds (D-03); less than before, if it was wiped."""
+        self._watermarks[peer] = index
+        self.needs_check = True
+
+    def raise_watermark(self, peer: str, index: int) -> None:
+        """The peer has acknowledged everything up to `index` (D-10)."""
+        if index > self._watermarks[peer]:
+            self._watermarks[peer] = index
+            self.needs_check = True
+
+    def add(self, appends: Sequence[PendingAppend]) -> None:
+        """New appends of one batch, in index order, behind all that wait."""
+        for append in appends:
+            self._pending[append.acks].append(append)
+            self._note_deadline(append)
+
+    def join(self, append: PendingAppend) -> None:
+        """An append that was in the log before: it takes its place among those that wait."""
+        insort(self._pending[append.acks], append, key=_last_index)
+        self._note_deadline(append)
+        self.needs_check = True
+
+    def drop(self, first_index: int) -> None:
+        """The batch from `first_index` on was never stored: its appends are refused."""
+        for waiting in self._pending.values():
+            while waiting and waiting[-1].first_index >= first_index:
+                self._outbox.answers.append((waiting.pop(), AppendFate.REFUSED))
+
+    def check(self, now_ms: int) -> None:
+        """Commit what a majority holds (D-24, R-05) and answer whoever waited for it (D-25)."""
+        self.needs_check = False
+        state = self._state
+        self._watermarks[state.node_id] = state.held_index(self._log)
+        index = quorum_index(self._watermarks[voter] for voter in state.group.voters)
+        if index > state.committed_index and self._log.term_at(index) == state.term:
+            state.committed_index = index
+        self._release()
+
+    def tick(self, now_ms: int) -> None:
+        if now_ms - self._last_leak_check_ms >= self._config.leak_check_interval_ms:  # D-27
+            self._last_leak_check_ms = now_ms
+            self._release()
+        if self.pending_count and now_ms >= self._next_deadline_ms:
+            self._time_out(now_ms)
+        quiet_ms = now_ms - self._published_ms
+        if quiet_ms >= self._config.watermarks_interval_ms or (
+            quiet_ms >= self._config.watermarks_moving_interval_ms
+            and self._published != (self._state.committed_index, self._watermarks)
+        ):
+            self.publish(now_ms)
+
+    def publish(self, now_ms: int) -> None:
+        """Tell the journal where everybody stands (D-22)."""
+        state, log = self._state, self._log
+        self._published_ms = now_ms
+        self._published = (state.committed_index, dict(self._watermarks))
+        self._outbox.tell(
+            "watermarks",
+            state.term,
+            {
+                "role": state.role.value,
+                "begin_index": log.begin_index,
+                "end_index": log.end_index,
+                "committed_index": state.committed_index,
+                "peers": dict(self._watermarks),
+            },
+        )
+
+    def _all_pending(self) -> list[PendingAppend]:
+        return sorted((each for waiting in self._pending.values() for each in waiting), key=_last_index)
+
+    def _note_deadline(self, append: PendingAppend) -> None:
+        if self.pending_count == 1 or append.deadline_ms < self._next_deadline_ms:
+            self._next_deadline_ms = append.deadline_ms
+
+    def _release(self) -> None:
+        """Answer every append whose acks are complete, in the order of indexes."""
+        marks = self._watermarks
+        committed = self._state.committed_index
+        reached = {
+            Acks.LEADER: marks[self._state.node_id],
+            Acks.QUORUM: committed,
+            Acks.ALL: min(committed, *(marks[voter] for voter in self._state.group.voters)),
+        }
+        done: list[PendingAppend] = []
+        for acks, waiting in self._pending.items():
+            while waiting and waiting[0].last_index <= reached[acks]:
+                done.append(waiting.popleft())
+        done.sort(key=_last_index)
+        self._outbox.answers.extend((append, AppendFate.ACKNOWLEDGED) for append in done)
+
+    def _time_out(self, now_ms: int) -> None:
+        """Tell those who waited too long that nobody knows yet (D-26)."""
+        for acks, waiting in self._pending.items():
+            late = [append for append in waiting if append.deadline_ms <= now_ms]
+            if late:
+                self._pending[acks] = deque(append for append in waiting if append.deadline_ms > now_ms)
+                self._outbox.answers.extend((append, AppendFate.TIMED_OUT) for append in late)
+        self._next_deadline_ms = min((append.deadline_ms for append in self._all_pending()), default=0)

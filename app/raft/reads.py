@@ -1,0 +1,149 @@
+"""Linearizable reads without trusting a clock (R-08): the leader asks a quorum whether it still leads.
+
+Reads that come while a round of heartbeats is under way wait for the next one, so that many readers share it.
+A follower gathers its readers in the same way and asks the leader for all of them at once.
+"""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from app.raft.config import RaftConfig
+from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
+from app.raft.quorum import quorum_index
+from app.raft.state import MemberState, Outbox
+from app.replication import NO_INDEX, ReplicaLog
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReader:
+    """A follower that waits for a read index."""
+
+    peer: str
+    id: int
+
+
+class LeaderReads:
+    """Hands out read indexes while its member leads. A reader is a driver's token or a PeerReader.
+
+    Invariant: a read index is a committed index of this term, taken before the round that confirms it.
+    """
+
+    def __init__(self, state: MemberState, log: ReplicaLog, outbox: Outbox) -> None:
+        self._member = state
+        self._log = log
+        self._outbox = outbox
+        self._round = 0
+        self._answered: dict[str, int] = {}  # peer -> last round that it has answered
+        self._queued: list[Any] = []
+        self._confirming: list[tuple[int, int, list[Any]]] = []  # (round, read index, readers)
+
+    def close_term(self) -> None:
+        """The lead is lost: whoever waits must ask again."""
+        for _, _, readers in (*self._confirming, (0, 0, self._queued)):
+            for reader in readers:
+                self._give(reader, None)
+        self._round = 0
+        self._answered.clear()
+        self._queued, self._confirming = [], []
+
+    def ask(self, reader: Any) -> None:
+        self._queued.append(reader)
+
+    @property
+    def wants_round(self) -> bool:
+        """Whether readers wait for a round that can begin now."""
+        return bool(self._queued) and not self._confirming and self._term_is_open()
+
+    def begin_round(self) -> int:
+        """A round of heartbeats leaves now; return its number."""
+        self._round += 1
+        if self._queued and self._term_is_open():
+            self._confirming.append((self._round, self._member.committed_index, self._queued))
+            self._queued = []
+            self._settle()
+        return self._round
+
+    def answered(self, peer: str, number: int) -> None:
+        """The peer has answered a heartbeat of this term."""
+        if number > self._answered.get(peer, 0):
+            self._answered[peer] = number
+            self._settle()
+
+    def _term_is_open(self) -> bool:
+        """Whether a record of the leader's own term is committed."""
+        index = self._member.committed_index
+        return index != NO_INDEX and self._log.term_at(index) == self._member.term
+
+    def _settle(self) -> None:
+        if not self._confirming:
+            return
+        voters = self._member.group.voters
+        answered = {**self._answered, self._member.node_id: self._round}
+        confirmed = quorum_index(answered.get(voter, 0) for voter in voters)
+        while self._confirming and self._confirming[0][0] <= confirmed:
+            _, index, readers = self._confirming.pop(0)
+            for reader in readers:
+                self._give(reader, index)
+
+    def _give(self, reader: Any, index: int | None) -> None:
+        if isinstance(reader, PeerReader):
+            self._outbox.send(reader.peer, ReadIndexAnswer(self._member.term, reader.id, index))
+        else:
+            self._outbox.reads.append((reader, index))
+
+
+class FollowerReads:
+    """Asks the leader on behalf of this member's readers, one request at a time."""
+
+    def __init__(self, state: MemberState, outbox: Outbox, config: RaftConfig, random: Random) -> None:
+        self._member = state
+        self._outbox = outbox
+        self._config = config
+        self._random = random
+        self._queued: list[Any] = []
+        self._asking: list[Any] = []
+        self._id = 0
+        self._asked_ms = 0
+
+    def ask(self, token: Any, now_ms: int) -> None:
+        """Gather a reader; with no leader to ask it is told so at once."""
+        if self._member.leader_id is None:
+            self._outbox.reads.append((token, None))
+            return
+        self._queued.append(token)
+        if not self._asking:
+            self._send(now_ms)
+
+    def answered(self, answer: ReadIndexAnswer, now_ms: int) -> None:
+        if not self._asking or answer.id != self._id:
+            return
+        self._finish(answer.index)
+        if self._queued:
+            self._send(now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        if self._asking and now_ms - self._asked_ms > self._config.read_index_timeout_ms:
+            self._finish(None)
+            if self._queued:
+                self._send(now_ms)
+
+    def fail(self) -> None:
+        """The leader changed: whoever waits must ask again."""
+        self._asking += self._queued
+        self._queued = []
+        self._finish(None)
+
+    def _finish(self, index: int | None) -> None:
+        self._outbox.reads.extend((token, index) for token in self._asking)
+        self._asking = []
+
+    def _send(self, now_ms: int) -> None:
+        leader = self._member.leader_id
+        if leader is None:
+            self.fail()
+            return
+        self._asking, self._queued = self._queued, []
+        self._id = self._random.getrandbits(53)
+        self._asked_ms = now_ms
+        self._outbox.send(leader, ReadIndexRequest(self._member.term, self._id))

@@ -1,0 +1,95 @@
+"""What all parts of one Raft core share: who this member is now, and what must leave in the next Ready."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from app.raft.messages import RaftMessage
+from app.replication import (
+    AppendFate,
+    CoreEvent,
+    Durability,
+    GroupConfig,
+    PendingAppend,
+    Ready,
+    ReplicaLog,
+    Reset,
+    Role,
+    TruncateAfter,
+)
+from storage.batch import Batch
+from storage.hard_state import HardState
+
+
+@dataclass(slots=True)
+class MemberState:
+    """The member as it stands. core.py alone sets role, term, vote and leader; committed_index grows."""
+
+    node_id: str
+    group: GroupConfig
+    durability: Durability
+    role: Role
+    term: int
+    voted_for: str | None
+    committed_index: int
+    leader_id: str | None = None
+
+    @property
+    def leads(self) -> bool:
+        return self.role is Role.LEADER
+
+    @property
+    def majority(self) -> int:
+        """How many voters are a quorum."""
+        return len(self.group.voters) // 2 + 1
+
+    def held_index(self, log: ReplicaLog) -> int:
+        """The last index that this member may acknowledge: on disk with `fsync`, else written (R-11)."""
+        return log.durable_index if self.durability is Durability.FSYNC else log.end_index
+
+
+class Outbox:
+    """Collects the parts of the next Ready."""
+
+    def __init__(self) -> None:
+        self.hard_state: HardState | None = None
+        self.truncate: TruncateAfter | Reset | None = None
+        self.batches: list[Batch] = []
+        self.messages: list[tuple[str, RaftMessage]] = []
+        self.answers: list[tuple[PendingAppend, AppendFate]] = []
+        self.reads: list[tuple[Any, int | None]] = []
+        self.events: list[CoreEvent] = []
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the log is about to change: what it says is not yet what it will say."""
+        return bool(self.truncate or self.batches)
+
+    def send(self, target: str, message: RaftMessage) -> None:
+        self.messages.append((target, message))
+
+    def tell(self, kind: str, term: int, data: dict[str, Any]) -> None:
+        self.events.append(CoreEvent(kind, term, data))
+
+    def take(self) -> Ready | None:
+        """Return everything collected and start anew; None when there is nothing."""
+        if not (
+            self.messages
+            or self.batches
+            or self.answers
+            or self.hard_state
+            or self.truncate
+            or self.reads
+            or self.events
+        ):
+            return None
+        ready = Ready(
+            self.hard_state,
+            self.truncate,
+            tuple(self.batches),
+            tuple(self.messages),
+            tuple(self.answers),
+            tuple(self.reads),
+            tuple(self.events),
+        )
+        self.__init__()  # type: ignore[misc]
+        return ready
