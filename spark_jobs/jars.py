@@ -71,8 +71,8 @@ def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
                 fetched = Path(folder) / jar.file_name
                 if not fetched.is_file():
                     raise JarsUnavailable(
-                        f"{jar.file_name} could not be fetched into {cache}. Without network, copy it there from "
-                        "another machine; behind a proxy, name it in JAVA_TOOL_OPTIONS "
+                        f"{jar.file_name} could not be fetched into {cache}. Without network, copy it there "
+                        "from another machine; behind a proxy, name it in JAVA_TOOL_OPTIONS "
                         f"(-Dhttps.proxyHost=... -Dhttps.proxyPort=...). Ivy said:\n{output[-2_000:]}"
                     )
                 if not _is_right(fetched, jar):

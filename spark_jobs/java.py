@@ -1,9 +1,9 @@
 """Find a Java that Spark can run on, and hide what Spark would say about it.
 
 Spark starts Java with `--add-modules=jdk.incubator.vector`: a JRE without that module refuses to start, one
-with it prints a warning. Spark needs the module for nothing that we do, so every Java is called through a shim,
-a folder that looks like a JAVA_HOME and whose `bin/java` drops that argument (and one that newer Javas only
-complain about).
+with it prints a warning. Spark needs the module for nothing that we do, so every Java is called through a
+shim, a folder that looks like a JAVA_HOME and whose `bin/java` drops that argument (and one that newer Javas
+only complain about).
 """
 
 import os
