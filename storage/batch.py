@@ -1,4 +1,4 @@
-"""The batch: unit of storage, replication and reading. The same bytes on every replica, on disk and on the wire.
+"""The batch: unit of storage, replication and reading; the same bytes on every replica, on disk and wire.
 
 Little-endian; every batch is a multiple of 8 bytes:
 
@@ -75,7 +75,7 @@ class BatchHeader(NamedTuple):
 class AppendMark(msgspec.Struct, frozen=True, array_like=True):
     """One client append within a batch that has an idempotency key or a producer (API.md §3).
 
-    ordinal: position of its first record in the batch, from 0; digest: 16 bytes of its records and conditions.
+    ordinal: position of its first record in the batch, from 0. digest: 16 bytes of records and conditions.
     """
 
     ordinal: int

@@ -1,6 +1,6 @@
 """The seam to the disk: what storage asks of a file system, and what it may rely on after a crash.
 
-- A write is durable only after `File.sync` of that file; before it, any part may be lost or torn, in any order.
+- A write is durable only after `File.sync` of that file; before, any part may be lost or torn.
 - A new name, a rename or a removal is durable only after `sync_folder` of its folder.
 - `rename` replaces the target at once: after a crash there is the old or the new file, never a mixture.
 

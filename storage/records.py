@@ -173,8 +173,8 @@ def control_value(batch: Batch) -> dict[str, Any]:
 def decode_body(header: BatchHeader, body: Bytes, *, untrusted: bool = False) -> pa.RecordBatch:
     """Return the records of a body, columns BODY_SCHEMA, views of `body`.
 
-    untrusted: the body was packed by a client: check every offset and length in it. Stored bodies were checked
-    when they came in, and their checksum says that they are still the same. Raises CorruptBatch.
+    untrusted: the body was packed by a client: check every offset and length in it. Stored bodies were
+    checked when they came in, and their checksum says that they are the same. Raises CorruptBatch.
     """
     try:
         rows = pa.ipc.read_record_batch(pa.py_buffer(body), BODY_SCHEMA)

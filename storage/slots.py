@@ -5,8 +5,8 @@ Slot k stands at byte k * 4096, little-endian:
     magic 4s | version u16 | zero u16 | sequence u64 | size u32 | payload | CRC32C u32 of all before it
 
 `save` writes the value to both slots, one after the other, each synced: a crash tears at most one, and once
-`save` has returned both hold the value. So the newest valid slot is right, whichever one is damaged. The file is
-created whole (temporary file, sync, rename): one that exists without a valid slot is damage, never news.
+`save` has returned both hold the value. So the newest valid slot is right, whichever one is damaged. The
+file is made whole (temporary file, sync, rename): one that exists without a valid slot is damage, never news.
 """
 
 import struct

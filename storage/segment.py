@@ -1,0 +1,266 @@
+"""One segment of a log and the index beside it (I/O through the seam only)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from storage.batch import FLAG_CONTROL, Batch, decode_batch
+from storage.errors import CorruptBatch, CorruptLog, PartialBatch
+from storage.file_system import File, FileSystem, write_durably
+from storage.segment_format import (
+    ENTRY_SIZE_BYTES,
+    DamagedIndex,
+    IndexEntry,
+    SegmentIndex,
+    index_name,
+    segment_name,
+)
+
+_SCAN_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class IndexWrite:
+    """Entries that an index file lacks; `write` in any thread."""
+
+    files: FileSystem
+    path: str
+    position: int
+    data: bytes
+
+    def write(self) -> None:
+        """Write and sync them, and end the file there; a new name is durable after the folder's sync."""
+        file = self.files.open(self.path, create=True)
+        try:
+            file.pwrite(self.data, self.position)
+            file.truncate(self.position + len(self.data))
+            file.sync()
+        finally:
+            file.close()
+
+
+class Segment:
+    """A file of whole batches. Positions are log offsets; `end_offset` is exclusive.
+
+    `dirty`: written since the last sync. `flushed`: entries that the index file holds already.
+    """
+
+    def __init__(self, files: FileSystem, folder: str, base_offset: int, log_id: int) -> None:
+        self._files = files
+        self._log_id = log_id
+        self.base_offset = base_offset
+        self.end_offset = base_offset
+        self.path = f"{folder}/{segment_name(base_offset)}"
+        self.index_path = f"{folder}/{index_name(base_offset)}"
+        self.index = SegmentIndex()
+        self.mapped = False  # the index is the file's own bytes, not a copy
+        self.ordered = True  # the order of the index was verified, or it was made here
+        self.dirty = False
+        self.flushed = 0
+        self._file: File | None = None
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._files.open(self.path)
+        return self._file
+
+    @property
+    def base_index(self) -> int:
+        return self.entry(0).base_index
+
+    @property
+    def next_index(self) -> int:
+        return self.entry(self.index.count - 1).last_index + 1
+
+    def create(self) -> None:
+        """Make the empty file; its name is durable after the next sync of the folder."""
+        self._file = self._files.open(self.path, create=True)
+
+    def write(self, batches: Sequence[Batch]) -> None:
+        """Write whole batches at the end, not synced. Raises DiskError; then the end is as before."""
+        self.dirty = True
+        self.file.pwrite([batch.data for batch in batches], self.end_offset - self.base_offset)
+        for batch in batches:
+            self.index.append(batch)
+        self.end_offset = batches[-1].next_offset
+
+    def cut(self, end_offset: int) -> None:
+        """Forget, in memory, everything from `end_offset`, a batch boundary past the base, on."""
+        self.index.cut(self.index.rows_until(end_offset))
+        self.flushed = 0  # a flush may have been on its way: write the file anew
+        self.mapped = False
+        self.end_offset = end_offset
+
+    def take_unflushed(self) -> IndexWrite | None:
+        """Return what the index file lacks, and count it as written; None when it lacks nothing."""
+        first, self.flushed = self.flushed, self.index.count
+        if first == self.index.count:
+            return None
+        data = self.index.encoded(first, self.index.count)
+        return IndexWrite(self._files, self.index_path, first * ENTRY_SIZE_BYTES, data)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # --- reading
+
+    def entry_of(self, index: int) -> tuple[int, IndexEntry]:
+        """Return row and entry of the batch that holds `index`, which must be in range. Raises CorruptLog."""
+        self.verify_order()
+        row = self.index.row_of_index(index)
+        return row, self.entry(row)
+
+    def entry(self, row: int) -> IndexEntry:
+        """Return the entry of a row, which must exist. Raises CorruptLog."""
+        try:
+            return self.index.entry(row)
+        except DamagedIndex:
+            self.rebuild_index()
+            return self.index.entry(row)
+
+    def verify_order(self) -> None:
+        """Verify the order of an index that was mapped, once; a wrong one is made anew. Raises CorruptLog."""
+        if not self.ordered:
+            try:
+                self.index.check_order(self.base_offset, self.end_offset)
+                self.ordered = True
+            except DamagedIndex:
+                self.rebuild_index()
+
+    def read_rows(self, first: int, end: int, *, mapped: bool) -> list[Batch]:
+        """Return the batches of rows first..end-1, verified. mapped: views of the file, else copies.
+
+        Raises CorruptLog for damage, DiskError.
+        """
+        start = self.entry(first).offset
+        stop = self.entry(end - 1).next_offset
+        position = start - self.base_offset
+        size = stop - start
+        rest = self.file.view(position, size) if mapped else memoryview(self.file.read(position, size))
+        batches = []
+        offset = start
+        while offset < stop:
+            try:
+                batch = decode_batch(rest, log_id=self._log_id)
+            except CorruptBatch as error:
+                raise CorruptLog(self.path, offset, error.reason) from error
+            if batch.offset != offset:
+                raise CorruptLog(self.path, offset, "a batch of another place")
+            batches.append(batch)
+            rest = rest[batch.size_bytes :]
+            offset = batch.next_offset
+        return batches
+
+    def batch_of_row(self, row: int, *, mapped: bool = False) -> Batch:
+        return self.read_rows(row, row + 1, mapped=mapped)[0]
+
+    def control_rows(self) -> list[int]:
+        """Return the rows of control batches. Raises CorruptLog."""
+        self.verify_order()
+        return self.index.flagged_rows(FLAG_CONTROL)
+
+    # --- recovery
+
+    def load_index(self, end_offset: int) -> None:
+        """Take the entries up to `end_offset`, a batch boundary, from the index file, or rebuild them."""
+        self.end_offset = end_offset
+        try:
+            if not self._files.exists(self.index_path):
+                raise DamagedIndex("missing")
+            data = self._files.read(self.index_path)
+            index = SegmentIndex(data)
+            index.cut(index.rows_until(end_offset))
+            index.check_order(self.base_offset, end_offset)
+            self.index, self.ordered, self.flushed = index, True, index.count
+        except DamagedIndex:
+            self.rebuild_index()
+
+    def map_index(self, end_offset: int) -> None:
+        """Use the index file of a sealed segment where it is; only its ends are read now."""
+        self.end_offset = end_offset
+        try:
+            if not self._files.exists(self.index_path):
+                raise DamagedIndex("missing")
+            file = self._files.open(self.index_path)
+            try:
+                size = file.size()
+                if size == 0 or size % ENTRY_SIZE_BYTES:
+                    raise DamagedIndex("size")
+                index = SegmentIndex(file.view(0, size))
+            finally:
+                file.close()
+            if index.entry(0).offset != self.base_offset:
+                raise DamagedIndex("does not begin with the segment")
+            if index.entry(index.count - 1).next_offset != end_offset:
+                raise DamagedIndex("does not end with the segment")
+            self.index, self.ordered, self.flushed = index, False, index.count
+            self.mapped = True
+        except DamagedIndex:
+            self.rebuild_index()
+
+    def rebuild_index(self) -> None:
+        """Make the index anew from the durable batches up to `end_offset`. Raises CorruptLog."""
+        self.index = SegmentIndex()
+        end_offset, self.end_offset = self.end_offset, self.base_offset
+        scan = Scan(self, self._log_id)
+        while self.end_offset < end_offset:
+            batch = scan.next_batch()
+            if batch is None:
+                raise CorruptLog(self.path, self.end_offset, scan.stopped_by)
+            self.accept(batch)
+        self.ordered = True
+        self.flushed = self.index.count
+        write_durably(self._files, self.index_path, self.index.encoded(0, self.index.count))
+
+    def accept(self, batch: Batch) -> None:
+        """Count a batch that stands at the end of what was recovered so far."""
+        self.index.append(batch)
+        self.end_offset = batch.next_offset
+
+
+class Scan:
+    """Reads the batches of a segment one after the other from its `end_offset` on, by blocks, not by mapping.
+
+    A mapped page that the disk cannot read kills the process; a read says so.
+    """
+
+    def __init__(self, segment: Segment, log_id: int) -> None:
+        self._segment = segment
+        self._log_id = log_id
+        self._size = segment.file.size()
+        self._block = memoryview(b"")
+        self._block_offset = segment.end_offset
+        self.stopped_by = ""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every byte of the file belongs to an accepted batch."""
+        return self._segment.end_offset - self._segment.base_offset == self._size
+
+    def next_batch(self) -> Batch | None:
+        """Return the batch at the segment's end, None when no valid one is there; then see `stopped_by`."""
+        offset = self._segment.end_offset
+        if self.exhausted:
+            self.stopped_by = "the segment ends here"
+            return None
+        position = offset - self._segment.base_offset
+        while True:
+            block = self._block[offset - self._block_offset :]
+            try:
+                batch = decode_batch(block, log_id=self._log_id)
+            except CorruptBatch as error:
+                if isinstance(error, PartialBatch) and len(block) < self._size - position:
+                    self._block = memoryview(
+                        self._segment.file.read(position, max(_SCAN_BYTES, 2 * len(block)))
+                    )
+                    self._block_offset = offset
+                    continue
+                self.stopped_by = error.reason
+                return None
+            if batch.offset != offset:
+                self.stopped_by = "a batch of another place"
+                return None
+            return batch
