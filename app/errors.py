@@ -17,13 +17,11 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from storage.errors import InvariantError as InvariantError  # the broken promise that stops a node
+
 
 class ConfigError(Exception):
     """A configuration that cannot work; raised before anything starts (exit code 2)."""
-
-
-class InvariantError(Exception):
-    """Something that can never happen did: the node stops, nothing is retried (R-07, R-11)."""
 
 
 class Outcome(StrEnum):

@@ -1,0 +1,369 @@
+"""Framed TCP between the nodes of one cluster.
+
+Every node keeps one outgoing connection to each peer and sends on it alone; what the peer says comes in on the
+peer's own connection. A frame is its length (u32, little-endian) and that many bytes:
+
+    first frame out     hello: JSON {"protocol", "cluster", "from", "to", "version"}
+    first frame back    welcome: the same of the other side, or {"refused": reason}; nothing else goes back
+    every other frame   one message: app/raft/wire.py
+
+A stranger, a node of another cluster and a frame that is not ours cost the connection, never the node. What is
+sent in one turn of the loop leaves in one write. Sending is best effort: without a connection, or with too many
+bytes waiting, messages are dropped, and the dispatcher's timers send again (D-07).
+"""
+
+import asyncio
+import logging
+import random
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from app.raft import wire
+from app.settings import MIB, split_address
+from app.version import VERSION
+
+log = logging.getLogger(__name__)
+
+PROTOCOL: Final = 1
+FRAME_MAX_BYTES: Final = 80 * MIB  # one batch at its largest, and the head of its push
+HELLO_MAX_BYTES: Final = 4096
+SEND_MAX_BYTES: Final = 128 * MIB  # waiting for one peer; beyond it messages are dropped
+HELLO_TIMEOUT_S: Final = 5.0
+RETRY_FIRST_S: Final = 0.05
+RETRY_LAST_S: Final = 1.0
+_LENGTH = struct.Struct("<I")
+
+Buffer = bytes | memoryview
+Deliver = Callable[[str, int, Any], None]
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who speaks to whom. `to` guards against an address that now belongs to another node."""
+
+    protocol: int
+    cluster: str
+    source: str = msgspec.field(name="from")
+    target: str = msgspec.field(name="to")
+    version: str
+
+
+class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    refused: str
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames. A frame is handed on as one piece of its own memory."""
+
+    __slots__ = ("_limit", "_parts", "_size", "_wanted")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []  # of the frame (with its length) that is not whole yet
+        self._size = 0
+        self._wanted = _LENGTH.size
+
+    def raise_limit(self, limit: int) -> None:
+        self._limit = limit
+
+    def feed(self, data: bytes) -> list[memoryview]:
+        """Return the frames that `data` completes. Raises wire.CorruptFrame for an impossible length."""
+        if self._parts:
+            self._parts.append(data)
+            self._size += len(data)
+            if self._size < self._wanted:
+                return []
+            data = b"".join(self._parts)
+            self._parts.clear()
+        frames: list[memoryview] = []
+        view = memoryview(data)
+        start, end = 0, len(data)
+        while True:
+            self._wanted = _LENGTH.size
+            if end - start < _LENGTH.size:
+                break
+            (length,) = _LENGTH.unpack_from(data, start)
+            if not 0 < length <= self._limit:
+                raise wire.CorruptFrame(f"a frame of {length} bytes")
+            self._wanted = _LENGTH.size + length
+            if end - start < self._wanted:
+                break
+            frames.append(view[start + _LENGTH.size : start + self._wanted])
+            start += self._wanted
+        if start < end:
+            self._parts.append(data[start:] if start else data)
+            self._size = end - start
+        return frames
+
+
+class PeerTransport:
+    """The Transport of app/replication.py, over TCP. Owned by the event loop that it was started on."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: str,
+        node_id: str,
+        listen: str,
+        peers: Sequence[tuple[str, str]],
+        deliver: Deliver,
+        chance: random.Random,
+    ) -> None:
+        """peers: (id, host:port) of the other nodes. deliver(source, log_id, message): what came in."""
+        self.cluster_id = cluster_id
+        self.node_id = node_id
+        self._listen = split_address(listen)
+        self._deliver = deliver
+        self._incoming: dict[_Incoming, None] = {}  # in order of arrival
+        self._outgoing = {
+            peer_id: _Outgoing(self, peer_id, split_address(address), chance) for peer_id, address in peers
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
+        self.closing = False
+
+    async def start(self) -> None:
+        """Listen, and keep connecting to every peer. Raises OSError when the address cannot be bound."""
+        loop = asyncio.get_running_loop()
+        host, port = self._listen
+        self._server = await loop.create_server(lambda: _Incoming(self), host, port)
+        self._tasks = [
+            loop.create_task(peer.keep_connected(), name=f"connect {peer.peer_id}")
+            for peer in self._outgoing.values()
+        ]
+
+    async def stop(self) -> None:
+        self.closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for peer in self._outgoing.values():
+            peer.close()
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._incoming):
+            connection.close()
+
+    def send(self, target: str, log_id: int, message: Any) -> None:
+        """Queue a message for the end of this turn of the loop. Never blocks, never raises."""
+        peer = self._outgoing.get(target)
+        if peer is not None:
+            peer.send(log_id, message)
+
+    def peer_version(self, peer_id: str) -> str | None:
+        """The version that a peer said on the connection that is open to it; None while there is none."""
+        peer = self._outgoing.get(peer_id)
+        return None if peer is None else peer.version
+
+    def knows(self, peer_id: str) -> bool:
+        return peer_id in self._outgoing
+
+    def received(self, source: str, frame: memoryview) -> None:
+        log_id, message = wire.decode(frame)
+        self._deliver(source, log_id, message)
+
+    def joined(self, connection: "_Incoming") -> None:
+        self._incoming[connection] = None
+
+    def left(self, connection: "_Incoming") -> None:
+        self._incoming.pop(connection, None)
+
+
+class _Connection(asyncio.Protocol):
+    """What both ends share: frames in, and a broken connection that never raises into anything."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader(HELLO_MAX_BYTES)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                if self._transport is None or self._transport.is_closing():
+                    return
+                self.frame_received(frame)
+        except wire.CorruptFrame as error:
+            log.warning("peer connection closed", extra={"reason": error.reason})
+            self.close()
+        except Exception:
+            log.exception("peer connection closed: a message could not be handled")
+            self.close()
+
+    def frame_received(self, frame: memoryview) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Incoming(_Connection):
+    """A peer's connection to us: hello, then messages."""
+
+    def __init__(self, owner: PeerTransport) -> None:
+        super().__init__()
+        self._owner = owner
+        self._source: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._owner.joined(self)
+        self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._hello_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._owner.left(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _hello_is_late(self) -> None:
+        if self._source is None:
+            self.close()
+
+    def frame_received(self, frame: memoryview) -> None:
+        if self._source is not None:
+            self._owner.received(self._source, frame)
+            return
+        owner = self._owner
+        reason, hello = _judge(frame, owner)
+        if hello is None:
+            log.warning("peer refused", extra={"reason": reason})
+            self._reply(msgspec.json.encode(Refusal(reason)))
+            self.close()
+            return
+        self._source = hello.source
+        self._reader.raise_limit(FRAME_MAX_BYTES)
+        self._reply(
+            msgspec.json.encode(Hello(PROTOCOL, owner.cluster_id, owner.node_id, hello.source, VERSION))
+        )
+
+    def _reply(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(_LENGTH.pack(len(frame)) + frame)
+
+
+def _judge(frame: memoryview, owner: PeerTransport) -> tuple[str, Hello | None]:
+    """The hello if it comes from a peer of ours and is meant for us, else the reason why not."""
+    try:
+        hello = msgspec.json.decode(frame, type=Hello)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "not a hello", None
+    if hello.protocol != PROTOCOL:
+        return f"protocol {PROTOCOL} is spoken here, not {hello.protocol}", None
+    if hello.cluster != owner.cluster_id:
+        return "another cluster", None
+    if hello.target != owner.node_id:
+        return f"this is {owner.node_id}, not {hello.target}", None
+    if not owner.knows(hello.source):
+        return f"{hello.source} is no peer of {owner.node_id}", None
+    return "", hello
+
+
+class _Outgoing(_Connection):
+    """Our connection to one peer, made again and again; `version` is set while it is open."""
+
+    def __init__(
+        self, owner: PeerTransport, peer_id: str, address: tuple[str, int], chance: random.Random
+    ) -> None:
+        super().__init__()
+        self.peer_id = peer_id
+        self.version: str | None = None
+        self._owner = owner
+        self._address = address
+        self._chance = chance
+        self._queue: list[Buffer] = []
+        self._queued_bytes = 0
+        self._dropped = 0
+        self._lost = asyncio.Event()
+
+    async def keep_connected(self) -> None:
+        """Connect, wait until the connection is lost, wait a little, and again, until cancelled."""
+        loop = asyncio.get_running_loop()
+        delay_s = RETRY_FIRST_S
+        host, port = self._address
+        while True:
+            self._lost.clear()
+            self._reader = FrameReader(HELLO_MAX_BYTES)
+            try:
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    await loop.create_connection(lambda: self, host, port)
+            except (OSError, TimeoutError):
+                pass  # the peer is down: expected, and shown by /v1/cluster
+            else:
+                timer = loop.call_later(HELLO_TIMEOUT_S, self._welcome_is_late)
+                await self._lost.wait()
+                timer.cancel()
+                if self.version is not None:
+                    delay_s = RETRY_FIRST_S
+                    log.info("peer lost", extra={"peer": self.peer_id})
+                self.version = None
+            await asyncio.sleep(delay_s * self._chance.uniform(0.5, 1.0))
+            delay_s = min(delay_s * 2, RETRY_LAST_S)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        owner = self._owner
+        hello = msgspec.json.encode(
+            Hello(PROTOCOL, owner.cluster_id, owner.node_id, self.peer_id, VERSION)
+        )
+        assert self._transport is not None
+        self._transport.set_write_buffer_limits(high=MIB)
+        self._transport.write(_LENGTH.pack(len(hello)) + hello)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._forget_queue()
+        self._lost.set()
+
+    def _welcome_is_late(self) -> None:
+        if self.version is None:
+            self.close()
+
+    def frame_received(self, frame: memoryview) -> None:
+        if self.version is not None:
+            raise wire.CorruptFrame("a message on a connection that carries none back")
+        try:
+            answer = msgspec.json.decode(frame, type=Hello)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise wire.CorruptFrame(f"{self.peer_id} refused: {bytes(frame[:200])!r}") from None
+        if answer.cluster != self._owner.cluster_id or answer.source != self.peer_id:
+            raise wire.CorruptFrame(f"{self._address} is not {self.peer_id} of this cluster")
+        self.version = answer.version
+        log.info("peer connected", extra={"peer": self.peer_id})
+
+    def send(self, log_id: int, message: Any) -> None:
+        transport = self._transport
+        if transport is None or self.version is None:
+            return
+        try:
+            buffers = wire.encode(log_id, message)
+        except Exception:
+            log.exception("a message could not be encoded", extra={"peer": self.peer_id})
+            return
+        size = sum(map(len, buffers))
+        if self._queued_bytes + size + transport.get_write_buffer_size() > SEND_MAX_BYTES:
+            self._dropped += 1
+            if self._dropped & (self._dropped - 1) == 0:
+                log.warning("messages dropped", extra={"peer": self.peer_id, "count": self._dropped})
+            return
+        if not self._queue:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._queue.append(_LENGTH.pack(size))
+        self._queue.extend(buffers)
+        self._queued_bytes += size
+
+    def _flush(self) -> None:
+        transport = self._transport
+        if transport is not None and self._queue:
+            transport.writelines(self._queue)
+        self._forget_queue()
+
+    def _forget_queue(self) -> None:
+        self._queue = []
+        self._queued_bytes = 0
