@@ -257,6 +257,12 @@ class RaftCore:
             self._quorum.drop(ready.batches[0].base_index)
         self._settle(now_ms)
 
+    def stop(self, now_ms: int) -> None:
+        if self._member.leads:
+            self._stand_down(now_ms)
+        self._follower_reads.fail()
+        self._announce()
+
     def _settle(self, now_ms: int) -> None:
         """What follows from whatever has just happened."""
         if self._member.leads:

@@ -110,6 +110,7 @@ class EntryHandler:
         """The disk had no room: nothing of the last push stays, and the leader will try again (D-07)."""
         request, self._storing = self._storing, None
         self._truncating = False
+        self.matched_index = min(self.matched_index, self._log.end_index)
         if request is not None:
             self._answer(request, PushCode.BUSY, request.index)
 
