@@ -138,9 +138,10 @@ class SimulatedNode:
         raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
 
     def crash(self) -> None:
-        """kill -9 and power cut in one: what was not synced is lost or torn."""
+        """With `fsync` kill -9 and power cut in one: what was not synced is lost or torn. Else kill -9 alone."""
         self._life.alive = False
-        self.files.crash()
+        if self._cluster.plan.durability is Durability.FSYNC:
+            self.files.crash()
 
     # --- the door for clients: a request to a dead node, and the answer of a node that dies, are lost
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from app.raft.wire import decode, encode
 from tests.simulation.world import Life, World
@@ -64,6 +65,7 @@ class Network:
         if inbox is None or not inbox[0].alive or self.is_cut(source, target):
             self.lost += 1
             return
+        self._world.note(f"{source}>{target} {crc32(frame)}")
         log_id, message = decode(memoryview(frame))
         inbox[1](source, log_id, message)
 
