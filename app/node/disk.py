@@ -95,12 +95,12 @@ class DiskThread:
         if error is not None:
             self._stop_node("sync", error)
             return
-        self._syncing = bool(self._dirty)
-        if self._syncing:
-            self._start_round()  # what was written meanwhile need not wait for the answers below
         for source, ticket in tickets:
             if ticket is not None:
                 source.finish_sync(ticket)
+        self._syncing = bool(self._dirty)
+        if self._syncing:
+            self._start_round()  # what was written meanwhile need not wait for the answers below
         for thens in round_.values():
             for then in thens:
                 self._answer(then)

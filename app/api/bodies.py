@@ -1,0 +1,125 @@
+"""From the bytes of an append to the request that a leader queues: every check of a body happens here, before
+anything is stored (API.md §3). Nothing in this module knows of a framework.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from app.api.append_parameters import AppendParameters, parse_idempotency_key
+from app.api.calls import AppendCall
+from app.api.compression import too_large, unpack
+from app.api.digests import append_digest
+from app.api.json_bodies import AppendIn, check_record_size, decode_append, decode_lines, records_of
+from app.errors import InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaType
+from app.replication import AppendRequest, Producer
+from app.settings import Limits
+from storage.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, RecordColumns, RecordTable
+
+JSON: Final = b"application/json"
+NDJSON: Final = b"application/x-ndjson"
+OCTETS: Final = b"application/octet-stream"
+ARROW: Final = b"application/vnd.apache.arrow.stream"
+BATCHES: Final = b"application/vnd.commitlog.batch"
+MEDIA_TYPES: Final = (JSON, NDJSON, OCTETS, ARROW, BATCHES)
+
+Heads = Mapping[bytes, bytes]
+
+
+def media_type_of(heads: Heads) -> bytes:
+    """The Content-Type without its parameters. Raises UnsupportedMediaType when it is missing or unknown."""
+    given = heads.get(b"content-type")
+    if given in MEDIA_TYPES:
+        return given
+    name = (given or b"").partition(b";")[0].strip().lower()
+    if name in MEDIA_TYPES:
+        return name
+    known = ", ".join(known.decode() for known in MEDIA_TYPES)
+    problem = f"Content-Type {name.decode('latin-1')!r} is" if given else "Content-Type is missing: it must be"
+    raise UnsupportedMediaType(f"{problem} {'not ' if given else ''}one of {known}")
+
+
+def read_append(
+    call: AppendCall, heads: Heads, parameters: AppendParameters, media_type: bytes, limits: Limits
+) -> AppendRequest:
+    """Decode and check a whole append. heads: the headers of `call` by lower-case name.
+
+    Raises InvalidJson, InvalidBody, InvalidRequest, TooLarge or UnsupportedMediaType.
+    """
+    key = parse_idempotency_key(heads.get(b"idempotency-key"))
+    body = call.body
+    encoding = heads.get(b"content-encoding")
+    if encoding is not None:
+        body = unpack(body, encoding, limits.max_request_bytes)
+    elif len(body) > limits.max_request_bytes:
+        raise too_large(limits.max_request_bytes)
+    records: RecordColumns | RecordTable
+    stated: AppendIn | None = None
+    if media_type == OCTETS:
+        records = _one_record(body, heads, limits)
+    elif media_type == JSON:
+        stated = decode_append(body)
+        records = records_of(stated, limits)
+    elif media_type == NDJSON:
+        records = decode_lines(body, limits)
+    else:
+        records = _arrow(body, media_type, limits)
+    request = AppendRequest(
+        records,
+        parameters.acks,
+        parameters.timeout_ms,
+        parameters.match_index,
+        parameters.match_term,
+        parameters.fencing_token,
+        key,
+        parameters.producer,
+    )
+    if stated is not None:
+        _take_conditions(request, stated)
+    if key is not None or request.producer is not None:
+        request.digest = append_digest(request)
+    return request
+
+
+def _one_record(body: bytes, heads: Heads, limits: Limits) -> RecordColumns:
+    key = heads.get(b"commitlog-key")
+    raw_timestamp = heads.get(b"commitlog-timestamp")
+    timestamp_ms = None if raw_timestamp is None else _timestamp(raw_timestamp)
+    records = RecordColumns()
+    records.add(body, key, timestamp_ms)
+    check_record_size(records.size_bytes, "", limits)
+    return records
+
+
+def _timestamp(raw: bytes) -> int:
+    digits = raw.removeprefix(b"-")
+    if digits.isdigit() and len(digits) <= 15 and MIN_TIMESTAMP_MS <= int(raw) <= MAX_TIMESTAMP_MS:
+        return int(raw)
+    raise InvalidRequest(
+        ("/headers/Commitlog-Timestamp", "is milliseconds since 1970 UTC, a whole number of the years 1 to 9999")
+    )
+
+
+def _arrow(body: bytes, media_type: bytes, limits: Limits) -> RecordTable:
+    """The records of an Arrow stream or of packed batches, checked to the last offset."""
+    raise InvalidBody("not read yet")
+
+
+def _take_conditions(request: AppendRequest, stated: AppendIn) -> None:
+    """Add the conditions of a JSON body; one that stands in the query too is a 422."""
+    twice: list[tuple[str, str]] = []
+    for name in ("match_index", "match_term", "fencing_token"):
+        given = getattr(stated, name)
+        if given is not None:
+            if getattr(request, name) is not None:
+                twice.append((f"/{name}", f"stands in the query too (/query/{name})"))
+            setattr(request, name, given)
+    producer = stated.producer
+    if producer is not None:
+        if request.producer is not None:
+            twice.append(("/producer", "stands in the query too (/query/producer_id)"))
+        request.producer = Producer(producer.id, producer.epoch, producer.sequence, producer.allow_gap)
+    if twice:
+        raise InvalidRequest(*twice)
+
+
+__all__ = ["TooLarge", "media_type_of", "read_append"]

@@ -1,0 +1,281 @@
+"""One node: opens its data folder, runs a driver for each log it keeps, and stops cleanly or at once.
+
+    DATA/lock                     held while the node runs: two processes cannot share a folder
+    DATA/node.json                whose folder it is: cluster and node
+    DATA/logs/NAME/               the commit log of one log (storage/README.md), and beside it
+        vote, checkpoint, state   term and vote (R-01), where a restart begins, the log's state there
+    DATA/journal/NAME/            what this node has seen of that log
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from app.errors import CommitlogError, ConfigError, InvalidRequest, LogNotFound
+from app.log_state import LogState
+from app.node.checkpoints import Checkpointer, load_state
+from app.node.clock import LoopScheduler, SystemClock
+from app.node.disk import DiskThread
+from app.node.driver import LogDriver
+from app.node.forward import Forwarder
+from app.node.hosted_log import HostedLog, Replica
+from app.node.transport import PeerTransport
+from app.raft.core import RaftCore
+from app.replication import DriverConfig, GroupConfig
+from app.settings import LOG_NAME, LogSettings, NodeSettings, Settings
+from app.telemetry import Meter
+from app.version import VERSION
+from storage.batch import log_id_of
+from storage.checkpoint import CheckpointFile, SnapshotFile
+from storage.commitlog import Commitlog
+from storage.file_system import FileSystem, Lock, write_durably
+from storage.files import OsFileSystem
+from storage.hard_state import HardStateFile
+from storage.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S: Final = 10.0
+_READY_RETRY_S: Final = 0.1
+
+
+class _Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What node.json says."""
+
+    cluster: str
+    node: str
+    format: int = 1
+
+
+class Broker:
+    """The logs of one node and what they share: loop, timer, disk thread, peers, forwarder.
+
+    `failed` is done when the node must stop at once (R-11); `stopping` is set when a clean stop has begun.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.node: NodeSettings = settings.node
+        self.meter = Meter()
+        self.clock = SystemClock()
+        self.forwarder = Forwarder(settings.security)
+        self.logs: dict[str, HostedLog] = {}
+        self.stopping = asyncio.Event()
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._files: FileSystem = OsFileSystem()
+        self._by_id: dict[int, LogDriver] = {}
+        self._lock: Lock | None = None
+        self._disk = DiskThread(self._loop, self._fail)
+        self.transport = PeerTransport(
+            cluster_id=settings.cluster_id,
+            node_id=self.node.id,
+            listen=self.node.peer_listen,
+            peers=[(peer.id, peer.peer_address) for peer in settings.nodes if peer.id != self.node.id],
+            deliver=self._deliver,
+            chance=random.SystemRandom(),
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    # --- start and stop ---------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open everything and take part. Raises ConfigError, storage.errors.StorageError or OSError."""
+        data = str(self.node.data.absolute())
+        self._files.make_folders(data)
+        self._lock = self._files.lock(f"{data}/lock")
+        self._check_stamp(f"{data}/node.json")
+        for log in self.settings.logs:
+            log_id = log_id_of(self.settings.cluster_id, log.name)
+            replica = self._open(log, log_id, data) if self.node.id in log.replicas else None
+            self.logs[log.name] = HostedLog(log, log_id, replica)
+        self._disk.start()
+        await self.forwarder.start()
+        await self.transport.start()
+        for hosted in self.logs.values():
+            if hosted.replica is not None:
+                hosted.replica.driver.start()
+                self.spawn(self._watch_until_caught_up(hosted), f"catch up {hosted.name}")
+        self._tick_at = self._loop.time()
+        self._tick()
+        logger.info("node started", extra={"node": self.node.id, "logs": len(self.logs), "data": data})
+
+    async def stop(self) -> None:
+        """End cleanly: answer whoever waits, make everything durable, close. Call `begin_stop` before."""
+        self.begin_stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        replicas = [hosted.replica for hosted in self.logs.values() if hosted.replica is not None]
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            stopped = [self._stopped(replica.driver) for replica in replicas]
+            await asyncio.gather(*stopped)
+            await self._disk.drain()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.transport.stop()
+        await self.forwarder.stop()
+        self._disk.stop(_STOP_TIMEOUT_S)
+        for replica in replicas:
+            replica.log.close()
+            replica.journal.close()
+        if self._lock is not None:
+            self._lock.release()
+        logger.info("node stopped", extra={"node": self.node.id})
+
+    def begin_stop(self) -> None:
+        """Let long polls and streams end."""
+        self.stopping.set()
+        for hosted in self.logs.values():
+            hosted.wake()
+
+    def _stopped(self, driver: LogDriver) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = self._loop.create_future()
+        driver.stop(lambda: done.done() or done.set_result(None))
+        return done
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        """The node must not go on (R-11): tell the server, which ends the process without a clean stop."""
+        logger.critical("node fails: %s", what, exc_info=error)
+        if not self.failed.done():
+            self.failed.set_result(f"{what}: {error}")
+
+    def _check_stamp(self, path: str) -> None:
+        stamp = _Stamp(self.settings.cluster_id, self.node.id)
+        if not self._files.exists(path):
+            write_durably(self._files, path, msgspec.json.encode(stamp) + b"\n")
+            return
+        try:
+            found = msgspec.json.decode(self._files.read(path), type=_Stamp)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+        if found != stamp:
+            raise ConfigError(
+                f"{path}: the folder belongs to node {found.node!r} of cluster {found.cluster!r} (format "
+                f"{found.format}), not to {stamp.node!r} of {stamp.cluster!r}"
+            )
+
+    def _open(self, settings: LogSettings, log_id: int, data: str) -> Replica:
+        """Recover one log and build its driver. Blocks: nothing else runs yet."""
+        files, raft = self._files, self.settings.raft
+        folder = f"{data}/logs/{settings.name}"
+        files.make_folders(folder)
+        checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
+        snapshot_file = SnapshotFile(files, f"{folder}/state")
+        hard_state_file = HardStateFile(files, f"{folder}/vote")
+        committed_index = checkpoint_file.load().committed_index
+        hard_state = hard_state_file.load()
+        log = Commitlog.open(
+            files, folder, log_id=log_id, config=self.settings.storage, committed_index=committed_index
+        )
+        state: LogState = load_state(log, snapshot_file, idempotency_ms=self.settings.limits.idempotency_ms)
+        journal = Journal(files, f"{data}/journal/{settings.name}", self.node.id, settings.name)
+        config = DriverConfig()
+        core = RaftCore(
+            node_id=self.node.id,
+            group=GroupConfig(voters=settings.replicas),
+            log=log,
+            durability=settings.durability,
+            hard_state=hard_state,
+            committed_index=committed_index,
+            config=raft,
+            random=random.SystemRandom(),
+        )
+        driver = LogDriver(
+            log_name=settings.name,
+            log_id=log_id,
+            node_id=self.node.id,
+            core=core,
+            log=log,
+            state=state,
+            journal=journal,
+            hard_state_file=hard_state_file,
+            checkpointer=Checkpointer(log, checkpoint_file, snapshot_file, self._disk, config, self._fail),
+            clock=self.clock,
+            disk=self._disk,
+            transport=self.transport,
+            scheduler=LoopScheduler(self._loop),
+            durability=settings.durability,
+            limits=self.settings.limits,
+            fail=self._fail,
+            version=VERSION,
+            config=config,
+        )
+        self._by_id[log_id] = driver
+        return Replica(driver, log, journal)
+
+    # --- while it runs ----------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> HostedLog:
+        """The log of that name. Raises InvalidRequest for a name that none can have, LogNotFound."""
+        hosted = self.logs.get(name)
+        if hosted is None:
+            if not LOG_NAME.fullmatch(name.removeprefix("__")):
+                raise InvalidRequest(("/path/log", f"a log's name is {LOG_NAME.pattern}"))
+            raise LogNotFound(name)
+        return hosted
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run `work` as a task of this node: a failure is logged, a stop of the node cancels it."""
+        task = self._loop.create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("task %s failed", task.get_name(), exc_info=error)
+
+    def _deliver(self, source: str, log_id: int, message: Any) -> None:
+        driver = self._by_id.get(log_id)
+        if driver is not None:
+            driver.deliver(source, message)
+
+    def _tick(self) -> None:
+        """The one timer of all logs. Late ticks are not made up for."""
+        interval_s = self.settings.raft.tick_interval_ms / 1000
+        self._tick_at = max(self._tick_at + interval_s, self._loop.time())
+        self._timer = self._loop.call_at(self._tick_at, self._tick)
+        for hosted in self.logs.values():
+            if hosted.replica is not None:
+                hosted.replica.driver.tick()
+                hosted.look()
+
+    async def _watch_until_caught_up(self, hosted: HostedLog) -> None:
+        """A first linearizable read says that this node knows its leader and has what it has."""
+        while not hosted.caught_up:
+            with contextlib.suppress(CommitlogError):
+                await self.read_index(hosted)
+                hosted.caught_up = True
+                logger.info("log caught up", extra={"log": hosted.name})
+                return
+            await asyncio.sleep(_READY_RETRY_S)
+
+    async def read_index(self, hosted: HostedLog) -> int:
+        """The index that a linearizable read must see; it is committed here on return (R-08).
+
+        Raises ReadIndexUnavailable.
+        """
+        replica = hosted.replica
+        assert replica is not None
+        future: asyncio.Future[int] = self._loop.create_future()
+        replica.driver.read_index(_settle(future))
+        return await future
+
+
+def _settle(future: asyncio.Future[int]) -> Callable[[int | CommitlogError], None]:
+    def done(result: int | CommitlogError) -> None:
+        if future.done():
+            return
+        if isinstance(result, CommitlogError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    return done

@@ -1,0 +1,133 @@
+"""A node in this process: the broker, and uvicorn in front of it.
+
+    python -m app.node.server --config conf/three_nodes.toml --node n1
+
+Exit codes: 0 a clean stop (SIGTERM, SIGINT), 2 a configuration that cannot work, 1 anything else: a folder that
+is in use or damaged, an address that is taken, or a failed disk, at which the node ends at once (R-11).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from app.errors import ConfigError
+from app.main import build_app
+from app.node.broker import Broker
+from app.settings import Settings, load, split_address
+from app.telemetry import configure_logging
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+EXIT_CLEAN: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_CONFIG: Final = 2
+
+
+def serve(config_path: str | Path, node_id: str) -> int:
+    """Run the node `node_id` of a configuration file until a signal or a failure; return the exit code."""
+    configure_logging()
+    try:
+        settings = load(config_path, node_id)
+    except ConfigError as error:
+        logger.error("configuration refused: %s", error)
+        return EXIT_CONFIG
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(settings))
+
+
+class _Front(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the node decides when it stops."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _run(settings: Settings) -> int:
+    broker = Broker(settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await broker.start()
+    except ConfigError as error:
+        logger.error("configuration refused: %s", error)
+        return EXIT_CONFIG
+    except (StorageError, OSError) as error:
+        logger.error("node cannot start: %s", error)
+        return EXIT_FAILED
+    front = _Front(_front_config(settings, broker))
+    serving = loop.create_task(front.serve(), name="front")
+    stopping = loop.create_task(stop.wait(), name="signal")
+    await asyncio.wait((serving, stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
+    if broker.failed.done():
+        _end_at_once(broker.failed.result())
+    if serving.done():
+        stopping.cancel()
+        logger.error("the front door has closed: is %s in use?", settings.node.listen)
+        await broker.stop()
+        return EXIT_FAILED
+    logger.info("stopping", extra={"node": settings.node.id})
+    broker.begin_stop()
+    front.should_exit = True
+    await asyncio.wait((serving, broker.failed), return_when=asyncio.FIRST_COMPLETED)
+    if broker.failed.done():
+        _end_at_once(broker.failed.result())
+    try:
+        await broker.stop()
+    except (StorageError, TimeoutError) as error:
+        logger.error("no clean stop: %s", error or "it took too long")
+        return EXIT_FAILED
+    return EXIT_CLEAN
+
+
+def _front_config(settings: Settings, broker: Broker) -> uvicorn.Config:
+    host, port = split_address(settings.node.listen)
+    security = settings.security
+    return uvicorn.Config(
+        build_app(settings, broker),
+        host=host,
+        port=port,
+        http="httptools",
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=4096,
+        timeout_graceful_shutdown=max(1, settings.http.shutdown_grace_ms // 1000),
+        ssl_certfile=security.tls_certificate and str(security.tls_certificate),
+        ssl_keyfile=security.tls_key and str(security.tls_key),
+    )
+
+
+def _end_at_once(reason: str) -> None:
+    """Crash-only: nothing is flushed, so that nothing is written after what could not be (R-11)."""
+    logger.critical("node stops at once: %s", reason)
+    logging.shutdown()
+    os._exit(EXIT_FAILED)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m app.node.server", description="Run one node.")
+    parser.add_argument("--config", required=True, type=Path)
+    parser.add_argument("--node", required=True)
+    arguments = parser.parse_args()
+    return serve(arguments.config, arguments.node)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

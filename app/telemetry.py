@@ -1,0 +1,128 @@
+"""Log lines and metrics: every name is defined here, once.
+
+Lines go to stderr, one a line, as `key=value` pairs (logfmt): time, level, logger, message, then the extras.
+Requests are counted in plain integers, because the append path counts too; Prometheus reads them when it asks.
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Final, TextIO
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+REQUESTS: Final = "commitlog_http_requests"
+APPEND_SECONDS: Final = "commitlog_append_seconds"
+APPENDED_RECORDS: Final = "commitlog_appended_records"
+APPENDED_BYTES: Final = "commitlog_appended_bytes"
+OPEN_REQUESTS: Final = "commitlog_open_requests"
+OPEN_BYTES: Final = "commitlog_open_request_bytes"
+TERM: Final = "commitlog_term"
+LEADING: Final = "commitlog_leading"
+BEGIN_INDEX: Final = "commitlog_begin_index"
+END_INDEX: Final = "commitlog_end_index"
+COMMITTED_INDEX: Final = "commitlog_committed_index"
+END_OFFSET: Final = "commitlog_end_offset_bytes"
+WATERMARK: Final = "commitlog_watermark"
+PENDING_PUSHES: Final = "commitlog_pending_pushes"
+PEER_UP: Final = "commitlog_peer_connected"
+BUILD: Final = "commitlog_build"
+
+BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Meter:
+    """What the front door counts. Owned by the event loop."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str, int], int] = {}  # (method, route, status) -> how many
+        self.appended_records = 0
+        self.appended_bytes = 0
+        self._append_buckets = [0] * (len(BUCKETS_S) + 1)
+        self._append_sum_s = 0.0
+
+    def answered(self, method: str, route: str, status: int) -> None:
+        key = (method, route, status)
+        self.answers[key] = self.answers.get(key, 0) + 1
+
+    def appended(self, seconds: float, records: int, size_bytes: int) -> None:
+        """An append was acknowledged `seconds` after it came in."""
+        self._append_buckets[bisect_left(BUCKETS_S, seconds)] += 1
+        self._append_sum_s += seconds
+        self.appended_records += records
+        self.appended_bytes += size_bytes
+
+    def collect(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            REQUESTS, "Answers given", labels=("method", "route", "status")
+        )
+        for (method, route, status), count in self.answers.items():
+            answers.add_metric((method, route, str(status)), count)
+        yield answers
+        total = 0
+        buckets = []
+        for bound, count in zip((*BUCKETS_S, float("inf")), self._append_buckets, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
+        histogram = HistogramMetricFamily(APPEND_SECONDS, "From the append's arrival to its acknowledgement")
+        histogram.add_metric((), buckets, self._append_sum_s)
+        yield histogram
+        yield CounterMetricFamily(APPENDED_RECORDS, "Records acknowledged", self.appended_records)
+        yield CounterMetricFamily(APPENDED_BYTES, "Bytes of records acknowledged", self.appended_bytes)
+
+
+def gauge(name: str, text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def build_info(version: str, node: str) -> Metric:
+    return InfoMetricFamily(BUILD, "What runs here", {"version": version, "node": node})
+
+
+# --- log lines -----------------------------------------------------------------------------------------------
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.:/@+-]+")
+_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+
+class LineFormatter(logging.Formatter):
+    """logfmt: whatever a message or traceback holds, a line stays a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        pairs: list[tuple[str, object]] = [
+            ("time", f"{when}.{int(record.msecs):03d}Z"),
+            ("level", record.levelname.lower()),
+            ("logger", record.name),
+            ("message", record.getMessage()),
+        ]
+        pairs.extend((name, value) for name, value in vars(record).items() if name not in _OWN)
+        if record.exc_info:
+            pairs.append(("trace", self.formatException(record.exc_info)))
+        return " ".join(f"{name}={_quoted(value)}" for name, value in pairs)
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -> None:
+    """Send every logger's lines to stderr. Called once, by whoever owns the process."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
