@@ -138,7 +138,7 @@ class SimulatedNode:
         raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
 
     def crash(self) -> None:
-        """With `fsync` kill -9 and power cut in one: what was not synced is lost or torn. Else kill -9 alone."""
+        """kill -9, and with `fsync` a power cut too: what was not synced is lost or torn."""
         self._life.alive = False
         if self._cluster.plan.durability is Durability.FSYNC:
             self.files.crash()
