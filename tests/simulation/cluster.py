@@ -194,13 +194,13 @@ class SimulatedCluster:
         if self.nemesis is not None:
             self.nemesis.stop()
         self.network.faults = LinkFaults()
-        target = self.ledger.highest_index
+        promised, target = dict(self.ledger.acknowledged), self.ledger.highest_index
         limit_us = self.world.now_us + int(within_seconds * SECOND_US)
         self._run_until(limit_us, lambda: all(node.committed_index >= target for node in self.nodes.values()))
         for node in self.nodes.values():
             if node.committed_index < target:
                 raise Violation(f"{node.name} has not caught up: {node.committed_index} of {target}")
-            self._check_acknowledged(node)
+            self._check_acknowledged(node, promised)
 
     def leader(self) -> SimulatedNode | None:
         """The living leader of the newest term."""
@@ -214,7 +214,7 @@ class SimulatedCluster:
             if self.ledger.violation is not None:
                 raise Violation(self.ledger.violation)
 
-    def _check_acknowledged(self, node: SimulatedNode) -> None:
+    def _check_acknowledged(self, node: SimulatedNode, promised: Mapping[str, int]) -> None:
         """Every acknowledged record stands once, where the answer said; every key at most once."""
         places: dict[str, int] = {}
         index = max(node.log.begin_index, 0)
@@ -225,7 +225,7 @@ class SimulatedCluster:
                     if places.setdefault(value, place) != place:
                         raise Violation(f"{node.name}: {value} stands at {places[value]} and at {place}")
             index = batch.next_index
-        for key, index in self.ledger.acknowledged.items():
+        for key, index in promised.items():
             if places.get(key, NO_INDEX) != index:
                 raise Violation(
                     f"{node.name}: {key} was acknowledged at {index}, stands at {places.get(key)}"

@@ -98,8 +98,8 @@ class Nemesis:
         self._cut([(name, other) if mute else (other, name) for other in self._others(name)])
 
     def _link(self) -> None:
-        source, target = self._world.random.sample(self._cluster.names, 2)
-        self._cut([(source, target)])
+        name = self._world.random.choice(self._cluster.names)
+        self._cut([(name, other) for other in self._others(name)[:1]])
 
     def _others(self, name: str) -> list[str]:
         return [other for other in self._cluster.names if other != name]
