@@ -29,7 +29,7 @@ class Member(Protocol):
     @property
     def log(self) -> ReplicaLog: ...
     @property
-    def durable_index(self) -> int: ...
+    def held_index(self) -> int: ...
     def watermarks(self) -> Mapping[str, int]: ...
 
 
@@ -96,10 +96,8 @@ class SafetyChecker:
             raise Violation(f"term {member.term} has two leaders: {leader} and {member.name}")
         for peer, watermark in member.watermarks().items():
             other = by_name[peer]
-            if watermark > other.durable_index and other.term <= member.term:
-                raise Violation(
-                    f"{member.name} counts {peer} at {watermark}, which holds {other.durable_index} durably"
-                )
+            if watermark > other.held_index and other.term <= member.term:
+                raise Violation(f"{member.name} counts {peer} at {watermark}, which holds {other.held_index}")
 
     def _check_completeness(self, member: Member) -> None:
         if self.committed_index == NO_INDEX:

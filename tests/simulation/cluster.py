@@ -94,8 +94,10 @@ class SimulatedNode:
         return self.driver.log
 
     @property
-    def durable_index(self) -> int:
-        return self.log.durable_index
+    def held_index(self) -> int:
+        """What no crash of this run takes away: with `replicated` durability the operating system lives on."""
+        fsync = self._cluster.plan.durability is Durability.FSYNC
+        return self.log.durable_index if fsync else self.log.end_index
 
     def watermarks(self) -> Mapping[str, int]:
         return self.driver.watermarks().get(self.term, {})
