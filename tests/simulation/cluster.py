@@ -95,7 +95,7 @@ class SimulatedNode:
 
     @property
     def held_index(self) -> int:
-        """What no crash of this run takes away: with `replicated` durability the operating system lives on."""
+        """What no crash of this run takes away: with `replicated` the operating system lives on."""
         fsync = self._cluster.plan.durability is Durability.FSYNC
         return self.log.durable_index if fsync else self.log.end_index
 
