@@ -72,6 +72,7 @@ def build_session(
         raise FileNotFoundError(f"no {', '.join(missing)}: run `python -m spark_jobs.jars`")
     os.environ["JAVA_HOME"] = str(find_java().parent.parent)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    _let_workers_import_us()
     if master.startswith("local"):
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {**SETTINGS, **(FAST_SETTINGS if fast_tests else {}), **_files(jars), **(extra or {})}
@@ -81,6 +82,14 @@ def build_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _let_workers_import_us() -> None:
+    """Spark's Python workers find this package as this process did, whether it is installed or not."""
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
 
 
 def _files(jars: Sequence[Path]) -> dict[str, str]:

@@ -1,0 +1,281 @@
+"""Reads of a log over HTTP from any of its replicas: the contract of API.md §5, with retries.
+
+Used by the source in Spark's Python workers, so it holds nothing but sockets and is made where it is used.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import pyarrow as pa
+import urllib3
+
+from spark_jobs.errors import LogClash, Refused, ShortRead, Trimmed, Unreachable
+from spark_jobs.planning import check_dense
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+CONNECT_TIMEOUT_S = 2.0
+READ_TIMEOUT_S = 15.0  # longer than a replica waits for Commitlog-Min-Index
+GIVE_UP_S = 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+MAX_READ_RECORDS = 100_000
+MAX_READ_BYTES = 16 * 1024 * 1024
+MAX_EVENTS = 10_000
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Tail:
+    """How far a log goes. next_index: one past the last committed index. confirmed: by its leader, just now;
+    else it is the farthest that the reachable replicas know, and the log may go on."""
+
+    begin_index: int
+    next_index: int
+    confirmed: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a record stands: its term, and the byte position of its batch."""
+
+    term: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A member of the cluster, as a replica names it."""
+
+    id: str
+    url: str
+    alive: bool
+
+
+@dataclass(frozen=True)
+class EventPage:
+    """Events of one node from one seq on. next_seq: where to go on."""
+
+    events: Sequence[Mapping[str, Any]]
+    next_seq: int
+    has_more: bool
+
+
+@dataclass
+class LogClient:
+    """One log, read from `endpoints`; the first is asked first, and one that fails makes place for the next.
+
+    give_up_s: how long a call goes on asking before it raises Unreachable. Not safe for use by two threads.
+    """
+
+    endpoints: Sequence[str]
+    log: str
+    token: str | None = None
+    give_up_s: float = GIVE_UP_S
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _at: int = field(default=0, init=False)
+    _pool: urllib3.PoolManager = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
+        self._pool = urllib3.PoolManager(timeout=timeout, retries=False, num_pools=16)
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def log_id(self) -> str:
+        """Hex id of the log: of its cluster and name."""
+        return str(self._any("")["id"])
+
+    def tail(self, *, confirmed: bool) -> Tail:
+        """How far the log goes. confirmed: ask until its leader confirms; else take what replicas know."""
+        if confirmed:
+            return _tail(self._any("/tail", consistency="linearizable"), confirmed=True)
+        for attempt in self._attempts():
+            for endpoint in self.endpoints:
+                try:
+                    answer = self._json(endpoint, self._path("/tail"), consistency="linearizable")
+                except Unreachable as error:
+                    attempt(error)
+                    continue
+                return _tail(answer, confirmed=True)
+            tails = []
+            for endpoint in self.endpoints:
+                try:
+                    answer = self._json(endpoint, self._path("/tail"), consistency="committed")
+                except Unreachable as error:
+                    attempt(error)
+                    continue
+                tails.append(_tail(answer, confirmed=False))
+            if tails:
+                return max(tails, key=lambda tail: tail.next_index)
+        raise AssertionError("attempts end by raising")
+
+    def place(self, index: int) -> Place | None:
+        """Term and byte position of a committed record, None if it was trimmed."""
+        try:
+            records = self._read_once(index, index + 1, max_bytes=1)
+        except Trimmed:
+            return None
+        return Place(records["term"][0].as_py(), records["offset"][0].as_py())
+
+    def read(self, first: int, until: int) -> Iterator[pa.Table]:
+        """All records of [first, until), control records included, as tables of READ columns, in order.
+
+        [first, until) must be committed somewhere: a replica that is behind is waited for, then passed over.
+        Raises Trimmed, LogClash, ShortRead, Refused, Unreachable.
+        """
+        while first < until:
+            records = self._read_once(first, until, max_bytes=MAX_READ_BYTES)
+            first += records.num_rows
+            yield records
+
+    def nodes(self) -> list[Node]:
+        """The members of the cluster, in its order."""
+        answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/cluster"))
+        return [
+            Node(node["id"], node["url"].rstrip("/"), bool(node.get("alive", True)))
+            for node in answer["nodes"]
+        ]
+
+    def events(self, node: Node, from_seq: int, limit: int = MAX_EVENTS) -> EventPage:
+        """A page of one node's own journal. Raises Unreachable at once when that node does not answer."""
+        answer = self._json(node.url, self._path("/events"), from_seq=from_seq, limit=limit)
+        return EventPage(answer["events"], int(answer["next_seq"]), bool(answer["has_more"]))
+
+    def events_when_up(self, node: Node, from_seq: int) -> EventPage:
+        """As `events`, but asks until the node answers, or for `give_up_s`."""
+        return self._over_endpoints(lambda _: self.events(node, from_seq))
+
+    def committed_index(self, node: Node) -> int:
+        """What one node knows to be committed. Raises Unreachable at once when it does not answer."""
+        return int(self._json(node.url, self._path("/tail"), consistency="committed")["committed_index"])
+
+    def epochs(self, node: Node) -> list[dict[str, Any]]:
+        """One node's epoch file. Raises Unreachable at once when that node does not answer."""
+        return list(self._json(node.url, self._path("/epochs"))["epochs"])
+
+    def first_data_index(self, first: int, until: int) -> int | None:
+        """Index of the first data record in [first, until), None if it holds control records only."""
+        while first < until:
+            answer = self._any(
+                "/records", from_index=first, until_index=until, limit=1, consistency="linearizable"
+            )
+            if answer["records"]:
+                return int(answer["records"][0]["index"])
+            if answer["next_index"] <= first:
+                return None
+            first = int(answer["next_index"])
+        return None
+
+    def _read_once(self, first: int, until: int, *, max_bytes: int) -> pa.Table:
+        """One answer's records of [first, until), at least one, each checked to be there."""
+        query = {
+            "from_index": first,
+            "until_index": until,
+            "limit": min(until - first, MAX_READ_RECORDS),
+            "max_bytes": max_bytes,
+            "include": "control",
+            "consistency": "committed",
+        }
+
+        def ask(endpoint: str) -> pa.Table:
+            headers = {"Accept": ARROW_STREAM, "Commitlog-Min-Index": str(until - 1)}
+            answer = self._request(endpoint, self._path("/records"), query, headers)
+            try:
+                records = pa.ipc.open_stream(answer.data).read_all()
+            except pa.ArrowException as error:
+                raise Unreachable(f"{endpoint}: the answer is cut or broken ({error})") from error
+            next_index = int(answer.headers.get("Commitlog-Next-Index", first + records.num_rows))
+            if next_index == first:
+                raise Unreachable(f"{endpoint}: does not hold index {first} yet")
+            check_dense(self.log, records["index"].to_numpy(), first, next_index)
+            return records
+
+        return self._over_endpoints(ask)
+
+    def _any(self, route: str, **query: Any) -> Any:
+        return self._over_endpoints(lambda endpoint: self._json(endpoint, self._path(route), **query))
+
+    def _over_endpoints(self, ask: Callable[[str], Answer]) -> Answer:
+        """The first good answer, from the endpoint that answered last, else the next ones, round and round."""
+        for attempt in self._attempts():
+            for _ in self.endpoints:
+                try:
+                    return ask(self.endpoints[self._at])
+                except (Unreachable, ShortRead) as error:
+                    self._at = (self._at + 1) % len(self.endpoints)
+                    attempt(error)
+        raise AssertionError("attempts end by raising")
+
+    def _attempts(self) -> Iterator[Callable[[Unreachable | ShortRead], None]]:
+        """Rounds over the endpoints with growing pauses; takes their complaints, and at last raises one."""
+        give_up_at = self.clock() + self.give_up_s
+        pause = FIRST_PAUSE_S
+        complaints: list[Unreachable | ShortRead] = []
+        while True:
+            complaints.clear()
+            yield complaints.append
+            if self.clock() + pause > give_up_at:
+                for complaint in complaints:
+                    if isinstance(complaint, ShortRead):
+                        raise complaint
+                raise Unreachable(
+                    f"log {self.log!r}: no replica could answer for {self.give_up_s:.0f} s. Is the cluster up, with a "
+                    f"majority of its nodes? Last: {'; '.join(str(complaint) for complaint in complaints)}"
+                )
+            self.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _path(self, route: str) -> str:
+        return f"/v1/logs/{quote(self.log, safe='')}{route}"
+
+    def _json(self, endpoint: str, path: str, **query: Any) -> Any:
+        answer = self._request(endpoint, path, query, {"Accept": "application/json"})
+        try:
+            return json.loads(answer.data)
+        except ValueError as error:
+            raise Unreachable(f"{endpoint}: the answer is cut or broken ({error})") from error
+
+    def _request(
+        self, endpoint: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> urllib3.BaseHTTPResponse:
+        """One answer, whole. Raises Unreachable for what another replica, or time, may mend; else Refused."""
+        if self.token is not None:
+            headers = {**headers, "Authorization": f"Bearer {self.token}"}
+        url = f"{endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
+        try:
+            answer = self._pool.request("GET", url, headers=headers)
+        except urllib3.exceptions.HTTPError as error:
+            raise Unreachable(f"{endpoint}: {error}") from error
+        if answer.status == 200:
+            return answer
+        problem = _problem(answer.data)
+        code, detail = str(problem.get("code", "")), str(problem.get("detail", answer.reason))
+        if answer.status in (421, 429) or answer.status >= 500:
+            raise Unreachable(f"{endpoint}: {answer.status} {code} {detail}")
+        if answer.status == 410:
+            raise Trimmed(self.log, int(query["from_index"]), int(problem["begin_index"]))
+        if answer.status == 416:
+            raise LogClash(
+                self.log, f"it ends before index {problem.get('next_index')}, {query['from_index']} was due"
+            )
+        raise Refused(answer.status, code, detail, problem)
+
+
+def _tail(answer: Mapping[str, Any], *, confirmed: bool) -> Tail:
+    """A log's begin is -1 while it is empty, and then its first index is its end's next one."""
+    next_index = int(answer["committed_index"]) + 1
+    return Tail(max(0, int(answer["begin_index"])), next_index, confirmed)
+
+
+def _problem(data: bytes) -> dict[str, Any]:
+    try:
+        problem = json.loads(data)
+    except ValueError:
+        return {}
+    return problem if isinstance(problem, dict) else {}

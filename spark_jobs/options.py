@@ -1,0 +1,150 @@
+"""The options of `format("commitlog")`, checked before anything is read (API.md §6)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from spark_jobs.errors import OptionError
+from spark_jobs.planning import EARLIEST, LATEST
+
+RECORDS, EVENTS = "records", "events"
+NAMES = (
+    "endpoint",
+    "token",
+    "log",
+    "startingIndex",
+    "endingIndex",
+    "maxRecordsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "stream",
+    "includeControl",
+)
+Start = int | str | dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What a query asks for.
+
+    endpoints: base URLs of replicas, none with a slash at its end. starting_index: inclusive, EARLIEST, LATEST, None
+    where the kind of query decides; for events also the next seq by node. ending_index: inclusive, or LATEST.
+    """
+
+    endpoints: tuple[str, ...]
+    token: str | None = None
+    log: str = "default"
+    starting_index: Start | None = None
+    ending_index: int | str = LATEST
+    max_records_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    min_partitions: int = 1
+    fail_on_data_loss: bool = True
+    stream: str = RECORDS
+    include_control: bool = False
+
+    def for_batch(self) -> "SourceOptions":
+        """The same for a batch query, with its default start. Raises OptionError for what only streams take."""
+        if self.max_records_per_trigger is not None or self.max_bytes_per_trigger is not None:
+            raise OptionError(
+                "maxRecordsPerTrigger and maxBytesPerTrigger are for streams: a batch reads its range"
+            )
+        return replace(self, starting_index=EARLIEST if self.starting_index is None else self.starting_index)
+
+    def for_stream(self) -> "SourceOptions":
+        """The same for a streaming query, with its default start. Raises OptionError for what only batches take."""
+        if self.ending_index != LATEST:
+            raise OptionError("endingIndex is for batch queries: a stream has no end")
+        return replace(self, starting_index=LATEST if self.starting_index is None else self.starting_index)
+
+
+def parse_options(given: Mapping[str, str]) -> SourceOptions:
+    """Read Spark's options, whose names ignore case. Raises OptionError with all that is known about the mistake."""
+    known = {name.lower(): name for name in NAMES}
+    values: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() not in known:
+            raise OptionError(f"unknown option {name!r}; commitlog takes {', '.join(NAMES)}")
+        values[known[name.lower()]] = value
+    stream = values.get("stream", RECORDS)
+    if stream not in (RECORDS, EVENTS):
+        raise OptionError(f"stream: {stream!r} is neither {RECORDS!r} nor {EVENTS!r}")
+    options = SourceOptions(
+        endpoints=_endpoints(values.get("endpoint", "")),
+        token=values.get("token") or None,
+        log=values.get("log", "default"),
+        starting_index=_start(values.get("startingIndex"), stream),
+        ending_index=_end(values.get("endingIndex", LATEST)),
+        max_records_per_trigger=_positive(values, "maxRecordsPerTrigger"),
+        max_bytes_per_trigger=_positive(values, "maxBytesPerTrigger"),
+        min_partitions=_positive(values, "minPartitions") or 1,
+        fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
+        stream=stream,
+        include_control=_flag(values, "includeControl", default=False),
+    )
+    if stream == EVENTS:
+        for name in ("endingIndex", "maxBytesPerTrigger", "minPartitions", "includeControl"):
+            if name in values:
+                raise OptionError(
+                    f"{name} does not apply to stream=events: each node's journal is one partition"
+                )
+    return options
+
+
+def _endpoints(text: str) -> tuple[str, ...]:
+    endpoints = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
+    if not endpoints:
+        raise OptionError("endpoint: give the base URL of one replica or more, separated by commas")
+    for endpoint in endpoints:
+        url = urlsplit(endpoint)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise OptionError(f"endpoint: {endpoint!r} is not a URL such as http://host:8101")
+    return endpoints
+
+
+def _start(text: str | None, stream: str) -> Start | None:
+    if text is None or text in (EARLIEST, LATEST):
+        return text
+    if stream == RECORDS:
+        return _index("startingIndex", text)
+    try:
+        positions: Any = json.loads(text)
+    except ValueError:
+        positions = None
+    if not isinstance(positions, dict) or not all(
+        isinstance(seq, int) and not isinstance(seq, bool) and seq >= 0 for seq in positions.values()
+    ):
+        raise OptionError(
+            f"startingIndex: {text!r} is neither {EARLIEST!r}, {LATEST!r} nor the next seq by node, as in "
+            '{"n1": 17}'
+        )
+    return dict(positions)
+
+
+def _end(text: str) -> int | str:
+    return text if text == LATEST else _index("endingIndex", text)
+
+
+def _index(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise OptionError(f"{name}: {text!r} is neither {EARLIEST!r}, {LATEST!r} nor an index")
+    return int(text)
+
+
+def _positive(values: Mapping[str, str], name: str) -> int | None:
+    if name not in values:
+        return None
+    text = values[name]
+    if not text.isdecimal() or int(text) == 0:
+        raise OptionError(f"{name}: {text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = values.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise OptionError(f"{name}: {values[name]!r} is neither true nor false")
+    return text == "true"

@@ -1,0 +1,146 @@
+"""What the source decides, without Spark and without a network: offsets, ranges, admission.
+
+`next_index`, `until` are exclusive ends, `first` and `index` inclusive, as everywhere in the service.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spark_jobs.errors import LogClash, ShortRead
+
+EARLIEST, LATEST = "earliest", "latest"
+
+
+@dataclass(frozen=True)
+class RecordsOffset:
+    """How far a query has read a log.
+
+    next_index: the first index not read. term: of the record before it; 0 when there is none, None when it was
+    trimmed and cannot be told. log_id: names the log and its cluster.
+    """
+
+    next_index: int
+    term: int | None
+    log_id: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"next_index": self.next_index, "term": self.term, "log_id": self.log_id}
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any]) -> "RecordsOffset":
+        return cls(int(offset["next_index"]), offset["term"], str(offset["log_id"]))
+
+
+@dataclass(frozen=True)
+class JournalPosition:
+    """How far one node's journal was read. timestamp_ms: of the event before `next_seq`, None for none."""
+
+    next_seq: int
+    timestamp_ms: int | None
+
+
+@dataclass(frozen=True)
+class EventsOffset:
+    """How far a query has read the journals of all nodes that it has met so far."""
+
+    nodes: Mapping[str, JournalPosition]
+    log_id: str
+
+    def to_json(self) -> dict[str, Any]:
+        nodes = {
+            node: {"next_seq": at.next_seq, "timestamp_ms": at.timestamp_ms}
+            for node, at in sorted(self.nodes.items())
+        }
+        return {"nodes": nodes, "log_id": self.log_id}
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any]) -> "EventsOffset":
+        nodes = {
+            node: JournalPosition(int(at["next_seq"]), at["timestamp_ms"])
+            for node, at in offset["nodes"].items()
+        }
+        return cls(nodes, str(offset["log_id"]))
+
+    def at(self, node: str) -> JournalPosition:
+        return self.nodes.get(node, JournalPosition(0, None))
+
+
+def check_same_log(log: str, expected_id: str, found_id: str) -> None:
+    """Raise LogClash unless both ids name one log."""
+    if expected_id != found_id:
+        raise LogClash(log, f"its id is {found_id}, it was {expected_id}")
+
+
+def check_same_term(log: str, offset: RecordsOffset, found_term: int | None) -> None:
+    """Raise LogClash if the record before `offset` was written in another term than when it was read.
+
+    found_term: None when that record was trimmed: then nothing can be said, and nothing is.
+    """
+    if offset.term is not None and found_term is not None and offset.term != found_term:
+        raise LogClash(
+            log,
+            f"the record at index {offset.next_index - 1} is of term {found_term}, it was of {offset.term}",
+        )
+
+
+def check_not_shorter(log: str, offset: RecordsOffset, next_index: int) -> None:
+    """Raise LogClash if the log, as its leader confirms it, ends before what was read. next_index: its end + 1."""
+    if next_index < offset.next_index:
+        raise LogClash(
+            log, f"it ends before index {next_index}, and was read up to {offset.next_index - 1} inclusive"
+        )
+
+
+def split_range(first: int, until: int, parts: int) -> list[tuple[int, int]]:
+    """At most `parts` ranges [first, until) of nearly one length, in order, none empty; [] for nothing."""
+    count = max(0, until - first)
+    parts = min(parts, count)
+    ends = [first + count * part // parts for part in range(parts + 1)] if parts else []
+    return list(zip(ends, ends[1:], strict=False))
+
+
+def admit_records(first: int, until: int, max_records: int | None) -> int:
+    """The end of the first `max_records` indexes of [first, until); all of it for None."""
+    return until if max_records is None else min(until, first + max_records)
+
+
+def admit_bytes(first: int, until: int, max_bytes: int | None, position_of: Callable[[int], int]) -> int:
+    """The end of a prefix of [first, until) that holds about `max_bytes`, and at least one record.
+
+    position_of: byte position in the log of the batch that holds an index; called O(log n) times. A batch is
+    the smallest thing that has a position, so the prefix is too long by less than a batch.
+    """
+    if max_bytes is None or until - first <= 1:
+        return until
+    limit = position_of(first) + max_bytes
+    fits, too_far = first + 1, until + 1  # the prefix up to `fits` is admitted, up to `too_far` it is not
+    while too_far - fits > 1:
+        middle = (fits + too_far) // 2
+        if position_of(middle - 1) < limit:
+            fits = middle
+        else:
+            too_far = middle
+    return fits
+
+
+def check_dense(log: str, indexes: npt.NDArray[np.int64], first: int, next_index: int) -> None:
+    """Raise ShortRead unless `indexes` is every index of [first, next_index), once and in order.
+
+    Holds for reads with control records, since a log has no gaps.
+    """
+    count = len(indexes)
+    if count != next_index - first or (count and int(indexes[0]) != first) or np.any(np.diff(indexes) != 1):
+        found = f"{count} records" + (f" from {indexes[0]} to {indexes[-1]}" if count else "")
+        raise ShortRead(
+            f"log {log!r}: asked for [{first}, {next_index}) and got {found}: some are missing or twice"
+        )
+
+
+def rotate(endpoints: Sequence[str], by: int) -> list[str]:
+    """The endpoints in another order, so that readers spread over the replicas."""
+    start = by % len(endpoints)
+    return [*endpoints[start:], *endpoints[:start]]

@@ -1,0 +1,73 @@
+"""The columns of the source and of each table; units and keys are told in README.md."""
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+HEADERS = ArrayType(StructType([StructField("name", StringType()), StructField("value", BinaryType())]))
+
+
+def _columns(**types: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+RECORDS = _columns(
+    log=StringType(),
+    index=LongType(),
+    term=LongType(),
+    offset=LongType(),
+    timestamp=TimestampType(),
+    key=BinaryType(),
+    value=BinaryType(),
+    headers=HEADERS,
+    type=StringType(),
+)
+EVENTS = _columns(
+    log=StringType(),
+    node=StringType(),
+    seq=LongType(),
+    timestamp=TimestampType(),
+    kind=StringType(),
+    term=LongType(),
+    data=StringType(),
+)
+ENTRIES = StructType([field for field in RECORDS if field.name != "type"])
+WATERMARKS = _columns(
+    log=StringType(),
+    term=LongType(),
+    peer=StringType(),
+    node=StringType(),
+    seq=LongType(),
+    timestamp=TimestampType(),
+    role=StringType(),
+    watermark=LongType(),
+    begin_index=LongType(),
+    end_index=LongType(),
+    committed_index=LongType(),
+)
+EPOCHS = _columns(
+    log=StringType(),
+    epoch=LongType(),
+    term=LongType(),
+    leader=StringType(),
+    start_index=LongType(),
+    start_offset=LongType(),
+    end_index=LongType(),
+    end_offset=LongType(),
+    started=TimestampType(),
+)
+EPOCH_FILES = StructType([EPOCHS["log"], StructField("node", StringType()), *EPOCHS.fields[1:]])
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """What Spark demands of the record batches of a source with this schema, to the letter."""
+    return to_arrow_schema(schema, timezone="UTC")

@@ -1,0 +1,230 @@
+"""A replica that tests can command: it answers the reads of API.md from memory, and fails when told to.
+
+The tests of the whole road use the real service; this one stands in where a test needs a replica that is
+behind, that lies, that goes away at a chosen moment, or a log that was wiped.
+"""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pyarrow as pa
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+READ_SCHEMA = pa.schema(
+    [
+        ("index", pa.int64()),
+        ("term", pa.int64()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
+        ("type", pa.string()),
+    ]
+)
+FIRST_TIMESTAMP_MS = 1_700_000_000_000
+RECORD_BYTES = 100  # each record counts as a batch of this size
+
+
+@dataclass
+class FakeLog:
+    """What all replicas of a test hold. Indexes are dense from 0; every one stands in `records`."""
+
+    name: str = "default"
+    cluster: str = "test"
+    term: int = 1
+    begin_index: int = 0
+    records: list[dict[str, Any]] = field(default_factory=list)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def next_index(self) -> int:
+        return len(self.records)
+
+    def append(self, *values: bytes | None, key: bytes | None = None, type: str = "data") -> None:
+        for value in values:
+            index = len(self.records)
+            self.records.append(
+                {
+                    "index": index,
+                    "term": self.term,
+                    "offset": index * RECORD_BYTES,
+                    "timestamp": (FIRST_TIMESTAMP_MS + index) * 1_000,
+                    "key": key,
+                    "value": value,
+                    "headers": None,
+                    "type": type,
+                }
+            )
+
+    def append_many(self, count: int) -> None:
+        self.append(*(b"value-%d" % number for number in range(self.next_index, self.next_index + count)))
+
+    def open_term(self, term: int, leader: str) -> None:
+        """A leader's control record, and the epoch that begins with it."""
+        self.term = term
+        index = self.next_index
+        if self.epochs:
+            self.epochs[-1] |= {"end_index": index - 1, "end_offset": index * RECORD_BYTES}
+        self.epochs.append(
+            {
+                "epoch": term,
+                "term": term,
+                "leader": leader,
+                "start_index": index,
+                "start_offset": index * RECORD_BYTES,
+                "end_index": None,
+                "end_offset": None,
+                "started_ms": FIRST_TIMESTAMP_MS + index,
+            }
+        )
+        self.append(b'{"kind":"term","leader":"%s"}' % leader.encode(), type="control")
+
+
+class FakeReplica:
+    """One node over HTTP on a port of its own, from `start` to `stop`."""
+
+    def __init__(self, log: FakeLog, node: str = "n1") -> None:
+        self.log = log
+        self.node = node
+        self.peers: list[FakeReplica] = [self]
+        self.journal: list[dict[str, Any]] = []
+        self.committed_index: int | None = None  # None: all of the log
+        self.has_leader = True
+        self.drop_record: int | None = None  # left out of every answer: a short read
+        self.cut_answers = 0  # so many Arrow answers are cut in the middle
+        self.requests: list[str] = []
+        self.url = ""
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, port: int = 0) -> None:
+        base = "/v1/logs/{log}"
+        routes = [
+            Route("/v1/cluster", self.cluster),
+            Route(base, self.describe),
+            Route(f"{base}/tail", self.tail),
+            Route(f"{base}/records", self.read),
+            Route(f"{base}/events", self.events),
+            Route(f"{base}/epochs", lambda _: JSONResponse({"epochs": self.visible_epochs()})),
+        ]
+        app = Starlette(routes=routes)
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="off")
+        )
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = self._server.force_exit = True
+            self._thread.join()
+            self._server = None
+
+    @property
+    def visible(self) -> int:
+        return self.log.next_index - 1 if self.committed_index is None else self.committed_index
+
+    def visible_epochs(self) -> list[dict[str, Any]]:
+        return [dict(epoch) for epoch in self.log.epochs]
+
+    def event(self, kind: str, data: dict[str, Any], timestamp_ms: int | None = None) -> None:
+        seq = len(self.journal)
+        self.journal.append(
+            {
+                "seq": seq,
+                "node": self.node,
+                "log": self.log.name,
+                "timestamp": FIRST_TIMESTAMP_MS + seq if timestamp_ms is None else timestamp_ms,
+                "kind": kind,
+                "term": self.log.term,
+                "data": data,
+            }
+        )
+
+    async def cluster(self, request: Request) -> Response:
+        nodes = [
+            {"id": peer.node, "url": peer.url, "voter": True, "alive": peer._server is not None}
+            for peer in self.peers
+        ]
+        return JSONResponse({"id": self.log.cluster, "nodes": nodes, "logs": [self.log.name], "limits": {}})
+
+    async def describe(self, request: Request) -> Response:
+        return JSONResponse({"name": self.log.name, "id": f"{self.log.cluster}-{self.log.name}"})
+
+    async def tail(self, request: Request) -> Response:
+        if request.query_params.get("consistency", "linearizable") == "linearizable" and not self.has_leader:
+            return problem(503, "read-index-unavailable")
+        return JSONResponse(
+            {
+                "begin_index": self.log.begin_index if self.log.records else -1,
+                "end_index": self.log.next_index - 1,
+                "committed_index": self.visible,
+                "next_index": self.log.next_index,
+                "term": self.log.term,
+                "leader": self.node,
+            }
+        )
+
+    async def read(self, request: Request) -> Response:
+        query = request.query_params
+        self.requests.append(str(request.url))
+        first, until = int(query["from_index"]), int(query["until_index"])
+        if first < self.log.begin_index:
+            return problem(410, "index-trimmed", begin_index=self.log.begin_index)
+        if int(request.headers.get("commitlog-min-index", "-1")) > self.visible:
+            return problem(504, "not-yet-replicated")
+        end = min(until, self.visible + 1, first + int(query.get("limit", "1000")))
+        found = self.log.records[first:end]
+        if query.get("include") != "control":
+            found = [record for record in found if record["type"] == "data"]
+        headers = {"Commitlog-Next-Index": str(max(first, end))}
+        if "arrow" not in request.headers.get("accept", ""):
+            records = [{"index": record["index"], "type": record["type"]} for record in found]
+            return JSONResponse({"records": records, "next_index": max(first, end)}, headers=headers)
+        body = arrow([record for record in found if record["index"] != self.drop_record])
+        if self.cut_answers:
+            self.cut_answers -= 1
+            body = body[: len(body) // 2]
+        return Response(body, media_type="application/vnd.apache.arrow.stream", headers=headers)
+
+    async def events(self, request: Request) -> Response:
+        first = int(request.query_params.get("from_seq", "0"))
+        limit = int(request.query_params.get("limit", "1000"))
+        events = self.journal[first : first + limit]
+        next_seq = first + len(events)
+        return JSONResponse(
+            {"events": events, "next_seq": next_seq, "has_more": next_seq < len(self.journal)}
+        )
+
+
+def arrow(records: list[dict[str, Any]]) -> bytes:
+    """An Arrow stream of record batches of 3 rows, as a log of small batches has them."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, READ_SCHEMA) as writer:
+        step = 3 if len(records) < 10_000 else 1_000
+        for start in range(0, len(records), step):
+            writer.write(pa.RecordBatch.from_pylist(records[start : start + step], READ_SCHEMA))
+    return sink.getvalue().to_pybytes()
+
+
+def problem(status: int, code: str, **fields: Any) -> Response:
+    body = {"type": f"/problems/{code}", "status": status, "code": code, "detail": code, **fields}
+    return JSONResponse(body, status_code=status, media_type="application/problem+json")
