@@ -155,7 +155,10 @@ class Dispatcher:
 
     def _append(self, now_ms: int, fresh: Sequence[Batch]) -> None:
         log, config = self._log, self._config
-        if self._window_is_full() or now_ms - self._last_leak_check_ms >= config.leak_check_interval_ms:
+        if self._window_is_full():
+            self._throttle(now_ms)
+            self._drop_acknowledged()
+        elif now_ms - self._last_leak_check_ms >= config.leak_check_interval_ms:
             self._last_leak_check_ms = now_ms
             self._drop_acknowledged()
         while self._write_index <= log.end_index:
@@ -179,9 +182,17 @@ class Dispatcher:
         config = self._config
         return len(self._pending) >= config.max_pending or self._pending_bytes >= config.max_pending_bytes
 
+    def _is_far_behind(self) -> bool:
+        return self._log.end_offset - self._acked_offset > self._config.peer_push_throttle_point_bytes
+
+    def _throttle(self, now_ms: int) -> None:
+        """A peer that has filled its window and lies far behind gets a limited stream from now on (D-09)."""
+        if not self._throttled and self._is_far_behind():
+            self._throttled = True
+            self._quota_from_ms, self._quota_used_bytes = now_ms, 0
+
     def _has_quota(self, now_ms: int) -> bool:
-        """A peer that has filled its window and lies far behind gets a limited stream (D-09)."""
-        if self._log.end_offset - self._acked_offset <= self._config.peer_push_throttle_point_bytes:
+        if self._throttled and not self._is_far_behind():
             self._throttled = False
         if not self._throttled:
             return True
@@ -198,11 +209,6 @@ class Dispatcher:
         if first.base_index not in self._pending:
             self._pending_bytes += size_bytes
             self._pending[first.base_index] = Push(last.last_index, last.next_offset, size_bytes, now_ms)
-        if self._window_is_full():
-            behind_bytes = self._log.end_offset - self._acked_offset
-            if not self._throttled and behind_bytes > self._config.peer_push_throttle_point_bytes:
-                self._throttled = True
-                self._quota_from_ms, self._quota_used_bytes = now_ms, 0
 
     def _commit(self, now_ms: int) -> None:
         """Everything is pushed: tell the committed index, and check that the peer holds what it said."""
