@@ -52,7 +52,7 @@ class EntryHandler:
         self._storing: PushRequest | None = None  # its batches are on their way to the log
         self._truncating = False
         self._owes_ack = False
-        self._acked_index = NO_INDEX  # the last one told in this session
+        self._acked_index = NO_INDEX  # the last one told since the last comparison
         self._leader_committed = NO_INDEX
         self._last_check_ms = 0
 
@@ -63,9 +63,7 @@ class EntryHandler:
         if request.life != self._life and request.type is not PushType.COMPARE:
             self._answer(request, PushCode.INCONSISTENT_STATE, request.index)
             return
-        if request.session > self._session:
-            self._session = request.session
-            self._acked_index = NO_INDEX
+        self._session = request.session
         self._leader_committed = max(self._leader_committed, request.committed_index)
         if request.type is PushType.APPEND:
             self._append(request, now_ms)
@@ -74,6 +72,7 @@ class EntryHandler:
         else:  # D-15
             self._waiting.clear()
             self._waiting_bytes = 0
+            self._acked_index = NO_INDEX
             if request.type is PushType.COMPARE:
                 self._deferred = Deferred(request, self._log.end_index)
                 self._answer_deferred()
@@ -292,6 +291,8 @@ class EntryHandler:
         conflict_index: int = NO_INDEX,
     ) -> None:
         leader = request.leader_id
+        if code is PushCode.SUCCESS:
+            self._acked_index = max(self._acked_index, index)
         self._send(leader, request.type, code, request.session, index, conflict_term, conflict_index)
 
     def _send(
