@@ -1,8 +1,8 @@
 """Raft's messages as bytes: what stands in one frame of the transport, after the frame's own length.
 
-Little-endian; head_size counts the head alone:
+Little-endian; the sizes count the head and the batches alone:
 
-    head_size u32 | log_id u64 | head: msgpack array, the kind first | batches of a push, as they are stored
+    head_size u32 | batches_size u32 | log_id u64 | head: msgpack array, the kind first | batches, as stored
 
 The batches are not copied: `encode` returns them as buffers of their own, `decode` as views of the frame.
 """
@@ -29,7 +29,7 @@ from storage.batch import Batch, decode_batch
 from storage.errors import CorruptBatch
 
 HEAD_MAX_BYTES: Final = 4096
-_PREFIX = struct.Struct("<IQ")
+_PREFIX = struct.Struct("<IIQ")
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(
     VoteRequest
@@ -67,36 +67,36 @@ def encode(log_id: int, message: RaftMessage) -> list[bytes | memoryview]:
             message.reset,
         )
         data = _ENCODER.encode(head)
-        return [_PREFIX.pack(len(data), log_id) + data, *[batch.data for batch in message.batches]]
+        size = sum(batch.size_bytes for batch in message.batches)
+        return [_PREFIX.pack(len(data), size, log_id) + data, *[batch.data for batch in message.batches]]
     data = _ENCODER.encode(message)
-    return [_PREFIX.pack(len(data), log_id) + data]
+    return [_PREFIX.pack(len(data), 0, log_id) + data]
 
 
 def decode(frame: memoryview) -> tuple[int, RaftMessage]:
     """Invert `encode`; the batches are views of `frame`, checksums verified. Raises CorruptFrame."""
     if len(frame) < _PREFIX.size:
         raise CorruptFrame("shorter than its prefix")
-    head_size, log_id = _PREFIX.unpack_from(frame)
-    payload_start = _PREFIX.size + head_size
-    if head_size > HEAD_MAX_BYTES or payload_start > len(frame):
-        raise CorruptFrame("impossible head size")
+    head_size, batches_size, log_id = _PREFIX.unpack_from(frame)
+    batches_start = _PREFIX.size + head_size
+    if head_size > HEAD_MAX_BYTES or batches_start + batches_size != len(frame):
+        raise CorruptFrame("its sizes are not those of the frame")
     try:
-        head = _DECODER.decode(frame[_PREFIX.size : payload_start])
-    except msgspec.DecodeError as error:  # ValidationError is one too
+        head = _DECODER.decode(frame[_PREFIX.size : batches_start])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptFrame(f"head: {error}") from error
-    payload = frame[payload_start:]
     if not isinstance(head, PushHead):
-        if len(payload):
+        if batches_size:
             raise CorruptFrame("only a push carries batches")
         return log_id, head
-    return log_id, _with_batches(head, _decode_batches(payload, log_id))
+    return log_id, _with_batches(head, _decode_batches(frame[batches_start:], log_id))
 
 
-def _decode_batches(payload: memoryview, log_id: int) -> tuple[Batch, ...]:
+def _decode_batches(data: memoryview, log_id: int) -> tuple[Batch, ...]:
     batches: list[Batch] = []
-    while len(payload):
+    while len(data):
         try:
-            batch = decode_batch(payload, log_id=log_id)
+            batch = decode_batch(data, log_id=log_id)
         except CorruptBatch as error:
             raise CorruptFrame(f"batch: {error.reason}") from error
         if batches:
@@ -105,7 +105,7 @@ def _decode_batches(payload: memoryview, log_id: int) -> tuple[Batch, ...]:
             if not neighbours or batch.term < before.term:
                 raise CorruptFrame("batches are not neighbours")
         batches.append(batch)
-        payload = payload[batch.size_bytes :]
+        data = data[batch.size_bytes :]
     return tuple(batches)
 
 

@@ -38,7 +38,7 @@ def body_of(count: int, value: bytes) -> EncodedBody:
 
 
 class MemoryLog:
-    """A ReplicaLog without a disk: what was written becomes durable by `sync`, what was not is lost in `crash`."""
+    """A ReplicaLog without a disk: what was written becomes durable by `sync`."""
 
     def __init__(self, batches: Sequence[Batch] = ()) -> None:
         self.batches: list[Batch] = list(batches)
@@ -155,7 +155,9 @@ def log_of(*terms: int, count: int = 1) -> MemoryLog:
 class Member:
     """One core and its log. Syncs by itself unless `auto_sync` is off; `full`: its disk has no room."""
 
-    def __init__(self, name: str, group: "Group", log: MemoryLog, hard_state: HardState, committed: int) -> None:
+    def __init__(
+        self, name: str, group: "Group", log: MemoryLog, hard_state: HardState, committed: int
+    ) -> None:
         self.name = name
         self.group = group
         self.log = log
@@ -201,11 +203,17 @@ class Member:
         self.core.tick(self.group.now_ms)
         self.run()
 
-    def append(self, count: int = 1, token: Any = None, acks: Acks = Acks.QUORUM, timeout_ms: int = 5_000) -> Batch:
+    def append(
+        self, count: int = 1, token: Any = None, acks: Acks = Acks.QUORUM, timeout_ms: int = 5_000
+    ) -> Batch:
         """Append one batch, and let it be one client's."""
         batch = self.log.stamp(body_of(count, b"v"), self.core.term)
         pending = PendingAppend(
-            batch.base_index, batch.last_index, acks, self.group.now_ms + timeout_ms, token or batch.base_index
+            batch.base_index,
+            batch.last_index,
+            acks,
+            self.group.now_ms + timeout_ms,
+            token or batch.base_index,
         )
         self.core.propose(batch, [pending], self.group.now_ms)
         self.run()
@@ -295,7 +303,9 @@ class Group:
     def send(self, source: str, target: str, message: RaftMessage) -> None:
         self.sent.append((source, target, message))
 
-    def take(self, source: str | None = None, target: str | None = None, kind: Any = None) -> list[RaftMessage]:
+    def take(
+        self, source: str | None = None, target: str | None = None, kind: Any = None
+    ) -> list[RaftMessage]:
         """Take messages out of the network without delivering them."""
         taken = [each for each in self.sent if self._fits(each, source, target, kind)]
         self.sent = deque(each for each in self.sent if not self._fits(each, source, target, kind))
@@ -315,7 +325,7 @@ class Group:
                 self.members[receiver].step(sender, message)
 
     def settle(self, *names: str) -> None:
-        """Deliver between the members named (default: all) until nothing is on its way there; the rest stays."""
+        """Deliver between the members named (default: all) until nothing is on its way; the rest stays."""
         inside = names or tuple(self.members)
         outside = []
         while self.sent:

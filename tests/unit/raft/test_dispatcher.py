@@ -32,7 +32,9 @@ def answer_of(
 ) -> PushAnswer:
     """What a follower might answer to `request`. conflict: (term, index)."""
     at = request.index if index is None else index
-    return PushAnswer(request.term, request.type, code, request.session, 99, at, begin_index, end_index, *conflict)
+    return PushAnswer(
+        request.term, request.type, code, request.session, 99, at, begin_index, end_index, *conflict
+    )
 
 
 def elect_with_silent_n2(group: Group) -> PushRequest:
@@ -309,7 +311,10 @@ def test_a_peer_far_behind_gets_its_quota_and_nobody_else_notices() -> None:
     pushed_bytes = 0
     for _ in range(50):  # one second, in which n2 answers every push at once
         for _ in range(10):
-            leader.step("n2", answer_of(group, _append_of(leader.core.term, group), index=answered, end_index=answered))
+            leader.step(
+                "n2",
+                answer_of(group, _append_of(leader.core.term, group), index=answered, end_index=answered),
+            )
             pushes = [push for push in group.pushes("n2") if push.type is PushType.APPEND]
             if not pushes:
                 break
@@ -466,7 +471,9 @@ def test_the_comparison_takes_a_step_for_each_term_not_for_each_record() -> None
     compared = []
     for _ in range(10):
         group["n1"].tick()
-        compared += [m.index for _, to, m in group.sent if to == "n2" and getattr(m, "type", 0) is PushType.COMPARE]
+        compared += [
+            m.index for _, to, m in group.sent if to == "n2" and getattr(m, "type", 0) is PushType.COMPARE
+        ]
         group.deliver()
         group.wait(200)
     assert len(compared) <= 4

@@ -17,7 +17,9 @@ class Leader:
         self.term = term
         self.committed_index = committed
         self.session = 1
-        self.group = Group({"n1": MemoryLog(), "n2": follower, "n3": MemoryLog()}, raft=RaftConfig(max_waiting=4))
+        self.group = Group(
+            {"n1": MemoryLog(), "n2": follower, "n3": MemoryLog()}, raft=RaftConfig(max_waiting=4)
+        )
         self.follower: Member = self.group["n2"]
         self.life = self.follower.core._handler._life
 
