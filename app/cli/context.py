@@ -1,0 +1,141 @@
+"""What all commands share: --endpoint, --log, --json, the exit codes, and errors as one clear line."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import click
+
+from app.client import (
+    ClientError,
+    CommitlogClient,
+    ConditionFailed,
+    InvalidRequest,
+    NoAnswer,
+    NotFound,
+    Problem,
+    Unavailable,
+)
+
+DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
+GIVE_UP_S = 10.0
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class ExitCode(IntEnum):
+    """How `commitlog` ends (API, section 7)."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    CONDITION_FAILED = 3
+    NOT_FOUND = 4
+    UNAVAILABLE = 5
+    OUTCOME_UNKNOWN = 6
+
+
+class CommandFailed(click.ClickException):
+    """A failure with a message for a person and an exit code for a script."""
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = int(code)  # type: ignore[misc]  # click reads it from the instance
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"commitlog: {self.format_message()}", err=True)
+
+
+def exit_code_of(error: ClientError, *, writes: bool) -> ExitCode:
+    """The exit code of a failed call. writes: the outcome of an append matters, that of a read does not."""
+    if writes and error.outcome == "unknown":
+        return ExitCode.OUTCOME_UNKNOWN
+    if isinstance(error, NoAnswer | Unavailable):
+        return ExitCode.UNAVAILABLE
+    if isinstance(error, Problem) and error.status in (429, 503, 504):
+        return ExitCode.UNAVAILABLE
+    if isinstance(error, ConditionFailed):
+        return ExitCode.CONDITION_FAILED
+    if isinstance(error, NotFound):
+        return ExitCode.NOT_FOUND
+    if isinstance(error, InvalidRequest) and error.code == "invalid-request":
+        return ExitCode.USAGE
+    return ExitCode.FAILED
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which log of which cluster a command speaks to, and how it answers."""
+
+    endpoints: Sequence[str]
+    log: str
+    token: str | None
+    as_json: bool
+
+    @contextmanager
+    def client(self, *, writes: bool = False, give_up_s: float = GIVE_UP_S) -> Iterator[CommitlogClient]:
+        """A client for the length of a `with`, whose errors end the command with their exit code."""
+        with CommitlogClient(self.endpoints, log=self.log, token=self.token, give_up_s=give_up_s) as client:
+            try:
+                yield client
+            except ClientError as error:
+                raise CommandFailed(str(error), exit_code_of(error, writes=writes)) from error
+
+
+def target_options(command: Command) -> Command:
+    """--endpoint, --log, --token and --json; the command gets a Target as `target`."""
+
+    def with_target(
+        endpoint: tuple[str, ...], log: str, token: str | None, as_json: bool, **options: Any
+    ) -> Any:
+        return command(target=Target(_split(endpoint), log, token, as_json), **options)
+
+    with_target.__name__ = command.__name__
+    with_target.__doc__ = command.__doc__
+    with_target.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]  # click's own
+    decorated: Any = with_target
+    for option in (
+        json_option,
+        click.option("--token", envvar="COMMITLOG_TOKEN", help="Bearer token, where the cluster wants one."),
+        click.option("--log", "-l", default="default", show_default=True, help="Name of the log."),
+        click.option(
+            "--endpoint",
+            "-e",
+            multiple=True,
+            envvar="COMMITLOG_ENDPOINT",
+            default=(DEFAULT_ENDPOINT,),
+            show_default=True,
+            help="Base URL of a node; several, or separated by commas, are tried in turn.",
+        ),
+    ):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]  # still the command, with more parameters
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+
+
+def _split(endpoints: Sequence[str]) -> list[str]:
+    urls = [url.strip().rstrip("/") for text in endpoints for url in text.split(",") if url.strip()]
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise click.BadParameter(
+                f"{url!r} is not a base URL such as {DEFAULT_ENDPOINT}", param_hint="--endpoint"
+            )
+    if not urls:
+        raise click.BadParameter("is empty", param_hint="--endpoint")
+    return urls
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on one line of standard output, at once."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False, separators=(", ", ": ")) + "\n")
+    sys.stdout.flush()
+
+
+def person_watches() -> bool:
+    """Whether progress would be seen: standard error is a terminal."""
+    return sys.stderr.isatty()

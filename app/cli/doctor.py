@@ -1,0 +1,41 @@
+"""`commitlog doctor`: what this machine lacks, and how to mend it."""
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from app.cli.context import ExitCode, json_option, print_json
+from app.setup.checks import State, check_machine
+
+STYLES = {State.OK: "green", State.WARNING: "yellow", State.MISSING: "bold red"}
+
+
+@click.command("doctor")
+@click.option("--port", type=click.IntRange(1, 64_000), default=8101, show_default=True)
+@click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True)
+@click.option("--data", type=click.Path(path_type=Path), help="Folder whose disk must have room.")
+@json_option
+def doctor_command(port: int, nodes: int, data: Path | None, as_json: bool) -> None:
+    """Look at Python, environment, packages, Java, jars, data set, ports, disk and memory.
+
+    Ends with exit code 1 when something is missing.
+    """
+    checks = check_machine(port, nodes, data)
+    healthy = all(check.state is not State.MISSING for check in checks)
+    if as_json:
+        findings = [
+            {"name": check.name, "state": check.state.value, "detail": check.detail, "remedy": check.remedy}
+            for check in checks
+        ]
+        print_json({"healthy": healthy, "checks": findings})
+    else:
+        table = Table("", "check", "found", "what to do", show_edge=False)
+        for check in checks:
+            state = f"[{STYLES[check.state]}]{check.state.value}[/]"
+            table.add_row(state, check.name, escape(check.detail), escape(check.remedy))
+        Console().print(table)
+    sys.exit(ExitCode.OK if healthy else ExitCode.FAILED)

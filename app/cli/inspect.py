@@ -1,0 +1,94 @@
+"""`commitlog logs`, `epochs` and `watermarks`: what the cluster tells about its logs."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from app.cli.context import Target, print_json, target_options
+
+
+@click.command("logs")
+@target_options
+def logs_command(target: Target) -> None:
+    """List the logs of the cluster."""
+    with target.client() as client:
+        logs = client.logs()
+    if target.as_json:
+        print_json({"logs": logs})
+        return
+    table = Table("log", "replication", "durability", "replicas", "id")
+    for log in logs:
+        replicas = ", ".join(map(str, log.get("replicas", [])))
+        table.add_row(
+            log["name"], log.get("replication"), log.get("durability"), replicas, str(log.get("id", ""))
+        )
+    Console().print(table)
+
+
+@click.command("epochs")
+@click.option("--node", help="Of this node's epoch file, for example n2. Default: of the node that answers.")
+@target_options
+def epochs_command(target: Target, node: str | None) -> None:
+    """Show the epochs of a log: who led from which index on."""
+    with target.client() as client:
+        endpoint = None if node is None else _url_of(client.cluster(), node)
+        epochs = client.epochs(endpoint)
+    if target.as_json:
+        print_json({"epochs": epochs})
+        return
+    Console().print(epochs_table(epochs))
+
+
+@click.command("watermarks")
+@click.option(
+    "--term", type=click.IntRange(0), help="Of this term. Default: of every term that is still known."
+)
+@target_options
+def watermarks_command(target: Target, term: int | None) -> None:
+    """Show how far each peer has acknowledged the leader's log, by term."""
+    with target.client() as client:
+        watermarks = client.watermarks(term)
+    if target.as_json:
+        print_json(watermarks)
+        return
+    Console().print(watermarks_table(watermarks))
+
+
+def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
+    """Epochs, oldest first; the last one is open."""
+    table = Table(title="epochs: who led from where", title_justify="left")
+    for name in ("epoch", "leader"):
+        table.add_column(name)
+    for name in ("start index", "end index", "start offset", "end offset"):
+        table.add_column(name, justify="right")
+    table.add_column("started")
+    for epoch in epochs:
+        started = datetime.fromtimestamp(epoch["started_ms"] / 1000, UTC).strftime("%H:%M:%S.%f")[:-3]
+        places = [epoch[name] for name in ("start_index", "end_index", "start_offset", "end_offset")]
+        numbers = ["open" if place is None else f"{place:,}" for place in places]
+        table.add_row(str(epoch["epoch"]), str(epoch["leader"]), *numbers, f"{started} UTC")
+    return table
+
+
+def watermarks_table(watermarks: Mapping[str, Mapping[str, int]]) -> Table:
+    """One row a term, one column a peer."""
+    peers = sorted({peer for marks in watermarks.values() for peer in marks})
+    table = Table(title="watermarks: the last index that each peer has acknowledged", title_justify="left")
+    table.add_column("term")
+    for peer in peers:
+        table.add_column(peer, justify="right")
+    for term in sorted(watermarks, key=int):
+        marks = watermarks[term]
+        table.add_row(term, *(f"{marks[peer]:,}" if peer in marks else "" for peer in peers))
+    return table
+
+
+def _url_of(cluster: Mapping[str, Any], node_id: str) -> str:
+    urls = {str(node["id"]): str(node["url"]) for node in cluster["nodes"]}
+    if node_id not in urls:
+        raise click.BadParameter(f"the cluster has {', '.join(urls)}", param_hint="--node")
+    return urls[node_id]

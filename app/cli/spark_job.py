@@ -1,0 +1,79 @@
+"""The Spark job beside a local cluster: a process of its own that writes the log into Delta tables."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from app.cli.local_cluster import LocalCluster
+from app.cli.processes import ChildProcess
+
+STOP_GRACE_S = 20.0
+
+
+def job_command(endpoints: Sequence[str], log: str, tables: Path, checkpoints: Path, *more: str) -> list[str]:
+    """How the job is called: `python -m spark_jobs.run`."""
+    places = ["--tables", str(tables), "--checkpoints", str(checkpoints)]
+    what = ["--endpoint", ",".join(endpoints), "--log", log]
+    return [sys.executable, "-P", "-m", "spark_jobs.run", *what, *places, *more]
+
+
+class SparkJob:
+    """The job of a local cluster's `default` log.
+
+    DIR/tables, DIR/checkpoints, and DIR/spark/{pid,log,progress.json} beside the nodes' folders.
+    """
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        folder = cluster.folder / "spark"
+        folder.mkdir(exist_ok=True)
+        self.tables = cluster.folder / "tables"
+        self.log = folder / "log"
+        self._progress = folder / "progress.json"
+        self._progress.unlink(missing_ok=True)
+        command = job_command(
+            cluster.urls,
+            "default",
+            self.tables,
+            cluster.folder / "checkpoints",
+            "--progress",
+            str(self._progress),
+        )
+        self._process = ChildProcess("spark", command, log=self.log, pid_file=folder / "pid")
+        self._reported = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def last_lines(self) -> str:
+        return self._process.last_lines()
+
+    def fallen(self) -> int | None:
+        """Its exit code, once, when it has ended by itself."""
+        code = self._process.exit_code
+        if code is None or self._reported:
+            return None
+        self._reported = True
+        return code
+
+    def progress(self) -> dict[str, Any]:
+        """What the job says of itself; empty while it has not said anything."""
+        try:
+            document = json.loads(self._progress.read_text())
+        except (OSError, ValueError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def stop(self) -> None:
+        """End it after what it is writing."""
+        self._reported = True
+        self._process.end(STOP_GRACE_S)

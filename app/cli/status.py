@@ -1,0 +1,97 @@
+"""`commitlog status`: every node's view of a log, once or as it changes."""
+
+import time
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from app.cli.context import CommandFailed, ExitCode, Target, print_json, target_options
+from app.client import ClientError, CommitlogClient, Problem
+
+WATCH_INTERVAL_S = 0.5
+ROLE_STYLES = {"leader": "bold green", "master": "bold green", "candidate": "yellow", "down": "bold red"}
+
+
+@click.command("status")
+@click.option("--watch", is_flag=True, help="Go on until Ctrl-C, twice a second.")
+@target_options
+def status_command(target: Target, watch: bool) -> None:
+    """Show role, term, indexes and followers of a log at each node."""
+    with target.client(give_up_s=2) as client:
+        if not watch:
+            views = node_views(client)
+            if target.as_json:
+                print_json({"log": target.log, "nodes": views})
+            else:
+                Console().print(status_table(target.log, views))
+            if all(view["role"] == "down" for view in views):
+                raise CommandFailed("no node answers", ExitCode.UNAVAILABLE)
+            return
+        try:
+            _watch(target, client)
+        except KeyboardInterrupt:
+            return
+
+
+def _watch(target: Target, client: CommitlogClient) -> None:
+    if target.as_json:
+        while True:
+            print_json({"log": target.log, "nodes": node_views(client)})
+            time.sleep(WATCH_INTERVAL_S)
+    with Live(console=Console(), auto_refresh=False) as live:
+        while True:
+            live.update(status_table(target.log, node_views(client)), refresh=True)
+            time.sleep(WATCH_INTERVAL_S)
+
+
+def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
+    """The status documents of all nodes, in the cluster's order; of a silent one its id, url and role "down".
+
+    Raises ClientError when the log does not exist anywhere, or no endpoint answers.
+    """
+    nodes = client.cluster()["nodes"]
+    views: list[dict[str, Any]] = []
+    refusals: list[Problem] = []
+    for node in nodes:
+        try:
+            views.append({"url": node["url"], **client.status(node["url"])})
+        except Problem as error:
+            refusals.append(error)
+            views.append({"node": node["id"], "url": node["url"], "role": error.code})
+        except ClientError:
+            views.append({"node": node["id"], "url": node["url"], "role": "down"})
+    if refusals and len(refusals) == len([view for view in views if view["role"] != "down"]):
+        raise refusals[0]
+    return views
+
+
+def status_table(log: str, views: list[dict[str, Any]]) -> Table:
+    """The views as a table; followers' watermarks come from the leader's."""
+    peers = {peer["id"]: peer for view in views for peer in view.get("peers", [])}
+    table = Table(title=f"log {log}", title_justify="left")
+    for name in ("node", "role"):
+        table.add_column(name)
+    for name in ("term", "begin", "committed", "end"):
+        table.add_column(name, justify="right")
+    for name in ("follows by", "lag", "url"):
+        table.add_column(name, justify="right" if name == "lag" else "left")
+    for view in views:
+        role = str(view["role"])
+        peer = peers.get(view["node"], {})
+        lag = peer.get("lag_bytes")
+        table.add_row(
+            view["node"],
+            f"[{ROLE_STYLES.get(role, 'default')}]{role}[/]",
+            *(_number(view.get(name)) for name in ("term", "begin_index", "committed_index", "end_index")),
+            str(peer.get("state", "")),
+            "" if lag is None else f"{lag:,} B",
+            view["url"],
+        )
+    return table
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"

@@ -1,0 +1,86 @@
+"""`commitlog up`: a local cluster in the foreground, and the Spark job beside it."""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from app.cli.context import CommandFailed, print_json
+from app.cli.local_cluster import PEER_PORT_DISTANCE, ClusterError, LocalCluster
+from app.cli.processes import StopRequested, describe_exit, ending_on_signals
+from app.cli.spark_job import SparkJob
+from app.setup.checks import port_is_free
+
+WATCH_INTERVAL_S = 0.2
+
+
+@click.command("up")
+@click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("commitlog-data"),
+    show_default=True,
+    help="Folder of the cluster; one that is there goes on.",
+)
+@click.option("--port", type=click.IntRange(1, 64_000), default=8101, show_default=True, help="Of node n1.")
+@click.option("--replication", type=click.Choice(["raft"]), default="raft", show_default=True)
+@click.option("--spark/--no-spark", default=True, help="Write the log into Delta tables (DIR/tables).")
+@click.option("--json", "as_json", is_flag=True, hidden=True, help="The ready line is JSON in any case.")
+def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool, as_json: bool) -> None:
+    """Run a cluster of real processes on 127.0.0.1 until SIGTERM or Ctrl-C.
+
+    Prints one JSON line when every node is ready. A node that dies is reported on standard error; the
+    others go on.
+    """
+    check_ports(port, nodes)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(ending_on_signals())
+            cluster = stack.enter_context(LocalCluster(data, nodes=nodes, port=port, replication=replication))
+            cluster.start()
+            cluster.wait_ready()
+            job = stack.enter_context(SparkJob(cluster)) if spark else None
+            print_json(ready_line(cluster, job))
+            _watch(cluster, job)
+        except ClusterError as error:
+            raise CommandFailed(str(error)) from error
+        except StopRequested:
+            pass  # that is how this command ends; the stack ends the children
+
+
+def check_ports(port: int, nodes: int) -> None:
+    """Raise CommandFailed when an address of the cluster is taken."""
+    wanted = [base + number for base in (port, port + PEER_PORT_DISTANCE) for number in range(nodes)]
+    taken = [str(number) for number in wanted if not port_is_free(number)]
+    if taken:
+        raise CommandFailed(
+            f"port {', '.join(taken)} on 127.0.0.1 is in use: "
+            "end what listens there, or choose another --port"
+        )
+
+
+def ready_line(cluster: LocalCluster, job: SparkJob | None) -> dict[str, object]:
+    """What a script needs to know of a cluster that is up."""
+    return {
+        "ready": True,
+        "endpoints": cluster.urls,
+        "config": str(cluster.config),
+        "nodes": [
+            {"id": node.id, "url": node.url, "pid": cluster.pid(node.id), "folder": str(node.folder)}
+            for node in cluster.nodes
+        ],
+        "tables": None if job is None else str(job.tables),
+        "spark": None if job is None else {"pid": job.pid, "log": str(job.log)},
+    }
+
+
+def _watch(cluster: LocalCluster, job: SparkJob | None) -> None:
+    """Report who falls, for ever."""
+    while True:
+        time.sleep(WATCH_INTERVAL_S)
+        for node_id, words in cluster.fallen():
+            click.echo(f"commitlog: {node_id} {words}", err=True)
+        if job is not None and (code := job.fallen()) is not None:
+            click.echo(f"commitlog: the Spark job {describe_exit(code)}; its log: {job.log}", err=True)

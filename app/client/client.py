@@ -1,0 +1,223 @@
+"""A log's client: append exactly once, read, follow. Blocking; one object may be shared by threads."""
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from app.client.connection import Answer, Connection
+from app.client.errors import NoAnswer
+from app.client.records import RecordLike, ndjson
+
+DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+NDJSON = "application/x-ndjson"
+FOLLOW_WAIT_MS = 10_000
+
+
+@dataclass(frozen=True)
+class Appended:
+    """A committed append. Indexes are inclusive; `document` is the whole answer."""
+
+    first_index: int
+    last_index: int
+    count: int
+    term: int
+    timestamp: int
+    leader: str
+    replayed: bool
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Page:
+    """One answer of a read. next_index: where to go on; `document` is the whole answer."""
+
+    records: Sequence[Mapping[str, Any]]
+    next_index: int
+    has_more: bool
+    document: Mapping[str, Any]
+
+
+class CommitlogClient:
+    """One log of a cluster.
+
+    endpoints: base URLs of some nodes. Appends go to the leader as the answers name it; every call is
+    repeated at other nodes for `give_up_s`. Without a key or a producer of its own an append gets a fresh
+    idempotency key, so a repeat never stores it twice.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str] | str = DEFAULT_ENDPOINT,
+        *,
+        log: str = "default",
+        token: str | None = None,
+        give_up_s: float = 30.0,
+    ) -> None:
+        self.connection = Connection(
+            [endpoints] if isinstance(endpoints, str) else endpoints, token=token, give_up_s=give_up_s
+        )
+        self.log = log
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.connection.close()
+
+    @property
+    def endpoints(self) -> Sequence[str]:
+        return self.connection.endpoints
+
+    # --- appends
+
+    def append(self, records: Iterable[RecordLike], **options: Any) -> Appended:
+        """Append `records` as one: all are committed, next to one another, or none.
+
+        options: idempotency_key, acks, timeout_ms, match_index, match_term, fencing_token, and producer_id
+        with producer_epoch, producer_sequence and producer_allow_gap, as the service knows them.
+        Raises ClientError; after OutcomeUnknown or NoAnswer with outcome "unknown" the records may be stored.
+        """
+        return self.append_body(ndjson(records), NDJSON, **options)
+
+    def append_arrow(self, records: pa.Table | pa.RecordBatch, **options: Any) -> Appended:
+        """As `append`, from Arrow: column `value` (binary or string), optional key, timestamp, headers."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, records.schema) as writer:
+            writer.write(records)
+        return self.append_body(sink.getvalue().to_pybytes(), ARROW_STREAM, **options)
+
+    def append_body(
+        self,
+        body: bytes,
+        content_type: str,
+        *,
+        idempotency_key: str | None = None,
+        timeout_ms: int = 5_000,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Appended:
+        """As `append`, from a body that is encoded already."""
+        sent = {**(headers or {}), "Content-Type": content_type}
+        if idempotency_key is None and options.get("producer_id") is None:
+            idempotency_key = str(uuid.uuid4())
+        if idempotency_key is not None:
+            sent["Idempotency-Key"] = idempotency_key
+        query = {name: _parameter(value) for name, value in options.items() if value is not None}
+        answer = self.connection.call(
+            "POST",
+            self._path("/records"),
+            query={**query, "timeout_ms": timeout_ms},
+            headers=sent,
+            body=body,
+            to_leader=True,
+            wait_s=timeout_ms / 1000,
+        )
+        document = _json(answer)
+        fields = ("first_index", "last_index", "count", "term", "timestamp", "leader", "replayed")
+        return Appended(**{name: document[name] for name in fields}, document=document)
+
+    # --- reads ---
+
+    def read(self, *, endpoint: str | None = None, wait_ms: int = 0, **query: Any) -> Page:
+        """One page of records; `query` as the service knows it: from_index, last, limit, include, ...
+
+        endpoint: ask this node and no other, once.
+        """
+        document = self._get("/records", endpoint, wait_s=wait_ms / 1000, wait_ms=wait_ms, **query)
+        return Page(document["records"], document["next_index"], document["has_more"], document)
+
+    def read_arrow(
+        self, from_index: int, *, endpoint: str | None = None, **query: Any
+    ) -> tuple[pa.Table, int, bool]:
+        """One page as an Arrow table, the index to go on at, and whether there was more at that moment."""
+        query = {"from_index": from_index, **query}
+        headers = {"Accept": ARROW_STREAM}
+        if endpoint is None:
+            answer = self.connection.call("GET", self._path("/records"), query=query, headers=headers)
+        else:
+            answer = self.connection.once(
+                "GET", endpoint, self._path("/records"), query=query, headers=headers
+            )
+        try:
+            table = pa.ipc.open_stream(answer.data).read_all()
+        except pa.ArrowException as error:
+            raise NoAnswer(f"the answer is not Arrow ({error})", sent=True) from error
+        return (
+            table,
+            int(answer.headers["Commitlog-Next-Index"]),
+            answer.headers["Commitlog-Has-More"] == "true",
+        )
+
+    def follow(self, from_index: int, **query: Any) -> Iterator[Mapping[str, Any]]:
+        """Records from `from_index` on, for ever, through fail-overs, each as soon as it is committed."""
+        while True:
+            page = self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, **query)
+            yield from page.records
+            from_index = page.next_index
+
+    def tail(self, *, consistency: str = "linearizable") -> dict[str, Any]:
+        """Where the log begins and ends, and what is committed."""
+        return self._get("/tail", consistency=consistency)
+
+    # --- what the nodes tell ---
+
+    def status(self, endpoint: str | None = None) -> dict[str, Any]:
+        """A node's view of the log: of `endpoint`, asked once, or of any node."""
+        return self._get("/status", endpoint)
+
+    def epochs(self, endpoint: str | None = None) -> list[dict[str, Any]]:
+        """A node's epoch file."""
+        return list(self._get("/epochs", endpoint)["epochs"])
+
+    def watermarks(self, term: int | None = None) -> dict[str, dict[str, int]]:
+        """The leader's watermarks by term and peer."""
+        return self._get("/watermarks", term=term)
+
+    def events(self, endpoint: str | None = None, **query: Any) -> dict[str, Any]:
+        """A page of a node's journal."""
+        return self._get("/events", endpoint, **query)
+
+    def logs(self) -> list[dict[str, Any]]:
+        """The logs that the cluster hosts."""
+        return list(_json(self.connection.call("GET", "/v1/logs"))["logs"])
+
+    def cluster(self, endpoint: str | None = None) -> dict[str, Any]:
+        """Nodes and limits."""
+        if endpoint is not None:
+            return _json(self.connection.once("GET", endpoint, "/v1/cluster"))
+        return _json(self.connection.call("GET", "/v1/cluster"))
+
+    def _get(
+        self, route: str, endpoint: str | None = None, wait_s: float = 5.0, **query: Any
+    ) -> dict[str, Any]:
+        query = {name: _parameter(value) for name, value in query.items() if value is not None}
+        if endpoint is not None:
+            return _json(self.connection.once("GET", endpoint, self._path(route), query=query, wait_s=wait_s))
+        return _json(self.connection.call("GET", self._path(route), query=query, wait_s=wait_s))
+
+    def _path(self, route: str) -> str:
+        return f"/v1/logs/{quote(self.log, safe='')}{route}"
+
+
+def _parameter(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _json(answer: Answer) -> dict[str, Any]:
+    try:
+        document = json.loads(answer.data)
+    except ValueError as error:
+        raise NoAnswer(f"the answer is not JSON ({error})", sent=True) from error
+    if not isinstance(document, dict):
+        raise NoAnswer("the answer is not a JSON object", sent=True)
+    return document

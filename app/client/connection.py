@@ -1,0 +1,151 @@
+"""HTTP to whichever node answers: finds the leader, retries with growing pauses, gives up in the end."""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import urllib3
+
+from app.client.errors import ClientError, NoAnswer, Problem, problem_of
+
+CONNECT_TIMEOUT_S = 2.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+AVOID_S = 1.0  # a node that did not answer is not taken for the leader for this long, whoever says so
+SLACK_S = 5.0  # how much longer than the service a call waits for its answer
+
+Answer = urllib3.BaseHTTPResponse
+
+
+class Connection:
+    """Calls of one client to the nodes of a cluster. May be shared by threads.
+
+    endpoints: base URLs, at least one. give_up_s: how long a call is repeated before its error is raised.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        token: str | None = None,
+        give_up_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not endpoints:
+            raise ValueError("at least one endpoint is needed")
+        self.endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
+        self.give_up_s = give_up_s
+        self.leader: str | None = None
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._clock, self._sleep = clock, sleep
+        self._jitter = random.Random()
+        self._at = 0
+        self._avoided: dict[str, float] = {}
+        self._pool = urllib3.PoolManager(retries=False, num_pools=16, maxsize=8)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._pool.clear()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        to_leader: bool = False,
+        repeatable: bool = True,
+        wait_s: float = 5.0,
+    ) -> Answer:
+        """The first good answer of any node. Raises ClientError: the last, or at once what no repeat mends.
+
+        to_leader: ask the leader directly when it is known. repeatable: a repeat does no harm even when the
+        outcome of the call before is unknown. wait_s: how long the service itself may take to answer.
+        """
+        give_up_at = self._clock() + self.give_up_s
+        pause_s = FIRST_PAUSE_S
+        doubtful: ClientError | None = None  # an attempt that may have been stored, whatever came after it
+        tried = 0
+        while True:
+            endpoint = self._choose(to_leader)
+            try:
+                return self.once(
+                    method, endpoint, path, query=query, headers=headers, body=body, wait_s=wait_s
+                )
+            except ClientError as error:
+                if error.outcome == "unknown":
+                    doubtful = error
+                may_repeat = error.retryable and (repeatable or error.outcome == "not_applied")
+                self._move_on(endpoint)
+                tried += 1
+                # the other nodes are asked at once, then all of them again after a pause
+                if tried % len(self.endpoints) != 0 and isinstance(error, NoAnswer):
+                    wait = 0.0
+                else:
+                    wait = pause_s * self._jitter.uniform(0.5, 1.0)
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                if isinstance(error, Problem):
+                    wait = max(wait, min(error.retry_after_s, LONGEST_PAUSE_S))
+                if not may_repeat or self._clock() + wait > give_up_at:
+                    raise (doubtful if doubtful is not None and may_repeat else error) from None
+                self._sleep(wait)
+
+    def once(
+        self,
+        method: str,
+        endpoint: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        wait_s: float = 5.0,
+    ) -> Answer:
+        """One answer of one node. Raises NoAnswer and Problem."""
+        url = f"{endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=wait_s + SLACK_S)
+        sent = {**self._headers, **(headers or {})}
+        try:
+            answer = self._pool.request(method, url, headers=sent, body=body, timeout=timeout)
+        except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
+            self._forget(endpoint)
+            raise NoAnswer(f"{endpoint} does not answer ({_reason(error)})", sent=False) from error
+        except urllib3.exceptions.HTTPError as error:
+            self._forget(endpoint)
+            raise NoAnswer(f"{endpoint} broke off ({_reason(error)})", sent=True) from error
+        self._learn(answer)
+        if answer.status >= 400:
+            raise problem_of(answer.status, answer.data, answer.headers.get("Retry-After"))
+        return answer
+
+    def _choose(self, to_leader: bool) -> str:
+        if to_leader and self.leader is not None:
+            return self.leader
+        return self.endpoints[self._at % len(self.endpoints)]
+
+    def _move_on(self, endpoint: str) -> None:
+        """After a failure: forget a leader that failed, else ask the next endpoint."""
+        if endpoint == self.leader:
+            self.leader = None
+        if endpoint == self.endpoints[self._at % len(self.endpoints)]:
+            self._at = (self._at + 1) % len(self.endpoints)
+
+    def _forget(self, endpoint: str) -> None:
+        self._avoided[endpoint] = self._clock() + AVOID_S
+        if self.leader == endpoint:
+            self.leader = None
+
+    def _learn(self, answer: Answer) -> None:
+        leader = (answer.headers.get("Commitlog-Leader") or "").rstrip("/")
+        if leader and self._avoided.get(leader, 0.0) < self._clock():
+            self.leader = leader
+
+
+def _reason(error: Exception) -> str:
+    """The last clause of a chain of network errors: what a person wants to know."""
+    text = str(error)
+    return text.rsplit(": ", 1)[-1].strip("()'\" ") or type(error).__name__

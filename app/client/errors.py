@@ -1,0 +1,94 @@
+"""What can go wrong for a client: one tree, made from the service's problem documents (API, RFC 9457).
+
+ClientError
+  NoAnswer              no node answered, or an answer broke off
+  Problem               a node refused, and said why
+    ConditionFailed     412: match_index, match_term or the fence
+    NotFound            404, 410, 416: no such log, index or epoch
+    InvalidRequest      400, 406, 413, 415, 422: a repeat would fail again
+    Unavailable         421, 429, 503, 504, 507: another node, or later
+    OutcomeUnknown      the append may or may not have been stored
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+class ClientError(Exception):
+    """A call that failed. outcome: what became of an append, "not_applied", "applied" or "unknown"."""
+
+    outcome = "not_applied"
+    retryable = False
+
+
+class NoAnswer(ClientError):
+    """No node answered. The outcome is unknown when the request may have reached one."""
+
+    retryable = True
+
+    def __init__(self, detail: str, *, sent: bool) -> None:
+        super().__init__(detail)
+        self.outcome = "unknown" if sent else "not_applied"
+
+
+class Problem(ClientError):
+    """A refusal with its problem document."""
+
+    def __init__(self, status: int, document: Mapping[str, Any], retry_after_s: float = 0.0) -> None:
+        self.status = status
+        self.document = dict(document)
+        self.code = str(document.get("code", f"http-{status}"))
+        self.detail = str(document.get("detail") or document.get("title") or f"HTTP status {status}")
+        self.outcome = str(document.get("outcome", "not_applied" if status < 500 else "unknown"))
+        self.retryable = bool(document.get("retryable", status in (421, 429, 503, 504)))
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{self.code}: {self.detail}{self._places()}")
+
+    def _places(self) -> str:
+        """Where in the request the faults are, when the problem tells."""
+        errors = self.document.get("errors") or []
+        places = [f"{error.get('pointer', '')} {error.get('detail', '')}".strip() for error in errors]
+        return f" ({'; '.join(places)})" if places else ""
+
+
+class ConditionFailed(Problem):
+    """The log was not as the append required it."""
+
+
+class NotFound(Problem):
+    """The log, record or epoch is not there."""
+
+
+class InvalidRequest(Problem):
+    """The request can never succeed as it is."""
+
+
+class Unavailable(Problem):
+    """The service could not do it now; nothing was stored."""
+
+
+class OutcomeUnknown(Problem):
+    """The append may have been stored. A repeat is safe only with an idempotency key or a producer."""
+
+
+_BY_STATUS: dict[int, type[Problem]] = {
+    412: ConditionFailed,
+    **dict.fromkeys((404, 410, 416), NotFound),
+    **dict.fromkeys((400, 406, 413, 415, 422), InvalidRequest),
+    **dict.fromkeys((421, 429, 503, 504, 507), Unavailable),
+}
+
+
+def problem_of(status: int, body: bytes, retry_after: str | None = None) -> Problem:
+    """The exception for an answer of 400 and more, whatever its body."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        document = {"detail": body[:200].decode("utf-8", "replace") or f"HTTP status {status}"}
+    pause_s = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
+    if document.get("outcome") == "unknown":
+        return OutcomeUnknown(status, document, pause_s)
+    return _BY_STATUS.get(status, Problem)(status, document, pause_s)

