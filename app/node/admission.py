@@ -1,8 +1,8 @@
 """The leader's door of a log: which appends may enter, in which order of checks, and how they become batches.
 
 Everything that arrived before this turn of the loop shares a batch, as far as it fits (group commit). The
-checks of API.md §3 (idempotency, sequence, fence, match_term, match_index, quota) see the log's state with all
-earlier appends in it: also those of the same turn, whose batch is written first where it matters.
+checks of API.md §3 (idempotency, sequence, fence, match_term, match_index, quota) see the log's state with
+all earlier appends in it: also those of the same turn, whose batch is written first where it matters.
 """
 
 from collections.abc import Callable

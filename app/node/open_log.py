@@ -1,7 +1,7 @@
 """From a node's folders to a driver that can start: recovery of one log and all that belongs to it.
 
-    DATA/logs/NAME/     segments, manifest, epochs (storage/commitlog.py), vote, checkpoint, state
-    DATA/journals/NAME/ the node's journal of the log
+DATA/logs/NAME/     segments, manifest, epochs (storage/commitlog.py), vote, checkpoint, state
+DATA/journal/NAME/  the node's journal of the log
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def open_raft_log(
     node must not take part in the log) and DiskError.
     """
     folder = f"{data_folder}/logs/{log_name}"
-    journal_folder = f"{data_folder}/journals/{log_name}"
+    journal_folder = f"{data_folder}/journal/{log_name}"
     files.make_folders(folder)
     files.make_folders(journal_folder)
     hard_state_file = HardStateFile(files, f"{folder}/vote")
