@@ -202,7 +202,7 @@ class LogClient:
         return self._over_endpoints(lambda endpoint: self._json(endpoint, self._path(route), **query))
 
     def _over_endpoints(self, ask: Callable[[str], Answer]) -> Answer:
-        """The first good answer, from the endpoint that answered last, else the next ones, round and round."""
+        """The first good answer: from the endpoint that answered last, else from the next ones in turn."""
         for attempt in self._attempts():
             for _ in self.endpoints:
                 try:
@@ -225,7 +225,8 @@ class LogClient:
                     if isinstance(complaint, ShortRead):
                         raise complaint
                 raise Unreachable(
-                    f"log {self.log!r}: no replica could answer for {self.give_up_s:.0f} s. Is the cluster up, with a "
+                    f"log {self.log!r}: no replica could answer for {self.give_up_s:.0f} s. Is the cluster "
+                    "up, with a "
                     f"majority of its nodes? Last: {'; '.join(str(complaint) for complaint in complaints)}"
                 )
             self.sleep(pause)

@@ -28,7 +28,8 @@ class Trimmed(SourceError):
 
     def __init__(self, log: str, index: int, begin_index: int) -> None:
         super().__init__(
-            f"log {log!r} begins at index {begin_index}: the records from {index} on were trimmed before they were "
+            f"log {log!r} begins at index {begin_index}: the records from {index} on were trimmed before "
+            "they were "
             "read. They are lost to this query. To go on without them, set failOnDataLoss to false; "
             "a materializer that holds a fencing cursor keeps retention from passing it."
         )
@@ -40,9 +41,12 @@ class LogClash(SourceError):
 
     def __init__(self, log: str, reason: str) -> None:
         super().__init__(
-            f"log {log!r} is not the log that this query has read: {reason}. What was read before may not be in it. "
-            "Either the endpoint names another cluster: correct it; or the cluster was wiped, restored or elected an "
-            "unclean leader: compare the tables with the log, then start with an empty checkpoint and an empty table."
+            f"log {log!r} is not the log that this query has read: {reason}. What was read before may not "
+            "be in it. "
+            "Either the endpoint names another cluster: correct it; or the cluster was wiped, restored or "
+            "elected an "
+            "unclean leader: compare the tables with the log, then start with an empty checkpoint and an "
+            "empty table."
         )
 
 

@@ -30,8 +30,9 @@ Start = int | str | dict[str, int]
 class SourceOptions:
     """What a query asks for.
 
-    endpoints: base URLs of replicas, none with a slash at its end. starting_index: inclusive, EARLIEST, LATEST, None
-    where the kind of query decides; for events also the next seq by node. ending_index: inclusive, or LATEST.
+    endpoints: base URLs of replicas, none with a slash at its end. starting_index: inclusive, EARLIEST,
+    LATEST, None where the kind of query decides; for events also the next seq by node. ending_index:
+    inclusive, or LATEST.
     """
 
     endpoints: tuple[str, ...]
@@ -47,7 +48,10 @@ class SourceOptions:
     include_control: bool = False
 
     def for_batch(self) -> "SourceOptions":
-        """The same for a batch query, with its default start. Raises OptionError for what only streams take."""
+        """The same for a batch query, with its default start.
+
+        Raises OptionError for what only streams take.
+        """
         if self.max_records_per_trigger is not None or self.max_bytes_per_trigger is not None:
             raise OptionError(
                 "maxRecordsPerTrigger and maxBytesPerTrigger are for streams: a batch reads its range"
@@ -55,14 +59,20 @@ class SourceOptions:
         return replace(self, starting_index=EARLIEST if self.starting_index is None else self.starting_index)
 
     def for_stream(self) -> "SourceOptions":
-        """The same for a streaming query, with its default start. Raises OptionError for what only batches take."""
+        """The same for a streaming query, with its default start.
+
+        Raises OptionError for what only batches take.
+        """
         if self.ending_index != LATEST:
             raise OptionError("endingIndex is for batch queries: a stream has no end")
         return replace(self, starting_index=LATEST if self.starting_index is None else self.starting_index)
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """Read Spark's options, whose names ignore case. Raises OptionError with all that is known about the mistake."""
+    """Read Spark's options, whose names ignore case.
+
+    Raises OptionError with all that is known about the mistake.
+    """
     known = {name.lower(): name for name in NAMES}
     values: dict[str, str] = {}
     for name, value in given.items():

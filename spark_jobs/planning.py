@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ EARLIEST, LATEST = "earliest", "latest"
 class RecordsOffset:
     """How far a query has read a log.
 
-    next_index: the first index not read. term: of the record before it; 0 when there is none, None when it was
-    trimmed and cannot be told. log_id: names the log and its cluster.
+    next_index: the first index not read. term: of the record before it; 0 when there is none, None when it
+    was trimmed and cannot be told. log_id: names the log and its cluster.
     """
 
     next_index: int
@@ -88,7 +89,10 @@ def check_same_term(log: str, offset: RecordsOffset, found_term: int | None) -> 
 
 
 def check_not_shorter(log: str, offset: RecordsOffset, next_index: int) -> None:
-    """Raise LogClash if the log, as its leader confirms it, ends before what was read. next_index: its end + 1."""
+    """Raise LogClash if the log, as its leader confirms it, ends before what was read.
+
+    next_index: its end + 1.
+    """
     if next_index < offset.next_index:
         raise LogClash(
             log, f"it ends before index {next_index}, and was read up to {offset.next_index - 1} inclusive"
@@ -100,7 +104,7 @@ def split_range(first: int, until: int, parts: int) -> list[tuple[int, int]]:
     count = max(0, until - first)
     parts = min(parts, count)
     ends = [first + count * part // parts for part in range(parts + 1)] if parts else []
-    return list(zip(ends, ends[1:], strict=False))
+    return list(pairwise(ends))
 
 
 def admit_records(first: int, until: int, max_records: int | None) -> int:

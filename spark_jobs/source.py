@@ -58,7 +58,7 @@ class CommitlogDataSource(DataSource):
         check_schema(self.schema(), schema)
         return EventsBatchReader(options) if options.stream == EVENTS else RecordsBatchReader(options)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = parse_options(self.options).for_stream()
         check_schema(self.schema(), schema)
         return EventsStreamReader(options) if options.stream == EVENTS else RecordsStreamReader(options)
@@ -125,21 +125,21 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = open_client(self.options)
         return self._client
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+    def initialOffset(self) -> dict[str, Any]:
         first = first_index(self.options, self.client.tail(confirmed=True))
         return self._offset_at(first, self.client.log_id()).to_json()
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
+    def getDefaultReadLimit(self) -> ReadLimit:
         if self.options.max_records_per_trigger is not None:
             return ReadMaxRows(self.options.max_records_per_trigger)
         if self.options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(self.options.max_bytes_per_trigger)
         return ReadAllAvailable()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
+    def prepareForTriggerAvailableNow(self) -> None:
         self.target = self.client.tail(confirmed=True).next_index
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = RecordsOffset.from_json(start)
         tail = self.client.tail(confirmed=False)
         if tail.confirmed:
@@ -153,7 +153,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.latest = self._offset_at(until, offset.log_id)
         return self.latest.to_json()
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 (Spark's name)
+    def reportLatestOffset(self) -> dict[str, Any] | None:
         return None if self.latest is None else self.latest.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -175,7 +175,10 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client.close()
 
     def _admit(self, first: int, until: int, limit: ReadLimit) -> int:
-        """The end of what one micro-batch takes of [first, until): both limits hold unless Spark lifts them."""
+        """The end of what one micro-batch takes of [first, until):
+
+        both limits hold unless Spark lifts them.
+        """
         if isinstance(limit, ReadAllAvailable):
             return until
         until = admit_records(first, until, self.options.max_records_per_trigger)

@@ -1,7 +1,7 @@
 """The journals of a log's nodes as rows: `stream=events`.
 
-Each node keeps a journal of its own, numbered by `seq` without gaps, and answers for no other. So an offset has one
-position a node; a node that does not answer is passed over, and caught up when it is back.
+Each node keeps a journal of its own, numbered by `seq` without gaps, and answers for no other. So an offset
+has one position a node; a node that does not answer is passed over, and caught up when it is back.
 """
 
 import json
@@ -68,17 +68,17 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = LogClient(self.options.endpoints, self.options.log, self.options.token)
         return self._client
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+    def initialOffset(self) -> dict[str, Any]:
         return starting_offset(self.client, self.options).to_json()
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
+    def getDefaultReadLimit(self) -> ReadLimit:
         limit = self.options.max_records_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
+    def prepareForTriggerAvailableNow(self) -> None:
         self.target = scan(self.client, self.options, EventsOffset({}, self.client.log_id()), limit=None)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = EventsOffset.from_json(start)
         check_same_log(self.options.log, offset.log_id, self.client.log_id())
         max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -99,7 +99,10 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def starting_offset(client: LogClient, options: SourceOptions) -> EventsOffset:
-    """Where startingIndex begins: all events, none that is there yet, or the next seq that it names by node."""
+    """Where startingIndex begins:
+
+    all events, none that is there yet, or the next seq that it names by node.
+    """
     nothing = EventsOffset({}, client.log_id())
     if options.starting_index == EARLIEST:
         return nothing
@@ -141,7 +144,8 @@ def _scan_node(
         if not known or position.timestamp_ms not in (None, known[0]["timestamp"]):
             raise LogClash(
                 options.log,
-                f"node {node.id}'s journal does not hold the event {position.next_seq - 1} that was read from it "
+                f"node {node.id}'s journal does not hold the event {position.next_seq - 1} that was read "
+                "from it "
                 "(was its disk replaced? Then give the node a new id, or set failOnDataLoss to false)",
             )
     while until is None or position.next_seq < until:
@@ -156,7 +160,10 @@ def _scan_node(
 
 
 def plan_partitions(nodes: Sequence[Node], start: EventsOffset, end: EventsOffset) -> list[InputPartition]:
-    """One partition a node that has something new. Raises Unreachable for a node that is no longer a member."""
+    """One partition a node that has something new.
+
+    Raises Unreachable for a node that is no longer a member.
+    """
     members = {node.id: node for node in nodes}
     partitions: list[InputPartition] = []
     for node_id, position in sorted(end.nodes.items()):

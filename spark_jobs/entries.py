@@ -1,0 +1,133 @@
+"""The table `entries`: each data record of the log once, in the order of the log.
+
+The table says how far it goes: every start, after a kill, with a lost checkpoint or beside another driver,
+begins at the index after its last row, and every append claims that index (tables.py).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_jobs.client import LogClient
+from spark_jobs.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
+from spark_jobs.tables import ENTRIES, TableClash, append_once, create_table, identifier, read_table
+from spark_jobs.transforms import entries
+
+APPLICATION = "commitlog-entries"
+LOG_ID_PROPERTY = "commitlog.logId"
+MAX_REFUSALS = 10
+
+
+class EntriesJob:
+    """Fills one log's `entries`. One micro-batch at a time; other drivers may do the same.
+
+    next_index: after the last row of the table. covered_index: the last index of the log that is known to
+    be in the table, or to be a control record. rows: of the table.
+    """
+
+    name = "entries"
+
+    def __init__(self, spark: SparkSession, client: LogClient, path: str, options: Mapping[str, str]) -> None:
+        """client: of the log. options: of the source, all but where it is to begin."""
+        self.spark = spark
+        self.client = client
+        self.path = path
+        self.options = options
+        self.next_index = 0
+        self.covered_index = -1
+        self.rows = 0
+        self.version = -1
+        self.checkpoint = Path()
+
+    def stream(self, checkpoint: Path) -> DataFrame:
+        """The records after the table's last one.
+
+        Raises LogClash when the log is another than the table's.
+        """
+        self.checkpoint = checkpoint
+        first = self.open().next_index
+        reader = self.spark.readStream.format("commitlog").options(**self.options)
+        return reader.option("startingIndex", first).load()
+
+    def open(self) -> RecordsOffset:
+        """Create the table if need be; where the stream is to begin.
+
+        Raises LogClash when the log is another.
+        """
+        create_table(self.spark, self.path, ENTRIES)
+        log_id = self._check_log_id()
+        self._look()
+        term = 0
+        if self.next_index > 0:
+            last = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
+            term = int(last.select("term").collect()[0][0])
+        offset = RecordsOffset(self.next_index, term, log_id)
+        check_not_shorter(self.client.log, offset, self.client.tail(confirmed=True).next_index)
+        if offset.next_index > 0:
+            place = self.client.place(offset.next_index - 1)
+            check_same_term(self.client.log, offset, None if place is None else place.term)
+        return offset
+
+    def write(self, records: DataFrame, batch_id: int) -> None:
+        """Bring the table up to the end of a micro-batch.
+
+        Raises TableClash when the table refuses for no reason.
+        """
+        until = read_offset(self.checkpoint, batch_id).next_index
+        for _ in range(MAX_REFUSALS):
+            if self.client.first_data_index(self.next_index, until) is None:
+                break  # only control records, or another driver was here: an empty commit would claim
+            claim = self.next_index
+            written = append_once(
+                entries(records.where(F.col("index") >= claim)),
+                self.path,
+                application=APPLICATION,
+                claim=claim,
+                position="index",
+                note={"first_index": claim, "until_index": until},
+            )
+            if written is not None:
+                self.rows += written[0]
+                self.next_index = written[1] + 1
+                break
+            self._look()
+        else:
+            raise TableClash(
+                f"{self.path} ends before index {self.next_index} and refuses the records from there on: "
+                "rows were "
+                "taken out of it, by RESTORE or DELETE. Put them back, or give the job an empty folder of "
+                "tables."
+            )
+        self.covered_index = max(self.covered_index, until - 1)
+
+    def _look(self) -> None:
+        """Take from the table how far it goes: Delta answers from its statistics."""
+        last, rows = read_table(self.spark, self.path).agg(F.max("index"), F.count("*")).collect()[0]
+        self.rows = int(rows)
+        self.next_index = 0 if last is None else int(last) + 1
+        self.covered_index = max(self.covered_index, self.next_index - 1)
+
+    def _check_log_id(self) -> str:
+        """The log's id, which the table keeps from its first row on."""
+        log_id = self.client.log_id()
+        rows = self.spark.sql(f"SHOW TBLPROPERTIES {identifier(self.path)}").collect()
+        properties = {row["key"]: row["value"] for row in rows}
+        if LOG_ID_PROPERTY in properties:
+            check_same_log(self.client.log, properties[LOG_ID_PROPERTY], log_id)
+        else:
+            self.spark.sql(
+                f"ALTER TABLE {identifier(self.path)} SET TBLPROPERTIES ('{LOG_ID_PROPERTY}' = '{log_id}')"
+            )
+        return log_id
+
+
+def read_offset(checkpoint: Path, batch_id: int) -> RecordsOffset:
+    """The end of a micro-batch, from the line that Spark writes before it runs one.
+
+    Raises FileNotFoundError.
+    """
+    lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
+    return RecordsOffset.from_json(json.loads(lines[-1]))

@@ -1,0 +1,119 @@
+"""The tables `epochs` and `epoch_files`: where each term begins and ends, agreed on and node by node.
+
+Both are small and change seldom. They come from the nodes' epoch files, which the service answers for; a
+file may hold an epoch that is not committed yet, and `epochs` leaves it out.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.client import LogClient
+from spark_jobs.errors import SourceError, Unreachable
+from spark_jobs.tables import EPOCH_FILES, EPOCHS, create_table, identifier
+
+Epoch = Mapping[str, Any]
+
+
+class EpochClash(SourceError):
+    """Two nodes hold different committed epochs of one number: the logs are not one log (R-06)."""
+
+
+class EpochsJob:
+    """Keeps one log's `epochs` and `epoch_files` as the nodes tell.
+
+    Writes only what has changed since it began.
+    """
+
+    def __init__(self, spark: SparkSession, client: LogClient, epochs_path: str, files_path: str) -> None:
+        self.spark = spark
+        self.client = client
+        self.epochs_path = epochs_path
+        self.files_path = files_path
+        self.committed: list[Epoch] = []
+        self.files: dict[str, list[Epoch]] = {}
+
+    def open(self) -> None:
+        """Create the tables if need be."""
+        create_table(self.spark, self.epochs_path, EPOCHS)
+        create_table(self.spark, self.files_path, EPOCH_FILES)
+
+    def refresh(self) -> None:
+        """Ask every node, and write what is new. A node that does not answer keeps the rows that it has."""
+        files: dict[str, list[Epoch]] = {}
+        committed: list[list[Epoch]] = []
+        for node in self.client.nodes():
+            try:
+                committed_index = self.client.committed_index(
+                    node
+                )  # before the file: what it covers is final
+                file: list[Epoch] = list(self.client.epochs(node))
+            except Unreachable:
+                continue
+            files[node.id] = file
+            committed.append(committed_epochs(file, committed_index))
+        agreed = agree(self.client.log, committed)
+        if len(agreed) >= len(self.committed) and agreed != self.committed:
+            self._merge([epoch for epoch in agreed if epoch not in self.committed])
+            self.committed = agreed
+        for node_id, file in files.items():
+            if file != self.files.get(node_id):
+                self._replace_file(node_id, file)
+                self.files[node_id] = file
+
+    def _merge(self, epochs: Sequence[Epoch]) -> None:
+        rows = [_row(self.client.log, epoch) for epoch in epochs]
+        self.spark.createDataFrame(rows, EPOCHS.schema).createOrReplaceTempView("commitlog_new_epochs")
+        self.spark.sql(
+            f"MERGE INTO {identifier(self.epochs_path)} AS known USING commitlog_new_epochs AS told "
+            "ON known.epoch = told.epoch "
+            "WHEN MATCHED AND known.end_index IS NULL AND told.end_index IS NOT NULL THEN UPDATE SET * "
+            "WHEN NOT MATCHED THEN INSERT *"
+        )
+
+    def _replace_file(self, node: str, file: Sequence[Epoch]) -> None:
+        rows = [{**_row(self.client.log, epoch), "node": node} for epoch in file]
+        writer = self.spark.createDataFrame(rows, EPOCH_FILES.schema).write.format("delta").mode("overwrite")
+        writer.option("replaceWhere", f"node = '{node}'").save(self.files_path)
+
+
+def committed_epochs(file: Sequence[Epoch], committed_index: int) -> list[Epoch]:
+    """The epochs whose first record is committed, each ended only by one that is committed too.
+
+    committed_index: what the same node knew before its file was read, since an uncommitted epoch may yet go.
+    """
+    begun = [epoch for epoch in file if epoch["start_index"] <= committed_index]
+    ended: list[Epoch] = [
+        {**epoch, "end_index": following["start_index"] - 1, "end_offset": following["start_offset"]}
+        for epoch, following in pairwise(begun)
+    ]
+    return ended + [{**epoch, "end_index": None, "end_offset": None} for epoch in begun[-1:]]
+
+
+def agree(log: str, files: Sequence[Sequence[Epoch]]) -> list[Epoch]:
+    """The committed epochs that the nodes know between them: the longest list, of which every other is the
+    beginning. Raises EpochClash when one is not; nodes that have trimmed begin later, and that is no
+    clash."""
+    longest = max(files, key=lambda file: file[-1]["epoch"] if file else -1, default=[])
+    known = {epoch["epoch"]: epoch for epoch in longest}
+    for file in files:
+        for epoch in file:
+            other = known.get(epoch["epoch"])
+            if longest and epoch["epoch"] < longest[0]["epoch"]:
+                continue
+            if other is None or other["start_index"] != epoch["start_index"]:
+                raise EpochClash(
+                    f"log {log!r}: two nodes disagree on committed epoch {epoch['epoch']}: {dict(epoch)} and "
+                    f"{other and dict(other)}. Their logs differ below the committed index: stop and "
+                    "compare them"
+                )
+    return list(longest)
+
+
+def _row(log: str, epoch: Epoch) -> dict[str, Any]:
+    names = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", "end_offset")
+    started = datetime.fromtimestamp(epoch["started_ms"] / 1_000, UTC)
+    return {"log": log, **{name: epoch[name] for name in names}, "started": started}

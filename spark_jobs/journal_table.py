@@ -1,0 +1,74 @@
+"""A table whose rows come from the nodes' journals, keyed by (node, seq): each event's rows once."""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_jobs.tables import Table, TableClash, append_once, create_table, read_table
+
+MAX_REFUSALS = 10
+
+
+class JournalTable:
+    """positions: the next seq by node, as the rows of the table tell: what an append claims is their sum."""
+
+    def __init__(self, spark: SparkSession, path: str, table: Table) -> None:
+        self.spark = spark
+        self.path = path
+        self.table = table
+        self.positions: dict[str, int] = {}
+        self.rows = 0
+
+    def open(self) -> None:
+        """Create the table if need be, and see how far it goes."""
+        create_table(self.spark, self.path, self.table)
+        self._look()
+
+    def append(self, rows: pa.Table) -> None:
+        """Add those of `rows` that are past the table's positions; whole events, in the order of each
+        journal.
+        """
+        for _ in range(MAX_REFUSALS):
+            rows = after(rows, self.positions)
+            if rows.num_rows == 0:
+                return
+            claim = sum(self.positions.values())
+            written = append_once(
+                self.spark.createDataFrame(rows, self.table.schema),
+                self.path,
+                application=f"commitlog-{self.table.name}",
+                claim=claim,
+                position="seq",
+                note={"positions": self.positions},
+            )
+            if written is not None:
+                self.rows += written[0]
+                self.positions |= ends(rows)
+                return
+            self._look()
+        raise TableClash(
+            f"{self.path} refuses events that it does not hold: rows were taken out of it, by RESTORE or "
+            "DELETE. "
+            "Put them back, or give the job an empty folder of tables."
+        )
+
+    def _look(self) -> None:
+        ends = read_table(self.spark, self.path).groupBy("node").agg(F.max("seq"), F.count("*")).collect()
+        self.positions = {node: int(last) + 1 for node, last, _ in sorted(ends)}
+        self.rows = sum(int(count) for _, _, count in ends)
+
+
+def after(rows: pa.Table, positions: Mapping[str, int]) -> pa.Table:
+    """The rows whose seq is not below their node's position; a node without one has 0."""
+    nodes, seqs = rows["node"].to_pylist(), rows["seq"].to_pylist()
+    new = [seq >= positions.get(node, 0) for node, seq in zip(nodes, seqs, strict=True)]
+    return rows.filter(pa.array(new, pa.bool_()))
+
+
+def ends(rows: pa.Table) -> dict[str, int]:
+    """One past the largest seq of each node."""
+    largest = rows.group_by("node").aggregate([("seq", "max")])
+    return dict(zip(largest["node"].to_pylist(), pc.add(largest["seq_max"], 1).to_pylist(), strict=True))

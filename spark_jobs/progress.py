@@ -1,0 +1,103 @@
+"""How far a materializer is: a JSON file for programs, a line for people."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+WRITE_EACH_S = 0.5
+TELL_EACH_S = 2.0
+
+
+@dataclass(frozen=True)
+class LogProgress:
+    """One log's tables. Indexes are inclusive, -1 for none.
+
+    materialized_index: every data record up to it is in `entries`. committed_index: of the log, None when
+    no replica answered. restarts: of queries, after failures.
+    """
+
+    entries_rows: int
+    materialized_index: int
+    committed_index: int | None
+    events_rows: int
+    watermarks_rows: int
+    epochs_rows: int
+    restarts: int
+
+    @property
+    def lag_records(self) -> int | None:
+        """Committed records that the table may lack; None when unknown."""
+        if self.committed_index is None:
+            return None
+        return max(0, self.committed_index - self.materialized_index)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All logs of one materializer.
+
+    state: running, done, stopped, failed. records_per_s: rows since the last.
+    """
+
+    state: str
+    updated_ms: int
+    logs: Mapping[str, LogProgress]
+    records_per_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        logs = {name: {**asdict(log), "lag_records": log.lag_records} for name, log in self.logs.items()}
+        return {
+            "state": self.state,
+            "updated_ms": self.updated_ms,
+            "records_per_s": round(self.records_per_s, 1),
+            "logs": logs,
+        }
+
+    def __str__(self) -> str:
+        parts = []
+        for name, log in self.logs.items():
+            lag = "unknown" if log.lag_records is None else f"{log.lag_records:,}"
+            parts.append(
+                f"{name}: {log.entries_rows:,} entries through index {log.materialized_index:,}, lag {lag}, "
+                f"{log.events_rows:,} events, {log.epochs_rows} epochs"
+            )
+        return f"{self.state}: {'; '.join(parts)}; {self.records_per_s:,.0f} records/s"
+
+
+class ProgressFile:
+    """Writes a progress to `path`, whole or not at all, not too often; and tells `report` when rows have
+    come.
+    """
+
+    def __init__(self, path: Path, report: Callable[[Progress], None] | None = None) -> None:
+        self.path = path
+        self.report = report
+        self.written_at_s = 0.0
+        self.told_at_s = time.monotonic()
+        self.told_rows: int | None = None
+        self.rate = 0.0
+
+    def write(self, state: str, logs: Mapping[str, LogProgress], *, force: bool = False) -> Progress:
+        """The progress, written if `force` or if the last is old enough."""
+        now_s = time.monotonic()
+        rows = sum(log.entries_rows for log in logs.values())
+        progress = Progress(state, time.time_ns() // 1_000_000, logs, self.rate)
+        if force or now_s - self.written_at_s >= WRITE_EACH_S:
+            self.written_at_s = now_s
+            temporary = self.path.with_name(f".{self.path.name}.new")
+            temporary.write_text(json.dumps(progress.to_json()) + "\n")
+            temporary.replace(self.path)
+        elapsed_s = now_s - self.told_at_s
+        if self.told_rows is None:
+            self.told_rows, self.told_at_s = rows, now_s
+        elif elapsed_s >= TELL_EACH_S and rows != self.told_rows:
+            self.rate = (rows - self.told_rows) / elapsed_s
+            self.told_rows, self.told_at_s = rows, now_s
+            if self.report is not None:
+                self.report(Progress(state, progress.updated_ms, logs, self.rate))
+        if force and self.report is not None:
+            self.report(progress)
+        return progress

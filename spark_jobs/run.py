@@ -1,0 +1,256 @@
+"""One process that materializes logs as Delta tables: `python -m spark_jobs.run --endpoint URL --tables DIR`.
+
+A log has two streaming queries, one for `entries` and one for the journals; the small epoch tables are
+looked after between them. The tables themselves say how far they go (entries.py, events.py), so each start
+of a query, the first, after a kill or after a failure, begins there with a fresh Spark checkpoint: there is
+one road, and a checkpoint that was lost is nothing special.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.client import LogClient
+from spark_jobs.entries import EntriesJob
+from spark_jobs.epochs import EpochsJob
+from spark_jobs.errors import SourceError, Unreachable
+from spark_jobs.events import EventsJob
+from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars
+from spark_jobs.progress import LogProgress, Progress, ProgressFile
+from spark_jobs.session import JavaNotFound, build_session
+from spark_jobs.source import CommitlogDataSource
+from spark_jobs.supervisor import MaterializeFailed, Supervisor
+from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, EVENTS, WATERMARKS, Table, TableClash, table_path
+
+LOOK_EACH_S = 0.25
+EPOCHS_EACH_S = 1.0
+STATUS_GIVE_UP_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaterializeConfig:
+    """What to materialize, where, and how often.
+
+    endpoint: base URLs of replicas, comma-separated. tables: folder with one folder a log. checkpoints: a
+    scratch folder, None for one beside the tables. available_now: end when everything that was committed at
+    the start is in the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one
+    log. partitions: tasks that read one micro-batch. progress: a JSON file kept up to date, None for
+    `progress.json` beside the tables.
+    """
+
+    endpoint: str
+    tables: Path
+    logs: tuple[str, ...] = ("default",)
+    token: str | None = None
+    checkpoints: Path | None = None
+    available_now: bool = False
+    trigger: str = "1 second"
+    events_trigger: str = "2 seconds"
+    max_records_per_trigger: int = 1_000_000
+    partitions: int = 2
+    master: str = "local[2]"
+    driver_memory: str = "2g"
+    jars_folder: Path = DEFAULT_JARS_FOLDER
+    progress: Path | None = None
+    spark: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self.checkpoints or self.tables / "_checkpoints"
+
+
+class LogMaterializer:
+    """All tables of one log, and how far they are."""
+
+    def __init__(self, spark: SparkSession, config: MaterializeConfig, log: str) -> None:
+        def path(table: Table) -> str:
+            return table_path(config.tables.resolve(), log, table)
+
+        endpoints = [part.strip().rstrip("/") for part in config.endpoint.split(",")]
+        options = {"endpoint": config.endpoint, "log": log}
+        if config.token is not None:
+            options["token"] = config.token
+        entries_options = {
+            **options,
+            "maxRecordsPerTrigger": str(config.max_records_per_trigger),
+            "minPartitions": str(config.partitions),
+        }
+        self.log = log
+        self.status = LogClient(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
+        client = LogClient(endpoints, log, config.token)
+        self.entries = EntriesJob(spark, client, path(ENTRIES), entries_options)
+        self.events = EventsJob(spark, path(EVENTS), path(WATERMARKS), options)
+        self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
+        checkpoints = config.checkpoints_folder / log
+        now = config.available_now
+        self.supervisors = [
+            Supervisor(self.entries, checkpoints, None if now else config.trigger),
+            Supervisor(self.events, checkpoints, None if now else config.events_trigger),
+        ]
+        self.committed_index: int | None = None
+        self.epochs_at_s = 0.0
+
+    def start(self) -> None:
+        self.epochs.open()
+
+    def look(self, *, final: bool = False) -> None:
+        """What is due: restarts, the epoch tables, and how far the log is."""
+        for supervisor in self.supervisors:
+            supervisor.look()
+        now_s = time.monotonic()
+        if final or now_s >= self.epochs_at_s:
+            self.epochs_at_s = now_s + EPOCHS_EACH_S
+            try:
+                self.epochs.refresh()
+                self.committed_index = self.status.tail(confirmed=False).next_index - 1
+            except Unreachable:
+                self.committed_index = None
+
+    @property
+    def done(self) -> bool:
+        return all(supervisor.done for supervisor in self.supervisors)
+
+    def progress(self) -> LogProgress:
+        return LogProgress(
+            entries_rows=self.entries.rows,
+            materialized_index=self.entries.covered_index,
+            committed_index=self.committed_index,
+            events_rows=self.events.events.rows,
+            watermarks_rows=self.events.watermarks.rows,
+            epochs_rows=len(self.epochs.committed),
+            restarts=sum(max(0, supervisor.starts - 1) for supervisor in self.supervisors),
+        )
+
+
+def materialize(
+    config: MaterializeConfig,
+    *,
+    stop: threading.Event | None = None,
+    report: Callable[[Progress], None] | None = None,
+    spark: SparkSession | None = None,
+) -> Progress:
+    """Keep the tables of `config.logs` up with their logs until `stop` is set, or, with available_now, to
+    the end.
+
+    report: called with each progress that is written to the file. spark: a session to use and to leave
+    running. Raises MaterializeFailed, SourceError (the log clashes with the tables, or was not to be
+    reached at the start), TableClash, JarsUnavailable, JavaNotFound.
+    """
+    stop = stop or threading.Event()
+    file = ProgressFile(config.progress or config.tables / "progress.json", report)
+    config.tables.mkdir(parents=True, exist_ok=True)
+    own = spark is None
+    if spark is None:
+        ensure_jars(config.jars_folder)
+        spark = build_session(
+            "commitlog-materialize",
+            jars_folder=config.jars_folder,
+            master=config.master,
+            extra={"spark.driver.memory": config.driver_memory, **config.spark},
+        )
+    spark.dataSource.register(CommitlogDataSource)
+    logs = [LogMaterializer(spark, config, log) for log in config.logs]
+    state = "failed"
+    try:
+        for log in logs:
+            log.start()
+        while not stop.is_set():
+            for log in logs:
+                log.look()
+            file.write("running", {log.log: log.progress() for log in logs})
+            if all(log.done for log in logs):
+                break
+            stop.wait(LOOK_EACH_S)
+        state = "stopped" if stop.is_set() else "done"
+        if not stop.is_set():
+            for log in logs:
+                log.look(final=True)
+    finally:
+        for log in logs:
+            for supervisor in log.supervisors:
+                supervisor.stop()
+        last = file.write(state, {log.log: log.progress() for log in logs}, force=True)
+        if own:
+            spark.stop()
+    return last
+
+
+def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jobs.run", description="Materialize logs as Delta tables."
+    )
+    parser.add_argument("--endpoint", required=True, help="base URLs of replicas, comma-separated")
+    parser.add_argument(
+        "--tables", required=True, type=Path, help="folder of the tables, one folder a log in it"
+    )
+    parser.add_argument("--log", action="append", help="name of a log; may be repeated (default: default)")
+    parser.add_argument("--token", default=os.environ.get("COMMITLOG_TOKEN"), help="or set COMMITLOG_TOKEN")
+    parser.add_argument("--checkpoints", type=Path, help="scratch folder (default: beside the tables)")
+    parser.add_argument(
+        "--available-now", action="store_true", help="end when all that is there is in the tables"
+    )
+    parser.add_argument(
+        "--trigger", default="1 second", help="interval of the entries (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--events-trigger", default="2 seconds", help="and of the events (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-records", type=int, default=1_000_000, help="of one micro-batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--partitions", type=int, default=2, help="tasks of one micro-batch (default: %(default)s)"
+    )
+    parser.add_argument("--master", default="local[2]", help="where Spark runs (default: %(default)s)")
+    parser.add_argument("--driver-memory", default="2g", help="heap of the driver (default: %(default)s)")
+    parser.add_argument("--jars", type=Path, default=DEFAULT_JARS_FOLDER, help="folder of the Delta jars")
+    parser.add_argument(
+        "--progress", type=Path, help="JSON file of the progress (default: beside the tables)"
+    )
+    given = parser.parse_args(arguments)
+    return MaterializeConfig(
+        endpoint=given.endpoint,
+        tables=given.tables,
+        logs=tuple(given.log or ["default"]),
+        token=given.token,
+        checkpoints=given.checkpoints,
+        available_now=given.available_now,
+        trigger=given.trigger,
+        events_trigger=given.events_trigger,
+        max_records_per_trigger=given.max_records,
+        partitions=given.partitions,
+        master=given.master,
+        driver_memory=given.driver_memory,
+        jars_folder=given.jars,
+        progress=given.progress,
+    )
+
+
+def tell(progress: Progress) -> None:
+    sys.stdout.write(f"{progress}\n")
+    sys.stdout.flush()
+
+
+def run_until_signal(config: MaterializeConfig) -> int:
+    """`materialize`, stopped by SIGTERM or SIGINT, told in lines on standard output. The exit code."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        materialize(config, stop=stop, report=tell)
+    except (MaterializeFailed, SourceError, TableClash, JarsUnavailable, JavaNotFound) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_until_signal(parse_arguments()))

@@ -1,0 +1,199 @@
+"""The Delta tables of a log: what each column means, how the table is laid out, and how rows get in exactly
+once.
+
+An append claims a place: the claim is a number that depends on nothing but the rows that the table held
+before (`next index`, or the sum of the nodes' next seqs), and Delta stores it with the commit as the
+transaction version of one application. Whoever comes with a claim that is not above the last one is
+refused, by Delta itself and within the
+transaction: a driver that was killed and started again, a second driver, one that was paused and woken.
+Each commit adds rows, so each raises the claim of the next; hence two commits never add the same rows, with
+a checkpoint or without.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from spark_jobs import schemas
+
+OBSERVED_WITHIN_S = 5.0
+
+PROPERTIES = {
+    "delta.checkpointInterval": "100",
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+    "delta.autoOptimize.autoCompact": "true",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table. cluster_by: the columns that a reader's filter names. columns: what each one means."""
+
+    name: str
+    schema: StructType
+    cluster_by: tuple[str, ...]
+    statistics: tuple[str, ...]
+    columns: Mapping[str, str] = field(repr=False)
+
+
+LOG = "name of the log"
+TERM = "Raft term"
+ENTRIES = Table(
+    "entries",
+    schemas.ENTRIES,
+    cluster_by=("index",),
+    statistics=("index", "term", "offset", "timestamp"),
+    columns={
+        "log": LOG,
+        "index": "position of the record in its log, from 0; the key",
+        "term": "Raft term that wrote the record",
+        "offset": "byte position in the log of the batch that holds the record",
+        "timestamp": "the client's time for the record, else the leader's clock",
+        "key": "the client's key, null for none",
+        "value": "the record, null for a tombstone",
+        "headers": "the client's headers in their order, null for none",
+    },
+)
+EVENTS = Table(
+    "events",
+    schemas.EVENTS,
+    cluster_by=("node", "seq"),
+    statistics=("node", "seq", "timestamp", "kind", "term"),
+    columns={
+        "log": LOG,
+        "node": "the node whose journal holds the event; key, with seq",
+        "seq": "position in that journal, from 0 without gaps",
+        "timestamp": "the node's clock",
+        "kind": "what happened: start, stop, role, term, watermarks, epoch, truncate",
+        "term": "the node's term then",
+        "data": "JSON object, by kind",
+    },
+)
+WATERMARKS = Table(
+    "watermarks",
+    schemas.WATERMARKS,
+    cluster_by=("term", "seq"),
+    statistics=("term", "peer", "node", "seq", "timestamp", "watermark"),
+    columns={
+        "log": LOG,
+        "term": "the leader's term; key, with peer, node and seq",
+        "peer": "the peer that the leader speaks of; itself is one of them",
+        "node": "the leader, whose journal tells",
+        "seq": "position in that journal",
+        "timestamp": "the leader's clock",
+        "role": "the node's role then",
+        "watermark": "last index that the peer has acknowledged in this term, -1 for none; inclusive",
+        "begin_index": "first index that the leader holds, -1 for none",
+        "end_index": "last index that the leader holds, -1 for none",
+        "committed_index": "last committed index that the leader knows, -1 for none",
+    },
+)
+EPOCHS = Table(
+    "epochs",
+    schemas.EPOCHS,
+    cluster_by=("epoch",),
+    statistics=("epoch", "start_index", "end_index"),
+    columns={
+        "log": LOG,
+        "epoch": "number of the epoch, its term in Raft mode; the key",
+        "term": TERM,
+        "leader": "the node that opened it",
+        "start_index": "its first index, of the control record that opens it",
+        "start_offset": "byte position of that record",
+        "end_index": "its last index, inclusive; null while it is the last one",
+        "end_offset": "byte position after its last record; null while it is the last one",
+        "started": "when it opened, by its leader's clock",
+    },
+)
+EPOCH_FILES = Table(
+    "epoch_files",
+    schemas.EPOCH_FILES,
+    cluster_by=("node", "epoch"),
+    statistics=("node", "epoch", "start_index", "end_index"),
+    columns={**EPOCHS.columns, "node": "whose file this is, as it stood when last asked; key, with epoch"},
+)
+TABLES = (ENTRIES, EVENTS, WATERMARKS, EPOCHS, EPOCH_FILES)
+
+
+class TableClash(RuntimeError):
+    """A table that refuses rows which it does not hold, or holds what its log does not: it needs a person."""
+
+
+def table_path(tables: Path | str, log: str, table: Table) -> str:
+    """Folder, or URL, of a log's table."""
+    return f"{str(tables).rstrip('/')}/{log}/{table.name}"
+
+
+def identifier(path: str) -> str:
+    """A table's path as SQL names it."""
+    return f"delta.`{path.replace('`', '``')}`"
+
+
+def create_table(spark: SparkSession, path: str, table: Table) -> None:
+    """Create the table unless it is there. Statistics cover all columns but the payload."""
+    columns = ", ".join(
+        f"`{column.name}` {column.dataType.simpleString()} COMMENT '{_quoted(table.columns[column.name])}'"
+        for column in table.schema
+    )
+    clustering = ", ".join(f"`{name}`" for name in table.cluster_by)
+    settings = {**PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(table.statistics)}
+    properties = ", ".join(f"'{name}' = '{value}'" for name, value in settings.items())
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {identifier(path)} ({columns}) USING delta "
+        f"CLUSTER BY ({clustering}) TBLPROPERTIES ({properties})"
+    )
+
+
+def read_table(spark: SparkSession, path: str) -> DataFrame:
+    return spark.read.format("delta").load(path)
+
+
+def append_once(
+    rows: DataFrame, path: str, *, application: str, claim: int, position: str, note: Mapping[str, Any]
+) -> tuple[int, int] | None:
+    """Append `rows`, one or more, if nobody has appended since the table gave `claim`.
+
+    claim: above that of every commit before; a function of the table's rows alone. position: the column whose
+    largest value is wanted. note: kept in the commit. Returns the count of rows and that value, or None
+    when the claim was refused: then look at the table again.
+    """
+    metrics = Observation()
+    observed = rows.observe(metrics, F.count("*").alias("count"), F.max(position).alias("last"))
+    writer = observed.write.format("delta").mode("append").option("userMetadata", json.dumps(note))
+    try:
+        writer.option("txnAppId", application).option("txnVersion", str(claim)).save(path)
+    except PySparkException as error:
+        if "DELTA_CONCURRENT_TRANSACTION" in str(error):
+            return None
+        raise
+    if not _was_observed(metrics):
+        return None
+    return int(metrics.get["count"]), int(metrics.get["last"])
+
+
+def _was_observed(metrics: Observation) -> bool:
+    """Whether the write ran at all: Delta passes over one whose claim is taken, without a word.
+
+    Metrics arrive a moment after the write. A wrong no does no harm: the caller looks at the table.
+    """
+    observation: Any = metrics._jo
+    future = observation.future()  # the public `get` waits for ever when there was nothing to run
+    give_up_at = time.monotonic() + OBSERVED_WITHIN_S
+    while not future.isCompleted():
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "\\'")
