@@ -5,11 +5,8 @@ checks of API.md §3 (idempotency, sequence, fence, match_term, match_index, quo
 all earlier appends in it: also those of the same turn, whose batch is written first where it matters.
 """
 
-from collections.abc import Callable
-
 from app import log_state
 from app.errors import (
-    CommitlogError,
     Fenced,
     IdempotencyKeyReused,
     IndexMismatch,
@@ -19,37 +16,10 @@ from app.errors import (
     TermMismatch,
 )
 from app.log_state import Claim, LogState
-from app.replication import AppendLimits, AppendRequest, AppendResult, Producer
+from app.node.answers import OpenAppend
+from app.replication import AppendLimits, AppendRequest, Producer
 from storage.batch import AppendMark
 from storage.records import RecordColumns, RecordTable
-
-Done = Callable[[AppendResult | CommitlogError], None]
-
-
-class OpenAppend:
-    """An append that is not answered yet. claim: of the first one, when this is a repeat."""
-
-    __slots__ = ("claim", "deadline_ms", "done", "request", "result", "size_bytes")
-
-    def __init__(self, request: AppendRequest, done: Done, deadline_ms: int) -> None:
-        self.request = request
-        self.done = done
-        self.deadline_ms = deadline_ms
-        self.size_bytes = request.records.size_bytes
-        self.claim: Claim | None = None
-        self.result: Stamped | None = None
-
-
-class Stamped:
-    """What the answers of one batch's appends have in common."""
-
-    __slots__ = ("first_offset", "next_offset", "term", "timestamp_ms")
-
-    def __init__(self, term: int, first_offset: int, next_offset: int, timestamp_ms: int) -> None:
-        self.term = term
-        self.first_offset = first_offset
-        self.next_offset = next_offset
-        self.timestamp_ms = timestamp_ms
 
 
 class Coalescing:

@@ -16,36 +16,28 @@ from app.errors import (
     LeaderPendingFull,
     NoLeader,
     NotLeader,
-    QuorumTimeout,
     ReadIndexUnavailable,
-    RequestOutstanding,
-    StorageFull,
-    TermChanged,
 )
 from app.log_state import Claim, LogState
 from app.node.admission import (
     Coalescing,
-    Done,
-    OpenAppend,
-    Stamped,
     check_conditions,
     check_quota,
     check_repeat,
 )
+from app.node.answers import Done, OpenAppend, OpenAppends, Stamped
 from app.node.checkpoints import Checkpointer
+from app.node.syncing import JournalWriter, LogSyncer
 from app.node.waiters import CommitWaiters, Waiter, answer
 from app.replication import (
     NO_INDEX,
-    AppendFate,
     AppendLimits,
     AppendRequest,
-    AppendResult,
     Clock,
     CoreEvent,
     Disk,
     DriverConfig,
     Durability,
-    PendingAppend,
     Ready,
     ReplicaStatus,
     ReplicationCore,
@@ -57,7 +49,7 @@ from app.replication import (
 from storage import errors as storage_errors
 from storage.batch import AppendMark, Batch, EncodedBody, stamp
 from storage.checkpoint import CheckpointFile, SnapshotFile
-from storage.commitlog import Commitlog, SyncTicket
+from storage.commitlog import Commitlog
 from storage.hard_state import HardStateFile
 from storage.journal import Journal
 from storage.records import encode_body, encode_control
@@ -65,21 +57,6 @@ from storage.records import encode_body, encode_control
 logger = logging.getLogger(__name__)
 
 EXPIRE_INTERVAL_MS = 60_000
-
-
-class _LogSync:
-    """The log as the disk syncs it: out of the way of a cut, which makes everything durable itself."""
-
-    def __init__(self, log: Commitlog) -> None:
-        self._log = log
-        self.cutting = False
-
-    def start_sync(self) -> SyncTicket | None:
-        return None if self.cutting else self._log.start_sync()
-
-    def finish_sync(self, ticket: SyncTicket) -> None:
-        if not self.cutting:
-            self._log.finish_sync(ticket)
 
 
 class LogDriver:
@@ -130,11 +107,13 @@ class LogDriver:
         self._fail_node = fail
         self._version = version
         self._config = config or DriverConfig()
+        self._journal_writer = JournalWriter(log_name, log, journal, disk, clock)
+        self._syncer = LogSyncer(log, disk, durability, self._config, self._log_synced)
         self._checkpointer = Checkpointer(log, checkpoint_file, snapshot_file, disk, self._config, self._fail)
 
         self._inbox: deque[tuple[str, Any]] = deque()
         self._appends: deque[OpenAppend] = deque()
-        self._open_bytes = 0  # of all appends that are not answered yet
+        self._open = OpenAppends(node_id, durability)
         self._readers: list[Callable[[int | CommitlogError], None]] = []
         self._tick_due = False
         self._synced = False
@@ -145,17 +124,13 @@ class LogDriver:
         self._seen_committed = NO_INDEX
         self._expired_ms = 0
         self._batch = Coalescing(self._config.coalesce_max_bytes)
-        self._log_sync = _LogSync(log)
-        self._log_sync_asked = False
-        self._journal_sync_asked = self._journal_dirty = False
-        self._sync_due_ms: int | None = None
 
     # --- what the node asks ---------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to take part. Incarnation: the wall clock at the start, ms."""
         data = {"version": self._version, "incarnation": self._clock.now_ms()}
-        self._journal_event(CoreEvent("start", self._core.term, data))
+        self._journal_writer.event(CoreEvent("start", self._core.term, data))
         self._guarded(self._start)
 
     def _start(self) -> None:
@@ -171,12 +146,12 @@ class LogDriver:
 
     def _stop(self) -> None:
         for append in self._appends:
-            self._refuse(append, NoLeader())
+            self._open.refuse(append, NoLeader())
         self._appends.clear()
         self._core.stop(self._clock.monotonic_ms())
         if not self._waiting_for_disk:
             self._carry_out()
-        self._journal_event(CoreEvent("stop", self._core.term, {}))
+        self._journal_writer.event(CoreEvent("stop", self._core.term, {}))
         self._checkpointer.save_all(self._state, self._core.committed_index)
 
     def deliver(self, source: str, message: Any) -> None:
@@ -191,12 +166,11 @@ class LogDriver:
 
     def append(self, request: AppendRequest, done: Done) -> None:
         """Append at the leader; elsewhere NotLeader or NoLeader. done(result or refusal), exactly once."""
-        append = OpenAppend(request, done, self._clock.monotonic_ms() + request.timeout_ms)
-        self._open_bytes += append.size_bytes
+        append = self._open.add(request, done, self._clock.monotonic_ms())
         if self._ended:
-            self._refuse(append, NoLeader())
+            self._open.refuse(append, NoLeader())
         elif len(self._appends) >= self._limits.max_pending_requests:
-            self._refuse(append, LeaderPendingFull())
+            self._open.refuse(append, LeaderPendingFull())
         else:
             self._appends.append(append)
             self._ask_turn()
@@ -295,9 +269,7 @@ class LogDriver:
             self._admit_appends(now_ms)
 
     def _keep_house(self, now_ms: int) -> None:
-        if self._sync_due_ms is not None and now_ms >= self._sync_due_ms:
-            self._sync_due_ms = None
-            self._ask_log_sync()
+        self._syncer.tick(now_ms)
         self._checkpointer.tick(self._state, self._core.committed_index, now_ms)
         if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
             self._expired_ms = now_ms
@@ -328,7 +300,7 @@ class LogDriver:
 
     def _wait_for_disk(self, ready: Ready) -> None:
         self._waiting_for_disk = True
-        self._log_sync.cutting = ready.truncate is not None
+        self._syncer.cutting = ready.truncate is not None
 
         def work() -> None:
             if ready.hard_state is not None:
@@ -339,7 +311,7 @@ class LogDriver:
                 self.log.truncate_after(ready.truncate.index)
 
         def then(_result: Any, error: BaseException | None) -> None:
-            self._waiting_for_disk = self._log_sync.cutting = False
+            self._waiting_for_disk = self._syncer.cutting = False
             if error is not None:
                 self._fail(f"log {self.log_name}: term, vote or truncation", error)
                 return
@@ -368,11 +340,11 @@ class LogDriver:
         for target, message in ready.messages:
             self._transport.send(target, self.log_id, message)
         for pending, fate in ready.answers:
-            self._answer_append(pending, fate)
+            self._open.settle(pending, fate, self._core.committed_index, self.log.next_index)
         for done, index in ready.reads:
             self._answer_reader(done, index)
         for event in ready.events:
-            self._journal_event(event)
+            self._journal_writer.event(event)
         if stored:
             self._core.advance(ready, now_ms)
         else:
@@ -388,22 +360,11 @@ class LogDriver:
         for batch in batches:
             self._state.apply(batch)
             if batch.is_control:
-                self._journal_epoch(batch)
-        if self._durability is Durability.FSYNC:
-            self._ask_log_sync()
-        elif self._sync_due_ms is None:
-            self._sync_due_ms = self._clock.monotonic_ms() + self._config.sync_interval_ms
+                self._journal_writer.control(batch)
+        self._syncer.written(self._clock.monotonic_ms())
         return True
 
-    def _ask_log_sync(self) -> None:
-        if not self._log_sync_asked:
-            self._log_sync_asked = True
-            self._disk.request_sync(self._log_sync, self._log_synced)
-
     def _log_synced(self) -> None:
-        self._log_sync_asked = False
-        if self.log.durable_index < self.log.end_index and self._durability is Durability.FSYNC:
-            self._ask_log_sync()
         self._synced = True
         self._guarded(self._turn)
 
@@ -416,7 +377,7 @@ class LogDriver:
             try:
                 self._admit(append, now_ms, wall_ms)
             except CommitlogError as refusal:
-                self._refuse(append, refusal)
+                self._open.refuse(append, refusal)
         self._flush()
 
     def _admit(self, append: OpenAppend, now_ms: int, wall_ms: int) -> None:
@@ -433,16 +394,14 @@ class LogDriver:
         next_index = self.log.next_index + batch.count
         check_conditions(self._state, request, term=core.term, next_index=next_index)
         waiting = core.pending_appends + len(batch.appends)
-        check_quota(self._limits, waiting, self._open_bytes - append.size_bytes, request)
+        waiting_bytes = self._open.size_bytes - request.records.size_bytes
+        check_quota(self._limits, waiting, waiting_bytes, request)
         batch.add(append)
 
     def _join(self, append: OpenAppend, claim: Claim, now_ms: int) -> None:
         """A repeat: it gets the first one's answer, now or when that has its acks."""
         append.claim = claim
-        pending = PendingAppend(
-            claim.first_index, claim.last_index, append.request.acks, append.deadline_ms, append
-        )
-        self._core.join(pending, now_ms)
+        self._core.join(append.pending(claim.first_index, claim.last_index), now_ms)
         self._carry_out()
 
     def _flush(self) -> None:
@@ -476,95 +435,18 @@ class LogDriver:
             control=control,
             marks=marks,
         )
-        stamped = Stamped(term, batch.offset, batch.next_offset, batch.timestamp_ms)
-        first_index, pendings = batch.base_index, []
+        stamped, first_index, pendings = Stamped(batch), batch.base_index, []
         for append in appends:
             next_index = first_index + append.request.records.count
-            append.result = stamped
-            pendings.append(
-                PendingAppend(first_index, next_index - 1, append.request.acks, append.deadline_ms, append)
-            )
+            append.stamped = stamped
+            pendings.append(append.pending(first_index, next_index - 1))
             first_index = next_index
         self._core.propose(batch, pendings, self._clock.monotonic_ms())
 
     # --- answers --------------------------------------------------------------------------------------
-
-    def _refuse(self, append: OpenAppend, refusal: CommitlogError) -> None:
-        self._open_bytes -= append.size_bytes
-        answer(append.done, refusal)
-
-    def _answer_append(self, pending: PendingAppend, fate: AppendFate) -> None:
-        append: OpenAppend = pending.token
-        if fate is AppendFate.ACKNOWLEDGED:
-            self._open_bytes -= append.size_bytes
-            answer(append.done, self._result(append, pending))
-        elif fate is AppendFate.TERM_CHANGED:
-            self._refuse(append, TermChanged())
-        elif fate is AppendFate.REFUSED:
-            self._refuse(append, StorageFull())
-        elif append.claim is not None:
-            self._refuse(append, RequestOutstanding())
-        else:
-            self._refuse(append, QuorumTimeout(pending.first_index))
-
-    def _result(self, append: OpenAppend, pending: PendingAppend) -> AppendResult:
-        source = append.claim or append.result
-        if source is None:
-            raise storage_errors.InvariantError("an append was acknowledged that was never stamped")
-        return AppendResult(
-            first_index=pending.first_index,
-            last_index=pending.last_index,
-            count=pending.last_index - pending.first_index + 1,
-            term=source.term,
-            first_offset=source.first_offset,
-            next_offset=source.next_offset,
-            timestamp_ms=source.timestamp_ms,
-            committed_index=self._core.committed_index,
-            next_index=self.log.next_index,
-            leader=self.node_id,
-            acks=append.request.acks,
-            durability=self._durability,
-            replayed=append.claim is not None,
-        )
 
     def _answer_reader(self, done: Callable[[int | CommitlogError], None], index: int | None) -> None:
         if index is None:
             answer(done, ReadIndexUnavailable())
         else:
             self.when_committed(index, lambda: done(index))
-
-    # --- the journal ----------------------------------------------------------------------------------
-
-    def _journal_epoch(self, batch: Batch) -> None:
-        """A control record that opened an epoch: tell it as API.md §2 shows an epoch."""
-        for epoch in reversed(self.log.epochs):
-            if epoch.start_index == batch.base_index:
-                data = {
-                    "epoch": epoch.epoch,
-                    "term": epoch.term,
-                    "leader": epoch.leader,
-                    "start_index": epoch.start_index,
-                    "start_offset": epoch.start_offset,
-                    "end_index": None,
-                    "end_offset": None,
-                    "started_ms": epoch.started_ms,
-                }
-                self._journal_event(CoreEvent("epoch", epoch.term, data))
-            if epoch.start_index <= batch.base_index:
-                return
-
-    def _journal_event(self, event: CoreEvent) -> None:
-        try:
-            self.journal.append(event.kind, event.term, event.data, self._clock.now_ms())
-        except storage_errors.StorageFull:
-            logger.warning("log %s: no room for the event %s %s", self.log_name, event.kind, event.data)
-            return
-        self._journal_dirty = True
-        if not self._journal_sync_asked:
-            self._sync_journal()
-
-    def _sync_journal(self) -> None:
-        """Make the events durable, one sync at a time: what is written meanwhile waits for the next one."""
-        self._journal_sync_asked, self._journal_dirty = self._journal_dirty, False
-        if self._journal_sync_asked:
-            self._disk.request_sync(self.journal, self._sync_journal)

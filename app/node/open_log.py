@@ -59,8 +59,8 @@ def open_raft_log(
 ) -> LogDriver:
     """Recover one replica and put its parts together; `LogDriver.start` begins.
 
-    random: seeded by chance, so that no two lives of a node draw the same. Raises CorruptLog, CorruptFile (this
-    node must not take part in the log) and DiskError.
+    random: seeded by chance, so that no two lives of a node draw the same. Raises CorruptLog, CorruptFile
+    (this node must not take part in the log) and DiskError.
     """
     folder = f"{data_folder}/logs/{log_name}"
     journal_folder = f"{data_folder}/journal/{log_name}"

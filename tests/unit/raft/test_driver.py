@@ -1,4 +1,4 @@
-"""The driver of a log: real log, state, journal and core of a single voter on a disk that a test lets work."""
+"""The driver of a log: real log, state, journal and core, on a disk that works when a test lets it."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,0 +1,97 @@
+"""Appends from the moment they are asked for until they are answered, once each."""
+
+from collections.abc import Callable
+
+from app.errors import CommitlogError, QuorumTimeout, RequestOutstanding, StorageFull, TermChanged
+from app.log_state import Claim
+from app.node.waiters import answer
+from app.replication import AppendFate, AppendRequest, AppendResult, Durability, PendingAppend
+from storage.batch import Batch
+from storage.errors import InvariantError
+
+Done = Callable[[AppendResult | CommitlogError], None]
+
+
+class OpenAppend:
+    """An append that is not answered yet. claim: of the first one, when this is a repeat."""
+
+    __slots__ = ("claim", "deadline_ms", "done", "request", "stamped")
+
+    def __init__(self, request: AppendRequest, done: Done, deadline_ms: int) -> None:
+        self.request = request
+        self.done = done
+        self.deadline_ms = deadline_ms  # monotonic
+        self.claim: Claim | None = None
+        self.stamped: Stamped | None = None
+
+    def pending(self, first_index: int, last_index: int) -> PendingAppend:
+        """What the core keeps while it waits for the acks."""
+        return PendingAppend(first_index, last_index, self.request.acks, self.deadline_ms, self)
+
+
+class Stamped:
+    """What the answers of one batch's appends have in common."""
+
+    __slots__ = ("first_offset", "next_offset", "term", "timestamp_ms")
+
+    def __init__(self, batch: Batch) -> None:
+        self.term = batch.term
+        self.first_offset = batch.offset
+        self.next_offset = batch.next_offset
+        self.timestamp_ms = batch.timestamp_ms
+
+
+class OpenAppends:
+    """Counts the bytes of all appends that are not answered yet, and answers them."""
+
+    def __init__(self, node_id: str, durability: Durability) -> None:
+        self.size_bytes = 0
+        self._node_id = node_id
+        self._durability = durability
+
+    def add(self, request: AppendRequest, done: Done, now_ms: int) -> OpenAppend:
+        self.size_bytes += request.records.size_bytes
+        return OpenAppend(request, done, now_ms + request.timeout_ms)
+
+    def refuse(self, append: OpenAppend, refusal: CommitlogError) -> None:
+        self._answer(append, refusal)
+
+    def settle(self, pending: PendingAppend, fate: AppendFate, committed_index: int, next_index: int) -> None:
+        """Answer an append whose wait has ended. committed_index, next_index: of the log at this instant."""
+        append: OpenAppend = pending.token
+        if fate is AppendFate.ACKNOWLEDGED:
+            self._answer(append, self._result(append, pending, committed_index, next_index))
+        elif fate is AppendFate.TERM_CHANGED:
+            self._answer(append, TermChanged())
+        elif fate is AppendFate.REFUSED:
+            self._answer(append, StorageFull())
+        elif append.claim is not None:
+            self._answer(append, RequestOutstanding())
+        else:
+            self._answer(append, QuorumTimeout(pending.first_index))
+
+    def _answer(self, append: OpenAppend, result: AppendResult | CommitlogError) -> None:
+        self.size_bytes -= append.request.records.size_bytes
+        answer(append.done, result)
+
+    def _result(
+        self, append: OpenAppend, pending: PendingAppend, committed_index: int, next_index: int
+    ) -> AppendResult:
+        source = append.claim or append.stamped
+        if source is None:
+            raise InvariantError("an append was acknowledged that was never stamped")
+        return AppendResult(
+            first_index=pending.first_index,
+            last_index=pending.last_index,
+            count=pending.last_index - pending.first_index + 1,
+            term=source.term,
+            first_offset=source.first_offset,
+            next_offset=source.next_offset,
+            timestamp_ms=source.timestamp_ms,
+            committed_index=committed_index,
+            next_index=next_index,
+            leader=self._node_id,
+            acks=append.request.acks,
+            durability=self._durability,
+            replayed=append.claim is not None,
+        )

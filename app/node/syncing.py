@@ -1,0 +1,115 @@
+"""When a log and its journal are synced: one sync of each under way, for whatever was written meanwhile."""
+
+import logging
+from collections.abc import Callable
+
+from app.replication import Clock, CoreEvent, Disk, DriverConfig, Durability
+from storage.batch import Batch
+from storage.commitlog import Commitlog, SyncTicket
+from storage.errors import StorageFull
+from storage.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+
+class LogSyncer:
+    """The log as the disk syncs it (app.replication.SyncSource).
+
+    With `fsync` every write asks for a sync, with `replicated` one comes within `sync_interval_ms`. While a
+    cut is under way the log is left alone: the cut makes everything durable itself, in the disk thread.
+    """
+
+    def __init__(
+        self,
+        log: Commitlog,
+        disk: Disk,
+        durability: Durability,
+        config: DriverConfig,
+        synced: Callable[[], None],
+    ) -> None:
+        """synced(): durable_index may have moved."""
+        self.cutting = False
+        self._log = log
+        self._disk = disk
+        self._durability = durability
+        self._config = config
+        self._synced = synced
+        self._asked = False
+        self._due_ms: int | None = None
+
+    def written(self, now_ms: int) -> None:
+        """The log has grown."""
+        if self._durability is Durability.FSYNC:
+            self._ask()
+        elif self._due_ms is None:
+            self._due_ms = now_ms + self._config.sync_interval_ms
+
+    def tick(self, now_ms: int) -> None:
+        if self._due_ms is not None and now_ms >= self._due_ms:
+            self._due_ms = None
+            self._ask()
+
+    def start_sync(self) -> SyncTicket | None:
+        return None if self.cutting else self._log.start_sync()
+
+    def finish_sync(self, ticket: SyncTicket) -> None:
+        if not self.cutting:
+            self._log.finish_sync(ticket)
+
+    def _ask(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._disk.request_sync(self, self._done)
+
+    def _done(self) -> None:
+        self._asked = False
+        if self._durability is Durability.FSYNC and self._log.durable_index < self._log.end_index:
+            self._ask()
+        self._synced()
+
+
+class JournalWriter:
+    """Writes what a node sees of one log to its journal; a full disk costs events, never replication."""
+
+    def __init__(self, log_name: str, log: Commitlog, journal: Journal, disk: Disk, clock: Clock) -> None:
+        self._log_name = log_name
+        self._log = log
+        self._journal = journal
+        self._disk = disk
+        self._clock = clock
+        self._asked = False
+        self._dirty = False
+
+    def event(self, event: CoreEvent) -> None:
+        try:
+            self._journal.append(event.kind, event.term, event.data, self._clock.now_ms())
+        except StorageFull:
+            logger.warning("log %s: no room for the event %s %s", self._log_name, event.kind, event.data)
+            return
+        self._dirty = True
+        if not self._asked:
+            self._sync()
+
+    def control(self, batch: Batch) -> None:
+        """A control batch was stored: if it opened an epoch, tell it as API.md §2 shows an epoch."""
+        for epoch in reversed(self._log.epochs):
+            if epoch.start_index == batch.base_index:
+                data = {
+                    "epoch": epoch.epoch,
+                    "term": epoch.term,
+                    "leader": epoch.leader,
+                    "start_index": epoch.start_index,
+                    "start_offset": epoch.start_offset,
+                    "end_index": None,
+                    "end_offset": None,
+                    "started_ms": epoch.started_ms,
+                }
+                self.event(CoreEvent("epoch", epoch.term, data))
+            if epoch.start_index <= batch.base_index:
+                return
+
+    def _sync(self) -> None:
+        """Make the events durable, one sync at a time: what is written meanwhile waits for the next one."""
+        self._asked, self._dirty = self._dirty, False
+        if self._asked:
+            self._disk.request_sync(self._journal, self._sync)
