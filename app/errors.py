@@ -391,7 +391,12 @@ class QuorumTimeout(CommitlogError):
 class NotYetReplicated(CommitlogError):
     """This node did not reach the index of `Commitlog-Min-Index` in time."""
 
-    code, title, http_status, retryable = "not-yet-replicated", "This node has not got that far yet", 504, True
+    code, title, http_status, retryable = (
+        "not-yet-replicated",
+        "This node has not got that far yet",
+        504,
+        True,
+    )
 
     def __init__(self, next_index: int) -> None:
         super().__init__(f"this node's next visible index is {next_index}")

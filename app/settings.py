@@ -96,14 +96,13 @@ class HttpSettings:
     append_front: AppendFront = AppendFront.ASGI
     max_open_requests: int = 16_384
     max_open_bytes: int = 256 * MIB
-    leader_wait_ms: int = 2_000  # how long a request waits for a leader to be elected
-    read_index_timeout_ms: int = 5_000
+    leader_wait_ms: int = 3_000  # how long a request waits for a leader to be elected, or to be confirmed
     sse_ping_ms: int = 10_000
     shutdown_grace_ms: int = 3_000
     access_log: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_open_requests", "max_open_bytes", "read_index_timeout_ms", "sse_ping_ms"):
+        for name in ("max_open_requests", "max_open_bytes", "leader_wait_ms", "sse_ping_ms"):
             check(getattr(self, name) > 0, f"{name} must be positive")
         check(self.sse_ping_ms <= 15_000, "sse_ping_ms must be at most 15 000")
 
@@ -196,11 +195,8 @@ class _File(_Table):
     logs: tuple[_Log, ...] = ()
 
 
-_FILE: type[BaseModel] = create_model(
-    "File",
-    __base__=_File,
-    **{name: (_table_of(config) | None, None) for name, config in _SECTIONS.items()},
-)
+_COLUMNS: dict[str, Any] = {name: (_table_of(config) | None, None) for name, config in _SECTIONS.items()}
+_FILE: type[_File] = create_model("File", __base__=_File, **_COLUMNS)
 
 
 def load(path: str | Path, node_id: str) -> Settings:
@@ -226,7 +222,6 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
         file = TypeAdapter(_FILE).validate_python(document)
     except ValidationError as error:
         raise ConfigError("; ".join(_complaint(item) for item in error.errors())) from error
-    assert isinstance(file, _File)
     sections: dict[str, Any] = {}
     for name, config in _SECTIONS.items():
         table: BaseModel | None = getattr(file, name)

@@ -63,9 +63,7 @@ class Meter:
         self.appended_bytes += size_bytes
 
     def collect(self) -> Iterator[Metric]:
-        answers = CounterMetricFamily(
-            REQUESTS, "Answers given", labels=("method", "route", "status")
-        )
+        answers = CounterMetricFamily(REQUESTS, "Answers given", labels=("method", "route", "status"))
         for (method, route, status), count in self.answers.items():
             answers.add_metric((method, route, str(status)), count)
         yield answers
@@ -81,7 +79,9 @@ class Meter:
         yield CounterMetricFamily(APPENDED_BYTES, "Bytes of records acknowledged", self.appended_bytes)
 
 
-def gauge(name: str, text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+def gauge(
+    name: str, text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]
+) -> Metric:
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)

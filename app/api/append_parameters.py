@@ -129,4 +129,3 @@ def parse_idempotency_key(raw: bytes | None) -> str | None:
     if 1 <= len(raw) <= 255 and all(0x21 <= byte <= 0x7E for byte in raw):
         return raw.decode("ascii")
     raise InvalidRequest(("/headers/Idempotency-Key", "has 1 to 255 visible ASCII characters"))
-

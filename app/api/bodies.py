@@ -34,7 +34,9 @@ def media_type_of(heads: Heads) -> bytes:
     if name in MEDIA_TYPES:
         return name
     known = ", ".join(known.decode() for known in MEDIA_TYPES)
-    problem = f"Content-Type {name.decode('latin-1')!r} is" if given else "Content-Type is missing: it must be"
+    problem = (
+        f"Content-Type {name.decode('latin-1')!r} is" if given else "Content-Type is missing: it must be"
+    )
     raise UnsupportedMediaType(f"{problem} {'not ' if given else ''}one of {known}")
 
 
@@ -95,7 +97,10 @@ def _timestamp(raw: bytes) -> int:
     if digits.isdigit() and len(digits) <= 15 and MIN_TIMESTAMP_MS <= int(raw) <= MAX_TIMESTAMP_MS:
         return int(raw)
     raise InvalidRequest(
-        ("/headers/Commitlog-Timestamp", "is milliseconds since 1970 UTC, a whole number of the years 1 to 9999")
+        (
+            "/headers/Commitlog-Timestamp",
+            "is milliseconds since 1970 UTC, a whole number of the years 1 to 9999",
+        )
     )
 
 

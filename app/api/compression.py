@@ -24,7 +24,9 @@ def unpack(body: bytes, encoding: bytes | None, limit: int) -> bytes:
         return _gunzip(body, limit)
     if name == b"zstd":
         return _unpack_zstd(body, limit)
-    raise UnsupportedMediaType(f"Content-Encoding {name.decode('latin-1')!r} is not one of gzip, zstd, identity")
+    raise UnsupportedMediaType(
+        f"Content-Encoding {name.decode('latin-1')!r} is not one of gzip, zstd, identity"
+    )
 
 
 def too_large(limit: int) -> TooLarge:

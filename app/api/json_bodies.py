@@ -5,7 +5,7 @@ in plain UTF-8.
 """
 
 import re
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType

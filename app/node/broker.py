@@ -1,10 +1,10 @@
 """One node: opens its data folder, runs a driver for each log it keeps, and stops cleanly or at once.
 
-    DATA/lock                     held while the node runs: two processes cannot share a folder
-    DATA/node.json                whose folder it is: cluster and node
-    DATA/logs/NAME/               the commit log of one log (storage/README.md), and beside it
-        vote, checkpoint, state   term and vote (R-01), where a restart begins, the log's state there
-    DATA/journal/NAME/            what this node has seen of that log
+DATA/lock                     held while the node runs: two processes cannot share a folder
+DATA/node.json                whose folder it is: cluster and node
+DATA/logs/NAME/               the commit log of one log (storage/README.md), and beside it
+    vote, checkpoint, state   term and vote (R-01), where a restart begins, the log's state there
+DATA/journal/NAME/            what this node has seen of that log
 """
 
 import asyncio
@@ -16,32 +16,26 @@ from typing import Any, Final
 
 import msgspec
 
-from app.errors import CommitlogError, ConfigError, InvalidRequest, LogNotFound
-from app.log_state import LogState
-from app.node.checkpoints import Checkpointer, load_state
+from app.errors import CommitlogError, ConfigError, InvalidRequest, LogNotFound, ReadIndexUnavailable
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThread
 from app.node.driver import LogDriver
 from app.node.forward import Forwarder
-from app.node.hosted_log import HostedLog, Replica
+from app.node.hosted_log import HostedLog
+from app.node.open_log import open_raft_log
 from app.node.transport import PeerTransport
-from app.raft.core import RaftCore
-from app.replication import DriverConfig, GroupConfig
+from app.replication import GroupConfig
 from app.settings import LOG_NAME, LogSettings, NodeSettings, Settings
 from app.telemetry import Meter
 from app.version import VERSION
 from storage.batch import log_id_of
-from storage.checkpoint import CheckpointFile, SnapshotFile
-from storage.commitlog import Commitlog
 from storage.file_system import FileSystem, Lock, write_durably
 from storage.files import OsFileSystem
-from storage.hard_state import HardStateFile
-from storage.journal import Journal
 
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S: Final = 10.0
-_READY_RETRY_S: Final = 0.1
+_RETRY_S: Final = 0.1
 
 
 class _Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +49,7 @@ class _Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Broker:
     """The logs of one node and what they share: loop, timer, disk thread, peers, forwarder.
 
-    `failed` is done when the node must stop at once (R-11); `stopping` is set when a clean stop has begun.
+    `failed` is done when the node must stop at once (R-11); `stopping` says that a clean stop has begun.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -65,7 +59,7 @@ class Broker:
         self.clock = SystemClock()
         self.forwarder = Forwarder(settings.security)
         self.logs: dict[str, HostedLog] = {}
-        self.stopping = asyncio.Event()
+        self.stopping = False
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._files: FileSystem = OsFileSystem()
@@ -82,6 +76,7 @@ class Broker:
         )
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._polls: dict[asyncio.Future[None], None] = {}
 
     # --- start and stop ---------------------------------------------------------------------------------------
 
@@ -93,14 +88,14 @@ class Broker:
         self._check_stamp(f"{data}/node.json")
         for log in self.settings.logs:
             log_id = log_id_of(self.settings.cluster_id, log.name)
-            replica = self._open(log, log_id, data) if self.node.id in log.replicas else None
-            self.logs[log.name] = HostedLog(log, log_id, replica)
+            driver = self._open(log, log_id, data) if self.node.id in log.replicas else None
+            self.logs[log.name] = HostedLog(log, log_id, driver)
         self._disk.start()
         await self.forwarder.start()
         await self.transport.start()
         for hosted in self.logs.values():
-            if hosted.replica is not None:
-                hosted.replica.driver.start()
+            if hosted.driver is not None:
+                hosted.driver.start()
                 self.spawn(self._watch_until_caught_up(hosted), f"catch up {hosted.name}")
         self._tick_at = self._loop.time()
         self._tick()
@@ -111,9 +106,9 @@ class Broker:
         self.begin_stop()
         if self._timer is not None:
             self._timer.cancel()
-        replicas = [hosted.replica for hosted in self.logs.values() if hosted.replica is not None]
+        drivers = [hosted.driver for hosted in self.logs.values() if hosted.driver is not None]
         async with asyncio.timeout(_STOP_TIMEOUT_S):
-            stopped = [self._stopped(replica.driver) for replica in replicas]
+            stopped = [self._stopped(driver) for driver in drivers]
             await asyncio.gather(*stopped)
             await self._disk.drain()
         for task in list(self._tasks):
@@ -122,22 +117,25 @@ class Broker:
         await self.transport.stop()
         await self.forwarder.stop()
         self._disk.stop(_STOP_TIMEOUT_S)
-        for replica in replicas:
-            replica.log.close()
-            replica.journal.close()
+        for driver in drivers:
+            driver.log.close()
+            driver.journal.close()
         if self._lock is not None:
             self._lock.release()
         logger.info("node stopped", extra={"node": self.node.id})
 
     def begin_stop(self) -> None:
         """Let long polls and streams end."""
-        self.stopping.set()
+        self.stopping = True
         for hosted in self.logs.values():
             hosted.wake()
+        for poll in list(self._polls):
+            if not poll.done():
+                poll.set_result(None)
 
     def _stopped(self, driver: LogDriver) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
-        driver.stop(lambda: done.done() or done.set_result(None))
+        driver.stop(lambda: None if done.done() else done.set_result(None))
         return done
 
     def _fail(self, what: str, error: BaseException) -> None:
@@ -161,54 +159,29 @@ class Broker:
                 f"{found.format}), not to {stamp.node!r} of {stamp.cluster!r}"
             )
 
-    def _open(self, settings: LogSettings, log_id: int, data: str) -> Replica:
+    def _open(self, settings: LogSettings, log_id: int, data: str) -> LogDriver:
         """Recover one log and build its driver. Blocks: nothing else runs yet."""
-        files, raft = self._files, self.settings.raft
-        folder = f"{data}/logs/{settings.name}"
-        files.make_folders(folder)
-        checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
-        snapshot_file = SnapshotFile(files, f"{folder}/state")
-        hard_state_file = HardStateFile(files, f"{folder}/vote")
-        committed_index = checkpoint_file.load().committed_index
-        hard_state = hard_state_file.load()
-        log = Commitlog.open(
-            files, folder, log_id=log_id, config=self.settings.storage, committed_index=committed_index
-        )
-        state: LogState = load_state(log, snapshot_file, idempotency_ms=self.settings.limits.idempotency_ms)
-        journal = Journal(files, f"{data}/journal/{settings.name}", self.node.id, settings.name)
-        config = DriverConfig()
-        core = RaftCore(
-            node_id=self.node.id,
-            group=GroupConfig(voters=settings.replicas),
-            log=log,
-            durability=settings.durability,
-            hard_state=hard_state,
-            committed_index=committed_index,
-            config=raft,
-            random=random.SystemRandom(),
-        )
-        driver = LogDriver(
+        driver = open_raft_log(
+            files=self._files,
+            data_folder=data,
             log_name=settings.name,
             log_id=log_id,
             node_id=self.node.id,
-            core=core,
-            log=log,
-            state=state,
-            journal=journal,
-            hard_state_file=hard_state_file,
-            checkpointer=Checkpointer(log, checkpoint_file, snapshot_file, self._disk, config, self._fail),
+            group=GroupConfig(voters=settings.replicas),
+            durability=settings.durability,
+            raft=self.settings.raft,
+            storage=self.settings.storage,
+            limits=self.settings.limits,
             clock=self.clock,
             disk=self._disk,
             transport=self.transport,
             scheduler=LoopScheduler(self._loop),
-            durability=settings.durability,
-            limits=self.settings.limits,
+            random=random.SystemRandom(),
             fail=self._fail,
             version=VERSION,
-            config=config,
         )
         self._by_id[log_id] = driver
-        return Replica(driver, log, journal)
+        return driver
 
     # --- while it runs ----------------------------------------------------------------------------------------
 
@@ -243,8 +216,8 @@ class Broker:
         self._tick_at = max(self._tick_at + interval_s, self._loop.time())
         self._timer = self._loop.call_at(self._tick_at, self._tick)
         for hosted in self.logs.values():
-            if hosted.replica is not None:
-                hosted.replica.driver.tick()
+            if hosted.driver is not None:
+                hosted.driver.tick()
                 hosted.look()
 
     async def _watch_until_caught_up(self, hosted: HostedLog) -> None:
@@ -255,18 +228,58 @@ class Broker:
                 hosted.caught_up = True
                 logger.info("log caught up", extra={"log": hosted.name})
                 return
-            await asyncio.sleep(_READY_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
 
     async def read_index(self, hosted: HostedLog) -> int:
         """The index that a linearizable read must see; it is committed here on return (R-08).
 
-        Raises ReadIndexUnavailable.
+        Waits for a leader to be elected and confirmed, at most `leader_wait_ms`. Raises ReadIndexUnavailable.
         """
-        replica = hosted.replica
-        assert replica is not None
-        future: asyncio.Future[int] = self._loop.create_future()
-        replica.driver.read_index(_settle(future))
-        return await future
+        driver = hosted.driver
+        assert driver is not None
+        try:
+            async with asyncio.timeout(self.settings.http.leader_wait_ms / 1000):
+                while not self.stopping:
+                    future: asyncio.Future[int] = self._loop.create_future()
+                    driver.read_index(_settle(future))
+                    with contextlib.suppress(ReadIndexUnavailable):
+                        return await future
+                    await hosted.leadership_changed(_RETRY_S)
+        except TimeoutError:
+            pass
+        raise ReadIndexUnavailable()
+
+    async def committed(self, hosted: HostedLog, index: int, timeout_s: float) -> bool:
+        """Wait until `index` is committed here, at most `timeout_s` or until the node stops; whether it is."""
+        driver = hosted.driver
+        assert driver is not None
+        if driver.committed_index < index and timeout_s > 0 and not self.stopping:
+            poll: asyncio.Future[None] = self._loop.create_future()
+            self._polls[poll] = None
+            waiter = driver.when_committed(index, lambda: None if poll.done() else poll.set_result(None))
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await poll
+            except TimeoutError:
+                pass
+            finally:
+                waiter.cancel()
+                self._polls.pop(poll, None)
+        return driver.committed_index >= index
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, but not past the beginning of a stop."""
+        if self.stopping:
+            return
+        poll: asyncio.Future[None] = self._loop.create_future()
+        self._polls[poll] = None
+        try:
+            async with asyncio.timeout(seconds):
+                await poll
+        except TimeoutError:
+            pass
+        finally:
+            self._polls.pop(poll, None)
 
 
 def _settle(future: asyncio.Future[int]) -> Callable[[int | CommitlogError], None]:

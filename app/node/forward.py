@@ -36,7 +36,15 @@ _PASSED_ON: Final = frozenset(
     )
 )
 _OF_THE_CONNECTION: Final = frozenset(
-    (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"x-request-id")
+    (
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"content-length",
+        b"date",
+        b"server",
+        b"x-request-id",
+    )
 )
 
 
@@ -92,9 +100,7 @@ class Forwarder:
         timeout_s: float,
     ) -> Relayed:
         """One call and its whole answer. path_and_query: percent-encoded. Raises NotSent or Lost."""
-        async with self._open(
-            target, method, path_and_query, headers, body, request_id, timeout_s
-        ) as answer:
+        async with self._open(target, method, path_and_query, headers, body, request_id, timeout_s) as answer:
             try:
                 content = await answer.read()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -170,7 +176,9 @@ class _Opening:
 
 def _returned(answer: aiohttp.ClientResponse) -> RawHeaders:
     return [
-        (lower, value) for name, value in answer.raw_headers if (lower := name.lower()) not in _OF_THE_CONNECTION
+        (lower, value)
+        for name, value in answer.raw_headers
+        if (lower := name.lower()) not in _OF_THE_CONNECTION
     ]
 
 

@@ -1,49 +1,37 @@
-"""One log as this node knows it: its settings, its replica here if it keeps one, and who leads."""
+"""One log as this node knows it: its settings, the driver if it keeps a replica, and who leads."""
 
 import asyncio
-from dataclasses import dataclass
 
 from app.node.driver import LogDriver
 from app.replication import Role
 from app.settings import LogSettings
-from storage.commitlog import Commitlog
-from storage.journal import Journal
-
-
-@dataclass(slots=True)
-class Replica:
-    """What a node keeps of a log."""
-
-    driver: LogDriver
-    log: Commitlog
-    journal: Journal
 
 
 class HostedLog:
-    """A configured log. `replica` is None at a node that keeps no copy. Owned by the event loop."""
+    """A configured log. `driver` is None at a node that keeps no replica. Owned by the event loop."""
 
-    def __init__(self, settings: LogSettings, log_id: int, replica: Replica | None) -> None:
+    def __init__(self, settings: LogSettings, log_id: int, driver: LogDriver | None) -> None:
         self.settings = settings
         self.name = settings.name
         self.log_id = log_id
-        self.replica = replica
+        self.driver = driver
         self.caught_up = False  # a linearizable read has succeeded here since the start
         self._seen: tuple[Role, str | None, int] | None = None
         self._watchers: dict[asyncio.Future[None], None] = {}
 
     @property
     def leader_id(self) -> str | None:
-        return None if self.replica is None else self.replica.driver.leader_id
+        return None if self.driver is None else self.driver.leader_id
 
     @property
     def leads(self) -> bool:
-        return self.replica is not None and self.replica.driver.role is Role.LEADER
+        return self.driver is not None and self.driver.role is Role.LEADER
 
     def look(self) -> None:
         """Wake whoever waits for a change of leadership; the node's timer calls this."""
-        if self.replica is None:
+        driver = self.driver
+        if driver is None:
             return
-        driver = self.replica.driver
         seen = (driver.role, driver.leader_id, driver.term)
         if seen != self._seen:
             self._seen = seen

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,7 @@ async def _run(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
+        sockets = [_bind(settings.node.listen)]
         await broker.start()
     except ConfigError as error:
         logger.error("configuration refused: %s", error)
@@ -69,15 +71,14 @@ async def _run(settings: Settings) -> int:
         logger.error("node cannot start: %s", error)
         return EXIT_FAILED
     front = _Front(_front_config(settings, broker))
-    serving = loop.create_task(front.serve(), name="front")
+    serving = loop.create_task(front.serve(sockets), name="front")
     stopping = loop.create_task(stop.wait(), name="signal")
     await asyncio.wait((serving, stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
     if broker.failed.done():
         _end_at_once(broker.failed.result())
+    stopping.cancel()
     if serving.done():
-        stopping.cancel()
-        logger.error("the front door has closed: is %s in use?", settings.node.listen)
-        await broker.stop()
+        logger.error("the front door has closed by itself")
         return EXIT_FAILED
     logger.info("stopping", extra={"node": settings.node.id})
     broker.begin_stop()
@@ -93,13 +94,26 @@ async def _run(settings: Settings) -> int:
     return EXIT_CLEAN
 
 
+def _bind(address: str) -> socket.socket:
+    """Take the REST address before anything is opened. Raises OSError when it is in use."""
+    host, port = split_address(address)
+    family, kind, protocol, _, place = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    door = socket.socket(family, kind, protocol)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind(place)
+    except OSError:
+        door.close()
+        raise
+    return door
+
+
 def _front_config(settings: Settings, broker: Broker) -> uvicorn.Config:
-    host, port = split_address(settings.node.listen)
     security = settings.security
     return uvicorn.Config(
         build_app(settings, broker),
-        host=host,
-        port=port,
         http="httptools",
         loop="uvloop",
         ws="none",

@@ -309,9 +309,7 @@ class _Outgoing(_Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         owner = self._owner
-        hello = msgspec.json.encode(
-            Hello(PROTOCOL, owner.cluster_id, owner.node_id, self.peer_id, VERSION)
-        )
+        hello = msgspec.json.encode(Hello(PROTOCOL, owner.cluster_id, owner.node_id, self.peer_id, VERSION))
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=MIB)
         self._transport.write(_LENGTH.pack(len(hello)) + hello)

@@ -1,0 +1,343 @@
+"""Appends: the handler that every door shares, free of any framework.
+
+A call is checked, then either queued at this node's driver (when it leads the log) or carried to the leader. The
+answer comes by callback: nothing waits in here, so a client that has gone disturbs nobody.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from app.api.append_parameters import AppendParameters, parse_append_query, parse_idempotency_key
+from app.api.bodies import Heads, media_type_of, read_append
+from app.api.calls import JSON_TYPE, NO_FORWARD, REQUEST_ID, AppendCall, Response, problem_response
+from app.errors import CommitlogError, Internal, NoLeader, NotLeader, QuorumTimeout, RateLimited
+from app.node.broker import Broker
+from app.node.driver import LogDriver
+from app.node.forward import Lost, NotSent, Relayed
+from app.node.hosted_log import HostedLog
+from app.replication import Acks, AppendRequest, AppendResult
+from app.settings import NodeSettings
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[Response], None]
+
+_LEADER_GRACE_S: Final = 1.0  # the leader's own timeout comes first, with the better answer
+_RETRY_S: Final = 0.1
+
+
+class AppendAnswer(msgspec.Struct, frozen=True):
+    """The answer of API.md §2, in its order of fields."""
+
+    log: str
+    first_index: int
+    last_index: int
+    count: int
+    term: int
+    first_offset: int
+    next_offset: int
+    timestamp: int
+    committed_index: int
+    next_index: int
+    leader: str
+    acks: str
+    durability: str
+    replayed: bool
+
+
+_ENCODE = msgspec.json.Encoder().encode
+
+
+class AppendHandler:
+    """Takes appends from any door. `handle` calls `done` exactly once, at once or later, never raises.
+
+    `open_bytes` and `open_requests` bound what is in flight at this node; past them the answer is 429 at once.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._limits = broker.settings.limits
+        self._http = broker.settings.http
+        self._url = broker.node.url.encode("latin-1")
+        self.open_requests = 0
+        self.open_bytes = 0
+
+    def check_log(self, name: str) -> None:
+        """Raises LogNotFound or InvalidRequest, before a body is read."""
+        self._broker.find(name)
+
+    def check_room(self, size_bytes: int) -> None:
+        """Whether a body of that size may come in. Raises RateLimited."""
+        if self.open_requests >= self._http.max_open_requests:
+            raise RateLimited(f"{self.open_requests} appends are in flight at this node")
+        if self.open_requests and self.open_bytes + size_bytes > self._http.max_open_bytes:
+            raise RateLimited(f"{self.open_bytes} bytes of appends are in flight at this node")
+
+    def handle(self, call: AppendCall, done: Done) -> None:
+        """Check a call and begin it; done(answer) when it ends. Order of checks: API.md §3."""
+        size = len(call.body)
+        self.open_requests += 1
+        self.open_bytes += size
+
+        def answered(response: Response) -> None:
+            self.open_requests -= 1
+            self.open_bytes -= size
+            self._broker.meter.answered("POST", "/v1/logs/{log}/records", response.status)
+            done(response)
+
+        try:
+            self._begin(call, answered)
+        except CommitlogError as error:
+            answered(self._problem(call, error))
+        except Exception:
+            logger.exception("append failed", extra={"request_id": call.request_id.decode("latin-1")})
+            answered(self._problem(call, Internal()))
+
+    def _begin(self, call: AppendCall, done: Done) -> None:
+        hosted = self._broker.find(call.log)
+        heads = dict(call.headers)
+        media_type = media_type_of(heads)
+        parameters = parse_append_query(call.query)
+        if hosted.leads:
+            assert hosted.driver is not None
+            self._append(call, hosted, hosted.driver, heads, media_type, parameters, done)
+        elif NO_FORWARD in heads:
+            raise self._not_leader(hosted)
+        else:
+            self._carry(call, hosted, heads, media_type, parameters, done)
+
+    # --- at the leader ------------------------------------------------------------------------------------
+
+    def _append(
+        self,
+        call: AppendCall,
+        hosted: HostedLog,
+        driver: LogDriver,
+        heads: Heads,
+        media_type: bytes,
+        parameters: AppendParameters,
+        done: Done,
+    ) -> None:
+        request = read_append(call, heads, parameters, media_type, self._limits)
+        started_ms = self._broker.clock.monotonic_ms()
+
+        def ended(result: AppendResult | CommitlogError) -> None:
+            if isinstance(result, (NotLeader, NoLeader)) and NO_FORWARD not in heads:
+                # The lead went while the append waited for its turn: nothing was applied, go to who has it.
+                self._carry(call, hosted, heads, media_type, parameters, done)
+            else:
+                done(self._ended(call, hosted, request, started_ms, result))
+
+        driver.append(request, ended)
+
+    def _ended(
+        self,
+        call: AppendCall,
+        hosted: HostedLog,
+        request: AppendRequest,
+        started_ms: int,
+        result: AppendResult | CommitlogError,
+    ) -> Response:
+        if isinstance(result, NotLeader):  # the driver knows ids only; the client is told a URL too
+            result = self._not_leader(hosted)
+        if isinstance(result, CommitlogError):
+            return self._problem(call, result, hosted)
+        seconds = (self._broker.clock.monotonic_ms() - started_ms) / 1000
+        self._broker.meter.appended(seconds, result.count, request.records.size_bytes)
+        return self._answer(call, hosted, result)
+
+    def _answer(self, call: AppendCall, hosted: HostedLog, result: AppendResult) -> Response:
+        body = _ENCODE(
+            AppendAnswer(
+                hosted.name,
+                result.first_index,
+                result.last_index,
+                result.count,
+                result.term,
+                result.first_offset,
+                result.next_offset,
+                result.timestamp_ms,
+                result.committed_index,
+                result.next_index,
+                result.leader,
+                result.acks,
+                result.durability,
+                result.replayed,
+            )
+        )
+        return Response(
+            202 if result.acks is Acks.LEADER else 200,
+            [
+                (b"content-type", JSON_TYPE),
+                (b"content-length", b"%d" % len(body)),
+                (b"commitlog-leader", self._url),
+                (b"commitlog-term", b"%d" % result.term),
+                (b"commitlog-committed-index", b"%d" % result.committed_index),
+                (b"commitlog-next-index", b"%d" % result.next_index),
+                (REQUEST_ID, call.request_id),
+            ],
+            body,
+        )
+
+    # --- elsewhere ----------------------------------------------------------------------------------------
+
+    def _carry(
+        self,
+        call: AppendCall,
+        hosted: HostedLog,
+        heads: Heads,
+        media_type: bytes,
+        parameters: AppendParameters,
+        done: Done,
+    ) -> None:
+        """Find the leader and let it answer, as a task of the node."""
+
+        async def carry() -> None:
+            try:
+                response = await self._carried(call, hosted, heads, media_type, parameters)
+            except CommitlogError as error:
+                response = self._problem(call, error, hosted)
+            except Exception:
+                logger.exception("forward failed", extra={"request_id": call.request_id.decode("latin-1")})
+                response = self._problem(call, Internal(), hosted)
+            except asyncio.CancelledError:
+                done(self._problem(call, QuorumTimeout(None, "this node stops"), hosted))
+                raise
+            done(response)
+
+        self._broker.spawn(carry(), "forward an append")
+
+    async def _carried(
+        self,
+        call: AppendCall,
+        hosted: HostedLog,
+        heads: Heads,
+        media_type: bytes,
+        parameters: AppendParameters,
+    ) -> Response:
+        """The leader's answer, or this node's own if it comes to lead meanwhile. Raises NoLeader, QuorumTimeout."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + parameters.timeout_ms / 1000
+        leader_deadline = min(deadline, loop.time() + self._http.leader_wait_ms / 1000)
+        repeatable = parse_idempotency_key(heads.get(b"idempotency-key")) or parameters.producer
+        hint: str | None = None
+        lost: Lost | None = None
+        attempts = 0
+        while True:
+            if hosted.leads and hosted.driver is not None:
+                request = read_append(call, heads, parameters, media_type, self._limits)
+                started_ms = self._broker.clock.monotonic_ms()
+                result = await _appended(hosted.driver, request)
+                if not isinstance(result, (NotLeader, NoLeader)):
+                    return self._ended(call, hosted, request, started_ms, result)
+            target = self._target(hosted, hint, attempts)
+            attempts += 1
+            now = loop.time()
+            if target is not None and now < deadline:
+                try:
+                    relayed = await self._send(call, target, deadline - now)
+                except NotSent:
+                    hint = None
+                except Lost as error:
+                    lost = error
+                    if not repeatable:
+                        break
+                    hint = None
+                else:
+                    refusal = _refused(relayed)
+                    if refusal is None:
+                        return self._relay(call, relayed)
+                    hint = refusal.leader
+                    if hint not in (None, target.id) and attempts < 3:
+                        continue
+            if loop.time() >= leader_deadline:
+                break
+            await hosted.leadership_changed(min(_RETRY_S, leader_deadline - loop.time()))
+        if lost is not None:
+            raise QuorumTimeout(None, f"the leader's answer was lost: {lost}")
+        raise NoLeader()
+
+    def _target(self, hosted: HostedLog, hint: str | None, attempts: int) -> NodeSettings | None:
+        """Whom to ask: who is said to lead; of a log that is not kept here, one replica after the other."""
+        leader = hint or hosted.leader_id
+        if leader is None and hosted.driver is None:
+            replicas = hosted.settings.replicas
+            leader = replicas[attempts % len(replicas)]
+        if leader == self._broker.node.id:
+            return None
+        return self._broker.settings.node_of(leader)
+
+    async def _send(self, call: AppendCall, target: NodeSettings, left_s: float) -> Relayed:
+        query = [part for part in call.query.split(b"&") if part and not part.startswith(b"timeout_ms=")]
+        query.append(b"timeout_ms=%d" % max(1, int(left_s * 1000)))
+        path = f"/v1/logs/{quote(call.log)}/records?{b'&'.join(query).decode('latin-1')}"
+        return await self._broker.forwarder.send(
+            target, "POST", path, call.headers, call.body, call.request_id, left_s + _LEADER_GRACE_S
+        )
+
+    def _relay(self, call: AppendCall, relayed: Relayed) -> Response:
+        return Response(
+            relayed.status,
+            [
+                *relayed.headers,
+                (b"content-length", b"%d" % len(relayed.body)),
+                (REQUEST_ID, call.request_id),
+            ],
+            relayed.body,
+        )
+
+    # --- refusals -----------------------------------------------------------------------------------------
+
+    def _not_leader(self, hosted: HostedLog) -> CommitlogError:
+        leader = self._broker.settings.node_of(hosted.leader_id)
+        return NoLeader() if leader is None else NotLeader(leader.id, leader.url)
+
+    def _problem(self, call: AppendCall, error: CommitlogError, hosted: HostedLog | None = None) -> Response:
+        return problem_response(
+            error,
+            instance=call.path,
+            request_id=call.request_id,
+            headers=() if hosted is None else log_headers(self._broker, hosted),
+        )
+
+
+def log_headers(broker: Broker, hosted: HostedLog) -> list[tuple[bytes, bytes]]:
+    """What this node knows of a log, as headers of an answer (API.md §4)."""
+    driver = hosted.driver
+    if driver is None:
+        return []
+    headers = [
+        (b"commitlog-term", b"%d" % driver.term),
+        (b"commitlog-committed-index", b"%d" % driver.committed_index),
+    ]
+    leader = broker.settings.node_of(driver.leader_id)
+    if leader is not None:
+        headers.insert(0, (b"commitlog-leader", leader.url.encode("latin-1")))
+    return headers
+
+
+async def _appended(driver: LogDriver, request: AppendRequest) -> AppendResult | CommitlogError:
+    future: asyncio.Future[AppendResult | CommitlogError] = asyncio.get_running_loop().create_future()
+    driver.append(request, lambda result: None if future.done() else future.set_result(result))
+    return await future
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    code: str = ""
+    leader: str | None = None
+
+
+def _refused(relayed: Relayed) -> _Refusal | None:
+    """The refusal of a node that does not lead (nothing was applied), None for an answer to pass on."""
+    if relayed.status not in (421, 503):
+        return None
+    try:
+        refusal = msgspec.json.decode(relayed.body, type=_Refusal)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return refusal if refusal.code in (NotLeader.code, NoLeader.code) else None

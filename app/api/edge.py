@@ -1,0 +1,102 @@
+"""The outermost ASGI layer: what holds for every call, whichever door answers it.
+
+Request id, tokens, HEAD as GET without a body, counting, and a problem document for whatever goes wrong. Appends
+go straight to their plain ASGI front (when that is chosen), everything else to FastAPI.
+"""
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.append_front import AppendFront, append_log_of
+from app.api.calls import REQUEST_ID, Response, problem_response, request_id_of
+from app.api.tokens import Tokens
+from app.errors import CommitlogError, Internal, NotFound
+from app.telemetry import Meter
+
+logger = logging.getLogger(__name__)
+
+
+class Edge:
+    """An ASGI application. `front` None: FastAPI takes the appends too."""
+
+    def __init__(self, inner: ASGIApp, front: AppendFront | None, tokens: Tokens, meter: Meter) -> None:
+        self._inner = inner
+        self._front = front
+        self._tokens = tokens
+        self._tokens_needed = tokens.needed
+        self._meter = meter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        method = scope["method"]
+        if (
+            method == "POST"
+            and self._front is not None
+            and not self._tokens_needed
+            and append_log_of(scope["path"]) is not None
+        ):
+            await self._front(scope, receive, send)
+            return
+        await self._other(scope, receive, send)
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        request_id = scope["commitlog.request_id"] = request_id_of(headers.get(REQUEST_ID))
+        method, path = scope["method"], scope["path"]
+        try:
+            self._tokens.check(method, path, headers.get(b"authorization"))
+        except CommitlogError as error:
+            answer = problem_response(error, instance=path, request_id=request_id)
+            await _send_whole(answer, send, head=method == "HEAD")
+            self._meter.answered(method, "refused", error.http_status)
+            return
+        if method == "POST" and self._front is not None and append_log_of(path) is not None:
+            await self._front(scope, receive, send)
+            return
+        if ":" in path.removeprefix("/v1/logs/").partition("/")[0]:  # no action of that name exists
+            answer = problem_response(NotFound(f"there is nothing at {path}"), instance=path, request_id=request_id)
+            await _send_whole(answer, send, head=method == "HEAD")
+            self._meter.answered(method, "unknown", answer.status)
+            return
+        await self._through(scope, receive, send, request_id)
+
+    async def _through(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
+        """To FastAPI. A HEAD is a GET whose body nobody sees."""
+        method = scope["method"]
+        head = method == "HEAD"
+        if head:
+            scope = {**scope, "method": "GET", "commitlog.head": True}
+        status = 0
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                names = [name.lower() for name, _ in message["headers"]]
+                if REQUEST_ID not in names:
+                    message = {**message, "headers": [*message["headers"], (REQUEST_ID, request_id)]}
+            elif head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            await self._inner(scope, receive, send_on)
+        except Exception:
+            logger.exception(
+                "request failed",
+                extra={"method": method, "path": scope["path"], "request_id": request_id.decode("ascii")},
+            )
+            if status == 0:
+                status = 500
+                answer = problem_response(Internal(), instance=scope["path"], request_id=request_id)
+                await _send_whole(answer, send, head=head)
+        if append_log_of(scope["path"]) is None or method != "POST":  # those count themselves
+            route = getattr(scope.get("route"), "path", "unknown")
+            self._meter.answered(method, route, status)
+
+
+async def _send_whole(answer: Response, send: Send, *, head: bool) -> None:
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    await send({"type": "http.response.body", "body": b"" if head else answer.body})

@@ -1,0 +1,192 @@
+"""For operators, probes and people: health, metrics, the page of the API, what each problem means."""
+
+import html
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Final
+
+import swagger_ui_bundle
+from fastapi import APIRouter, Query, Request
+from fastapi import Path as PathParameter
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from starlette.responses import RedirectResponse, Response
+
+from app import telemetry
+from app.api.openapi import answers
+from app.api.read_query import NoQuery
+from app.api.routing import Node, body_answer, json_answer
+from app.errors import PROBLEMS, CommitlogError, NotFound
+from app.node.broker import Broker
+from app.replication import Role
+from app.version import VERSION
+
+router = APIRouter(tags=["operations"])
+
+Nothing = Annotated[NoQuery, Query()]
+_HTML: Final = "text/html; charset=utf-8"
+_ASSETS: Final = {
+    "swagger-ui.css": "text/css; charset=utf-8",
+    "swagger-ui-bundle.js": "text/javascript; charset=utf-8",
+    "favicon-32x32.png": "image/png",
+}
+_CACHED: Final = ((b"cache-control", b"max-age=86400"),)
+_DOCS: Final = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>commitlog API</title>
+<link rel="stylesheet" href="/docs/swagger-ui.css">
+<link rel="icon" type="image/png" href="/docs/favicon-32x32.png">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<script src="/docs/swagger-ui-bundle.js"></script>
+<script>
+SwaggerUIBundle({url: "/v1/openapi.json", dom_id: "#swagger-ui", deepLinking: true,
+  presets: [SwaggerUIBundle.presets.apis], validatorUrl: null});
+</script>
+</body>
+</html>
+"""
+
+
+@router.get(
+    "/healthz",
+    summary="Whether the process answers",
+    responses=answers(example={"status": "ok"}, of_a_log=False),
+    response_class=Response,
+)
+async def healthz(query: Nothing) -> Response:
+    return json_answer({"status": "ok"})
+
+
+@router.get(
+    "/readyz",
+    summary="Whether this node can do its work",
+    description="503 while a log has no leader, or this node has not yet caught up with it.",
+    responses=answers(example={"ready": True, "logs": {"default": True}}, of_a_log=False),
+    response_class=Response,
+)
+async def readyz(broker: Node, query: Nothing) -> Response:
+    logs = {
+        hosted.name: hosted.caught_up and hosted.leader_id is not None
+        for hosted in broker.logs.values()
+        if hosted.driver is not None
+    }
+    ready = all(logs.values()) and not broker.stopping
+    headers = () if ready else ((b"retry-after", b"1"),)
+    return json_answer({"ready": ready, "logs": logs}, status=200 if ready else 503, headers=headers)
+
+
+# --- metrics -------------------------------------------------------------------------------------------------
+
+
+class NodeCollector:
+    """Reads everything at the moment Prometheus asks."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def collect(self) -> Iterator[Metric]:
+        broker = self._broker
+        yield telemetry.build_info(VERSION, broker.node.id)
+        yield from broker.meter.collect()
+        drivers = [hosted.driver for hosted in broker.logs.values() if hosted.driver is not None]
+        seen = [(driver.log_name, driver.status()) for driver in drivers]
+        per_log = (
+            (telemetry.TERM, "Current term", lambda status: status.core.term),
+            (telemetry.LEADING, "1 at the leader", lambda status: int(status.core.role is Role.LEADER)),
+            (telemetry.BEGIN_INDEX, "First index held, -1: none", lambda status: status.begin_index),
+            (telemetry.END_INDEX, "Last index held, -1: none", lambda status: status.end_index),
+            (telemetry.COMMITTED_INDEX, "Last committed index", lambda status: status.core.committed_index),
+            (telemetry.END_OFFSET, "Byte end of the log", lambda status: status.end_offset),
+        )
+        for name, text, value in per_log:
+            yield telemetry.gauge(name, text, ("log",), [((log,), value(status)) for log, status in seen])
+        marks = [
+            ((driver.log_name, peer), float(index))
+            for driver in drivers
+            for held in driver.watermarks().values()
+            for peer, index in held.items()
+        ]
+        yield telemetry.gauge(
+            telemetry.WATERMARK, "Last index acknowledged by a peer (at the leader)", ("log", "peer"), marks
+        )
+        yield telemetry.gauge(
+            telemetry.PENDING_PUSHES,
+            "Pushes in flight to a peer (at the leader)",
+            ("log", "peer"),
+            [((log, peer.id), peer.pending) for log, status in seen for peer in status.core.peers],
+        )
+        yield telemetry.gauge(
+            telemetry.PEER_UP,
+            "1 while this node's connection to the peer is open",
+            ("peer",),
+            [
+                ((node.id,), float(broker.transport.peer_version(node.id) is not None))
+                for node in broker.settings.nodes
+                if node.id != broker.node.id
+            ],
+        )
+
+
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+async def metrics(broker: Node, query: Nothing) -> Response:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(NodeCollector(broker))
+    return body_answer(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
+
+
+# --- pages ---------------------------------------------------------------------------------------------------
+
+
+@router.get("/", include_in_schema=False)
+async def root() -> Response:
+    return RedirectResponse("/docs")
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> Response:
+    return body_answer(_DOCS.encode(), _HTML)
+
+
+@router.get("/docs/{name}", include_in_schema=False)
+async def docs_asset(name: str) -> Response:
+    """Swagger UI from the package index, not from a CDN: it works without network."""
+    if name not in _ASSETS:
+        raise NotFound(f"there is nothing at /docs/{name}")
+    return body_answer(_asset(name), _ASSETS[name], headers=_CACHED)
+
+
+@lru_cache(maxsize=len(_ASSETS))
+def _asset(name: str) -> bytes:
+    return Path(swagger_ui_bundle.swagger_ui_path, name).read_bytes()
+
+
+@router.get("/problems/{code}", summary="What a problem means", response_class=Response)
+async def problem_page(
+    request: Request, code: Annotated[str, PathParameter(examples=["index-mismatch"])], query: Nothing
+) -> Response:
+    problem = PROBLEMS.get(code)
+    if problem is None:
+        raise NotFound(f"there is no problem {code!r}")
+    return body_answer(_page_of(problem).encode(), _HTML)
+
+
+def _page_of(problem: type[CommitlogError]) -> str:
+    lines = [line.strip() for line in (problem.__doc__ or "").splitlines()]
+    facts = (
+        ("status", str(problem.http_status)),
+        ("outcome of the append", problem.outcome.value),
+        ("may a repeat help?", "yes" if problem.retryable else "no"),
+    )
+    rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{problem.code}</title></head><body>'
+        f"<h1>{html.escape(problem.title)}</h1><p><code>{problem.code}</code></p>"
+        f"<p>{html.escape(' '.join(lines).strip())}</p><table>{rows}</table>"
+        f'<p><a href="/docs">The API</a></p></body></html>\n'
+    )

@@ -1,0 +1,49 @@
+"""Accept: which of the types that a route can give the client wants (RFC 9110, section 12.5.1)."""
+
+from collections.abc import Sequence
+
+from app.errors import NotAcceptable
+
+JSON = "application/json"
+
+
+def negotiate(accept: str | None, offers: Sequence[str]) -> str:
+    """Return the offer the client likes best, the first one when it does not care. Raises NotAcceptable.
+
+    offers: lower-case media types, the default first.
+    """
+    if accept is None or not accept.strip():
+        return offers[0]
+    ranges = [_range(part) for part in accept.split(",") if part.strip()]
+    best: str | None = None
+    best_quality = 0.0
+    for offer in offers:
+        quality = _quality(offer, ranges)
+        if quality > best_quality:
+            best, best_quality = offer, quality
+    if best is None:
+        raise NotAcceptable(f"this route gives {', '.join(offers)}")
+    return best
+
+
+def _range(part: str) -> tuple[str, float]:
+    name, *parameters = part.split(";")
+    quality = 1.0
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip().lower() == "q":
+            try:
+                quality = min(1.0, max(0.0, float(value)))
+            except ValueError:
+                quality = 0.0
+    return name.strip().lower(), quality
+
+
+def _quality(offer: str, ranges: Sequence[tuple[str, float]]) -> float:
+    """Of the most specific range that the offer matches; 0 for none."""
+    family = offer.partition("/")[0] + "/*"
+    for wanted in (offer, family, "*/*"):
+        found = [quality for name, quality in ranges if name == wanted]
+        if found:
+            return max(found)
+    return 0.0

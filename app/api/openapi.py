@@ -1,0 +1,259 @@
+"""What the OpenAPI document says beside what FastAPI finds by itself: problems, examples, bodies of an append."""
+
+from typing import Any, Final
+
+from app.errors import PROBLEMS, CommitlogError
+
+PROBLEM_JSON: Final = "application/problem+json"
+_EVERYWHERE: Final = (
+    "not-found",
+    "method-not-allowed",
+    "not-acceptable",
+    "invalid-request",
+    "rate-limited",
+    "internal",
+)
+_OF_A_LOG: Final = ("log-not-found", "no-leader", "repairing")
+
+RECORD_EXAMPLE: Final = {
+    "index": 42,
+    "term": 7,
+    "offset": 10240,
+    "timestamp": 1730000000000,
+    "key": "k1",
+    "value": "text",
+    "headers": [["name", "v"]],
+    "type": "data",
+}
+READ_EXAMPLE: Final = {
+    "log": "default",
+    "records": [RECORD_EXAMPLE],
+    "next_index": 43,
+    "begin_index": 0,
+    "end_index": 44,
+    "committed_index": 44,
+    "term": 7,
+    "has_more": True,
+}
+APPEND_ANSWER_EXAMPLE: Final = {
+    "log": "default",
+    "first_index": 42,
+    "last_index": 44,
+    "count": 3,
+    "term": 7,
+    "first_offset": 10240,
+    "next_offset": 10912,
+    "timestamp": 1730000000001,
+    "committed_index": 44,
+    "next_index": 45,
+    "leader": "n1",
+    "acks": "quorum",
+    "durability": "fsync",
+    "replayed": False,
+}
+TAIL_EXAMPLE: Final = {
+    "begin_index": 0,
+    "end_index": 44,
+    "committed_index": 44,
+    "next_index": 45,
+    "term": 7,
+    "leader": "n1",
+}
+STATUS_EXAMPLE: Final = {
+    "log": "default",
+    "node": "n1",
+    "replication": "raft",
+    "role": "leader",
+    "term": 7,
+    "leader": "n1",
+    "begin_index": 0,
+    "end_index": 44,
+    "committed_index": 44,
+    "next_index": 45,
+    "end_offset": 10912,
+    "durability": "fsync",
+    "peers": [
+        {
+            "id": "n2",
+            "url": "http://127.0.0.1:8102",
+            "state": "APPEND",
+            "watermark": 44,
+            "pending": 0,
+            "lag_bytes": 0,
+        }
+    ],
+    "learners": [],
+    "master": None,
+    "epoch": 7,
+    "sync_state_set": None,
+    "confirm_offset": None,
+}
+EPOCH_EXAMPLE: Final = {
+    "epoch": 7,
+    "term": 7,
+    "leader": "n1",
+    "start_index": 40,
+    "start_offset": 9000,
+    "end_index": None,
+    "end_offset": None,
+    "started_ms": 1730000000000,
+}
+EVENT_EXAMPLE: Final = {
+    "seq": 17,
+    "node": "n1",
+    "log": "default",
+    "timestamp": 1730000000001,
+    "kind": "watermarks",
+    "term": 7,
+    "data": {"committed_index": 44, "peers": {"n1": 44, "n2": 44, "n3": 41}},
+}
+LOG_EXAMPLE: Final = {
+    "name": "default",
+    "id": "9d1cf1a8f0c1b2d3",
+    "replication": "raft",
+    "replicas": ["n1", "n2", "n3"],
+    "durability": "fsync",
+    "retention": None,
+}
+CLUSTER_EXAMPLE: Final = {
+    "id": "three-local",
+    "nodes": [
+        {
+            "id": "n1",
+            "url": "http://127.0.0.1:8101",
+            "peer_address": "127.0.0.1:9101",
+            "voter": True,
+            "alive": True,
+            "version": "0.1.0",
+        }
+    ],
+    "logs": ["default"],
+    "limits": {"max_record_bytes": 1048576},
+}
+
+_HEADERS: Final = {
+    "Commitlog-Leader": ("string", "Base URL of the leader that this node knows"),
+    "Commitlog-Term": ("integer", "Term of the log at this node"),
+    "Commitlog-Committed-Index": ("integer", "Last committed index that this node knows"),
+    "Commitlog-Next-Index": ("integer", "Where to go on reading; after an append the log's next index"),
+    "X-Request-Id": ("string", "The client's id for this request, or one of ours"),
+}
+
+
+def _headers() -> dict[str, Any]:
+    return {name: {"description": text, "schema": {"type": kind}} for name, (kind, text) in _HEADERS.items()}
+
+
+def schema_of(example: Any) -> dict[str, Any]:
+    """A JSON schema by example: null stands for anything."""
+    if example is None:
+        return {}
+    if isinstance(example, bool):
+        return {"type": "boolean"}
+    if isinstance(example, int):
+        return {"type": "integer"}
+    if isinstance(example, str):
+        return {"type": "string"}
+    if isinstance(example, list):
+        return {"type": "array", "items": schema_of(example[0]) if example else {}}
+    return {
+        "type": "object",
+        "properties": {name: schema_of(value) for name, value in example.items()},
+        "required": list(example),
+    }
+
+
+def problem_example(problem: type[CommitlogError]) -> dict[str, Any]:
+    return {
+        "type": f"/problems/{problem.code}",
+        "title": problem.title,
+        "status": problem.http_status,
+        "detail": problem.title,
+        "instance": "/v1/logs/default/records",
+        "code": problem.code,
+        "retryable": problem.retryable,
+        "outcome": problem.outcome.value,
+        "request_id": "5b1f0c9de2a4-1",
+    }
+
+
+def answers(
+    *codes: str,
+    example: Any = None,
+    description: str = "As asked",
+    of_a_log: bool = True,
+    content: dict[str, Any] | None = None,
+    status: int = 200,
+) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route: its answer, and its problems by status with an example of each code."""
+    given: dict[str, Any] = {"description": description, "headers": _headers()}
+    given["content"] = content or {"application/json": {"schema": schema_of(example), "example": example}}
+    responses: dict[int | str, dict[str, Any]] = {status: given}
+    for code in (*codes, *_EVERYWHERE, *(_OF_A_LOG if of_a_log else ())):
+        problem = PROBLEMS[code]
+        entry = responses.setdefault(
+            problem.http_status,
+            {
+                "description": problem.title,
+                "content": {
+                    PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": {}}
+                },
+            },
+        )
+        entry["content"][PROBLEM_JSON]["examples"][code] = {
+            "summary": problem.title,
+            "value": problem_example(problem),
+        }
+    return responses
+
+
+PROBLEM_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "description": "RFC 9457. `outcome` says what became of an append; `retryable` whether a repeat may help.",
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "instance": {"type": "string"},
+        "code": {"type": "string", "enum": sorted(PROBLEMS)},
+        "retryable": {"type": "boolean"},
+        "outcome": {"type": "string", "enum": ["not_applied", "applied", "unknown"]},
+        "request_id": {"type": "string"},
+    },
+    "required": ["type", "title", "status", "code", "retryable", "outcome", "request_id"],
+}
+
+
+def as_openapi_3_0(node: Any) -> Any:
+    """The same document in the words of OpenAPI 3.0: `nullable` for null types, `enum` for const, one example."""
+    if isinstance(node, list):
+        return [as_openapi_3_0(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    plain: dict[str, Any] = {}
+    for name, value in node.items():
+        if name == "properties":  # names of the document's subject, not words of the schema language
+            plain[name] = {each: as_openapi_3_0(schema) for each, schema in value.items()}
+        else:
+            plain[name] = value if name in ("example", "examples", "default") else as_openapi_3_0(value)
+    kinds = plain.get("type")
+    if isinstance(kinds, list):
+        plain["type"] = next(kind for kind in kinds if kind != "null")
+        plain["nullable"] = "null" in kinds
+    choices = plain.get("anyOf")
+    if isinstance(choices, list) and {"type": "null"} in choices:
+        left = [choice for choice in choices if choice != {"type": "null"}]
+        plain["nullable"] = True
+        del plain["anyOf"]
+        plain.update(left[0] if len(left) == 1 and "$ref" not in left[0] else {"anyOf": left})
+    if "const" in plain:
+        plain["enum"] = [plain.pop("const")]
+    if plain.pop("contentEncoding", None) == "base64":
+        plain["format"] = "byte"
+    examples = plain.get("examples")
+    if isinstance(examples, list):
+        del plain["examples"]
+        if examples:
+            plain["example"] = examples[0]
+    return plain

@@ -1,0 +1,168 @@
+"""Reads of one log at this node: how far they may see, where they start, and their waiting."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from app.api.read_query import ReadQuery, Start
+from app.api.reading import SCAN_MAX_BYTES, Consistency, Page, Selection, select, window_of_last
+from app.errors import IndexOutOfRange, IndexTrimmed, NotYetReplicated
+from app.node.broker import Broker
+from app.node.driver import LogDriver
+from app.node.hosted_log import HostedLog
+from app.replication import NO_INDEX
+from storage.batch import Batch
+
+_IN_PLACE_BYTES: Final = 128 * 1024  # more than that is cut and rendered in a thread
+_CHUNK_MIN_BYTES: Final = 64 * 1024
+_LOCAL_POLL_S: Final = 0.05  # uncommitted records announce themselves to nobody
+DEFAULT_MIN_INDEX_WAIT_MS: Final = 5_000
+
+
+@dataclass(slots=True)
+class Range:
+    """From start_index to end_index (inclusive) of what may be seen; bounded: `until` ends it before that."""
+
+    start_index: int
+    until_index: int | None  # exclusive
+
+    def last_index(self, visible_end: int) -> int:
+        return visible_end if self.until_index is None else min(visible_end, self.until_index - 1)
+
+
+class Reader:
+    """One log, one request. `visible_end` is the last index that the request may see."""
+
+    def __init__(
+        self, broker: Broker, hosted: HostedLog, driver: LogDriver, consistency: Consistency
+    ) -> None:
+        self.broker = broker
+        self.hosted = hosted
+        self.driver = driver
+        self.log = driver.log
+        self.consistency = consistency
+
+    @property
+    def visible_end(self) -> int:
+        if self.consistency is Consistency.LOCAL:
+            return self.log.end_index
+        return self.driver.committed_index
+
+    async def confirm(self) -> None:
+        """For a linearizable read: wait until this node has what was committed at the call (R-08).
+
+        Raises ReadIndexUnavailable.
+        """
+        if self.consistency is Consistency.LINEARIZABLE:
+            await self.broker.read_index(self.hosted)
+
+    async def reach(self, min_index: int | None, wait_ms: int) -> None:
+        """Commitlog-Min-Index: wait until this node has it, else raise NotYetReplicated."""
+        if min_index is not None and not await self.grown(
+            min_index, (wait_ms or DEFAULT_MIN_INDEX_WAIT_MS) / 1000
+        ):
+            raise NotYetReplicated(self.visible_end + 1)
+
+    async def grown(self, index: int, timeout_s: float) -> bool:
+        """Wait until `index` may be seen, at most so long; whether it may."""
+        if self.consistency is not Consistency.LOCAL:
+            return await self.broker.committed(self.hosted, index, timeout_s)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self.visible_end < index and not self.broker.stopping:
+            left_s = deadline - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                break
+            await self.broker.pause(min(left_s, _LOCAL_POLL_S))
+        return self.visible_end >= index
+
+    # --- where a read starts and ends ---------------------------------------------------------------------
+
+    async def range_of(self, query: ReadQuery, last_event_id: int | None = None) -> Range:
+        """Resolve the start and the end of a query. Raises IndexTrimmed, IndexOutOfRange."""
+        end = self.visible_end
+        if last_event_id is not None:
+            start = self._checked(last_event_id + 1, end)
+        elif query.from_index is not None:
+            start = self._checked(query.from_index, end)
+        elif query.from_timestamp is not None:
+            start = self._at_timestamp(query.from_timestamp, end)
+        elif query.last is not None:
+            start = await self._last(query.last, end)
+        elif query.from_ is Start.LATEST:
+            start = self.driver.committed_index + 1
+        else:
+            start = max(self.log.begin_index, 0)
+        until = query.until_index
+        if query.until_timestamp is not None:
+            found = self.log.first_index_at_or_after(query.until_timestamp)
+            if found is not None:
+                until = found if until is None else min(until, found)
+        return Range(start, until)
+
+    def check_index(self, index: int) -> None:
+        """One record by its index. Raises IndexTrimmed, IndexOutOfRange."""
+        end = self.visible_end
+        if index > end:
+            raise IndexOutOfRange(end + 1)
+        if index < self.log.begin_index:
+            raise IndexTrimmed(self.log.begin_index)
+
+    def _checked(self, index: int, end: int) -> int:
+        begin = self.log.begin_index
+        if begin != NO_INDEX and index < begin:
+            raise IndexTrimmed(begin)
+        if index > end + 1 and self.consistency is not Consistency.COMMITTED:
+            raise IndexOutOfRange(end + 1)
+        return index
+
+    def _at_timestamp(self, timestamp_ms: int, end: int) -> int:
+        found = self.log.first_index_at_or_after(timestamp_ms)
+        return end + 1 if found is None else min(found, end + 1)
+
+    async def _last(self, wanted: int, end: int) -> int:
+        begin = self.log.begin_index
+        start = end + 1
+        while wanted > 0 and begin != NO_INDEX and start > begin:
+            start, wanted = window_of_last(self.log, start - 1, wanted)
+            await asyncio.sleep(0)  # counting far back must not hold up replication
+        return start
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    async def page(self, range_: Range, wanted: Selection, wait_ms: int) -> Page:
+        """The records of the range that are wanted; with none of them, wait for the first one up to wait_ms."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        page = Page(range_.start_index)
+        while True:
+            await self.fill(page, range_, wanted)
+            if page.count or self.has_more(page, range_):
+                return page
+            if range_.until_index is not None and page.next_index >= range_.until_index:
+                return page
+            left_s = deadline - loop.time()
+            if left_s <= 0 or not await self.grown(page.next_index, left_s):
+                return page
+
+    def has_more(self, page: Page, range_: Range) -> bool:
+        return page.next_index <= range_.last_index(self.visible_end)
+
+    async def fill(self, page: Page, range_: Range, wanted: Selection) -> None:
+        """Look at what may be seen from page.next_index on, until the page is full or enough was looked at."""
+        scanned = 0
+        end = range_.last_index(self.visible_end)
+        while not page.full and page.next_index <= end and scanned < SCAN_MAX_BYTES:
+            begin = self.log.begin_index
+            if page.next_index < begin:
+                raise IndexTrimmed(begin)
+            batches = self.raw(page.next_index, end, wanted.max_bytes - page.size_bytes)
+            size = sum(batch.size_bytes for batch in batches)
+            scanned += size
+            if size <= _IN_PLACE_BYTES:
+                select(batches, page, end, wanted)
+            else:
+                await asyncio.to_thread(select, batches, page, end, wanted)
+
+    def raw(self, from_index: int, end: int, max_bytes: int) -> list[Batch]:
+        """Whole batches from the one that holds from_index; the last one may reach past `end`."""
+        return self.log.read_batches(from_index, max(max_bytes, _CHUNK_MIN_BYTES), end)

@@ -1,0 +1,86 @@
+"""The front door of a node as one ASGI application. Importing this starts nothing."""
+
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from app.api import cluster, health, problems, reads
+from app.api.append_front import AppendFront
+from app.api.append_openapi import OPENAPI_EXTRA, RESPONSES
+from app.api.appends import AppendHandler
+from app.api.edge import Edge
+from app.api.openapi import PROBLEM_SCHEMA, as_openapi_3_0
+from app.api.routing import ExactResponse, LogName
+from app.api.tokens import Tokens
+from app.node.broker import Broker
+from app.settings import AppendFront as AppendFrontChoice
+from app.settings import Settings
+from app.version import VERSION
+
+_DESCRIPTION: Final = (
+    "A replicated commit log. `index` counts records, `offset` bytes. Any node takes any call and forwards writes "
+    "to the leader. Every refusal is a problem document (RFC 9457) whose `outcome` says what became of the append."
+)
+
+
+def build_app(settings: Settings, broker: Broker) -> ASGIApp:
+    """The application of a node. Raises ConfigError for a tokens file that cannot be used."""
+    tokens = Tokens.load(settings.security.tokens_file)
+    handler = AppendHandler(broker)
+    front = AppendFront(handler, settings.limits)
+    app = FastAPI(
+        title="commitlog",
+        version=VERSION,
+        description=_DESCRIPTION,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.broker = broker
+    app.openapi_version = "3.0.3"  # what the Swagger UI of the package index shows
+    app.include_router(_append_router(front))
+    for part in (reads, cluster, health):
+        app.include_router(part.router)
+    problems.install(app)
+    _complete_openapi(app)
+    direct = front if settings.http.append_front is AppendFrontChoice.ASGI else None
+    return Edge(app, direct, tokens, broker.meter)
+
+
+def _append_router(front: AppendFront) -> APIRouter:
+    """The append as a FastAPI route: the reference of the plain ASGI front, and its documentation."""
+    router = APIRouter(tags=["records"])
+
+    @router.post(
+        "/v1/logs/{log}/records",
+        summary="Append records",
+        description="All records of an append are committed, next to one another, or none.",
+        responses=RESPONSES,
+        openapi_extra=OPENAPI_EXTRA,
+        response_class=Response,
+    )
+    async def append(request: Request, log: LogName) -> Response:
+        answer = await front.answer(request.scope, request.receive)
+        return Response(status_code=204) if answer is None else ExactResponse(answer)
+
+    return router
+
+
+def _complete_openapi(app: FastAPI) -> None:
+    """Add what FastAPI cannot know, once, when the document is first asked for."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = generate()
+            components = document.setdefault("components", {})
+            components.setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
+            components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{}, {"bearer": []}]
+            app.openapi_schema = as_openapi_3_0(document)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # the way FastAPI's own documentation shows
