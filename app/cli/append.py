@@ -51,7 +51,7 @@ def append_command(
 ) -> None:
     """Append VALUES as one, or each line of --file (of standard input when there are no VALUES).
 
-    An append is sent again, to whichever node leads, until it is answered or ten seconds have passed; a
+    An append is sent again, to whichever node leads, until it is answered or --give-up-s has passed; a
     repeat is never stored twice.
     """
     if values and file is not None:

@@ -74,11 +74,14 @@ class Target:
     log: str
     token: str | None
     as_json: bool
+    give_up_s: float
 
     @contextmanager
-    def client(self, *, writes: bool = False, give_up_s: float = GIVE_UP_S) -> Iterator[CommitlogClient]:
+    def client(self, *, writes: bool = False) -> Iterator[CommitlogClient]:
         """A client for the length of a `with`, whose errors end the command with their exit code."""
-        with CommitlogClient(self.endpoints, log=self.log, token=self.token, give_up_s=give_up_s) as client:
+        with CommitlogClient(
+            self.endpoints, log=self.log, token=self.token, give_up_s=self.give_up_s
+        ) as client:
             try:
                 yield client
             except ClientError as error:
@@ -89,9 +92,14 @@ def target_options(command: Command) -> Command:
     """--endpoint, --log, --token and --json; the command gets a Target as `target`."""
 
     def with_target(
-        endpoint: tuple[str, ...], log: str, token: str | None, as_json: bool, **options: Any
+        endpoint: tuple[str, ...],
+        log: str,
+        token: str | None,
+        as_json: bool,
+        give_up_s: float,
+        **options: Any,
     ) -> Any:
-        return command(target=Target(_split(endpoint), log, token, as_json), **options)
+        return command(target=Target(_split(endpoint), log, token, as_json, give_up_s), **options)
 
     with_target.__name__ = command.__name__
     with_target.__doc__ = command.__doc__
@@ -99,6 +107,13 @@ def target_options(command: Command) -> Command:
     decorated: Any = with_target
     for option in (
         json_option,
+        click.option(
+            "--give-up-s",
+            type=click.FloatRange(0),
+            default=GIVE_UP_S,
+            show_default=True,
+            help="How long to go on asking the nodes.",
+        ),
         click.option("--token", envvar="COMMITLOG_TOKEN", help="Bearer token, where the cluster wants one."),
         click.option("--log", "-l", default="default", show_default=True, help="Name of the log."),
         click.option(

@@ -20,7 +20,7 @@ ROLE_STYLES = {"leader": "bold green", "master": "bold green", "candidate": "yel
 @target_options
 def status_command(target: Target, watch: bool) -> None:
     """Show role, term, indexes and followers of a log at each node."""
-    with target.client(give_up_s=2) as client:
+    with target.client() as client:
         if not watch:
             views = node_views(client)
             if target.as_json:
@@ -76,8 +76,8 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
         table.add_column(name)
     for name in ("term", "begin", "committed", "end"):
         table.add_column(name, justify="right")
-    for name in ("follows by", "lag", "url"):
-        table.add_column(name, justify="right" if name == "lag" else "left")
+    table.add_column("pushed in")
+    table.add_column("lag", justify="right")
     for view in views:
         role = str(view["role"])
         peer = peers.get(view["node"], {})
@@ -88,7 +88,6 @@ def status_table(log: str, views: list[dict[str, Any]]) -> Table:
             *(_number(view.get(name)) for name in ("term", "begin_index", "committed_index", "end_index")),
             str(peer.get("state", "")),
             "" if lag is None else f"{lag:,} B",
-            view["url"],
         )
     return table
 

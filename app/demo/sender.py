@@ -10,6 +10,7 @@ from app.client import CommitlogClient, Record, in_batches
 from app.demo.flights import ContentHash
 
 BATCH_RECORDS = 400
+MIN_APPENDS = 50  # few flights go in smaller appends, so that a kill half-way falls between many
 GIVE_UP_S = 60.0
 
 
@@ -33,7 +34,6 @@ class Sending:
     acknowledgements: list[Acknowledgement] = field(default_factory=list)
     content: ContentHash = field(default_factory=ContentHash)
     error: Exception | None = None
-    finished: bool = False
     started: float = 0.0
     ended: float = 0.0
 
@@ -45,9 +45,13 @@ class Sender:
     happens to the nodes, a record is stored once.
     """
 
-    def __init__(self, endpoints: Sequence[str], records: Iterable[Record]) -> None:
+    def __init__(self, endpoints: Sequence[str], records: Iterable[Record], total: int) -> None:
+        """total: how many records there are."""
         self.done = Sending()
+        self.half_way = threading.Event()
         self._records = records
+        self._total = total
+        self._batch_records = max(1, min(BATCH_RECORDS, total // MIN_APPENDS))
         self._client = CommitlogClient(endpoints, give_up_s=GIVE_UP_S)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
@@ -67,7 +71,7 @@ class Sender:
         run_id = uuid.uuid4().hex
         self.done.started = time.monotonic()
         try:
-            for number, batch in enumerate(in_batches(self._records, BATCH_RECORDS)):
+            for number, batch in enumerate(in_batches(self._records, self._batch_records)):
                 if self._stopping.is_set():
                     return
                 self.done.content.add_all(batch)
@@ -83,7 +87,8 @@ class Sender:
                 )
                 self.done.last_index = appended.last_index
                 self.done.sent += appended.count
-            self.done.finished = True
+                if 2 * self.done.sent >= self._total:
+                    self.half_way.set()
         except Exception as error:  # the thread that watches raises it where a person sees it
             self.done.error = error
         finally:

@@ -1,0 +1,143 @@
+"""`commitlog demo`: the options, and the words before and after the story."""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from app.cli.context import CommandFailed, json_option, print_json
+from app.cli.processes import StopRequested, ending_on_signals
+from app.cli.up import check_ports
+from app.demo.flights import FLIGHTS_OF_2013, DataSetMissing
+from app.demo.folder import FolderRefused, prepare
+from app.demo.proofs import Sent
+from app.demo.report import leaders_table, nodes_table, proofs_table, watermarks_table
+from app.demo.show import Show
+from app.demo.story import Demo, DemoFailed, Story
+from app.setup.checks import State, check_data_set, check_jars, check_java
+
+NODES = 3
+MIN_FLIGHTS = 200
+
+
+@click.command("demo")
+@click.option("--keep", is_flag=True, help="Leave cluster and Spark job up until Ctrl-C.")
+@click.option(
+    "--flights",
+    type=click.IntRange(MIN_FLIGHTS, FLIGHTS_OF_2013),
+    default=FLIGHTS_OF_2013,
+    show_default=True,
+    help="How many of the flights of 2013 to send.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    default=Path("demo-data"),
+    show_default=True,
+    help="Folder of the demo. An earlier demo's is wiped; any other that holds things is refused.",
+)
+@click.option("--port", type=click.IntRange(1, 64_000), default=8101, show_default=True, help="Of node n1.")
+@json_option
+def demo_command(keep: bool, flights: int, data: Path, port: int, as_json: bool) -> None:
+    """Show the whole product at work: three nodes, Spark, the flights of 2013, a killed leader, and proofs.
+
+    Ends with exit code 1 when a proof does not hold.
+    """
+    show = Show(Console(stderr=as_json, highlight=False))
+    folder = data.resolve()
+    try:
+        for check in (check_java(), check_jars(), check_data_set()):
+            if check.state is State.MISSING:
+                raise CommandFailed(f"{check.name}: {check.detail}; {check.remedy}")
+        check_ports(port, NODES)
+        if prepare(folder):
+            show.line(f"the data of an earlier demo in {folder} is wiped")
+        story = run(folder, port, flights, show, keep=keep)
+    except (FolderRefused, DataSetMissing) as error:
+        raise CommandFailed(str(error)) from error
+    except DemoFailed as error:
+        raise CommandFailed(f"{error}\nNothing is left running. All logs are kept in {folder}") from error
+    except StopRequested as request:
+        raise CommandFailed(f"stopped by {request}; nothing is left running") from request
+    if as_json:
+        print_json(summary(story, folder))
+    if not story.holds:
+        sys.exit(1)
+
+
+def run(folder: Path, port: int, flights: int, show: Show, *, keep: bool) -> Story:
+    """The story step by step. Whatever happens, nothing that it started is left running."""
+    with ExitStack() as stack:
+        stack.enter_context(ending_on_signals())
+        show.step("starting three nodes and the Spark job")
+        demo = Demo(folder, port, flights, show, stack)
+        demo.start()
+        show.step(f"sending {flights:,} flights through REST; the leader will be killed half-way")
+        sent = demo.send()
+        show.step("waiting until every record is in Delta")
+        demo.wait_for_tables(sent)
+        show.step("reading the log of every node")
+        demo.look_at_nodes()
+        if not keep:
+            demo.stop_job()
+        show.step("asking Spark what stands in the tables")
+        demo.look_at_tables()
+        show_findings(show, demo, sent)
+        show.step("running the notebook on the tables")
+        demo.run_notebook()
+        tell_outcome(show, demo.story, folder, demo.cluster.urls, keep=keep)
+        if keep:
+            try:
+                demo.watch()
+            except StopRequested:
+                show.step("stopping")
+        return demo.story
+
+
+def show_findings(show: Show, demo: Demo, sent: Sent) -> None:
+    """The tables of the report, the proofs last."""
+    proofs = demo.prove(sent)
+    story, found = demo.story, demo.story.found
+    for table in (
+        leaders_table(found["roles"], found["epochs"]),
+        watermarks_table(found["watermarks"]),
+        nodes_table(story.nodes, story.leader),
+        proofs_table(proofs),
+    ):
+        show.table(table)
+
+
+def tell_outcome(show: Show, story: Story, folder: Path, urls: list[str], *, keep: bool) -> None:
+    """Where to look now, and whether all proofs held."""
+    show.step("done")
+    show.line(f"Delta tables: {folder / 'tables'}")
+    show.line(f"notebook with its plots: {story.notebook_html}")
+    show.line(f"API page: {urls[0]}/docs{'' if keep else ' (while a cluster runs: `make demo ARGS=--keep`)'}")
+    failed = sum(not proof.holds for proof in story.proofs)
+    if failed:
+        show.outcome(f"{failed} of {len(story.proofs)} proofs FAIL", good=False)
+    else:
+        show.outcome(f"all {len(story.proofs)} proofs hold", good=True)
+    if keep:
+        show.line("the cluster and the Spark job stay up; Ctrl-C ends them")
+
+
+def summary(story: Story, folder: Path) -> dict[str, Any]:
+    """The demo's outcome for a script."""
+    return {
+        "holds": story.holds,
+        "flights": story.flights,
+        "killed": {"node": story.leader, "pid": story.killed_pid, "after": story.killed_at_record},
+        "gap_ms": story.gap_ms,
+        "send_s": round(story.send_s, 2),
+        "into_delta_s": round(story.into_delta_s, 2),
+        "proofs": [
+            {"claim": proof.claim, "holds": proof.holds, "figures": proof.figures} for proof in story.proofs
+        ],
+        "epochs": story.found.get("epochs", []),
+        "tables": str(folder / "tables"),
+        "notebook": str(story.notebook_html),
+    }

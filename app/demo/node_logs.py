@@ -1,0 +1,126 @@
+"""What each node holds of a log: its end, a hash of all its records, and its epoch file byte by byte."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from app.cli.local_cluster import LocalNode
+from app.client import CommitlogClient
+
+PAGE_RECORDS = 100_000
+PAGE_BYTES = 32 * 1024 * 1024
+EPOCH_FILE = "logs/{log}/epochs"
+POLL_S = 0.1
+INTEGER_COLUMNS = ("index", "term", "offset", "timestamp")
+BYTES_COLUMNS = ("key", "value")
+
+
+class NodesDiffer(Exception):
+    """The nodes did not come to the same end in time."""
+
+
+@dataclass(frozen=True)
+class NodeLog:
+    """One node's copy. end_index is inclusive; records counts control records too."""
+
+    node: str
+    role: str
+    end_index: int
+    committed_index: int
+    records: int
+    records_hash: str
+    epoch_file: Path
+    epoch_file_hash: str
+    epoch_file_bytes: int
+
+    def same_as(self, other: "NodeLog") -> bool:
+        """Whether both hold the same records and the same epoch file."""
+        mine = (self.end_index, self.committed_index, self.records, self.records_hash, self.epoch_file_hash)
+        return mine == (
+            other.end_index,
+            other.committed_index,
+            other.records,
+            other.records_hash,
+            other.epoch_file_hash,
+        )
+
+
+def wait_for_same_end(client: CommitlogClient, nodes: Sequence[LocalNode], timeout_s: float) -> None:
+    """Until all nodes have committed up to one end. Raises NodesDiffer, and ClientError of a silent node."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        views = [client.status(node.url) for node in nodes]
+        ends = {index for view in views for index in (view["end_index"], view["committed_index"])}
+        if len(ends) == 1:
+            return
+        if time.monotonic() > deadline:
+            told = ", ".join(f"{view['node']} ends at {view['end_index']}" for view in views)
+            raise NodesDiffer(f"after {timeout_s:.0f} s the nodes are not at the same end: {told}")
+        time.sleep(POLL_S)
+
+
+def read_node_log(client: CommitlogClient, node: LocalNode) -> NodeLog:
+    """Read a node's whole log from that node alone, control records included."""
+    status = client.status(node.url)
+    digest = ColumnsHash()
+    next_index, has_more = 0, True
+    while has_more:
+        page, next_index, has_more = client.read_arrow(
+            next_index,
+            endpoint=node.url,
+            consistency="committed",
+            include="control",
+            limit=PAGE_RECORDS,
+            max_bytes=PAGE_BYTES,
+        )
+        digest.add(page)
+    epoch_file = node.data / EPOCH_FILE.format(log=client.log)
+    content = epoch_file.read_bytes()
+    return NodeLog(
+        node=node.id,
+        role=str(status["role"]),
+        end_index=int(status["end_index"]),
+        committed_index=int(status["committed_index"]),
+        records=digest.count,
+        records_hash=digest.hex,
+        epoch_file=epoch_file,
+        epoch_file_hash=hashlib.blake2b(content, digest_size=16).hexdigest(),
+        epoch_file_bytes=len(content),
+    )
+
+
+class ColumnsHash:
+    """A hash of every column of records that come in pages, the same wherever the pages are cut."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        names = (*INTEGER_COLUMNS, *BYTES_COLUMNS, "headers", "type")
+        self._columns = {name: hashlib.blake2b(digest_size=16) for name in names}
+
+    def add(self, page: pa.Table) -> None:
+        self.count += page.num_rows
+        for name in INTEGER_COLUMNS:
+            self._columns[name].update(page[name].cast(pa.int64()).to_numpy().astype("<i8").tobytes())
+        for name in BYTES_COLUMNS:
+            parts = page[name].to_pylist()
+            lengths = (b"-" if part is None else b"%d" % len(part) for part in parts)
+            self._columns[name].update(
+                b"".join(b"%s:%s" % pair for pair in zip(lengths, _filled(parts), strict=True))
+            )
+        for name in ("headers", "type"):
+            self._columns[name].update("".join(f"{cell!r};" for cell in page[name].to_pylist()).encode())
+
+    @property
+    def hex(self) -> str:
+        whole = hashlib.blake2b(digest_size=16)
+        for column in self._columns.values():
+            whole.update(column.digest())
+        return whole.hexdigest()
+
+
+def _filled(parts: Sequence[bytes | None]) -> list[bytes]:
+    return [b"" if part is None else part for part in parts]

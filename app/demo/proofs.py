@@ -1,0 +1,110 @@
+"""The claims of the demo, each checked against what was found; one that does not hold makes the demo fail."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.demo.node_logs import NodeLog
+
+EPOCH_FIELDS = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", "end_offset")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What went in: how many records, their content hash, and the last index that was acknowledged."""
+
+    records: int
+    content_hash: str
+    last_index: int
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One claim, whether it holds, and the figures that decide it."""
+
+    claim: str
+    holds: bool
+    figures: str
+
+
+def prove_entries(sent: Sent, found: Mapping[str, Any]) -> list[Proof]:
+    """That the table `entries` holds each record that was sent exactly once, and nothing else."""
+    rows, indexes = found["rows"], found["indexes"]
+    return [
+        Proof(
+            "entries has as many rows as records were sent",
+            rows == sent.records,
+            f"{rows:,} = {sent.records:,}",
+        ),
+        Proof("no index stands in entries twice", indexes == rows, f"{indexes:,} distinct indexes"),
+        Proof(
+            "the last row is the last acknowledged record",
+            found["last"] == sent.last_index,
+            f"index {found['last']:,} = {sent.last_index:,}",
+        ),
+        Proof(
+            "keys and values in index order are those of the input",
+            found["content_hash"] == sent.content_hash,
+            f"{found['content_hash']} = {sent.content_hash}",
+        ),
+    ]
+
+
+def prove_nodes(logs: Sequence[NodeLog], restarted: str) -> list[Proof]:
+    """That every node holds the same log, the restarted one too."""
+    first = logs[0]
+    hashes = ", ".join(f"{log.node} {log.records_hash[:12]}" for log in logs)
+    files = ", ".join(f"{log.node} {log.epoch_file_hash[:12]}" for log in logs)
+    return [
+        Proof(
+            f"{restarted}, killed and started again, ends where the others end",
+            all(log.end_index == log.committed_index == first.end_index for log in logs),
+            f"index {first.end_index:,} everywhere",
+        ),
+        Proof(
+            "all nodes hold the same records, byte for byte",
+            all((log.records, log.records_hash) == (first.records, first.records_hash) for log in logs),
+            hashes,
+        ),
+        Proof(
+            "all nodes have the same epoch file, byte for byte",
+            all(log.epoch_file_hash == first.epoch_file_hash for log in logs),
+            files,
+        ),
+    ]
+
+
+def prove_epochs(
+    found: Sequence[Mapping[str, Any]],
+    files: Sequence[Mapping[str, Any]],
+    told: Sequence[Mapping[str, Any]],
+    nodes: Sequence[str],
+) -> list[Proof]:
+    """That the epoch tables say what the nodes say, and that there was a fail-over.
+
+    found: rows of `epochs`; files: rows of `epoch_files`; told: the epochs of the service.
+    """
+    truth = [_epoch(epoch) for epoch in told]
+    by_node = {node: [_epoch(row) for row in files if row["node"] == node] for node in nodes}
+    leaders = [str(epoch["leader"]) for epoch in told]
+    return [
+        Proof(
+            "the table epochs is what the nodes tell",
+            [_epoch(row) for row in found] == truth,
+            f"{len(found)} epochs, led by {', '.join(leaders)}",
+        ),
+        Proof(
+            "the table epoch_files has every node's file",
+            all(rows == truth for rows in by_node.values()),
+            ", ".join(f"{node} {len(rows)} epochs" for node, rows in by_node.items()),
+        ),
+        Proof(
+            "another leader took over in a later term",
+            len(set(leaders)) > 1 and len(told) > 1,
+            f"from {leaders[0]} in term {told[0]['term']} to {leaders[-1]} in term {told[-1]['term']}",
+        ),
+    ]
+
+
+def _epoch(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in EPOCH_FIELDS)

@@ -1,0 +1,72 @@
+"""What a person sees of the demo: lines and tables, and progress bars only where a terminal shows them."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+PLAIN_LINE_EACH_S = 5.0
+
+
+class Bar:
+    """How far one piece of work is: `to` moves it; without a terminal, a line each few seconds."""
+
+    def __init__(self, show: "Show", what: str, total: int, progress: Progress | None) -> None:
+        self._show, self._what, self._total = show, what, total
+        self._progress = progress
+        self._task = None if progress is None else progress.add_task(what, total=total)
+        self._told_at = time.monotonic()
+
+    def to(self, done: int, note: str = "") -> None:
+        """`done` of the total is done. note: what is special now."""
+        done = min(done, self._total)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(
+                self._task, completed=done, description=f"{self._what} {escape(note)}".rstrip()
+            )
+        elif time.monotonic() - self._told_at >= PLAIN_LINE_EACH_S:
+            self._told_at = time.monotonic()
+            self._show.line(f"  {self._what}: {done:,} of {self._total:,} {note}".rstrip())
+
+
+class Show:
+    """The demo's output on one console."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._started = time.monotonic()
+
+    def step(self, text: str) -> None:
+        """A new part of the demo, with the time since its start."""
+        self.console.print(
+            f"[bold cyan]{time.monotonic() - self._started:6.1f} s[/]  [bold]{escape(text)}[/]"
+        )
+
+    def line(self, text: str) -> None:
+        """A plain line below a step."""
+        self.console.print(f"          {escape(text)}", soft_wrap=True)
+
+    def table(self, table: RenderableType) -> None:
+        self.console.print(table)
+
+    def outcome(self, text: str, *, good: bool) -> None:
+        """The last word."""
+        self.console.print(f"[bold {'green' if good else 'red'}]{escape(text)}[/]", soft_wrap=True)
+
+    @contextmanager
+    def bar(self, what: str, total: int) -> Iterator[Bar]:
+        """A progress bar for the length of a `with`."""
+        if not self.console.is_terminal:
+            yield Bar(self, what, total, None)
+            return
+        columns = (
+            TextColumn("          {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            yield Bar(self, what, total, progress)

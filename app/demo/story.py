@@ -1,0 +1,255 @@
+"""The demo from the first process to the last proof."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.cli.local_cluster import ClusterError, LocalCluster
+from app.cli.processes import ChildProcess, describe_exit
+from app.cli.spark_job import SparkJob
+from app.client import ClientError, CommitlogClient
+from app.demo.flights import read_flights
+from app.demo.node_logs import NodeLog, NodesDiffer, read_node_log, wait_for_same_end
+from app.demo.proofs import Proof, Sent, prove_entries, prove_epochs, prove_nodes
+from app.demo.sender import Sender, gap_ms
+from app.demo.show import Show
+
+LOOK_EACH_S = 0.05
+STALLED_S = 120.0  # without a record acknowledged, or a row in the table, for this long the demo gives up
+SAME_END_TIMEOUT_S = 60.0
+SPARK_TIMEOUT_S = 240.0
+NOTEBOOK = "01_append_and_read.py"
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on. The message says why, and where to read more."""
+
+
+@dataclass
+class Story:
+    """What has happened so far; the demo's report."""
+
+    flights: int
+    leader: str = ""
+    killed_pid: int = 0
+    killed_at_record: int = 0
+    gap_ms: int | None = None
+    send_s: float = 0.0
+    into_delta_s: float = 0.0
+    nodes: list[NodeLog] = field(default_factory=list)
+    found: dict[str, Any] = field(default_factory=dict)
+    proofs: list[Proof] = field(default_factory=list)
+    notebook_html: Path | None = None
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.proofs) and all(proof.holds for proof in self.proofs)
+
+
+class Demo:
+    """One run. Everything that it starts stands on `stack`, and ends with it."""
+
+    def __init__(self, folder: Path, port: int, flights: int, show: Show, stack: ExitStack) -> None:
+        self.folder = folder
+        self.show = show
+        self.story = Story(flights)
+        self.cluster = stack.enter_context(LocalCluster(folder, nodes=3, port=port))
+        self._stack = stack
+        self._job: SparkJob | None = None
+
+    # --- the cluster ---
+
+    def start(self) -> None:
+        """Three nodes, then the Spark job, which warms up while the flights are sent."""
+        try:
+            self.cluster.start()
+            self.cluster.wait_ready()
+        except ClusterError as error:
+            raise DemoFailed(f"the cluster does not start: {error}") from error
+        with self._client() as client:
+            leader = client.status()["leader"]
+        pids = ", ".join(f"{node.id} (pid {self.cluster.pid(node.id)})" for node in self.cluster.nodes)
+        self.show.line(f"{pids}; {leader} leads; logs in {self.folder}/nK/log")
+        self._job = self._stack.enter_context(SparkJob(self.cluster))
+        self.show.line(f"Spark job (pid {self._job.pid}); log {self._job.log}")
+
+    # --- the flights, and the kill ---
+
+    def send(self) -> Sent:
+        """Send all flights; kill the leader half-way; start it again when the cluster has gone on."""
+        story = self.story
+        sender = Sender(self.cluster.urls, read_flights(story.flights), story.flights)
+        self._stack.callback(sender.stop)
+        sender.start()
+        killed_at = 0.0
+        killed_term = 0
+        stalled = Stalled("no append was acknowledged")
+        with self.show.bar("flights sent", story.flights) as bar:
+            while sender.running:
+                if not story.leader and sender.half_way.wait(LOOK_EACH_S):
+                    latest = sender.done.acknowledgements[-1]
+                    story.leader, killed_term = latest.leader, latest.term
+                    story.killed_pid = self.cluster.pid(story.leader)
+                    killed_at = time.monotonic()
+                    self.cluster.kill_node(story.leader)
+                    story.killed_at_record = sender.done.sent
+                    self.show.line(
+                        f"SIGKILL for {story.leader} (pid {story.killed_pid}), leader of term {killed_term}, "
+                        f"after {story.killed_at_record:,} flights"
+                    )
+                if story.leader and story.gap_ms is None:
+                    story.gap_ms = gap_ms(sender.done.acknowledgements, killed_at, killed_term)
+                    if story.gap_ms is not None:
+                        self._restart_killed(story.gap_ms, sender.done.acknowledgements[-1].leader)
+                self._check_children()
+                stalled.look(sender.done.sent)
+                bar.to(sender.done.sent)
+                if story.leader:
+                    time.sleep(LOOK_EACH_S)
+        done = sender.done
+        if done.error is not None:
+            raise DemoFailed(f"the flights could not be sent: {done.error}") from done.error
+        if story.leader and story.gap_ms is None:
+            story.gap_ms = gap_ms(done.acknowledgements, killed_at, killed_term)
+            if story.gap_ms is not None:
+                self._restart_killed(story.gap_ms, done.acknowledgements[-1].leader)
+        if story.gap_ms is None:
+            raise DemoFailed("all flights were sent before a leader could be killed: take more of them")
+        story.send_s = done.ended - done.started
+        rate = story.flights / story.send_s
+        replayed = sum(acknowledgement.replayed for acknowledgement in done.acknowledgements)
+        self.show.line(
+            f"{done.sent:,} flights in {len(done.acknowledgements):,} appends, {story.send_s:.1f} s, "
+            f"{rate:,.0f} a second, the fail-over included; {replayed} repeats found their record stored"
+        )
+        return Sent(done.content.count, done.content.hex, done.last_index)
+
+    def _restart_killed(self, gap: int, leader: str) -> None:
+        self.show.line(f"{leader} took over: {gap} ms from the kill to the next acknowledged append")
+        self.cluster.start_node(self.story.leader)
+        pid = self.cluster.pid(self.story.leader)
+        self.show.line(f"{self.story.leader} is started again (pid {pid}) and catches up")
+
+    # --- Delta ---
+
+    def wait_for_tables(self, sent: Sent) -> None:
+        """Until every record, and every epoch, is in the Delta tables."""
+        assert self._job is not None
+        started = time.monotonic()
+        stalled = Stalled("no row came into the table", self._job)
+        with self._client() as client:
+            epochs = len(client.epochs())
+        with self.show.bar("rows in the table entries", sent.records) as bar:
+            while True:
+                log = self._job.progress().get("logs", {}).get("default", {})
+                rows = int(log.get("entries_rows", 0))
+                bar.to(rows)
+                complete = rows >= sent.records and log["materialized_index"] >= sent.last_index
+                if complete and log["epochs_rows"] >= epochs:
+                    break
+                self._check_children()
+                stalled.look(rows)
+                time.sleep(LOOK_EACH_S)
+        self.story.into_delta_s = time.monotonic() - started
+        self.show.line(f"every record is in Delta, {self.story.into_delta_s:.1f} s after the last append")
+
+    # --- the proofs ---
+
+    def look_at_nodes(self) -> None:
+        """Read the whole log, and the epoch file, of each node."""
+        with self._client() as client:
+            try:
+                wait_for_same_end(client, self.cluster.nodes, SAME_END_TIMEOUT_S)
+                with self.show.bar("logs of the nodes read", len(self.cluster.nodes)) as bar:
+                    for number, node in enumerate(self.cluster.nodes, start=1):
+                        self.story.nodes.append(read_node_log(client, node))
+                        bar.to(number)
+            except (NodesDiffer, ClientError, OSError) as error:
+                raise DemoFailed(f"the nodes' logs cannot be compared: {error}") from error
+
+    def look_at_tables(self) -> None:
+        """Let Spark, in a process of its own, find out what stands in the tables."""
+        answer = self.folder / "proofs.json"
+        self._run_spark("proofs", ["app.demo.spark_proofs", "--answer", str(answer)])
+        self.story.found = json.loads(answer.read_text())
+
+    def prove(self, sent: Sent) -> list[Proof]:
+        """Check every claim; `story.proofs` has them all, whether they hold or not."""
+        story = self.story
+        with self._client() as client:
+            told = client.epochs()
+        found = story.found
+        nodes = [node.id for node in self.cluster.nodes]
+        story.proofs = [
+            *prove_entries(sent, found["entries"]),
+            *prove_nodes(story.nodes, story.leader),
+            *prove_epochs(found["epochs"], found["epoch_files"], told, nodes),
+        ]
+        return story.proofs
+
+    def run_notebook(self) -> Path:
+        """Run the first notebook on the tables; the HTML with its plots."""
+        html = self.folder / "notebook.html"
+        self._run_spark("notebook", ["app.demo.notebook", "--html", str(html)])
+        self.story.notebook_html = html
+        return html
+
+    def stop_job(self) -> None:
+        """End the Spark job: what follows has the processors for itself."""
+        assert self._job is not None
+        self._job.stop()
+        self._job = None
+
+    def watch(self) -> None:
+        """Stay until a signal comes, and tell who falls."""
+        while True:
+            time.sleep(1.0)
+            for node_id, words in self.cluster.fallen():
+                self.show.line(f"{node_id} {words}")
+
+    # --- what all steps need ---
+
+    def _run_spark(self, name: str, module: Sequence[str]) -> None:
+        """A Spark program of the demo as a process of its own, waited for."""
+        folder = self.folder / "spark"
+        log, pid_file = folder / f"{name}.log", folder / f"{name}.pid"
+        command = [sys.executable, "-P", "-m", *module, "--tables", str(self.folder / "tables")]
+        child = ChildProcess(name, command, log=log, pid_file=pid_file)
+        self._stack.callback(child.end, 2.0)
+        code = child.wait(SPARK_TIMEOUT_S)
+        if code is None:
+            raise DemoFailed(f"the {name} took longer than {SPARK_TIMEOUT_S:.0f} s; log: {log}")
+        if code != 0:
+            raise DemoFailed(f"the {name} {describe_exit(code)}; log: {log}\n{child.last_lines()}")
+
+    def _check_children(self) -> None:
+        for node_id, words in self.cluster.fallen():
+            raise DemoFailed(f"{node_id} {words}")
+        if self._job is not None and (code := self._job.fallen()) is not None:
+            raise DemoFailed(
+                f"the Spark job {describe_exit(code)}; log: {self._job.log}\n{self._job.last_lines}"
+            )
+
+    def _client(self) -> CommitlogClient:
+        return CommitlogClient(self.cluster.urls)
+
+
+class Stalled:
+    """Raises DemoFailed when a count has not moved for STALLED_S."""
+
+    def __init__(self, what: str, job: SparkJob | None = None) -> None:
+        self._what = what
+        self._log = "" if job is None else f"; log: {job.log}"
+        self._count = -1
+        self._moved_at = time.monotonic()
+
+    def look(self, count: int) -> None:
+        if count != self._count:
+            self._count, self._moved_at = count, time.monotonic()
+        elif time.monotonic() - self._moved_at > STALLED_S:
+            raise DemoFailed(f"{self._what} for {STALLED_S:.0f} s{self._log}")
