@@ -182,7 +182,7 @@ class LocalCluster:
         wanted = [node.id for node in self.nodes]
         if there != wanted:
             raise ClusterError(
-                f"{self.folder} holds a cluster of {len(there)} nodes, {', '.join(there)}: "
+                f"{self.folder} holds a cluster with the nodes {', '.join(there)}: "
                 "ask for that number, or use another folder"
             )
         return str(document["cluster"]["id"])

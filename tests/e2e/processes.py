@@ -1,0 +1,91 @@
+"""The product as its user has it: the command line in processes of its own, and what it leaves behind."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+TIMEOUT_S = 60.0
+
+
+def commitlog(
+    *arguments: str, timeout_s: float = TIMEOUT_S, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "app.cli.main", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, input=stdin, timeout=timeout_s, check=False
+    )
+
+
+def free_port(nodes: int = 3) -> int:
+    """A port from which a cluster of `nodes` finds all that it needs free."""
+    for port in range(20_101, 29_000, 50):
+        if all(_is_free(base + node) for base in (port, port + 1_000) for node in range(nodes)):
+            return port
+    raise AssertionError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of running processes that name `folder`."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if str(folder) in line and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(line)
+    return found
+
+
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
+        time.sleep(0.05)
+
+
+@dataclass
+class Up:
+    """A running `commitlog up`."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+    folder: Path
+
+    @property
+    def endpoint(self) -> str:
+        return ",".join(self.ready["endpoints"])
+
+    def pid(self, node: str) -> int:
+        return int((self.folder / node / "pid").read_text())
+
+
+@contextmanager
+def up(folder: Path, nodes: int = 3) -> Iterator[Up]:
+    """`commitlog up --no-spark` for the length of a `with`; ended by SIGTERM unless the test did so."""
+    command = [sys.executable, "-m", "app.cli.main", "up", "--nodes", str(nodes), "--data", str(folder)]
+    command += ["--port", str(free_port(nodes)), "--no-spark"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Up(process, json.loads(process.stdout.readline()), folder)
+        finally:
+            process.terminate()
+            process.wait(TIMEOUT_S)
