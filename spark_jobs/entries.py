@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.client import LogClient
 from spark_jobs.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
-from spark_jobs.tables import ENTRIES, TableClash, append_once, create_table, identifier, read_table
+from spark_jobs.tables import ENTRIES, TableClash, append_once, create_table, read_table, table_properties
 from spark_jobs.transforms import entries
 
 APPLICATION = "commitlog-entries"
@@ -57,9 +57,11 @@ class EntriesJob:
 
         Raises LogClash when the log is another.
         """
-        create_table(self.spark, self.path, ENTRIES)
-        log_id = self._check_log_id()
-        self._look()
+        log_id = self.client.log_id()
+        if not create_table(self.spark, self.path, ENTRIES, {LOG_ID_PROPERTY: log_id}):
+            known = table_properties(self.spark, self.path).get(LOG_ID_PROPERTY, log_id)
+            check_same_log(self.client.log, known, log_id)
+            self._look()
         term = 0
         if self.next_index > 0:
             last = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
@@ -109,19 +111,6 @@ class EntriesJob:
         self.rows = int(rows)
         self.next_index = 0 if last is None else int(last) + 1
         self.covered_index = max(self.covered_index, self.next_index - 1)
-
-    def _check_log_id(self) -> str:
-        """The log's id, which the table keeps from its first row on."""
-        log_id = self.client.log_id()
-        rows = self.spark.sql(f"SHOW TBLPROPERTIES {identifier(self.path)}").collect()
-        properties = {row["key"]: row["value"] for row in rows}
-        if LOG_ID_PROPERTY in properties:
-            check_same_log(self.client.log, properties[LOG_ID_PROPERTY], log_id)
-        else:
-            self.spark.sql(
-                f"ALTER TABLE {identifier(self.path)} SET TBLPROPERTIES ('{LOG_ID_PROPERTY}' = '{log_id}')"
-            )
-        return log_id
 
 
 def read_offset(checkpoint: Path, batch_id: int) -> RecordsOffset:

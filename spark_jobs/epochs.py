@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from spark_jobs.client import LogClient
 from spark_jobs.errors import SourceError, Unreachable
-from spark_jobs.tables import EPOCH_FILES, EPOCHS, create_table, identifier
+from spark_jobs.tables import EPOCH_FILES, EPOCHS, create_table, identifier, read_table
 
 Epoch = Mapping[str, Any]
+NAMES = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", "end_offset")
 
 
 class EpochClash(SourceError):
@@ -37,9 +38,13 @@ class EpochsJob:
         self.files: dict[str, list[Epoch]] = {}
 
     def open(self) -> None:
-        """Create the tables if need be."""
-        create_table(self.spark, self.epochs_path, EPOCHS)
-        create_table(self.spark, self.files_path, EPOCH_FILES)
+        """Create the tables if need be, and see what they hold."""
+        if not create_table(self.spark, self.epochs_path, EPOCHS):
+            rows = read_table(self.spark, self.epochs_path).orderBy("epoch").collect()
+            self.committed = [_epoch(row) for row in rows]
+        if not create_table(self.spark, self.files_path, EPOCH_FILES):
+            for row in read_table(self.spark, self.files_path).orderBy("epoch").collect():
+                self.files.setdefault(row["node"], []).append(_epoch(row))
 
     def refresh(self) -> None:
         """Ask every node, and write what is new. A node that does not answer keeps the rows that it has."""
@@ -59,25 +64,28 @@ class EpochsJob:
         if len(agreed) >= len(self.committed) and agreed != self.committed:
             self._merge([epoch for epoch in agreed if epoch not in self.committed])
             self.committed = agreed
-        for node_id, file in files.items():
-            if file != self.files.get(node_id):
-                self._replace_file(node_id, file)
-                self.files[node_id] = file
+        changed = {node_id: file for node_id, file in files.items() if file != self.files.get(node_id)}
+        if changed:
+            self._replace_files(changed)
+            self.files |= changed
 
     def _merge(self, epochs: Sequence[Epoch]) -> None:
         rows = [_row(self.client.log, epoch) for epoch in epochs]
-        self.spark.createDataFrame(rows, EPOCHS.schema).createOrReplaceTempView("commitlog_new_epochs")
         self.spark.sql(
-            f"MERGE INTO {identifier(self.epochs_path)} AS known USING commitlog_new_epochs AS told "
+            f"MERGE INTO {identifier(self.epochs_path)} AS known USING {{told}} AS told "
             "ON known.epoch = told.epoch "
             "WHEN MATCHED AND known.end_index IS NULL AND told.end_index IS NOT NULL THEN UPDATE SET * "
-            "WHEN NOT MATCHED THEN INSERT *"
+            "WHEN NOT MATCHED THEN INSERT *",
+            told=self.spark.createDataFrame(rows, EPOCHS.schema),
         )
 
-    def _replace_file(self, node: str, file: Sequence[Epoch]) -> None:
-        rows = [{**_row(self.client.log, epoch), "node": node} for epoch in file]
+    def _replace_files(self, files: Mapping[str, Sequence[Epoch]]) -> None:
+        rows = [
+            {**_row(self.client.log, epoch), "node": node} for node, file in files.items() for epoch in file
+        ]
+        nodes = ", ".join(f"'{node}'" for node in files)
         writer = self.spark.createDataFrame(rows, EPOCH_FILES.schema).write.format("delta").mode("overwrite")
-        writer.option("replaceWhere", f"node = '{node}'").save(self.files_path)
+        writer.option("replaceWhere", f"node IN ({nodes})").save(self.files_path)
 
 
 def committed_epochs(file: Sequence[Epoch], committed_index: int) -> list[Epoch]:
@@ -114,6 +122,11 @@ def agree(log: str, files: Sequence[Sequence[Epoch]]) -> list[Epoch]:
 
 
 def _row(log: str, epoch: Epoch) -> dict[str, Any]:
-    names = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", "end_offset")
     started = datetime.fromtimestamp(epoch["started_ms"] / 1_000, UTC)
-    return {"log": log, **{name: epoch[name] for name in names}, "started": started}
+    return {"log": log, **{name: epoch[name] for name in NAMES}, "started": started}
+
+
+def _epoch(row: Row) -> Epoch:
+    """A table's row as the service tells it."""
+    started_ms = round(row["started"].timestamp() * 1_000)  # Spark hands it out in local time, without zone
+    return {**{name: row[name] for name in NAMES}, "started_ms": started_ms}

@@ -24,8 +24,8 @@ class JournalTable:
 
     def open(self) -> None:
         """Create the table if need be, and see how far it goes."""
-        create_table(self.spark, self.path, self.table)
-        self._look()
+        if not create_table(self.spark, self.path, self.table):
+            self._look()
 
     def append(self, rows: pa.Table) -> None:
         """Add those of `rows` that are past the table's positions; whole events, in the order of each

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from delta.tables import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -138,19 +139,36 @@ def identifier(path: str) -> str:
     return f"delta.`{path.replace('`', '``')}`"
 
 
-def create_table(spark: SparkSession, path: str, table: Table) -> None:
-    """Create the table unless it is there. Statistics cover all columns but the payload."""
+def create_table(
+    spark: SparkSession, path: str, table: Table, properties: Mapping[str, str] | None = None
+) -> bool:
+    """Create the table unless it is there; whether it was made now. Statistics leave out the payload.
+
+    properties: of the table, beside the ones that all have.
+    """
+    if DeltaTable.isDeltaTable(spark, path):
+        return False
     columns = ", ".join(
         f"`{column.name}` {column.dataType.simpleString()} COMMENT '{_quoted(table.columns[column.name])}'"
         for column in table.schema
     )
     clustering = ", ".join(f"`{name}`" for name in table.cluster_by)
-    settings = {**PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(table.statistics)}
-    properties = ", ".join(f"'{name}' = '{value}'" for name, value in settings.items())
+    settings = {
+        **PROPERTIES,
+        "delta.dataSkippingStatsColumns": ",".join(table.statistics),
+        **(properties or {}),
+    }
+    pairs = ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in settings.items())
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {identifier(path)} ({columns}) USING delta "
-        f"CLUSTER BY ({clustering}) TBLPROPERTIES ({properties})"
+        f"CLUSTER BY ({clustering}) TBLPROPERTIES ({pairs})"
     )
+    return True
+
+
+def table_properties(spark: SparkSession, path: str) -> dict[str, str]:
+    rows = spark.sql(f"SHOW TBLPROPERTIES {identifier(path)}").collect()
+    return {row["key"]: row["value"] for row in rows}
 
 
 def read_table(spark: SparkSession, path: str) -> DataFrame:

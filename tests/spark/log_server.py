@@ -4,6 +4,7 @@ The tests of the whole road use the real service; this one stands in where a tes
 behind, that lies, that goes away at a chosen moment, or a log that was wiped.
 """
 
+import asyncio
 import threading
 import time
 from dataclasses import dataclass, field
@@ -99,6 +100,8 @@ class FakeReplica:
         self.has_leader = True
         self.drop_record: int | None = None  # left out of every answer: a short read
         self.cut_answers = 0  # so many Arrow answers are cut in the middle
+        self.stall_at: int | None = None  # a read that begins past this index waits until `resume`
+        self.stalled, self.resume = threading.Event(), threading.Event()
         self.requests: list[str] = []
         self.url = ""
         self._server: uvicorn.Server | None = None
@@ -191,6 +194,9 @@ class FakeReplica:
             return problem(410, "index-trimmed", begin_index=self.log.begin_index)
         if int(request.headers.get("commitlog-min-index", "-1")) > self.visible:
             return problem(504, "not-yet-replicated")
+        if self.stall_at is not None and first > self.stall_at and "arrow" in request.headers["accept"]:
+            self.stalled.set()
+            await asyncio.to_thread(self.resume.wait)
         end = min(until, self.visible + 1, first + int(query.get("limit", "1000")))
         found = self.log.records[first:end]
         if query.get("include") != "control":

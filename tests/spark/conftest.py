@@ -1,0 +1,100 @@
+"""One Spark session for all tests, and replicas that a test can command."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.readwriter import DataFrameReader
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars
+from spark_jobs.session import build_session
+from spark_jobs.source import CommitlogDataSource
+from tests.spark.log_server import FakeLog, FakeReplica
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    ensure_jars()
+    session = build_session("tests", jars_folder=DEFAULT_JARS_FOLDER, fast_tests=True)
+    session.dataSource.register(CommitlogDataSource)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    """Two terms: control records at 0 and 51, data between and after, 100 of them."""
+    log = FakeLog()
+    log.open_term(1, "n1")
+    log.append_many(50)
+    log.open_term(2, "n2")
+    log.append_many(50)
+    return log
+
+
+@pytest.fixture
+def replicas(log: FakeLog) -> Iterator[list[FakeReplica]]:
+    replicas = [FakeReplica(log, "n1"), FakeReplica(log, "n2")]
+    for replica in replicas:
+        replica.peers = replicas
+        replica.start()
+    yield replicas
+    for replica in replicas:
+        replica.resume.set()
+        replica.stop()
+
+
+def endpoints(replicas: list[FakeReplica]) -> str:
+    return ",".join(replica.url for replica in replicas)
+
+
+Batch = Callable[..., DataFrameReader]
+Stream = Callable[..., DataStreamReader]
+
+
+@pytest.fixture
+def batch(spark: SparkSession, replicas: list[FakeReplica]) -> Batch:
+    """A reader of the log with the options given."""
+
+    def reader(**options: object) -> DataFrameReader:
+        return spark.read.format("commitlog").options(**{"endpoint": endpoints(replicas), **options})
+
+    return reader
+
+
+@pytest.fixture
+def stream(spark: SparkSession, replicas: list[FakeReplica]) -> Stream:
+    """A streaming reader of the log with the options given."""
+
+    def reader(**options: object) -> DataStreamReader:
+        return spark.readStream.format("commitlog").options(**{"endpoint": endpoints(replicas), **options})
+
+    return reader
+
+
+class Collected:
+    """A sink that keeps what a stream brought, micro-batch by micro-batch."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+        self.batches: list[list[int]] = []
+
+    def __call__(self, rows: object, batch_id: int) -> None:
+        column = "index" if "index" in rows.columns else "seq"  # type: ignore[attr-defined]
+        self.batches.append(sorted(row[0] for row in rows.select(column).collect()))  # type: ignore[attr-defined]
+
+    def run(self, reader: DataStreamReader) -> list[list[int]]:
+        """Run the stream to the end of what is there; the batches that came now."""
+        self.batches = []
+        writer = (
+            reader.load().writeStream.foreachBatch(self).option("checkpointLocation", str(self.checkpoint))
+        )
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return self.batches
+
+
+@pytest.fixture
+def collected(tmp_path: Path) -> Collected:
+    return Collected(tmp_path / "checkpoint")
