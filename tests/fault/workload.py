@@ -29,6 +29,7 @@ class Workload:
     operations: list[Operation] = field(default_factory=list)
     reads: list[TailRead] = field(default_factory=list)
     stopping: bool = False
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Work until `stop`; then every worker finishes what it has begun."""
@@ -40,6 +41,13 @@ class Workload:
 
     def stop(self) -> None:
         self.stopping = True
+
+    async def progress(self, appends: int) -> None:
+        """Wait until so many more appends are acknowledged."""
+        target = len(self.acknowledged_at) + appends
+        while len(self.acknowledged_at) < target:
+            self.moved.clear()
+            await self.moved.wait()
 
     @property
     def acknowledged_at(self) -> list[float]:
@@ -65,6 +73,7 @@ class Workload:
                 node += 1
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
             self.operations.append(Operation(value, started, time.monotonic(), outcome, index))
+            self.moved.set()
 
     async def append_once(
         self, session: aiohttp.ClientSession, url: str, value: str, *, keyed: bool
