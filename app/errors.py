@@ -228,7 +228,7 @@ class TermMismatch(CommitlogError):
 
 
 class Fenced(CommitlogError):
-    """The log is fenced by another token, or the append names a token that the log does not have."""
+    """The log is fenced, and the append names another token or none."""
 
     code, title, http_status = "fenced", "The fencing token is not the log's", 412
 

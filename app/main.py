@@ -41,9 +41,10 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     )
     app.state.broker = broker
     app.openapi_version = "3.0.3"  # what the Swagger UI of the package index shows
-    app.include_router(_append_router(front))
-    for part in (reads, cluster, health):
-        app.include_router(part.router)
+    routers = [_append_router(front), *(part.router for part in (reads, cluster, health))]
+    for router in routers:
+        app.include_router(router)
+    app.state.routes = [route for router in routers for route in router.routes]
     problems.install(app)
     _complete_openapi(app)
     direct = front if settings.http.append_front is AppendFrontChoice.ASGI else None

@@ -133,7 +133,12 @@ class NodeCollector:
         )
 
 
-@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    responses=answers(content={"text/plain": {"schema": {"type": "string"}}}, of_a_log=False),
+    response_class=Response,
+)
 async def metrics(broker: Node, query: Nothing) -> Response:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(NodeCollector(broker))
@@ -166,7 +171,12 @@ def _asset(name: str) -> bytes:
     return Path(swagger_ui_bundle.swagger_ui_path, name).read_bytes()
 
 
-@router.get("/problems/{code}", summary="What a problem means", response_class=Response)
+@router.get(
+    "/problems/{code}",
+    summary="What a problem means",
+    responses=answers(content={"text/html": {"schema": {"type": "string"}}}, of_a_log=False),
+    response_class=Response,
+)
 async def problem_page(
     request: Request, code: Annotated[str, PathParameter(examples=["index-mismatch"])], query: Nothing
 ) -> Response:

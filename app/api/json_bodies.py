@@ -57,7 +57,7 @@ _RECORD = msgspec.json.Decoder(RecordIn)
 _T = TypeVar("_T")
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _CONDITIONS: Final = ("match_index", "match_term", "fencing_token", "producer")
 
@@ -187,9 +187,9 @@ def _placed(complaint: str, pointer: str) -> tuple[str, str]:
     assert match is not None  # the pattern matches any text
     detail = match["detail"]
     parts = [name or number for name, number in _STEP.findall(match["path"] or "")]
-    if unknown := _UNKNOWN.fullmatch(detail):
-        parts.append(unknown["name"])
-        detail = "unknown field"
+    if field := _FIELD.fullmatch(detail):
+        parts.append(field["name"])
+        detail = "unknown field" if "unknown" in field["kind"] else "required field is missing"
     return pointer + "".join(f"/{escape_pointer(part)}" for part in parts), detail
 
 

@@ -7,7 +7,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match
 
 from app.api.calls import problem_response
 from app.api.json_bodies import escape_pointer
@@ -77,10 +76,9 @@ def _method(request: Request) -> str:
 def _allowed(request: Request) -> list[str]:
     """The methods of every route that has this path."""
     allowed: dict[str, None] = {}
-    for route in request.app.router.routes:
-        match, _ = route.matches(request.scope)
-        if match is not Match.NONE:
-            allowed.update(dict.fromkeys(getattr(route, "methods", None) or ()))
+    for route in request.app.state.routes:
+        if route.path_regex.match(request.url.path):
+            allowed.update(dict.fromkeys(route.methods))
     if "GET" in allowed:
         allowed["HEAD"] = None
     return list(allowed)

@@ -1,0 +1,343 @@
+"""POST /v1/logs/{log}/records: every body, every refusal, at a leader and through a follower."""
+
+import base64
+import gzip
+import json
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+import zstandard
+
+from tests.support.cluster import Cluster
+
+RECORDS = "/v1/logs/default/records"
+MIB = 1024 * 1024
+
+
+def post(cluster: Cluster, body: Any, content_type: str | None, **options: Any) -> httpx.Response:
+    headers = {**({"Content-Type": content_type} if content_type else {}), **options.pop("headers", {})}
+    node = options.pop("node", None) or cluster.leader()
+    return cluster.call("POST", node, options.pop("path", RECORDS), content=body, headers=headers, **options)
+
+
+def stored(cluster: Cluster, answer: httpx.Response, **params: Any) -> list[dict[str, Any]]:
+    """The records of an append, as they are read back."""
+    assert answer.status_code == 200, answer.text
+    made = answer.json()
+    page = cluster.get(
+        made["leader"],
+        f"/v1/logs/{made['log']}/records",
+        params={"from_index": made["first_index"], "until_index": made["last_index"] + 1, **params},
+    )
+    records: list[dict[str, Any]] = page.json()["records"]
+    return records
+
+
+def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The problem document of an answer, with what every one of them must say (API.md §2)."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert problem["code"] == code
+    assert problem["type"] == f"/problems/{code}"
+    assert problem["status"] == status
+    assert problem["instance"] == answer.request.url.path
+    assert problem["request_id"] == answer.headers["x-request-id"]
+    assert problem["outcome"] == "not_applied"
+    assert problem["title"]
+    assert problem["detail"]
+    assert "Traceback" not in answer.text
+    return problem
+
+
+def test_an_append_answers_with_the_shape_of_the_contract(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    answer = cluster.append(leader, "a", "b", "c")
+    assert answer.status_code == 200
+    made = answer.json()
+    assert list(made) == [
+        "log", "first_index", "last_index", "count", "term", "first_offset", "next_offset", "timestamp",
+        "committed_index", "next_index", "leader", "acks", "durability", "replayed",
+    ]  # fmt: skip
+    assert made["last_index"] == made["first_index"] + 2
+    assert made["count"] == 3
+    assert made["leader"] == leader
+    assert made["committed_index"] >= made["last_index"]
+    assert made["next_index"] > made["last_index"]
+    assert made["first_offset"] < made["next_offset"]
+    assert (made["acks"], made["durability"], made["replayed"]) == ("quorum", "fsync", False)
+    assert answer.headers["commitlog-leader"] == cluster.url(leader)
+    assert answer.headers["commitlog-term"] == str(made["term"])
+    assert answer.headers["commitlog-committed-index"] == str(made["committed_index"])
+    assert answer.headers["commitlog-next-index"] == str(made["next_index"])
+    assert [record["value"] for record in stored(cluster, answer)] == ["a", "b", "c"]
+
+
+def test_a_follower_forwards_and_answers_as_the_leader_does(cluster: Cluster) -> None:
+    leader, follower = cluster.leader(), cluster.follower()
+    answer = cluster.append(follower, "through", headers={"X-Request-Id": "mine-1"})
+    assert answer.status_code == 200
+    assert answer.json()["leader"] == leader
+    assert answer.headers["commitlog-leader"] == cluster.url(leader)
+    assert answer.headers.get_list("x-request-id") == ["mine-1"]
+
+
+def test_no_forward_says_who_leads(cluster: Cluster) -> None:
+    leader, follower = cluster.leader(), cluster.follower()
+    answer = cluster.append(follower, "x", headers={"Commitlog-No-Forward": "1"})
+    problem = refused(answer, 421, "not-leader")
+    assert (problem["leader"], problem["leader_url"]) == (leader, cluster.url(leader))
+    assert problem["retryable"] is True
+
+
+def test_records_come_back_as_they_went_in(cluster: Cluster) -> None:
+    body = {
+        "records": [
+            {"key": "k1", "value": "text", "headers": [["name", "v"], ["raw", {"base64": "/w=="}]]},
+            {"key_base64": "/w==", "value_base64": base64.b64encode(b"\xff\x00").decode()},
+            {"value": None, "timestamp": 1_730_000_000_000},
+            {"value": ""},
+            {"value": "ünï😀"},
+        ]
+    }
+    answer = post(cluster, json.dumps(body), "application/json")
+    first, second, third, fourth, fifth = stored(cluster, answer)
+    assert list(first) == ["index", "term", "offset", "timestamp", "key", "value", "headers", "type"]
+    assert (first["key"], first["value"]) == ("k1", "text")
+    assert first["headers"] == [["name", "v"], ["raw", {"base64": "/w=="}]]
+    assert first["timestamp"] == answer.json()["timestamp"]
+    assert (second["key_base64"], second["value_base64"]) == ("/w==", "/wA=")
+    assert "key" not in second
+    assert (third["key"], third["value"], third["timestamp"]) == (None, None, 1_730_000_000_000)
+    assert (fourth["value"], fifth["value"]) == ("", "ünï😀")
+    assert first["type"] == "data"
+    assert first["offset"] == fifth["offset"]
+
+
+def test_json_values_keep_their_numbers(cluster: Cluster) -> None:
+    text = '{"records": [{"value_json": {"a" : 1.0, "b": [12345678901234567890123, 1e400], "c": "\\u00e9\\n"}}]}'
+    answer = post(cluster, text, "application/json")
+    (record,) = stored(cluster, answer)
+    assert record["value"] == '{"a":1.0,"b":[12345678901234567890123,1e400],"c":"é\\n"}'
+    made = answer.json()
+    raw = cluster.get(made["leader"], f"{RECORDS}/{made['first_index']}", params={"encoding": "json"}).text
+    assert '"value_json":{"a":1.0,"b":[12345678901234567890123,1e400],"c":"é\\n"}' in raw
+
+
+def test_one_record_by_itself(cluster: Cluster) -> None:
+    answer = post(cluster, '{"key": "k", "value": "alone"}', "application/json; charset=utf-8")
+    assert [record["value"] for record in stored(cluster, answer)] == ["alone"]
+
+
+def test_lines(cluster: Cluster) -> None:
+    answer = post(cluster, '{"value":"1"}\n\n{"value":"2","key":"k"}\r\n', "application/x-ndjson")
+    assert [record["value"] for record in stored(cluster, answer)] == ["1", "2"]
+
+
+def test_raw_records(cluster: Cluster) -> None:
+    headers = {"Commitlog-Key": "key", "Commitlog-Timestamp": "1730000000123"}
+    answer = post(cluster, b"\x00\xffraw", "application/octet-stream", headers=headers)
+    (record,) = stored(cluster, answer)
+    assert (record["key"], record["timestamp"]) == ("key", 1_730_000_000_123)
+    assert base64.b64decode(record["value_base64"]) == b"\x00\xffraw"
+    (empty,) = stored(cluster, post(cluster, b"", "application/octet-stream"))
+    assert empty["value"] == ""
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_packed_bodies(cluster: Cluster, encoding: str) -> None:
+    packed = {"gzip": gzip.compress, "zstd": zstandard.compress}[encoding](b'{"value":"packed"}')
+    answer = post(cluster, packed, "application/json", headers={"Content-Encoding": encoding})
+    assert [record["value"] for record in stored(cluster, answer)] == ["packed"]
+    through = post(
+        cluster, packed, "application/json", headers={"Content-Encoding": encoding}, node=cluster.follower()
+    )
+    assert through.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status", "code"),
+    [
+        ("{", "application/json", 400, "invalid-json"),
+        (b'{"value": "\xff"}', "application/json", 400, "invalid-json"),
+        (b'{"value_json": "\xff"}', "application/json", 400, "invalid-json"),
+        ('{"value": "\\ud800"}', "application/json", 400, "invalid-json"),
+        ('{"value_json": ["\\ud800"]}', "application/json", 400, "invalid-json"),
+        ('{"value_json": NaN}', "application/json", 400, "invalid-json"),
+        ('{"value_json": ' + "[" * 100_000 + "]" * 100_000 + "}", "application/json", 400, "invalid-json"),
+        ("", "application/json", 400, "invalid-json"),
+        ("{}", "application/json", 422, "invalid-request"),
+        ("[]", "application/json", 422, "invalid-request"),
+        ('{"records": []}', "application/json", 422, "invalid-request"),
+        ('{"value": "a", "value_json": 1}', "application/json", 422, "invalid-request"),
+        ('{"value": 1}', "application/json", 422, "invalid-request"),
+        ('{"value": "a", "match_index": 1}', "application/json", 422, "invalid-request"),
+        ('{"value": "a", "timestamp": 1' + "0" * 400 + "}", "application/json", 422, "invalid-request"),
+        ('{"value_base64": "%%"}', "application/json", 422, "invalid-request"),
+        ('{"value": "a"}\n{"valu', "application/x-ndjson", 400, "invalid-json"),
+        ("\n\n", "application/x-ndjson", 422, "invalid-request"),
+        ('{"value":"1"}{"value":"2"}', "application/x-ndjson", 400, "invalid-json"),
+        ("ARROW1 is not a stream", "application/vnd.apache.arrow.stream", 400, "invalid-body"),
+        ("", "application/vnd.apache.arrow.stream", 400, "invalid-body"),
+        ("CLB1 is not a batch", "application/vnd.commitlog.batch", 400, "invalid-body"),
+        ("a=b", "application/x-www-form-urlencoded", 415, "unsupported-media-type"),
+        ("a", None, 415, "unsupported-media-type"),
+        ("a", "", 415, "unsupported-media-type"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_refused_and_nothing_is_stored(
+    cluster: Cluster, body: str | bytes, content_type: str | None, status: int, code: str
+) -> None:
+    leader = cluster.leader()
+    before = cluster.status(leader)["end_index"]
+    refused(post(cluster, body, content_type), status, code)
+    refused(post(cluster, body, content_type, node=cluster.follower()), status, code)
+    assert cluster.status(leader)["end_index"] == before
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ('{"records": [{"value": "a"}, {"value": "b", "x/y": 1}]}', "/records/1/x~1y"),
+        ('{"records": [{"value": "a"}], "macth_index": 1}', "/macth_index"),
+        ('{"records": [{}]}', "/records/0"),
+        ('{"records": [{"value": "a", "key": "k", "key_base64": "aw=="}]}', "/records/0/key"),
+        ('{"records": [{"value": "a", "headers": [["n", 1]]}]}', "/records/0/headers/0/1"),
+        ('{"records": [{"value": "a"}], "producer": {"id": "p", "epoch": 0}}', "/producer/sequence"),
+        ('{"records": [{"value": "a"}], "key": "k"}', "/key"),
+        ('{"records": [{"value": "a"}], "match_index": -1}', "/match_index"),
+    ],
+)
+def test_pointers_say_where(cluster: Cluster, body: str, pointer: str) -> None:
+    problem = refused(post(cluster, body, "application/json"), 422, "invalid-request")
+    assert [error["pointer"] for error in problem["errors"]] == [pointer]
+
+
+@pytest.mark.parametrize(
+    ("query", "pointers"),
+    [
+        ({"foo": "1"}, ["/query/foo"]),
+        ({"acks": "two", "timeout_ms": "0"}, ["/query/acks", "/query/timeout_ms"]),
+        ({"timeout_ms": "60001"}, ["/query/timeout_ms"]),
+        ({"match_index": "x"}, ["/query/match_index"]),
+        ({"producer_id": "p"}, ["/query/producer_epoch", "/query/producer_sequence"]),
+        ({"producer_allow_gap": "true"}, ["/query/producer_allow_gap"]),
+    ],
+)
+def test_parameters_are_checked(cluster: Cluster, query: dict[str, str], pointers: list[str]) -> None:
+    answer = cluster.append(cluster.leader(), "x", params=query)
+    problem = refused(answer, 422, "invalid-request")
+    assert [error["pointer"] for error in problem["errors"]] == pointers
+
+
+def test_headers_are_checked(cluster: Cluster) -> None:
+    for name, value in (("Idempotency-Key", "a b"), ("Idempotency-Key", "a" * 256), ("Commitlog-Timestamp", "x")):
+        answer = post(cluster, b"v", "application/octet-stream", headers={name: value})
+        problem = refused(answer, 422, "invalid-request")
+        assert problem["errors"][0]["pointer"] == f"/headers/{name}"
+
+
+def test_a_condition_stands_in_one_place(cluster: Cluster) -> None:
+    body = '{"records": [{"value": "a"}], "match_term": 1}'
+    problem = refused(post(cluster, body, "application/json", params={"match_term": "1"}), 422, "invalid-request")
+    assert problem["errors"][0]["pointer"] == "/match_term"
+
+
+def test_a_record_of_one_mebibyte_fits_exactly(cluster: Cluster) -> None:
+    whole = post(cluster, b"v" * MIB, "application/octet-stream")
+    assert whole.status_code == 200
+    problem = refused(post(cluster, b"v" * (MIB + 1), "application/octet-stream"), 413, "too-large")
+    assert problem["limit"] == MIB
+    keyed = post(cluster, b"v" * MIB, "application/octet-stream", headers={"Commitlog-Key": "k"})
+    refused(keyed, 413, "too-large")
+    body = json.dumps({"records": [{"value": "v" * MIB}, {"value": "w" * (MIB + 1)}]})
+    refused(post(cluster, body, "application/json"), 413, "too-large")
+
+
+def test_a_request_has_limits(cluster: Cluster) -> None:
+    lines = b'{"value":""}\n' * 10_000
+    assert post(cluster, lines, "application/x-ndjson").status_code == 200
+    refused(post(cluster, lines + b'{"value":""}\n', "application/x-ndjson"), 413, "too-large")
+    body = b'{"value": "' + b" " * (16 * MIB) + b'"}'
+    refused(post(cluster, body, "application/json"), 413, "too-large")
+    bomb = gzip.compress(b" " * (17 * MIB))
+    refused(post(cluster, bomb, "application/json", headers={"Content-Encoding": "gzip"}), 413, "too-large")
+    refused(post(cluster, b"junk", "application/json", headers={"Content-Encoding": "gzip"}), 400, "invalid-body")
+    refused(post(cluster, b"{}", "application/json", headers={"Content-Encoding": "br"}), 415, "unsupported-media-type")
+
+
+def test_a_chunked_body_is_taken_and_capped(cluster: Cluster) -> None:
+    answer = post(cluster, iter([b'{"val', b'ue":"chunked"}']), "application/json")
+    assert [record["value"] for record in stored(cluster, answer)] == ["chunked"]
+    refused(post(cluster, (b"x" * MIB for _ in range(18)), "application/octet-stream"), 413, "too-large")
+
+
+def test_unknown_logs_come_before_the_body(cluster: Cluster) -> None:
+    problem = refused(post(cluster, "{", "text/plain", path="/v1/logs/nope/records"), 404, "log-not-found")
+    assert problem["log"] == "nope"
+    refused(post(cluster, "{", "text/plain", path="/v1/logs/NOPE/records"), 422, "invalid-request")
+    refused(post(cluster, "{", "text/plain", path="/v1/logs/__meta/records"), 404, "log-not-found")
+
+
+def test_match_index_and_match_term(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    status = cluster.status(leader)
+    held = {"match_index": status["next_index"], "match_term": status["term"]}
+    assert cluster.append(leader, "first", params=held).status_code == 200
+    problem = refused(cluster.append(leader, "second", params=held), 412, "index-mismatch")
+    assert problem["expected_index"] == status["next_index"]
+    assert problem["next_index"] == status["next_index"] + 1
+    refused(cluster.append(leader, "x", params={"match_term": status["term"] + 1}), 412, "term-mismatch")
+    both = {"match_term": status["term"] + 1, "match_index": 0}
+    refused(cluster.append(leader, "x", params=both), 412, "term-mismatch")
+
+
+def test_a_key_gets_the_first_answer_again(cluster: Cluster) -> None:
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+    first = cluster.append(cluster.leader(), "once", "more", headers=key)
+    again = cluster.append(cluster.follower(), "once", "more", headers=key)
+    assert again.status_code == 200
+    same = ("first_index", "last_index", "count", "term", "first_offset", "next_offset", "timestamp")
+    assert [first.json()[name] for name in same] == [again.json()[name] for name in same]
+    assert (first.json()["replayed"], again.json()["replayed"]) == (False, True)
+    lines = post(cluster, '{"value":"once"}\n{"value":"more"}', "application/x-ndjson", headers=key)
+    assert lines.json()["replayed"] is True
+    refused(cluster.append(cluster.leader(), "other", headers=key), 422, "idempotency-key-reused")
+    conditioned = cluster.append(cluster.leader(), "once", "more", headers=key, params={"match_term": 1})
+    refused(conditioned, 422, "idempotency-key-reused")
+
+
+def test_producers_count_their_appends(cluster: Cluster) -> None:
+    name = uuid.uuid4().hex
+
+    def send(sequence: int, epoch: int = 0, **more: str) -> httpx.Response:
+        params = {"producer_id": name, "producer_epoch": epoch, "producer_sequence": sequence, **more}
+        return cluster.append(cluster.leader(), f"{epoch}/{sequence}", params=params)
+
+    assert send(7).json()["replayed"] is False
+    assert send(8).status_code == 200
+    assert send(7).json()["replayed"] is True
+    assert refused(send(10), 409, "sequence-gap")["expected_sequence"] == 9
+    assert send(10, producer_allow_gap="true").status_code == 200
+    assert send(0, epoch=1).status_code == 200
+    refused(send(11), 409, "producer-fenced")
+
+
+def test_acks_leader_answers_202_and_all_waits_for_everybody(cluster: Cluster) -> None:
+    early = cluster.append(cluster.leader(), "early", params={"acks": "leader"})
+    assert (early.status_code, early.json()["acks"]) == (202, "leader")
+    everybody = cluster.append(cluster.leader(), "everybody", params={"acks": "all"})
+    assert (everybody.status_code, everybody.json()["acks"]) == (200, "all")
+    marks = cluster.get(cluster.leader(), "/v1/logs/default/watermarks").json()
+    ((_, peers),) = marks.items()
+    assert min(peers.values()) >= everybody.json()["last_index"]
+
+
+def test_logs_are_apart(cluster: Cluster) -> None:
+    answer = cluster.append(cluster.ids[0], "only here", log="other")
+    assert answer.status_code == 200
+    assert cluster.values(cluster.ids[1], log="other")[-1] == "only here"
+    quiet = cluster.append(cluster.ids[0], "quiet", log="quiet")
+    assert quiet.json()["durability"] == "replicated"

@@ -1,0 +1,223 @@
+"""Everything that is not records: views of the cluster, health, pages, and what no route answers."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.integration.test_append_routes import refused
+from tests.support.cluster import Cluster, eventually
+
+LOG = "/v1/logs/default"
+
+
+def test_status_of_leader_and_follower(cluster: Cluster) -> None:
+    leader, follower = cluster.leader(), cluster.follower()
+    cluster.append(leader, "x")
+    cluster.wait_even()
+    status = cluster.status(leader)
+    assert list(status) == [
+        "log", "node", "replication", "role", "term", "leader", "begin_index", "end_index", "committed_index",
+        "next_index", "end_offset", "durability", "peers", "learners", "master", "epoch", "sync_state_set",
+        "confirm_offset",
+    ]  # fmt: skip
+    assert (status["role"], status["leader"], status["node"]) == ("leader", leader, leader)
+    assert [peer["id"] for peer in status["peers"]] == [node for node in cluster.ids if node != leader]
+    for peer in status["peers"]:
+        assert list(peer) == ["id", "url", "state", "watermark", "pending", "lag_bytes"]
+        assert (peer["state"], peer["watermark"], peer["lag_bytes"]) == ("APPEND", status["end_index"], 0)
+    other = cluster.status(follower)
+    assert (other["role"], other["leader"], other["peers"]) == ("follower", leader, [])
+
+
+def test_epochs(cluster: Cluster) -> None:
+    for node in cluster.ids:
+        epochs = cluster.get(node, f"{LOG}/epochs").json()["epochs"]
+        assert list(epochs[0]) == [
+            "epoch", "term", "leader", "start_index", "start_offset", "end_index", "end_offset", "started_ms",
+        ]  # fmt: skip
+        assert epochs[0]["start_index"] == 0
+        assert (epochs[-1]["end_index"], epochs[-1]["end_offset"]) == (None, None)
+        one = cluster.get(node, f"{LOG}/epochs/{epochs[0]['epoch']}").json()
+        assert one == epochs[0]
+        refused(cluster.get(node, f"{LOG}/epochs/999999"), 404, "epoch-not-found")
+
+
+@pytest.mark.rule("D-24")
+def test_watermarks_come_from_the_leader(cluster: Cluster) -> None:
+    made = cluster.append(cluster.leader(), "x", params={"acks": "all"}).json()
+    for node in cluster.ids:
+        marks = cluster.get(node, f"{LOG}/watermarks").json()
+        assert list(marks) == [str(made["term"])]
+        assert sorted(marks[str(made["term"])]) == cluster.ids
+        assert min(marks[str(made["term"])].values()) >= made["last_index"]
+    assert cluster.get(cluster.follower(), f"{LOG}/watermarks", params={"term": 999}).json() == {}
+    no_forward = {"Commitlog-No-Forward": "1"}
+    refused(cluster.get(cluster.follower(), f"{LOG}/watermarks", headers=no_forward), 421, "not-leader")
+
+
+@pytest.mark.rule("D-22")
+def test_events_tell_of_start_roles_and_watermarks(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    cluster.append(leader, "move")
+
+    def journal() -> dict[str, Any] | None:
+        answer: dict[str, Any] = cluster.get(leader, f"{LOG}/events").json()
+        kinds = [event["kind"] for event in answer["events"]]
+        return answer if {"start", "role", "term", "epoch", "watermarks"} <= set(kinds) else None
+
+    answer = eventually(journal, what="the journal tells")
+    events = answer["events"]
+    assert list(events[0]) == ["seq", "node", "log", "timestamp", "kind", "term", "data"]
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    assert answer["next_seq"] == len(events)
+    page = cluster.get(leader, f"{LOG}/events", params={"from_seq": 1, "limit": 2}).json()
+    assert ([event["seq"] for event in page["events"]], page["next_seq"], page["has_more"]) == ([1, 2], 3, True)
+    late = cluster.get(leader, f"{LOG}/events", params={"from_seq": page["next_seq"] + 100_000, "wait_ms": 30})
+    assert late.json()["events"] == []
+
+
+def test_logs(cluster: Cluster) -> None:
+    logs = cluster.get(cluster.ids[0], "/v1/logs").json()["logs"]
+    assert [log["name"] for log in logs] == ["default", "other", "quiet"]
+    one = cluster.get(cluster.ids[1], "/v1/logs/quiet").json()
+    assert one == logs[2]
+    assert re.fullmatch("[0-9a-f]{16}", one.pop("id"))
+    assert one == {
+        "name": "quiet",
+        "replication": "raft",
+        "replicas": cluster.ids,
+        "durability": "replicated",
+        "retention": None,
+    }
+
+
+def test_the_cluster(cluster: Cluster) -> None:
+    seen = cluster.get(cluster.ids[2], "/v1/cluster").json()
+    assert (seen["id"], seen["logs"]) == ("test", ["default", "other", "quiet"])
+    assert [node["id"] for node in seen["nodes"]] == cluster.ids
+    for node in seen["nodes"]:
+        assert list(node) == ["id", "url", "peer_address", "voter", "alive", "version"]
+        assert (node["voter"], node["alive"], node["url"]) == (True, True, cluster.url(node["id"]))
+    assert seen["limits"]["max_record_bytes"] == 1024 * 1024
+    assert seen["limits"]["idempotency_ms"] == 24 * 60 * 60 * 1000
+
+
+def test_health_and_metrics(cluster: Cluster) -> None:
+    assert cluster.get("n1", "/healthz").json() == {"status": "ok"}
+    assert cluster.get("n1", "/readyz").json()["ready"] is True
+    leader = cluster.leader()
+    cluster.append(leader, "measured")
+    lines = cluster.get(leader, "/metrics").text
+    assert 'commitlog_leading{log="default"} 1.0' in lines
+    assert re.search(r'commitlog_http_requests_total\{method="POST",route="[^"]+",status="200"\} \d', lines)
+    assert re.search(r"commitlog_append_seconds_count [1-9]", lines)
+    assert re.search(r'commitlog_watermark\{log="default",peer="n2"\} \d', lines)
+
+
+def test_the_page_of_the_api_needs_no_network(cluster: Cluster) -> None:
+    page = cluster.get("n1", "/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assets = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(assets) == 3
+    for asset in assets:
+        assert asset.startswith("/docs/")
+        answer = cluster.get("n1", asset)
+        assert answer.status_code == 200
+        assert len(answer.content) > 500
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+    refused(cluster.get("n1", "/docs/../etc/passwd"), 404, "not-found")
+    refused(cluster.get("n1", "/docs/index.html"), 404, "not-found")
+    root = cluster.get("n1", "/")
+    assert (root.status_code, root.headers["location"]) == (307, "/docs")
+
+
+def test_the_openapi_document_is_complete(cluster: Cluster) -> None:
+    document = cluster.get("n1", "/v1/openapi.json").json()
+    assert document["openapi"].startswith("3.0")
+    append = document["paths"]["/v1/logs/{log}/records"]["post"]
+    assert set(append["requestBody"]["content"]) == {
+        "application/json",
+        "application/x-ndjson",
+        "application/octet-stream",
+        "application/vnd.apache.arrow.stream",
+        "application/vnd.commitlog.batch",
+    }
+    assert append["responses"]["200"]["content"]["application/json"]["example"]["replayed"] is False
+    read = document["paths"]["/v1/logs/{log}/records"]["get"]
+    names = {parameter["name"] for parameter in read["parameters"]}
+    assert {"from_index", "from", "wait_ms", "consistency", "Commitlog-Min-Index"} <= names
+    assert "422" in read["responses"]
+    text = cluster.get("n1", "/v1/openapi.json").text
+    assert "HTTPValidationError" not in text
+    assert '"type":"null"' not in text
+    for route in ("tail", "status", "epochs", "epochs/{epoch}", "watermarks", "events", "records/{index}"):
+        responses = document["paths"][f"/v1/logs/{{log}}/{route}"]["get"]["responses"]
+        assert responses["200"]["content"]["application/json"]["example"]
+
+
+def test_every_problem_has_a_page(cluster: Cluster) -> None:
+    document = cluster.get("n1", "/v1/openapi.json").json()
+    codes = document["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]
+    assert {"index-mismatch", "quorum-timeout", "invalid-json", "internal"} <= set(codes)
+    for code in codes:
+        page = cluster.get("n1", f"/problems/{code}")
+        assert page.status_code == 200
+        assert code in page.text
+    refused(cluster.get("n1", "/problems/nothing"), 404, "not-found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", f"{LOG}/records", "GET, HEAD, POST"),
+        ("PUT", f"{LOG}/tail", "GET, HEAD"),
+        ("POST", "/v1/logs", "GET, HEAD"),
+        ("PATCH", LOG, "GET, HEAD"),
+        ("POST", "/healthz", "GET, HEAD"),
+        ("OPTIONS", "/v1/cluster", "GET, HEAD"),
+        ("POST", "/", "GET, HEAD"),
+    ],
+)
+def test_methods_that_a_route_does_not_have(cluster: Cluster, method: str, path: str, allowed: str) -> None:
+    answer = cluster.call(method, "n1", path)
+    refused(answer, 405, "method-not-allowed")
+    assert answer.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/nothing",
+        "/v1",
+        "/v1/logs/",
+        f"{LOG}/records/",
+        f"{LOG}/tail/",
+        f"{LOG}/nothing",
+        f"{LOG}/records:stream",
+        f"{LOG}:fence",
+        f"{LOG}/cursors/mine",
+        f"{LOG}/tables",
+        "/v1/cluster/members",
+        "/v1/logs/a%2Fb/records",
+        "/openapi.json",
+        "/redoc",
+        "/ui",
+        "/%00",
+    ],
+)
+def test_what_does_not_exist(cluster: Cluster, path: str) -> None:
+    refused(cluster.get("n1", path), 404, "not-found")
+    answer = cluster.call("POST", "n1", path, json={})
+    refused(answer, 404, "not-found")
+
+
+def test_request_ids(cluster: Cluster) -> None:
+    for path in ("/healthz", "/nothing", f"{LOG}/tail"):
+        given = cluster.get("n1", path, headers={"X-Request-Id": "my-id"})
+        assert given.headers.get_list("x-request-id") == ["my-id"]
+        first, second = cluster.get("n1", path), cluster.get("n1", path)
+        assert first.headers["x-request-id"] != second.headers["x-request-id"]
+        strange = cluster.get("n1", path, headers={"X-Request-Id": "a b"})
+        assert strange.headers["x-request-id"] != "a b"

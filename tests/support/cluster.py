@@ -1,0 +1,242 @@
+"""Real nodes for tests: processes on 127.0.0.1 with free ports, started, killed and awaited, never slept for."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+T = TypeVar("T")
+START_TIMEOUT_S = 30.0
+_POLL_S = 0.02
+
+
+def eventually(condition: Callable[[], T | None], *, what: str, timeout_s: float = 15.0) -> T:
+    """Return the first true result of `condition`; fail after `timeout_s`. A connection error is just not yet."""
+    deadline = time.monotonic() + timeout_s
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            result = condition()
+            if result:
+                return result
+            last = result
+        except httpx.TransportError as error:
+            last = error
+        time.sleep(_POLL_S)
+    raise AssertionError(f"{what}: not within {timeout_s} s; last seen: {last!r}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody used a moment ago, all different."""
+    with contextlib.ExitStack() as stack:
+        doors = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for door in doors:
+            door.bind(("127.0.0.1", 0))
+        return [door.getsockname()[1] for door in doors]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return f'"{value}"' if isinstance(value, str | Path) else str(value)
+
+
+class Cluster:
+    """Nodes n1, n2, …; each in DATA/nK with its lines in DATA/nK.log."""
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 3,
+        *,
+        logs: tuple[Mapping[str, object], ...] = (),
+        sections: Mapping[str, Mapping[str, object]] | None = None,
+        peer_addresses: Mapping[str, str] | None = None,
+        cluster_id: str = "test",
+    ) -> None:
+        """sections: more of the configuration file. peer_addresses: proxies that stand before peer listeners."""
+        self.folder = folder
+        self.ids = [f"n{number}" for number in range(1, nodes + 1)]
+        ports = free_ports(2 * nodes)
+        self.rest_ports = dict(zip(self.ids, ports[:nodes], strict=True))
+        self.peer_ports = dict(zip(self.ids, ports[nodes:], strict=True))
+        self.config = folder / "cluster.toml"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._client = httpx.Client(timeout=30.0)
+        self._write(cluster_id, logs, sections or {}, peer_addresses or {})
+
+    def _write(
+        self,
+        cluster_id: str,
+        logs: tuple[Mapping[str, object], ...],
+        sections: Mapping[str, Mapping[str, object]],
+        peer_addresses: Mapping[str, str],
+    ) -> None:
+        tables: list[tuple[str, Mapping[str, object]]] = [("[cluster]", {"id": cluster_id})]
+        for node in self.ids:
+            peer = f"127.0.0.1:{self.peer_ports[node]}"
+            tables.append(
+                (
+                    "[[nodes]]",
+                    {
+                        "id": node,
+                        "listen": f"127.0.0.1:{self.rest_ports[node]}",
+                        "url": self.url(node),
+                        "peer_listen": peer,
+                        "peer_address": peer_addresses.get(node, peer),
+                        "data": self.folder / node,
+                    },
+                )
+            )
+        tables.extend(("[[logs]]", log) for log in logs)
+        tables.extend((f"[{name}]", section) for name, section in sections.items())
+        lines = []
+        for title, table in tables:
+            lines.append(title)
+            lines.extend(f"{key} = {_toml(value)}" for key, value in table.items())
+        self.config.write_text("\n".join(lines) + "\n")
+
+    # --- processes ---------------------------------------------------------------------------------------
+
+    def start(self, *nodes: str) -> None:
+        """Start nodes (all, if none is named); `wait_ready` waits for them."""
+        for node in nodes or self.ids:
+            assert node not in self._processes
+            with (self.folder / f"{node}.log").open("ab") as lines:
+                self._processes[node] = subprocess.Popen(
+                    [sys.executable, "-m", "app.node.server", "--config", self.config, "--node", node],
+                    stdout=lines,
+                    stderr=lines,
+                )
+
+    def kill(self, node: str) -> None:
+        """End a node by SIGKILL, and wait until it is gone."""
+        process = self._processes.pop(node)
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+
+    def stop(self, node: str) -> int:
+        """End a node by SIGTERM; return its exit code."""
+        process = self._processes.pop(node)
+        process.send_signal(signal.SIGTERM)
+        return process.wait(20)
+
+    def pause(self, node: str) -> None:
+        os.kill(self._processes[node].pid, signal.SIGSTOP)
+
+    def resume(self, node: str) -> None:
+        os.kill(self._processes[node].pid, signal.SIGCONT)
+
+    def wait_exit(self, node: str) -> int:
+        """Wait until a node has ended by itself; return its exit code."""
+        return self._processes.pop(node).wait(START_TIMEOUT_S)
+
+    def close(self) -> None:
+        self._client.close()
+        for process in self._processes.values():
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        for process in self._processes.values():
+            process.wait(10)
+        self._processes.clear()
+
+    def lines(self, node: str) -> str:
+        return (self.folder / f"{node}.log").read_text()
+
+    @property
+    def running(self) -> list[str]:
+        return list(self._processes)
+
+    # --- calls -------------------------------------------------------------------------------------------
+
+    def url(self, node: str) -> str:
+        return f"http://127.0.0.1:{self.rest_ports[node]}"
+
+    def call(self, method: str, node: str, path: str, **options: Any) -> httpx.Response:
+        return self._client.request(method, self.url(node) + path, **options)
+
+    def get(self, node: str, path: str, **options: Any) -> httpx.Response:
+        return self.call("GET", node, path, **options)
+
+    def append(self, node: str, *values: str, log: str = "default", **options: Any) -> httpx.Response:
+        """Append text records as one JSON request."""
+        records = [{"value": value} for value in values]
+        return self.call("POST", node, f"/v1/logs/{log}/records", json={"records": records}, **options)
+
+    def status(self, node: str, log: str = "default") -> dict[str, Any]:
+        answer: dict[str, Any] = self.get(node, f"/v1/logs/{log}/status").json()
+        return answer
+
+    def values(self, node: str, log: str = "default", **params: Any) -> list[str]:
+        """The values of all data records, page by page."""
+        found: list[str] = []
+        start: dict[str, Any] = {"from": "earliest"}
+        while True:
+            answer = self.get(node, f"/v1/logs/{log}/records", params={**start, **params})
+            assert answer.status_code == 200, answer.text
+            page = answer.json()
+            found.extend(record["value"] for record in page["records"])
+            if not page["has_more"]:
+                return found
+            start = {"from_index": page["next_index"]}
+
+    # --- conditions --------------------------------------------------------------------------------------
+
+    def wait_ready(self, *nodes: str) -> None:
+        for node in nodes or self.ids:
+            process = self._processes[node]
+
+            def ready(node: str = node, process: subprocess.Popen[bytes] = process) -> bool:
+                assert process.poll() is None, f"{node} has ended:\n{self.lines(node)}"
+                return self.get(node, "/readyz").status_code == 200
+
+            eventually(ready, what=f"{node} is ready", timeout_s=START_TIMEOUT_S)
+
+    def leader(self, log: str = "default") -> str:
+        """The node that leads, once it says so itself and every running node agrees."""
+
+        def agreed() -> str | None:
+            seen = [self.status(node, log) for node in self.running]
+            leaders = {(status["leader"], status["term"]) for status in seen}
+            if len(leaders) != 1 or seen[0]["leader"] not in self.running:
+                return None
+            leading = [status["node"] for status in seen if status["role"] == "leader"]
+            return seen[0]["leader"] if leading == [seen[0]["leader"]] else None
+
+        return eventually(agreed, what="one leader")
+
+    def follower(self, log: str = "default") -> str:
+        leader = self.leader(log)
+        return next(node for node in self.running if node != leader)
+
+    def wait_even(self, log: str = "default") -> None:
+        """Wait until every running node holds and has committed the same end."""
+
+        def even() -> bool:
+            seen = [self.status(node, log) for node in self.running]
+            ends = {(status["end_index"], status["committed_index"]) for status in seen}
+            return len(ends) == 1 and len(set(next(iter(ends)))) == 1
+
+        eventually(even, what="all nodes hold the same")
+
+
+@contextlib.contextmanager
+def running(folder: Path, nodes: int = 3, **options: Any) -> Iterator[Cluster]:
+    """A started and ready cluster, ended at the end."""
+    cluster = Cluster(folder, nodes, **options)
+    try:
+        cluster.start()
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.close()

@@ -1,0 +1,190 @@
+"""A file system in memory that loses at a crash whatever it may (storage/file_system.py says what that is)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from storage.errors import DiskError, FolderLocked
+from storage.file_system import Bytes
+
+SECTOR_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One write, or with `data` None a cut to `offset`, that no sync has covered yet."""
+
+    offset: int
+    data: bytes | None
+
+    def apply(self, content: bytearray) -> None:
+        if len(content) < self.offset:
+            content.extend(bytes(self.offset - len(content)))
+        if self.data is None:
+            del content[self.offset :]
+        else:
+            content[self.offset : self.offset + len(self.data)] = self.data
+
+
+@dataclass(slots=True, eq=False)
+class Content:
+    """What a file holds now, and what it surely holds."""
+
+    now: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    changes: list[Change] = field(default_factory=list)
+
+    def change(self, change: Change) -> None:
+        change.apply(self.now)
+        self.changes.append(change)
+
+    def sync(self) -> None:
+        for change in self.changes:
+            change.apply(self.durable)
+        self.changes.clear()
+
+    def crash(self, random: Random) -> None:
+        """Each unsynced change may have reached the disk whole, in part, or not at all."""
+        for change in self.changes:
+            fate = random.random()
+            if fate < 0.4:
+                continue
+            if fate < 0.7 and change.data is not None:
+                change = Change(change.offset, _torn(change.data, random))
+            change.apply(self.durable)
+        self.changes.clear()
+        self.now = bytearray(self.durable)
+
+
+def _torn(data: bytes, random: Random) -> bytes:
+    """A prefix of the data, or all of it with one sector of zeros."""
+    if random.random() < 0.7:
+        return data[: random.randrange(len(data) + 1)]
+    hole = random.randrange(len(data) // SECTOR_BYTES + 1) * SECTOR_BYTES
+    size = len(data[hole : hole + SECTOR_BYTES])
+    return data[:hole] + bytes(size) + data[hole + size :]
+
+
+class MemoryFile:
+    """storage.file_system.File."""
+
+    def __init__(self, path: str, content: Content) -> None:
+        self._path = path
+        self._content = content
+
+    def pwrite(self, data: Bytes | Sequence[Bytes], offset: int) -> None:
+        whole = data if isinstance(data, bytes | bytearray | memoryview) else b"".join(data)
+        self._content.change(Change(offset, bytes(whole)))
+
+    def read(self, offset: int, size: int) -> bytes:
+        return bytes(self._content.now[offset : offset + size])
+
+    def view(self, offset: int, size: int) -> memoryview:
+        if offset + size > len(self._content.now):
+            raise DiskError(self._path, "view", "past the end of the file")
+        return memoryview(bytes(self._content.now[offset : offset + size]))
+
+    def size(self) -> int:
+        return len(self._content.now)
+
+    def sync(self) -> None:
+        self._content.sync()
+
+    def truncate(self, size: int) -> None:
+        self._content.change(Change(size, None))
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+@dataclass(eq=False)
+class MemoryLock:
+    held: dict[str, "MemoryLock"]
+    path: str
+
+    def release(self) -> None:
+        self.held.pop(self.path, None)
+
+
+class MemoryFiles:
+    """storage.file_system.FileSystem. Names change in the order of their folder's operations, or not yet."""
+
+    def __init__(self, random: Random | None = None) -> None:
+        """random: decides what a crash takes."""
+        self._random = random or Random(0)
+        self._names: dict[str, Content] = {}
+        self._durable: dict[str, Content] = {}
+        self._renames: dict[
+            str, list[tuple[str, Content | None]]
+        ] = {}  # folder -> (path, content) not synced
+        self._locks: dict[str, MemoryLock] = {}
+
+    def open(self, path: str, create: bool = False) -> MemoryFile:
+        content = self._names.get(path)
+        if content is None:
+            if not create:
+                raise DiskError(path, "open", "no such file")
+            content = Content()
+            self._set(path, content)
+        return MemoryFile(path, content)
+
+    def read(self, path: str) -> bytes:
+        return bytes(self._found(path).now)
+
+    def exists(self, path: str) -> bool:
+        return path in self._names
+
+    def list(self, folder: str) -> list[str]:
+        start = folder + "/"
+        names = {name[len(start) :].partition("/")[0]: None for name in self._names if name.startswith(start)}
+        return sorted(names)
+
+    def make_folders(self, path: str) -> None:
+        """A folder is there as soon as something is in it."""
+
+    def rename(self, source: str, target: str) -> None:
+        content = self._found(source)
+        self._set(target, content)
+        self._set(source, None)
+
+    def remove(self, path: str) -> None:
+        self._found(path)
+        self._set(path, None)
+
+    def sync_folder(self, path: str) -> None:
+        for name, content in self._renames.pop(path, ()):
+            _put(self._durable, name, content)
+
+    def lock(self, path: str) -> MemoryLock:
+        if path in self._locks:
+            raise FolderLocked(path, "lock", "held by another")
+        self._locks[path] = MemoryLock(self._locks, path)
+        return self._locks[path]
+
+    def crash(self) -> None:
+        """The power fails: what no sync has covered is there, torn, or gone. All locks are free."""
+        for changes in self._renames.values():
+            for name, content in changes[: self._random.randrange(len(changes) + 1)]:
+                _put(self._durable, name, content)
+        self._renames.clear()
+        self._names = dict(self._durable)
+        for content in self._names.values():
+            content.crash(self._random)
+        self._locks.clear()
+
+    def _found(self, path: str) -> Content:
+        content = self._names.get(path)
+        if content is None:
+            raise DiskError(path, "open", "no such file")
+        return content
+
+    def _set(self, path: str, content: Content | None) -> None:
+        _put(self._names, path, content)
+        self._renames.setdefault(path.rpartition("/")[0], []).append((path, content))
+
+
+def _put(names: dict[str, Content], path: str, content: Content | None) -> None:
+    if content is None:
+        names.pop(path, None)
+    else:
+        names[path] = content
