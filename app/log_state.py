@@ -1,0 +1,259 @@
+"""What a log says beside its records: idempotency keys, producers and the fence (API.md §3).
+
+PURE. `apply` follows the log batch by batch as batches are stored, committed or not; `truncate_after` takes
+back exactly what the cut batches did. So any replica that becomes leader answers a repeat as the old one did.
+Memory: a tuple a claim; keys and producers that were silent for longer than `idempotency_ms` go with `expire`.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from storage.batch import AppendMark, Batch, marks_of
+from storage.records import control_value
+
+REMEMBERED_SEQUENCES: Final = 5
+DAY_MS: Final = 24 * 60 * 60 * 1000
+NO_INDEX: Final = -1
+
+
+class Claim(NamedTuple):
+    """Where one append stands: what its first answer said. `digest`: of its records and conditions."""
+
+    first_index: int
+    last_index: int
+    term: int
+    first_offset: int
+    next_offset: int
+    timestamp_ms: int
+    digest: bytes
+
+
+class ProducerHistory(NamedTuple):
+    """The last appends of a producer in its newest epoch, oldest first: (sequence, claim)."""
+
+    epoch: int
+    recent: tuple[tuple[int, Claim], ...]
+
+
+class SequenceGap(Exception):
+    """The sequence is neither the next one nor one of the last few."""
+
+    def __init__(self, expected_sequence: int) -> None:
+        super().__init__(f"expected sequence {expected_sequence}")
+        self.expected_sequence = expected_sequence
+
+
+class ProducerFenced(Exception):
+    """A newer epoch of the producer has written."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"epoch {epoch} has taken over")
+        self.epoch = epoch
+
+
+class _Undo(NamedTuple):
+    """The value that `name` had in `table` before the batch that ends there; None: it was absent."""
+
+    last_index: int
+    table: int
+    name: str
+    value: Any
+
+
+_KEYS, _PRODUCERS, _FENCE = range(3)
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    index: int
+    committed_index: int
+    keys: dict[str, Claim]
+    producers: dict[str, ProducerHistory]
+    fencing_token: str | None
+    undo: list[tuple[int, int, str, Any]]
+
+
+class LogState:
+    """State derived from one log, by order and content of its batches alone.
+
+    Invariant: with the same batches applied and the same expiries, every replica holds the same state.
+    """
+
+    def __init__(self, *, idempotency_ms: int = DAY_MS) -> None:
+        """idempotency_ms: for how long a key or producer is remembered at least, by the leader's clock."""
+        self._idempotency_ms = idempotency_ms
+        self._keys: dict[str, Claim] = {}
+        self._producers: dict[str, ProducerHistory] = {}
+        self._fencing_token: str | None = None
+        self._undo: deque[_Undo] = deque()
+        self._applied_index = NO_INDEX
+        self._committed_index = NO_INDEX
+
+    @property
+    def applied_index(self) -> int:
+        """Last index of the batch applied last, NO_INDEX for none."""
+        return self._applied_index
+
+    @property
+    def committed_index(self) -> int:
+        """Up to here nothing is ever taken back, NO_INDEX for none."""
+        return self._committed_index
+
+    @property
+    def fencing_token(self) -> str | None:
+        """What every append must carry, None while no fence is set."""
+        return self._fencing_token
+
+    # --- following the log
+
+    def apply(self, batch: Batch) -> None:
+        """Take in the batch that follows. Raises CorruptBatch for unreadable marks or control records."""
+        if batch.is_control:
+            value = control_value(batch)
+            if value.get("kind") == "fence":
+                self._remember(batch.last_index, _FENCE, "", self._fencing_token)
+                self._fencing_token = value.get("token")
+        elif batch.header.appends_size:
+            for mark in marks_of(batch):
+                self._apply_mark(batch, mark)
+        self._applied_index = batch.last_index
+
+    def _apply_mark(self, batch: Batch, mark: AppendMark) -> None:
+        first_index = batch.base_index + mark.ordinal
+        claim = Claim(
+            first_index,
+            first_index + mark.count - 1,
+            batch.term,
+            batch.offset,
+            batch.next_offset,
+            batch.timestamp_ms,
+            mark.digest,
+        )
+        if mark.idempotency_key is not None:
+            before = self._keys.pop(mark.idempotency_key, None)  # and to the end: the order is that of age
+            self._remember(batch.last_index, _KEYS, mark.idempotency_key, before)
+            self._keys[mark.idempotency_key] = claim
+        if mark.producer_id is not None:
+            history = self._producers.pop(mark.producer_id, None)
+            self._remember(batch.last_index, _PRODUCERS, mark.producer_id, history)
+            entry = (mark.producer_sequence, claim)
+            if history is not None and history.epoch == mark.producer_epoch:
+                recent = (*history.recent[1 - REMEMBERED_SEQUENCES :], entry)
+            else:
+                recent = (entry,)
+            self._producers[mark.producer_id] = ProducerHistory(mark.producer_epoch, recent)
+
+    def _remember(self, index: int, table: int, name: str, value: Any) -> None:
+        if index > self._committed_index:
+            self._undo.append(_Undo(index, table, name, value))
+
+    def truncate_after(self, index: int) -> None:
+        """Take back every batch past `index`. Raises ValueError below what was committed (R-07)."""
+        if index >= self._applied_index:
+            return
+        if index < self._committed_index:
+            raise ValueError(f"index {self._committed_index} is committed")
+        while self._undo and self._undo[-1].last_index > index:
+            undo = self._undo.pop()
+            if undo.table == _FENCE:
+                self._fencing_token = undo.value
+                continue
+            table: dict[str, Any] = self._keys if undo.table == _KEYS else self._producers
+            table.pop(undo.name, None)
+            if undo.value is not None:
+                table[undo.name] = undo.value
+        self._applied_index = index
+
+    def committed(self, index: int) -> None:
+        """Take note that nothing up to `index` is ever taken back."""
+        self._committed_index = max(self._committed_index, index)
+        while self._undo and self._undo[0].last_index <= index:
+            self._undo.popleft()
+
+    def expire(self, now_ms: int) -> None:
+        """Forget committed keys and producers that have been silent for longer than idempotency_ms."""
+        oldest_ms = now_ms - self._idempotency_ms
+        for key in _expired(self._keys, oldest_ms, self._committed_index):
+            del self._keys[key]
+        latest = {id: history.recent[-1][1] for id, history in self._producers.items()}
+        for id in _expired(latest, oldest_ms, self._committed_index):
+            del self._producers[id]
+
+    # --- answering
+
+    def find_key(self, key: str, now_ms: int) -> Claim | None:
+        """Return the append that claimed the idempotency key, None when it is free (again)."""
+        claim = self._keys.get(key)
+        if claim is None or claim.timestamp_ms < now_ms - self._idempotency_ms:
+            return None
+        return claim
+
+    def check_producer(self, id: str, epoch: int, sequence: int, allow_gap: bool = False) -> Claim | None:
+        """Return the append that this sequence is a repeat of, None when it is the next one.
+
+        Raises ProducerFenced for an epoch older than the producer's newest, SequenceGap for a sequence that
+        is neither one of the last REMEMBERED_SEQUENCES nor the next (with allow_gap: any larger one).
+        """
+        history = self._producers.get(id)
+        if history is None or epoch > history.epoch:
+            return None
+        if epoch < history.epoch:
+            raise ProducerFenced(history.epoch)
+        last = history.recent[-1][0]
+        if sequence == last + 1 or (allow_gap and sequence > last):
+            return None
+        for known, claim in history.recent:
+            if known == sequence:
+                return claim
+        raise SequenceGap(last + 1)
+
+    # --- keeping
+
+    def snapshot(self) -> bytes:
+        """Return the whole state, what may still be taken back included; valid for `applied_index`."""
+        return msgspec.msgpack.encode(
+            _Snapshot(
+                self._applied_index,
+                self._committed_index,
+                self._keys,
+                self._producers,
+                self._fencing_token,
+                list(self._undo),
+            )
+        )
+
+    @classmethod
+    def restore(cls, data: bytes, *, idempotency_ms: int = DAY_MS) -> "LogState":
+        """Invert snapshot; go on with the batch after `applied_index`. Raises ValueError."""
+        try:
+            snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
+            undo = [
+                _Undo(index, table, name, _undo_value(table, v)) for index, table, name, v in snapshot.undo
+            ]
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not a snapshot: {error}") from error
+        state = cls(idempotency_ms=idempotency_ms)
+        state._keys = snapshot.keys
+        state._producers = snapshot.producers
+        state._fencing_token = snapshot.fencing_token
+        state._undo = deque(undo)
+        state._applied_index = snapshot.index
+        state._committed_index = snapshot.committed_index
+        return state
+
+
+def _expired(claims: dict[str, Claim], oldest_ms: int, committed_index: int) -> Sequence[str]:
+    """Return the names at the front of the claims, which stand in the order of age, that are too old."""
+    names = []
+    for name, claim in claims.items():
+        if claim.timestamp_ms >= oldest_ms or claim.last_index > committed_index:
+            break
+        names.append(name)
+    return names
+
+
+def _undo_value(table: int, value: Any) -> Any:
+    kinds: tuple[Any, ...] = (Claim | None, ProducerHistory | None, str | None)
+    return msgspec.convert(value, kinds[table])

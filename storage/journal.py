@@ -1,0 +1,114 @@
+"""What a node has seen of one log, event by event: a small commit log of its own that needs no quorum.
+
+Every event is a batch of one record in term 0, whose value is the compact JSON {"kind", "term", "data"}; the
+batch's index is `seq`, its timestamp the event's. A reader sees an event only when it is durable.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from storage.batch import Batch, log_id_of, stamp
+from storage.commitlog import Commitlog, CommitlogConfig, SyncTicket
+from storage.errors import CorruptBatch
+from storage.file_system import FileSystem
+from storage.records import RecordColumns, decode_body, encode_body
+
+_READ_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of API.md §2; `seq` counts from 0 without gaps at its node and log."""
+
+    seq: int
+    node: str
+    log: str
+    timestamp_ms: int
+    kind: str
+    term: int
+    data: dict[str, Any]
+
+
+class _Stored(msgspec.Struct):
+    kind: str
+    term: int
+    data: dict[str, Any]
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(_Stored)
+
+
+class Journal:
+    """The journal of `node` for `log`. Owned by one thread, synced like a Commitlog."""
+
+    def __init__(
+        self, files: FileSystem, folder: str, node: str, log: str, config: CommitlogConfig | None = None
+    ) -> None:
+        """Recover the journal in `folder`, which is made when missing. Raises as Commitlog.open does."""
+        self._node = node
+        self._name = log
+        self._log_id = log_id_of(f"journal/{node}", log)
+        self._log = Commitlog.open(files, folder, log_id=self._log_id, config=config)
+
+    @property
+    def next_seq(self) -> int:
+        """The seq of the next event appended."""
+        return self._log.next_index
+
+    def append(self, kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Event:
+        """Write an event; it is seen after the next sync. Raises StorageFull, DiskError."""
+        records = RecordColumns()
+        records.add(_ENCODER.encode(_Stored(kind, term, data)))
+        batch = stamp(
+            encode_body(records),
+            log_id=self._log_id,
+            base_index=self._log.next_index,
+            term=0,
+            timestamp_ms=timestamp_ms,
+            offset=self._log.end_offset,
+            previous_chain=self._log.last_chain,
+        )
+        self._log.append([batch])
+        return Event(batch.base_index, self._node, self._name, timestamp_ms, kind, term, data)
+
+    def read(self, from_seq: int, limit: int) -> tuple[list[Event], int, bool]:
+        """Return at most `limit` durable events from `from_seq`, the seq to go on at, and whether more wait."""
+        events: list[Event] = []
+        at = max(from_seq, self._log.begin_index, 0)
+        end = self._log.durable_index
+        while at <= end and len(events) < limit:
+            until_index = min(end, at + limit - len(events) - 1)
+            for batch in self._log.read_batches(at, _READ_BYTES, until_index):
+                events.append(self._event(batch))
+                at = batch.next_index
+        return events, at, at <= end
+
+    def _event(self, batch: Batch) -> Event:
+        value = decode_body(batch.header, batch.body).column(2)[0].as_py()
+        try:
+            stored = _DECODER.decode(value or b"")
+        except msgspec.DecodeError as error:
+            raise CorruptBatch(f"event: {error}") from error
+        return Event(
+            batch.base_index,
+            self._node,
+            self._name,
+            batch.timestamp_ms,
+            stored.kind,
+            stored.term,
+            stored.data,
+        )
+
+    def start_sync(self) -> SyncTicket | None:
+        return self._log.start_sync()
+
+    def finish_sync(self, ticket: SyncTicket) -> None:
+        self._log.finish_sync(ticket)
+        self._log.settle(self._log.durable_index)  # a journal is never cut but by recovery
+
+    def close(self) -> None:
+        """Make every event durable, and give the files back."""
+        self._log.close()
