@@ -1,4 +1,4 @@
-"""The gap without an acknowledged append after `kill -9` of the leader, with clients that go on by themselves.
+"""The gap without an acknowledged append after `kill -9` of the leader; clients go on by themselves.
 
 `python -m tests.bench.failover [--kills 20]` prints one JSON line a kill and one for all; a violation of the
 clients' histories ends it with exit code 1.
