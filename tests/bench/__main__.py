@@ -1,0 +1,15 @@
+"""`make bench`: every benchmark, one after the other; JSON lines on standard output."""
+
+import subprocess
+import sys
+
+BENCHMARKS = ("rest_append", "failover", "log_to_delta")
+
+
+def main() -> int:
+    codes = [subprocess.run([sys.executable, "-m", f"tests.bench.{name}"]).returncode for name in BENCHMARKS]
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

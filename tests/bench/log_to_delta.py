@@ -1,0 +1,74 @@
+"""Records per second from the log into Delta: 1 KiB records, three nodes, one Spark driver on the same machine.
+
+`python -m tests.bench.log_to_delta [--records 1000000]` fills a log, then materializes it once with a cold
+session and, after as many records again, with the warm one; prints one JSON line a figure.
+"""
+
+import argparse
+import io
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+
+from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars
+from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.session import build_session
+from tests.bench.local_cluster import print_figure
+from tests.support.cluster import Cluster, running
+
+RECORD_BYTES = 1024
+REQUEST_RECORDS = 5_000
+ARROW = {"Content-Type": "application/vnd.apache.arrow.stream"}
+
+
+def fill(cluster: Cluster, records: int) -> float:
+    """Append so many records to the leader; return the seconds that took."""
+    batch = pa.record_batch({"value": pa.array([b"v" * RECORD_BYTES] * REQUEST_RECORDS, pa.binary())})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    url = cluster.url(cluster.leader()) + "/v1/logs/default/records"
+    started = time.perf_counter()
+    with httpx.Client(timeout=60) as client:
+        for _ in range(records // REQUEST_RECORDS):
+            client.post(url, content=sink.getvalue(), headers=ARROW).raise_for_status()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    options = parser.parse_args()
+    ensure_jars(DEFAULT_JARS_FOLDER)
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as cluster:
+        spark = build_session("bench", jars_folder=DEFAULT_JARS_FOLDER, extra={"spark.driver.memory": "4g"})
+        config = MaterializeConfig(
+            endpoint=",".join(cluster.url(node) for node in cluster.ids),
+            tables=Path(folder) / "tables",
+            available_now=True,
+            max_records_per_trigger=options.records,
+        )
+        for session in ("cold", "warm"):
+            seconds = fill(cluster, options.records)
+            print_figure(
+                figure="arrow append", records=options.records, records_per_s=round(options.records / seconds)
+            )
+            started = time.perf_counter()
+            progress = materialize(config, spark=spark)
+            seconds = time.perf_counter() - started
+            print_figure(
+                figure="log to delta",
+                session=session,
+                records=options.records,
+                seconds=round(seconds, 1),
+                records_per_s=round(options.records / seconds),
+                rows=progress.logs["default"].entries_rows,
+            )
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
