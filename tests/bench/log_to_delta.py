@@ -1,4 +1,4 @@
-"""Records per second from the log into Delta: 1 KiB records, three nodes, one Spark driver on the same machine.
+"""Records per second from the log into Delta: 1 KiB records, three nodes, one Spark driver, one machine.
 
 `python -m tests.bench.log_to_delta [--records 1000000]` fills a log, then materializes it once with a cold
 session and, after as many records again, with the warm one; prints one JSON line a figure.
