@@ -29,23 +29,19 @@ class Proof:
 
 def prove_entries(sent: Sent, found: Mapping[str, Any]) -> list[Proof]:
     """That the table `entries` holds each record that was sent exactly once, and nothing else."""
-    rows, indexes = found["rows"], found["indexes"]
+    rows, indexes, last = found["rows"], found["indexes"], found["last"]
     return [
+        Proof("entries: as many rows as records sent", rows == sent.records, f"{rows:,} = {sent.records:,}"),
+        Proof("entries: no index twice", indexes == rows, f"{indexes:,} distinct indexes = {rows:,} rows"),
         Proof(
-            "entries has as many rows as records were sent",
-            rows == sent.records,
-            f"{rows:,} = {sent.records:,}",
-        ),
-        Proof("no index stands in entries twice", indexes == rows, f"{indexes:,} distinct indexes"),
-        Proof(
-            "the last row is the last acknowledged record",
-            found["last"] == sent.last_index,
-            f"index {found['last']:,} = {sent.last_index:,}",
+            "entries: the last row is the last acknowledged one",
+            last == sent.last_index,
+            f"index {last} = {sent.last_index}",
         ),
         Proof(
-            "keys and values in index order are those of the input",
+            "entries: keys and values, in order, are the input's",
             found["content_hash"] == sent.content_hash,
-            f"{found['content_hash']} = {sent.content_hash}",
+            f"{found['content_hash'][:16]} = {sent.content_hash[:16]}",
         ),
     ]
 
@@ -53,21 +49,21 @@ def prove_entries(sent: Sent, found: Mapping[str, Any]) -> list[Proof]:
 def prove_nodes(logs: Sequence[NodeLog], restarted: str) -> list[Proof]:
     """That every node holds the same log, the restarted one too."""
     first = logs[0]
-    hashes = ", ".join(f"{log.node} {log.records_hash[:12]}" for log in logs)
-    files = ", ".join(f"{log.node} {log.epoch_file_hash[:12]}" for log in logs)
+    hashes = ", ".join(f"{log.node} {log.records_hash[:8]}" for log in logs)
+    files = ", ".join(f"{log.node} {log.epoch_file_hash[:8]}" for log in logs)
     return [
         Proof(
-            f"{restarted}, killed and started again, ends where the others end",
+            f"nodes: {restarted}, killed and restarted, ends as the others",
             all(log.end_index == log.committed_index == first.end_index for log in logs),
             f"index {first.end_index:,} everywhere",
         ),
         Proof(
-            "all nodes hold the same records, byte for byte",
+            "nodes: all hold the same records, byte for byte",
             all((log.records, log.records_hash) == (first.records, first.records_hash) for log in logs),
             hashes,
         ),
         Proof(
-            "all nodes have the same epoch file, byte for byte",
+            "nodes: all have the same epoch file, byte for byte",
             all(log.epoch_file_hash == first.epoch_file_hash for log in logs),
             files,
         ),
@@ -89,17 +85,17 @@ def prove_epochs(
     leaders = [str(epoch["leader"]) for epoch in told]
     return [
         Proof(
-            "the table epochs is what the nodes tell",
+            "epochs: the table is what the nodes tell",
             [_epoch(row) for row in found] == truth,
             f"{len(found)} epochs, led by {', '.join(leaders)}",
         ),
         Proof(
-            "the table epoch_files has every node's file",
+            "epochs: epoch_files has every node's file",
             all(rows == truth for rows in by_node.values()),
             ", ".join(f"{node} {len(rows)} epochs" for node, rows in by_node.items()),
         ),
         Proof(
-            "another leader took over in a later term",
+            "epochs: another leader took over in a later term",
             len(set(leaders)) > 1 and len(told) > 1,
             f"from {leaders[0]} in term {told[0]['term']} to {leaders[-1]} in term {told[-1]['term']}",
         ),

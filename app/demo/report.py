@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from app.demo.node_logs import NodeLog
@@ -12,7 +13,9 @@ from app.demo.proofs import Proof
 
 def leaders_table(roles: Sequence[Mapping[str, Any]], epochs: Sequence[Mapping[str, Any]]) -> Table:
     """Who led in which term, from the epochs; when, from the journal of the node itself."""
-    table = Table(title="who led in which term (tables epochs and events)", title_justify="left")
+    table = Table(
+        title="who led in which term (tables epochs and events)", title_justify="left", box=SIMPLE_HEAD
+    )
     for name in ("term", "leader"):
         table.add_column(name)
     for name in ("from index", "to index"):
@@ -36,7 +39,9 @@ def leaders_table(roles: Sequence[Mapping[str, Any]], epochs: Sequence[Mapping[s
 def watermarks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The last watermark of each peer in each term, from the table `watermarks`."""
     peers = sorted({row["peer"] for row in rows})
-    table = Table(title="the last watermarks by term and peer (table watermarks)", title_justify="left")
+    table = Table(
+        title="the last watermarks by term and peer (table watermarks)", title_justify="left", box=SIMPLE_HEAD
+    )
     table.add_column("term")
     table.add_column("told by")
     for peer in peers:
@@ -52,7 +57,7 @@ def watermarks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def nodes_table(logs: Sequence[NodeLog], restarted: str) -> Table:
     """Each node's copy of the log."""
-    table = Table(title="what each node holds", title_justify="left")
+    table = Table(title="what each node holds", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("node")
     for name in ("end index", "records"):
         table.add_column(name, justify="right")
@@ -67,7 +72,7 @@ def nodes_table(logs: Sequence[NodeLog], restarted: str) -> Table:
 
 def proofs_table(proofs: Sequence[Proof]) -> Table:
     """Every claim with its figures."""
-    table = Table(title="proofs", title_justify="left", show_lines=False)
+    table = Table(title="proofs", title_justify="left", box=SIMPLE_HEAD)
     for name in ("", "claim", "found = expected"):
         table.add_column(name, overflow="fold")
     for proof in proofs:

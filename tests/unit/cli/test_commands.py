@@ -1,0 +1,193 @@
+"""The commands against a scripted node: what they print, and with which exit code they end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app.cli.main import COMMANDS, cli
+from tests.unit.cli.fake_service import Asked, Told, committed, fake_service, problem
+from tests.unit.cli.test_client import closed_url
+
+RECORD = {"index": 4, "term": 1, "offset": 0, "timestamp": 1_730_000_000_000, "key": "k", "type": "data"}
+
+
+def run(*arguments: str, url: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(cli, [*arguments, "--endpoint", url], input=stdin)
+
+
+def answering(told: Told) -> Any:
+    return fake_service(lambda _: told)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    result = CliRunner().invoke(cli, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    if name not in ("serve", "sim"):
+        assert "--json" in result.output or name == "up"
+
+
+@pytest.mark.parametrize(
+    ("told", "exit_code"),
+    [
+        (Told(200, committed()), 0),
+        (problem("forbidden", 403, "not_applied", retryable=False), 1),
+        (problem("idempotency-key-reused", 422, "not_applied", retryable=False), 1),
+        (problem("invalid-request", 422, "not_applied", retryable=False), 2),
+        (problem("index-mismatch", 412, "not_applied", retryable=False, next_index=5), 3),
+        (problem("log-not-found", 404, "not_applied", retryable=False), 4),
+        (problem("storage-full", 507, "not_applied", retryable=False), 5),
+        (problem("internal", 500, "unknown", retryable=False), 6),
+    ],
+)
+def test_exit_codes_of_an_append(told: Told, exit_code: int) -> None:
+    with answering(told) as node:
+        result = run("append", "v", url=node.url)
+    assert result.exit_code == exit_code
+    if exit_code:
+        assert result.stderr.startswith(f"commitlog: {told.document['code']}: ")
+        assert result.stderr.count("\n") == 1
+
+
+def test_no_node_at_all_is_unavailable() -> None:
+    for arguments in (["append", "v"], ["read"], ["logs"], ["status"]):
+        result = run(*arguments, "--give-up-s", "0.1", url=closed_url())
+        assert result.exit_code == 5, result.output
+        assert "does not answer" in result.stderr
+
+
+def test_wrong_usage_is_two() -> None:
+    for arguments in (["nonsense"], ["read", "--limit", "0"], ["append", "a", "--header", "x"]):
+        assert CliRunner().invoke(cli, arguments).exit_code == 2
+    assert CliRunner().invoke(cli, ["logs", "--endpoint", "localhost:1"]).exit_code == 2
+
+
+def test_append_sends_key_headers_and_conditions() -> None:
+    with answering(Told(200, committed(7, 2))) as node:
+        options = ["-k", "k", "-H", "a=b", "--match-index", "7", "--idempotency-key", "mine"]
+        result = run("append", "x", "y", *options, url=node.url)
+    assert result.output == "index 7-8, term 1, leader n1\n"
+    asked = node.appends()[0]
+    assert asked.headers["idempotency-key"] == "mine"
+    assert asked.query["match_index"] == "7"
+    assert [json.loads(line) for line in asked.body.splitlines()] == [
+        {"value": value, "key": "k", "headers": [["a", "b"]]} for value in ("x", "y")
+    ]
+
+
+def test_append_cuts_standard_input_into_appends() -> None:
+    with fake_service(lambda asked: Told(200, committed(0, asked.body.count(b"\n")))) as node:
+        result = run("append", "--batch", "2", url=node.url, stdin="a\nb\nc\n")
+    assert [asked.body.count(b"\n") for asked in node.appends()] == [2, 1]
+    assert result.output == "appended 3 records from index 0 to 0, term 1\n"
+
+
+def test_append_takes_record_objects_by_line() -> None:
+    with answering(Told(200, committed())) as node:
+        assert run("append", "--ndjson", url=node.url, stdin='{"value": "a"}\n\n').exit_code == 0
+        wrong = run("append", "--ndjson", url=node.url, stdin='{"value": "a"}\nnonsense\n')
+    assert wrong.exit_code == 2
+    assert "line 2 is not JSON" in wrong.stderr
+
+
+def test_append_json_prints_the_answer_as_it_came() -> None:
+    with answering(Told(200, committed(3))) as node:
+        result = run("append", "v", "--json", url=node.url)
+    assert json.loads(result.output) == committed(3)
+
+
+def test_read_prints_lines_or_the_page() -> None:
+    page = {"log": "default", "records": [{**RECORD, "value": "v\nw"}], "next_index": 5, "has_more": True}
+    with answering(Told(200, page)) as node:
+        text = run("read", "--from-index", "4", url=node.url)
+        document = run("read", "--last", "1", "--json", url=node.url)
+    assert text.stdout == "       4  2024-10-27 03:33:20.000  k  v\\nw\n"
+    assert "more from index 5" in text.stderr
+    assert json.loads(document.stdout) == page
+    assert node.asked[0].query == {"from_index": "4", "limit": "1000", "wait_ms": "0"}
+    assert node.asked[1].query["last"] == "1"
+
+
+def test_read_wants_one_start() -> None:
+    result = run("read", "--from-index", "4", "--from", "earliest", url="http://127.0.0.1:1")
+    assert result.exit_code == 2
+
+
+def test_tail_reads_page_after_page() -> None:
+    def answer(asked: Asked) -> Told:
+        index = int(asked.query.get("from_index", 4))
+        record = {**RECORD, "index": index, "value": None}
+        return Told(200, {"records": [record], "next_index": index + 1, "has_more": index < 6})
+
+    with fake_service(answer) as node:
+        result = run("tail", "-n", "3", "--json", url=node.url)
+    assert [json.loads(line)["index"] for line in result.output.splitlines()] == [4, 5, 6]
+
+
+def test_status_shows_a_silent_node_as_down() -> None:
+    dead = closed_url()
+
+    def answer(asked: Asked) -> Told:
+        if asked.path == "/v1/cluster":
+            return Told(200, {"nodes": [{"id": "n1", "url": node.url}, {"id": "n2", "url": dead}]})
+        view = {
+            "node": "n1",
+            "role": "leader",
+            "term": 3,
+            "begin_index": 0,
+            "end_index": 9,
+            "committed_index": 9,
+        }
+        peer = {"id": "n2", "state": "COMPARE", "watermark": 5, "pending": 0, "lag_bytes": 1_024}
+        return Told(200, {**view, "peers": [peer]})
+
+    with fake_service(answer) as node:
+        table = run("status", url=node.url)
+        document = run("status", "--json", url=node.url)
+    assert table.exit_code == 0
+    assert "leader" in table.output
+    assert "1,024 B" in table.output
+    assert [view["role"] for view in json.loads(document.output)["nodes"]] == ["leader", "down"]
+
+
+def test_status_of_an_unknown_log_is_not_found() -> None:
+    def answer(asked: Asked) -> Told:
+        if asked.path == "/v1/cluster":
+            return Told(200, {"nodes": [{"id": "n1", "url": node.url}]})
+        return problem("log-not-found", 404, "not_applied", retryable=False)
+
+    with fake_service(answer) as node:
+        assert run("status", "--log", "nope", url=node.url).exit_code == 4
+
+
+def test_epochs_and_watermarks_as_tables() -> None:
+    epoch = {"epoch": 2, "term": 2, "leader": "n3", "start_index": 1_000, "start_offset": 9, "started_ms": 0}
+    epochs = [{**epoch, "end_index": None, "end_offset": None}]
+    with answering(Told(200, {"epochs": epochs})) as node:
+        shown = run("epochs", url=node.url).output
+        assert "1,000" in shown
+        assert "open" in shown
+    with answering(Told(200, {"7": {"n1": 44, "n2": 41}})) as node:
+        shown = run("watermarks", "--term", "7", url=node.url).output
+        assert "44" in shown
+        assert "n2" in shown
+
+
+def test_tables_are_read_from_their_transaction_logs(tmp_path: Path) -> None:
+    log = tmp_path / "default" / "entries" / "_delta_log"
+    log.mkdir(parents=True)
+    commits = [
+        [{"metaData": {}}, {"add": {"path": "a", "size": 10, "stats": '{"numRecords": 3}'}}],
+        [{"add": {"path": "b", "size": 20, "stats": '{"numRecords": 4}'}}, {"remove": {"path": "a"}}],
+    ]
+    for version, actions in enumerate(commits):
+        lines = "\n".join(json.dumps(action) for action in actions)
+        (log / f"{version:020d}.json").write_text(lines)
+    result = CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path), "--json"])
+    table = json.loads(result.output)["tables"][0]
+    assert (table["name"], table["version"], table["rows"], table["files"]) == ("default/entries", 1, 4, 1)
+    assert "default/entries" in CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path)]).output
+    assert CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path / "none")]).exit_code == 4

@@ -1,0 +1,149 @@
+"""The parts of the demo that decide: data, folder, hashes, and the proofs, which must be able to fail."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from app.client import Record
+from app.demo.flights import ContentHash, read_flights
+from app.demo.folder import MARKER, FolderRefused, prepare
+from app.demo.node_logs import ColumnsHash, NodeLog
+from app.demo.proofs import Sent, prove_entries, prove_epochs, prove_nodes
+from app.demo.sender import Acknowledgement, gap_ms
+from storage.records import READ_SCHEMA
+
+SENT = Sent(records=100, content_hash="aa", last_index=101)
+FOUND = {"rows": 100, "indexes": 100, "doubles": 0, "first": 1, "last": 101, "content_hash": "aa"}
+NODE = NodeLog("n1", "leader", 101, 101, 102, "bb", Path("epochs"), "cc", 64)
+EPOCHS: list[dict[str, Any]] = [
+    {
+        "epoch": 1,
+        "term": 1,
+        "leader": "n1",
+        "start_index": 0,
+        "start_offset": 0,
+        "end_index": 50,
+        "end_offset": 9,
+    },
+    {
+        "epoch": 2,
+        "term": 2,
+        "leader": "n2",
+        "start_index": 51,
+        "start_offset": 9,
+        "end_index": None,
+        "end_offset": None,
+    },
+]
+
+
+def test_flights_are_records_keyed_by_flight() -> None:
+    first, second = read_flights(2)
+    assert (first.key, second.key) == ("UA1545", "UA1714")
+    assert first.value is not None
+    flight = json.loads(first.value)
+    assert (flight["dep_delay"], flight["carrier"], flight["time_hour"]) == (2, "UA", "2013-01-01T10:00:00Z")
+
+
+def test_the_folder_of_a_demo_is_wiped_and_any_other_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    assert prepare(folder) is False
+    (folder / "old").write_text("x")
+    assert prepare(folder) is True
+    assert [path.name for path in folder.iterdir()] == [MARKER]
+    (folder / MARKER).unlink()
+    (folder / "precious").write_text("x")
+    with pytest.raises(FolderRefused, match="no demo has made"):
+        prepare(folder)
+    assert (folder / "precious").exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FolderRefused, match="not a folder"):
+        prepare(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [Record("b", "k"), Record("a", "k")],
+        [Record("a", "k")],
+        [Record("a", "k"), Record("b", "k"), Record("b", "k")],
+        [Record("a", "kb"), Record("", "k")],
+        [Record("a", "k"), Record("b", None)],
+        [Record("a", "k"), Record(None, "k")],
+    ],
+)
+def test_the_content_hash_tells_every_other_sequence_apart(other: list[Record]) -> None:
+    first, second, same = ContentHash(), ContentHash(), ContentHash()
+    first.add_all([Record("a", "k"), Record("b", "k")])
+    same.add(b"k", b"a")
+    same.add(b"k", b"b")
+    second.add_all(other)
+    assert first.hex == same.hex
+    assert first.hex != second.hex
+
+
+def rows(count: int, value: bytes = b"v") -> pa.Table:
+    records = [
+        {"index": index, "term": 1, "offset": 0, "timestamp": 5, "key": None, "value": value, "type": "data"}
+        for index in range(count)
+    ]
+    return pa.Table.from_pylist(records, schema=READ_SCHEMA)
+
+
+def test_a_nodes_hash_does_not_depend_on_the_pages() -> None:
+    whole, pages, other = ColumnsHash(), ColumnsHash(), ColumnsHash()
+    whole.add(rows(10))
+    pages.add(rows(10).slice(0, 3))
+    pages.add(rows(10).slice(3))
+    other.add(rows(10, b"w"))
+    assert (whole.count, whole.hex) == (pages.count, pages.hex)
+    assert whole.hex != other.hex
+
+
+def test_the_proof_of_entries_holds_only_for_each_record_exactly_once() -> None:
+    assert all(proof.holds for proof in prove_entries(SENT, FOUND))
+    for wrong in (
+        {"rows": 101},
+        {"indexes": 99},
+        {"last": 100},
+        {"content_hash": "ab"},
+        {"rows": 99, "indexes": 99},
+    ):
+        assert not all(proof.holds for proof in prove_entries(SENT, {**FOUND, **wrong})), wrong
+    empty = {"rows": 0, "indexes": 0, "doubles": 0, "first": None, "last": None, "content_hash": ""}
+    assert not all(proof.holds for proof in prove_entries(SENT, empty))
+
+
+def test_the_proof_of_the_nodes_holds_only_for_equal_logs() -> None:
+    second, third = replace(NODE, node="n2"), replace(NODE, node="n3")
+    assert all(proof.holds for proof in prove_nodes([NODE, second, third], "n1"))
+    for wrong in (
+        {"end_index": 99},
+        {"committed_index": 99},
+        {"records_hash": "b"},
+        {"epoch_file_hash": "c"},
+    ):
+        differing = replace(third, **wrong)  # type: ignore[arg-type]  # a field of NodeLog each
+        assert not all(proof.holds for proof in prove_nodes([NODE, second, differing], "n1")), wrong
+
+
+def test_the_proof_of_the_epochs_holds_only_for_equal_tables_and_a_fail_over() -> None:
+    nodes = ["n1", "n2"]
+    files = [{**epoch, "node": node} for node in nodes for epoch in EPOCHS]
+    assert all(proof.holds for proof in prove_epochs(EPOCHS, files, EPOCHS, nodes))
+    assert not all(proof.holds for proof in prove_epochs(EPOCHS[:1], files, EPOCHS, nodes))
+    assert not all(proof.holds for proof in prove_epochs(EPOCHS, files[:3], EPOCHS, nodes))
+    only = EPOCHS[:1]
+    one_file = [{**only[0], "node": node} for node in nodes]
+    assert not all(proof.holds for proof in prove_epochs(only, one_file, only, nodes))
+
+
+def test_the_gap_is_from_the_kill_to_the_first_answer_of_a_later_term() -> None:
+    times = [(1.0, 1), (2.0, 1), (2.6, 2), (2.7, 2)]
+    acknowledgements = [Acknowledgement(at, term, "n", 0, False) for at, term in times]
+    assert gap_ms(acknowledgements, killed_at=1.9, killed_term=1) == 700
+    assert gap_ms(acknowledgements[:2], killed_at=1.9, killed_term=1) is None

@@ -1,0 +1,105 @@
+"""The set-up and the doctor: when they are done, and what they say when something is missing."""
+
+import ast
+import json
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli.main import cli
+from app.setup import checks
+from app.setup.checks import State
+from app.setup.environment import BUILD_PACKAGES, ROOT, Environment, SetupFailed, lock_packages
+
+LOCK = (ROOT / "requirements.lock").read_text()
+
+
+def test_the_lock_pins_every_package_by_hash_and_names_no_host() -> None:
+    packages = lock_packages(LOCK)
+    assert len(packages) > 60
+    for name, block in packages.items():
+        assert re.match(rf"{name}==[\w.]+( ; .+)? \\\n    --hash=sha256:[0-9a-f]{{64}}", block), block[:80]
+    assert "://" not in LOCK
+    assert set(BUILD_PACKAGES) <= set(packages)
+
+
+def test_the_lock_has_all_that_requirements_in_wants() -> None:
+    lines = [line.split("#")[0].strip() for line in (ROOT / "requirements.in").read_text().splitlines()]
+    wanted = {re.split(r"[=<>]", line)[0] for line in lines if line}
+    assert wanted <= set(lock_packages(LOCK))
+
+
+def test_an_old_python_can_read_the_entry_far_enough_to_say_so() -> None:
+    ast.parse((ROOT / "app" / "setup" / "__main__.py").read_text(), feature_version=(3, 6))
+
+
+def checkout(folder: Path, lock: str = "a==1 \\\n    --hash=sha256:00\n") -> Environment:
+    (folder / "requirements.lock").write_text(lock)
+    (folder / "pyproject.toml").write_text("[project]\n")
+    return Environment(folder)
+
+
+def finished(environment: Environment) -> None:
+    environment.python.parent.mkdir(parents=True)
+    environment.python.symlink_to(sys.executable)
+    environment.stamp.write_text(json.dumps(environment.fingerprint()))
+
+
+def test_a_finished_set_up_is_not_done_again_until_the_lock_changes(tmp_path: Path) -> None:
+    environment = checkout(tmp_path)
+    assert not environment.is_ready()
+    finished(environment)
+    assert environment.is_ready()
+    environment.set_up()  # would fail if it did anything
+    environment.lock.write_text("b==1\n")
+    assert not environment.is_ready()
+
+
+def test_a_python_without_ensurepip_is_told_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.setup.environment.find_spec", lambda _: None)
+    with pytest.raises(SetupFailed, match="apt-get install python3-venv"):
+        checkout(tmp_path).set_up()
+
+
+def test_a_failing_step_names_itself_its_output_and_its_log(tmp_path: Path) -> None:
+    environment = checkout(tmp_path)
+    environment.log.parent.mkdir()
+    with pytest.raises(SetupFailed, match=r"(?s)could not do it.*boom.*setup\.log"):
+        environment._run([sys.executable, "-c", "print('boom'); raise SystemExit(3)"], "do it")
+
+
+def test_the_doctor_sees_packages_that_differ_from_the_lock(tmp_path: Path) -> None:
+    environment = checkout(
+        tmp_path, "pytest==0.1 \\\n    --hash=sha256:00\nno-such==2 \\\n    --hash=sha256:00\n"
+    )
+    found = checks.check_packages(environment)
+    assert found.state is State.MISSING
+    assert "instead of 0.1" in found.detail
+    assert "no-such is absent" in found.detail
+    assert "make setup" in found.remedy
+
+
+def test_the_doctor_reports_taken_ports_and_ends_with_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(cli, ["doctor", "--port", str(port), "--nodes", "1", "--json"])
+    assert result.exit_code == 1
+    findings = {check["name"]: check for check in json.loads(result.output)["checks"]}
+    assert findings["ports"]["state"] == "missing"
+    assert str(port) in findings["ports"]["detail"]
+    assert "--port" in findings["ports"]["remedy"]
+    assert all(check["remedy"] for check in findings.values() if check["state"] != "ok")
+
+
+def test_the_doctor_finds_what_the_tests_run_with() -> None:
+    for check in (checks.check_python(), checks.check_java(), checks.check_jars(), checks.check_data_set()):
+        assert check.state is State.OK, check
+    assert checks.check_disk(Path("/no/such/folder")).state is State.OK
