@@ -10,7 +10,6 @@ from tests.simulation.world import World
 
 PATIENCE_US = 3_000_000  # then the answer is taken for lost
 PAUSE_US = 20_000
-THINK_US = (1_000, 200_000)
 
 
 class Door(Protocol):
@@ -42,11 +41,27 @@ class Ledger:
         self.highest_index = max(self.highest_index, result.last_index)
         self.replays += result.replayed
 
+    def reader(self) -> Callable[[int | CommitlogError], None]:
+        """A read begins now: take its answer, and see that it misses nothing acknowledged before (R-08)."""
+        least = self.highest_index
+
+        def done(result: int | CommitlogError) -> None:
+            if isinstance(result, int):
+                self.reads += 1
+                if result < least:
+                    self.violation = f"a read saw {result} after {least} was acknowledged"
+
+        return done
+
 
 class Client:
     """Asks the nodes in turn; keeps to the one that answered. Works for ever: the cluster's run ends it."""
 
-    def __init__(self, name: str, world: World, doors: Sequence[Door], ledger: Ledger) -> None:
+    def __init__(
+        self, name: str, world: World, doors: Sequence[Door], ledger: Ledger, think_us: tuple[int, int]
+    ) -> None:
+        """think_us: how long it rests between two requests."""
+        self._think_us = think_us
         self._name = name
         self._world = world
         self._doors = doors
@@ -56,7 +71,7 @@ class Client:
         self._call = 0
 
     def start(self) -> None:
-        self._world.after(self._world.random.randint(*THINK_US), self._next)
+        self._world.after(self._world.random.randint(*self._think_us), self._next)
 
     def _next(self) -> None:
         if self._world.random.random() < 0.2:
@@ -66,7 +81,7 @@ class Client:
             self._append(f"{self._name}-{self._number}")
 
     def _rest(self) -> None:
-        self._world.after(self._world.random.randint(*THINK_US), self._next)
+        self._world.after(self._world.random.randint(*self._think_us), self._next)
 
     def _append(self, key: str) -> None:
         call = self._begin(lambda: self._append(key))
@@ -92,13 +107,11 @@ class Client:
 
     def _read(self) -> None:
         call = self._begin(self._rest)
-        least = self._ledger.highest_index
+        check = self._ledger.reader()
 
         def done(result: int | CommitlogError) -> None:
-            if isinstance(result, int) and result < least:
-                self._ledger.violation = f"a read saw {result} after {least} was acknowledged"
+            check(result)
             if call == self._call:
-                self._ledger.reads += isinstance(result, int)
                 self._call += 1
                 self._rest()
 
@@ -127,3 +140,22 @@ class Client:
 
     def _move_on(self) -> None:
         self._door = (self._door + 1) % len(self._doors)
+
+
+class Reader:
+    """Asks one node after another, at random, for a read index, and never waits for the answer."""
+
+    def __init__(
+        self, world: World, doors: Sequence[Door], ledger: Ledger, pause_us: tuple[int, int]
+    ) -> None:
+        self._world = world
+        self._doors = doors
+        self._ledger = ledger
+        self._pause_us = pause_us
+
+    def start(self) -> None:
+        self._world.after(self._world.random.randint(*self._pause_us), self._read)
+
+    def _read(self) -> None:
+        self._doors[self._world.random.randrange(len(self._doors))].read_index(self._ledger.reader())
+        self.start()

@@ -19,10 +19,11 @@ from app.replication import (
 )
 from storage.batch import Batch, log_id_of
 from storage.commitlog import Commitlog, CommitlogConfig
+from storage.errors import StorageError
 from storage.records import decode_body
 from tests.simulation.checks import SafetyChecker, Violation
-from tests.simulation.clients import Client, Ledger
-from tests.simulation.disk import DiskThread
+from tests.simulation.clients import Client, Ledger, Reader
+from tests.simulation.disk import DiskThread, DiskTiming
 from tests.simulation.faults import FaultPlan, Nemesis
 from tests.simulation.network import LinkFaults, Network, NodeTransport
 from tests.simulation.world import Life, World, WorldClock, WorldScheduler
@@ -30,11 +31,22 @@ from tests.support.memory_files import MemoryFiles
 
 LOG_NAME = "default"
 LOG_ID = log_id_of("simulation", LOG_NAME)
-TICK_US = 20_000
 SECOND_US = 1_000_000
 SMALL_SEGMENTS = CommitlogConfig(segment_max_bytes=64 * 1024, mark_interval_bytes=16 * 1024)
-WILD = FaultPlan()
-WILD_LINKS = LinkFaults(loss=0.02, duplication=0.02, holding=0.02)
+# Twice as slow as the defaults, with a coarser timer: nothing depends on it but how often nothing happens.
+CALM_TIMING = RaftConfig(
+    tick_interval_ms=100,
+    heartbeat_interval_ms=300,
+    election_timeout_ms=(1_000, 2_000),
+    commit_interval_ms=100,
+)
+CALM_LINKS = LinkFaults(loss=0.02, duplication=0.02, holding=0.02)
+CALM_DISK = DiskTiming()
+CALM_FAULTS = FaultPlan()
+STORM_TIMING = RaftConfig(tick_interval_ms=50, heartbeat_interval_ms=100, election_timeout_ms=(250, 500))
+STORM_LINKS = LinkFaults(max_delay_us=60_000, loss=0.05, duplication=0.1, holding=0.05)
+STORM_FAULTS = FaultPlan(pause_us=(10_000, 800_000), lasting_us=(10_000, 900_000), crash_weight=6)
+STORM_DISK = DiskTiming(sync_us=(50, 20_000), slow_chance=0.05, slow_us=300_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +63,26 @@ class ClusterPlan:
     nodes: int = 3
     clients: int = 4
     durability: Durability = Durability.FSYNC
-    links: LinkFaults = WILD_LINKS
-    faults: FaultPlan | None = WILD
+    raft: RaftConfig = CALM_TIMING
+    think_us: tuple[int, int] = (1_000, 1_200_000)  # of each client
+    read_pause_us: tuple[int, int] | None = None  # of the one that only reads, anywhere; None: there is none
+    links: LinkFaults = CALM_LINKS
+    disk: DiskTiming = CALM_DISK
+    faults: FaultPlan | None = CALM_FAULTS
+
+
+def storm(nodes: int, durability: Durability = Durability.FSYNC) -> ClusterPlan:
+    """Slow links, a slow disk, impatient members and a fault every moment: elections all the time."""
+    return ClusterPlan(
+        nodes=nodes,
+        durability=durability,
+        raft=STORM_TIMING,
+        think_us=(1_000, 150_000),
+        read_pause_us=(1_000, 30_000),
+        links=STORM_LINKS,
+        disk=STORM_DISK,
+        faults=STORM_FAULTS,
+    )
 
 
 class SimulatedNode:
@@ -103,10 +133,21 @@ class SimulatedNode:
         return self.driver.watermarks().get(self.term, {})
 
     def start(self) -> None:
-        cluster, world = self._cluster, self._cluster.world
+        cluster = self._cluster
         self.life_number += 1
         life = self._life = Life(self.name)
-        self._driver = open_raft_log(
+        try:
+            self._driver = self._open(life)
+        except StorageError as error:
+            raise Violation(f"{self.name} cannot come back: {error!r}") from error
+        driver = self._driver
+        cluster.network.attach(self.name, life, lambda source, _log, message: driver.deliver(source, message))
+        driver.start()
+        self._tick(life)
+
+    def _open(self, life: Life) -> LogDriver:
+        cluster, world = self._cluster, self._cluster.world
+        return open_raft_log(
             files=self.files,
             data_folder="data",
             log_name=LOG_NAME,
@@ -114,11 +155,11 @@ class SimulatedNode:
             node_id=self.name,
             group=GroupConfig(voters=cluster.names),
             durability=cluster.plan.durability,
-            raft=RaftConfig(),
+            raft=cluster.plan.raft,
             storage=SMALL_SEGMENTS,
             limits=SimulatedLimits(),
             clock=WorldClock(world),
-            disk=DiskThread(world, life),
+            disk=DiskThread(world, life, cluster.plan.disk),
             transport=NodeTransport(cluster.network, self.name, life),
             scheduler=WorldScheduler(world, life),
             random=Random(world.random.getrandbits(64)),
@@ -126,15 +167,12 @@ class SimulatedNode:
             version="simulated",
             config=DriverConfig(snapshot_interval_ms=5_000),
         )
-        driver = self._driver
-        cluster.network.attach(self.name, life, lambda source, _log, message: driver.deliver(source, message))
-        driver.start()
-        self._tick(life)
 
     def _tick(self, life: Life) -> None:
         if life.alive:
             self.driver.tick()
-            self._cluster.world.after(TICK_US, lambda: self._tick(life), life)
+            tick_us = self._cluster.plan.raft.tick_interval_ms * 1_000
+            self._cluster.world.after(tick_us, lambda: self._tick(life), life)
 
     def _fail(self, what: str, error: BaseException) -> None:
         raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
@@ -172,7 +210,9 @@ class SimulatedCluster:
             node.start()
         doors = list(self.nodes.values())
         for number in range(self.plan.clients):
-            Client(f"c{number}", self.world, doors, self.ledger).start()
+            Client(f"c{number}", self.world, doors, self.ledger, self.plan.think_us).start()
+        if self.plan.read_pause_us is not None:
+            Reader(self.world, doors, self.ledger, self.plan.read_pause_us).start()
         if self.nemesis is not None:
             self.nemesis.start()
 
@@ -182,10 +222,12 @@ class SimulatedCluster:
     def crash(self, name: str) -> None:
         self.world.note(f"crash {name}")
         self.nodes[name].crash()
+        self.checker.check(self.nodes[name], self.nodes)
 
     def restart(self, name: str) -> None:
         self.world.note(f"restart {name}")
         self.nodes[name].start()
+        self.checker.check(self.nodes[name], self.nodes)
 
     def run(self, seconds: float) -> None:
         """Live for so many simulated seconds. Raises Violation, whose seed replays it."""
@@ -210,9 +252,14 @@ class SimulatedCluster:
         return max(leaders, key=lambda node: node.term, default=None)
 
     def _run_until(self, limit_us: int, done: Callable[[], bool]) -> None:
-        world, members = self.world, list(self.nodes.values())
-        while not done() and (world.next_us or 0) <= limit_us and world.step():
-            self.checker.check(members)
+        world = self.world
+        while not done():
+            next_us = world.next_us
+            if next_us is None or next_us > limit_us:
+                break
+            life = world.step()
+            if life is not None:
+                self.checker.check(self.nodes[life.name], self.nodes)
             if self.ledger.violation is not None:
                 raise Violation(self.ledger.violation)
 

@@ -1,21 +1,28 @@
 """Simulated disk thread: one piece of work at a time, in order, each taking its time; syncs are merged."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from app.replication import SyncSource
 from tests.simulation.world import Life, World
 
-WORK_US = (50, 500)
-SYNC_US = (50, 2_000)
-SLOW_CHANCE = 0.01
-SLOW_US = 200_000
+
+@dataclass(frozen=True, kw_only=True)
+class DiskTiming:
+    """How long the disk takes, microseconds; slow_chance: of one piece of work, which then takes slow_us."""
+
+    work_us: tuple[int, int] = (50, 500)
+    sync_us: tuple[int, int] = (50, 2_000)
+    slow_chance: float = 0.01
+    slow_us: int = 200_000
 
 
 class DiskThread:
     """app.replication.Disk of one life of a node."""
 
-    def __init__(self, world: World, life: Life) -> None:
+    def __init__(self, world: World, life: Life, timing: DiskTiming) -> None:
+        self._timing = timing
         self._world = world
         self._life = life
         self._queue: list[Callable[[], None]] = []
@@ -31,7 +38,7 @@ class DiskThread:
                 failure = error
             then(result, failure)
 
-        self._queue.append(lambda: self._after(WORK_US, do))
+        self._queue.append(lambda: self._after(self._timing.work_us, do))
         self._start()
 
     def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
@@ -54,11 +61,13 @@ class DiskThread:
             for callback in callbacks:
                 callback()
 
-        self._after(SYNC_US, finish)
+        self._after(self._timing.sync_us, finish)
 
     def _after(self, range_us: tuple[int, int], action: Callable[[], None]) -> None:
         chance = self._world.random
-        delay_us = SLOW_US if chance.random() < SLOW_CHANCE else chance.randint(*range_us)
+        timing = self._timing
+        slow = chance.random() < timing.slow_chance
+        delay_us = timing.slow_us if slow else chance.randint(*range_us)
 
         def done() -> None:
             action()

@@ -12,15 +12,18 @@ from collections.abc import Sequence
 
 from app.replication import Durability
 from tests.simulation.checks import Violation
-from tests.simulation.cluster import ClusterPlan, SimulatedCluster
+from tests.simulation.cluster import ClusterPlan, SimulatedCluster, storm
 
 NODE_COUNTS = (3, 3, 3, 5, 1)
 
 
 def plan_of(seed: int) -> ClusterPlan:
-    """Every seed has its own shape: number of nodes, durability."""
+    """Every seed has its own shape: number of nodes, durability, calm or storm."""
     durability = Durability.REPLICATED if seed % 10 == 9 else Durability.FSYNC
-    return ClusterPlan(nodes=NODE_COUNTS[seed % len(NODE_COUNTS)], durability=durability)
+    nodes = NODE_COUNTS[seed % len(NODE_COUNTS)]
+    if seed % 4 == 3:
+        return storm(nodes, durability)
+    return ClusterPlan(nodes=nodes, durability=durability)
 
 
 def run_seed(seed: int, seconds: float) -> tuple[SimulatedCluster, Counter[str]]:
@@ -36,11 +39,16 @@ def run_seed(seed: int, seconds: float) -> tuple[SimulatedCluster, Counter[str]]
         frames=cluster.network.sent,
         frames_lost=cluster.network.lost,
         steps=cluster.world.steps,
+        truncations=cluster.checker.truncations,
     )
     if cluster.nemesis is not None:
         counts.update(cluster.nemesis.counts)
         counts["faults"] = cluster.nemesis.counts.total()
     return cluster, counts
+
+
+def replay_command(seed: int, seconds: float) -> str:
+    return f"python -m tests.simulation.run --seed {seed} --seconds {seconds:g}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,25 +62,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     one = options.seed is not None
     seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
     total: Counter[str] = Counter()
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     simulated_s = 0.0
     for seed in seeds:
         try:
             cluster, counts = run_seed(seed, options.seconds)
         except Violation as violation:
             sys.stderr.write(f"seed {seed}: {violation}\n")
-            sys.stderr.write(
-                f"replay: python -m tests.simulation.run --seed {seed} --seconds {options.seconds:g}\n"
-            )
+            sys.stderr.write(f"replay: {replay_command(seed, options.seconds)}\n")
             return 1
         total.update(counts)
         simulated_s += cluster.world.now_us / 1e6
-    took_s = time.perf_counter() - started
+    took_s, took_cpu_s = time.perf_counter() - started, time.process_time() - started_cpu
     figures = {
         "seeds": len(seeds),
         "simulated_s": round(simulated_s),
         "seconds": round(took_s, 1),
-        "simulated_s_per_s": round(simulated_s / took_s),
+        "cpu_s": round(took_cpu_s, 1),
+        "simulated_s_per_cpu_s": round(simulated_s / took_cpu_s),
         **total,
     }
     if one:

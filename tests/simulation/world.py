@@ -33,15 +33,15 @@ class World:
         self._sequence += 1
         heapq.heappush(self._queue, (self.now_us + delay_us, self._sequence, life, action))
 
-    def step(self) -> bool:
-        """Do the next event; False when there is none."""
+    def step(self) -> Life | None:
+        """Do the next event; return whose it was, None for one of nobody's, and when there is none."""
         while self._queue:
             self.now_us, _, life, action = heapq.heappop(self._queue)
             if life is None or life.alive:
                 self.steps += 1
                 action()
-                return True
-        return False
+                return life
+        return None
 
     @property
     def next_us(self) -> int | None:

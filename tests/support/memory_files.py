@@ -1,4 +1,4 @@
-"""A file system in memory that loses at a crash whatever it may (storage/file_system.py says what that is)."""
+"""A file system in memory that loses at a crash whatever it may (storage/file_system.py says what)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -22,7 +22,7 @@ from app.replication import (
     Role,
     TruncateAfter,
 )
-from storage.batch import FIRST_CHAIN, Batch, EncodedBody, stamp
+from storage.batch import FIRST_CHAIN, AppendMark, Batch, EncodedBody, stamp
 from storage.hard_state import HardState
 from storage.records import RecordColumns, encode_body, encode_control
 
@@ -130,7 +130,9 @@ class MemoryLog:
         self.write([batch])
         return batch
 
-    def stamp(self, body: EncodedBody, term: int, *, control: bool = False) -> Batch:
+    def stamp(
+        self, body: EncodedBody, term: int, *, control: bool = False, marks: Sequence[AppendMark] = ()
+    ) -> Batch:
         return stamp(
             body,
             log_id=LOG_ID,
@@ -140,6 +142,7 @@ class MemoryLog:
             offset=self.end_offset,
             previous_chain=self.last_chain,
             control=control,
+            marks=marks,
         )
 
 

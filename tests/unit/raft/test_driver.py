@@ -27,10 +27,12 @@ from app.replication import (
     SyncSource,
 )
 from storage import errors as storage_errors
+from storage.batch import AppendMark, Batch
+from storage.checkpoint import CheckpointFile
 from storage.commitlog import Commitlog, CommitlogConfig
 from storage.files import OsFileSystem
-from storage.records import BODY_SCHEMA, RecordColumns, RecordTable
-from tests.unit.raft.support import LOG_ID
+from storage.records import BODY_SCHEMA, RecordColumns, RecordTable, encode_body, encode_control
+from tests.unit.raft.support import LOG_ID, MemoryLog
 
 
 @dataclass
@@ -350,12 +352,59 @@ def test_a_repeat_whose_first_is_in_flight_too_long_is_told_so(tmp_path: Path) -
     assert code(again[0]) == "request-outstanding"
 
 
-def test_keys_survive_a_restart_and_a_truncation_takes_them_back(node: Node) -> None:
+def test_keys_survive_a_restart(node: Node) -> None:
     first = result(node.append(b"a", idempotency_key="k"))
     node.restart()
     assert node.driver.role is Role.LEADER
     again = result(node.append(b"a", idempotency_key="k"))
     assert (again.first_index, again.replayed) == (first.first_index, True)
+
+
+def follower_of_n2(folder: Path) -> tuple[Node, MemoryLog]:
+    """n1 follows n2 in term 1, and a log as n2 would have it: an opening, then an append with the key k."""
+    node = Node(folder, "n1", "n2", "n3")
+    log = MemoryLog()
+    log.write([log.stamp(encode_control({"kind": "term", "leader": "n2"}), 1, control=True)])
+    records = RecordColumns()
+    records.add(b"v")
+    log.write([log.stamp(encode_body(records), 1, marks=(AppendMark(0, 1, "k", digest=b"d" * 16),))])
+    node.driver.deliver("n2", Heartbeat(1, "n2", -1, 1))
+    node.seams.run()
+    return node, log
+
+
+def push_to(node: Node, kind: PushType, term: int, leader: str, committed: int, *batches: Batch) -> None:
+    life = node.driver._core._handler._life  # type: ignore[attr-defined]
+    index = batches[0].base_index - 1
+    index_term = node.driver.log.term_at(index)
+    node.driver.deliver(
+        leader, PushRequest(term, kind, leader, committed, 1, life, index, index_term, 0, False, batches)
+    )
+
+
+def test_a_truncation_takes_back_the_keys_of_what_is_gone(tmp_path: Path) -> None:
+    node, log = follower_of_n2(tmp_path)
+    push_to(node, PushType.APPEND, 1, "n2", -1, *log.batches)
+    node.seams.run()
+    assert node.driver._state.find_key("k", log.batches[1].timestamp_ms) is not None
+    push_to(node, PushType.TRUNCATE, 2, "n3", -1, log.batches[0])
+    node.seams.run()
+    assert node.driver.log.end_index == 0
+    assert node.driver._state.find_key("k", log.batches[1].timestamp_ms) is None
+
+
+@pytest.mark.rule("D-20", "R-11")
+def test_the_checkpoint_never_names_what_is_not_durable_here(tmp_path: Path) -> None:
+    node, log = follower_of_n2(tmp_path)
+    push_to(node, PushType.APPEND, 1, "n2", 1, *log.batches)
+    node.seams.turn()
+    assert (node.driver.committed_index, node.driver.log.durable_index) == (1, -1)
+    node.driver.tick()
+    node.seams.now += 3_000
+    node.driver.tick()
+    node.seams.work.pop()()  # the checkpoint; the syncs before it are still under way
+    saved = CheckpointFile(OsFileSystem(), f"{tmp_path}/logs/default/checkpoint").load()
+    assert saved.committed_index == -1
 
 
 def test_producers_continue_within_one_turn_and_repeat(node: Node) -> None:
@@ -491,16 +540,11 @@ def test_waiters_are_woken_by_their_commit_in_order_of_index(node: Node) -> None
 
 @pytest.mark.rule("R-08")
 def test_a_follower_answers_a_read_only_when_it_has_the_index(tmp_path: Path) -> None:
-    node = Node(tmp_path, "n1", "n2", "n3")
-    node.driver.deliver("n2", Heartbeat(1, "n2", -1, 1))
-    node.seams.run()
+    node, log = follower_of_n2(tmp_path)
     answers: list[int | CommitlogError] = []
     node.driver._answer_reader(answers.append, 0)
     assert answers == []
-    leader = Node(tmp_path / "leader").driver.log.batch_at(0)
-    life = node.driver._core._handler._life  # type: ignore[attr-defined]
-    push = PushRequest(1, PushType.APPEND, "n2", 0, 1, life, -1, 0, 0, False, (leader,))
-    node.driver.deliver("n2", push)
+    push_to(node, PushType.APPEND, 1, "n2", 0, log.batches[0])
     node.seams.run()
     assert answers == [0]
 

@@ -1,0 +1,305 @@
+"""Planted bugs: each one a small patch that breaks a rule, and who must notice it.
+
+A bug that nobody notices says that the simulator, or a test, cannot fail where it sits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.log_state import LogState
+from app.node import checkpoints, open_log
+from app.raft import core as core_module
+from app.raft import quorum as quorum_module
+from app.raft.core import RaftCore
+from app.raft.dispatcher import Dispatcher
+from app.raft.entry_handler import EntryHandler
+from app.raft.messages import PushRequest, PushType, VoteAnswer, VoteRequest
+from app.raft.quorum import QuorumChecker, quorum_index
+from app.raft.reads import LeaderReads
+from app.raft.state import MemberState
+from app.replication import NO_INDEX, Durability
+from storage.hard_state import HardState
+from tests.unit.raft import test_dispatcher, test_driver, test_elections, test_entry_handler, test_quorum
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+Killer = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """killer: the test that must fail under the patch, called with an empty folder; None: the simulator."""
+
+    name: str
+    rule: str
+    patch: Patch
+    killer: Killer | None
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(rule: str, killer: Killer | None = None) -> Callable[[Patch], Patch]:
+    """Take the function, which plants the bug, into MUTANTS."""
+
+    def register(patch: Patch) -> Patch:
+        MUTANTS.append(Mutant(patch.__name__, rule, patch, killer))
+        return patch
+
+    return register
+
+
+# --- acknowledged, committed ---
+
+
+@mutant("R-05", lambda _: test_quorum.test_records_of_older_terms_are_committed_only_by_one_of_the_own_term())
+def commit_by_counting_records_of_older_terms(patch: pytest.MonkeyPatch) -> None:
+    def check(self: QuorumChecker, now_ms: int) -> None:
+        self._watermarks[self._state.node_id] = self._state.held_index(self._log)
+        index = quorum_index(self._watermarks[voter] for voter in self._state.group.voters)
+        self._state.committed_index = max(self._state.committed_index, index)
+        self._release()
+
+    patch.setattr(QuorumChecker, "check", check)
+
+
+@mutant("R-11")
+def acknowledge_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemberState, "held_index", lambda self, log: log.end_index)
+
+
+@mutant("R-11")
+def a_follower_acknowledges_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EntryHandler, "_acknowledged_index", property(lambda self: self.matched_index))
+
+
+@mutant("D-24")
+def a_minority_is_enough(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(quorum_module, "quorum_index", max)
+
+
+@mutant(
+    "D-23",
+    lambda _: test_quorum.test_watermarks_of_an_older_term_do_not_count_in_the_next_one(),
+)
+def watermarks_outlive_their_term(patch: pytest.MonkeyPatch) -> None:
+    original = QuorumChecker.open_term
+
+    def open_term(self: QuorumChecker, now_ms: int) -> None:
+        kept = self._kept  # type: ignore[attr-defined]
+        original(self, now_ms)
+        self._watermarks.update(kept)
+
+    def close_term(self: QuorumChecker, now_ms: int) -> None:
+        QuorumChecker._kept = dict(self._watermarks)  # type: ignore[attr-defined]
+        closing(self, now_ms)
+
+    closing = QuorumChecker.close_term
+    patch.setattr(QuorumChecker, "_kept", {}, raising=False)
+    patch.setattr(QuorumChecker, "open_term", open_term)
+    patch.setattr(QuorumChecker, "close_term", close_term)
+
+
+@mutant("D-10", lambda _: test_dispatcher.test_answers_of_an_earlier_session_change_nothing())
+def an_ack_counts_whatever_its_session(patch: pytest.MonkeyPatch) -> None:
+    original = Dispatcher.answer
+
+    def answer(self: Dispatcher, answer: Any, now_ms: int) -> None:
+        self._session = answer.session
+        self.state = type(self.state)(answer.type.name)
+        original(self, answer, now_ms)
+
+    patch.setattr(Dispatcher, "answer", answer)
+
+
+@mutant("R-12")
+def the_committed_index_passes_what_is_matched(patch: pytest.MonkeyPatch) -> None:
+    def adopt(self: EntryHandler, index: int) -> None:
+        index = min(index, self._log.end_index)
+        self._member.committed_index = max(self._member.committed_index, index)
+
+    patch.setattr(EntryHandler, "adopt_committed", adopt)
+
+
+@mutant("R-12")
+def what_was_matched_outlives_the_term(patch: pytest.MonkeyPatch) -> None:
+    original = EntryHandler.reset
+
+    def reset(self: EntryHandler) -> None:
+        before = getattr(self, "matched_index", NO_INDEX)
+        original(self)
+        self.matched_index = before
+
+    patch.setattr(EntryHandler, "reset", reset)
+
+
+# --- the logs ---
+
+
+@mutant("R-06")
+def appends_are_stored_behind_any_record(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EntryHandler, "_agrees", lambda self, index, term: True)
+
+
+@mutant("D-12")
+def compare_looks_at_the_record_before(patch: pytest.MonkeyPatch) -> None:
+    original = EntryHandler._agrees
+
+    def agrees(self: EntryHandler, index: int, term: int) -> bool:
+        return index <= 0 or original(self, index - 1, self._log.term_at(min(index - 1, self._log.end_index)))
+
+    patch.setattr(EntryHandler, "_agrees", agrees)
+
+
+@mutant(
+    "D-14",
+    lambda _: test_entry_handler.test_compare_and_truncate_are_answered_only_when_the_named_end_is_durable(),
+)
+def compare_names_an_end_that_is_not_durable(patch: pytest.MonkeyPatch) -> None:
+    original = EntryHandler._answer_deferred
+
+    def at_once(self: EntryHandler) -> None:
+        self._member.durability = Durability.REPLICATED
+        original(self)
+        self._member.durability = Durability.FSYNC
+
+    patch.setattr(EntryHandler, "_answer_deferred", at_once)
+
+
+@mutant(
+    "R-07",
+    lambda _: (
+        test_entry_handler.test_truncate_below_the_committed_index_is_refused_loudly_and_changes_nothing()
+    ),
+)
+def truncate_below_the_committed_index(patch: pytest.MonkeyPatch) -> None:
+    original = EntryHandler._truncate
+
+    def lax(self: EntryHandler, request: PushRequest) -> None:
+        committed, self._member.committed_index = self._member.committed_index, NO_INDEX
+        original(self, request)
+        self._member.committed_index = committed
+
+    patch.setattr(EntryHandler, "_truncate", lax)
+
+
+@mutant(
+    "D-21",
+    lambda _: test_entry_handler.test_a_push_of_an_older_term_or_a_second_leader_changes_nothing(
+        PushType.TRUNCATE
+    ),
+)
+def a_stale_leader_is_obeyed(patch: pytest.MonkeyPatch) -> None:
+    original = RaftCore.step
+
+    def step(self: RaftCore, source: str, message: Any, now_ms: int) -> None:
+        if isinstance(message, PushRequest) and not self._member.leads:
+            self._handler.handle(message, now_ms)
+            self._settle(now_ms)
+        else:
+            original(self, source, message, now_ms)
+
+    patch.setattr(RaftCore, "step", step)
+
+
+@mutant(
+    "D-14",
+    lambda _: test_entry_handler.test_a_late_truncate_of_an_earlier_session_takes_nothing_away(),
+)
+def a_late_truncate_is_obeyed(patch: pytest.MonkeyPatch) -> None:
+    original = EntryHandler.handle
+
+    def handle(self: EntryHandler, request: PushRequest, now_ms: int) -> None:
+        self._session = min(self._session, request.session)
+        original(self, request, now_ms)
+
+    patch.setattr(EntryHandler, "handle", handle)
+
+
+@mutant("D-05", lambda _: test_dispatcher.test_commit_finds_a_peer_that_was_wiped_while_nothing_is_appended())
+def an_idle_leader_never_looks_at_its_peers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Dispatcher, "_commit", lambda self, now_ms: None)
+
+
+# --- elections ---
+
+
+@mutant("R-01", lambda _: test_elections.test_one_vote_a_term_also_over_a_restart())
+def the_vote_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
+    def save(self: RaftCore) -> None:
+        self._outbox.hard_state = HardState(self._member.term, None)
+
+    patch.setattr(RaftCore, "_save", save)
+
+
+@mutant("R-02")
+def votes_go_to_logs_that_lack_records(patch: pytest.MonkeyPatch) -> None:
+    original = RaftCore._vote
+
+    def vote(self: RaftCore, source: str, request: VoteRequest, now_ms: int) -> None:
+        original(self, source, VoteRequest(request.term, 1 << 60, 1 << 60, request.pre_vote), now_ms)
+
+    patch.setattr(RaftCore, "_vote", vote)
+
+
+@mutant("R-01")
+def a_candidate_counts_refusals(patch: pytest.MonkeyPatch) -> None:
+    original = RaftCore._count_vote
+
+    def count(self: RaftCore, source: str, answer: VoteAnswer, now_ms: int) -> None:
+        asked = self._member.term + 1 if self._pre_voting else self._member.term
+        original(self, source, VoteAnswer(asked, True, answer.pre_vote), now_ms)
+
+    patch.setattr(RaftCore, "_count_vote", count)
+
+
+@mutant(
+    "R-03",
+    lambda _: test_elections.test_a_node_that_was_cut_off_neither_raises_the_term_nor_unseats_the_leader(),
+)
+def no_pre_vote(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RaftCore, "_ask_pre_votes", RaftCore._campaign)
+
+
+@mutant(
+    "R-04",
+    lambda _: (
+        test_elections.test_a_leader_that_a_majority_does_not_answer_stands_down_within_an_election_timeout()
+    ),
+)
+def no_check_quorum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(core_module, "quorum_index", max)
+
+
+# --- reads, repeats, restarts ---
+
+
+@mutant("R-08")
+def a_read_index_without_a_quorum(patch: pytest.MonkeyPatch) -> None:
+    def ask(self: LeaderReads, reader: Any) -> None:
+        self._give(reader, self._member.committed_index)
+
+    patch.setattr(LeaderReads, "ask", ask)
+
+
+@mutant("R-08")
+def a_read_index_before_the_term_is_open(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaderReads, "_term_is_open", lambda self: True)
+
+
+@mutant("D-28")
+def the_key_table_is_lost_at_a_restart(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(open_log, "load_state", lambda log, snapshot_file, idempotency_ms: LogState())
+
+
+@mutant("D-28", test_driver.test_a_truncation_takes_back_the_keys_of_what_is_gone)
+def the_key_table_keeps_what_was_truncated(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogState, "truncate_after", lambda self, index: None)
+
+
+@mutant("D-20", test_driver.test_the_checkpoint_never_names_what_is_not_durable_here)
+def the_checkpoint_names_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(checkpoints, "min", lambda committed, durable: committed, raising=False)
