@@ -6,7 +6,8 @@ StorageError
 ├── CorruptLog            damage at or before the durable point of a log: reported, never cut
 ├── CorruptFile           a small file (vote, checkpoint, manifest, snapshot) that cannot be believed
 ├── InvalidBody           a client's body is not what it claims to be
-│   └── BodyTooLarge      ... or exceeds a limit
+│   ├── BodyTooLarge      ... or exceeds a limit
+│   └── EmptyBody         ... or holds no record
 └── DiskError             the operating system refused
     ├── StorageFull       no space left; nothing was stored
     ├── SyncFailed        what was written may be gone: the node stops (R-11)
@@ -53,6 +54,10 @@ class InvalidBody(StorageError):
 
 class BodyTooLarge(InvalidBody):
     """A client's body has too many records or bytes."""
+
+
+class EmptyBody(InvalidBody):
+    """A client's body is well formed but holds no record."""
 
 
 class DiskError(StorageError):
