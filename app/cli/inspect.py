@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -20,7 +21,7 @@ def logs_command(target: Target) -> None:
     if target.as_json:
         print_json({"logs": logs})
         return
-    table = Table("log", "replication", "durability", "replicas", "id")
+    table = Table("log", "replication", "durability", "replicas", "id", box=SIMPLE_HEAD)
     for log in logs:
         replicas = ", ".join(map(str, log.get("replicas", [])))
         table.add_row(
@@ -60,10 +61,10 @@ def watermarks_command(target: Target, term: int | None) -> None:
 
 def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
     """Epochs, oldest first; the last one is open."""
-    table = Table(title="epochs: who led from where", title_justify="left")
+    table = Table(title="epochs: who led from where", title_justify="left", box=SIMPLE_HEAD)
     for name in ("epoch", "leader"):
         table.add_column(name)
-    for name in ("start index", "end index", "start offset", "end offset"):
+    for name in ("from index", "to index", "from byte", "to byte"):
         table.add_column(name, justify="right")
     table.add_column("started")
     for epoch in epochs:
@@ -77,7 +78,7 @@ def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
 def watermarks_table(watermarks: Mapping[str, Mapping[str, int]]) -> Table:
     """One row a term, one column a peer."""
     peers = sorted({peer for marks in watermarks.values() for peer in marks})
-    table = Table(title="watermarks: the last index that each peer has acknowledged", title_justify="left")
+    table = Table(title="watermarks: last acknowledged index", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("term")
     for peer in peers:
         table.add_column(peer, justify="right")

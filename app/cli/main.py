@@ -57,7 +57,7 @@ def main() -> None:
     except BrokenPipeError:
         # the reader of our output has seen enough (`commitlog read | head`): nothing more can be told to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

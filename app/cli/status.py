@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -71,7 +72,7 @@ def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
 def status_table(log: str, views: list[dict[str, Any]]) -> Table:
     """The views as a table; followers' watermarks come from the leader's."""
     peers = {peer["id"]: peer for view in views for peer in view.get("peers", [])}
-    table = Table(title=f"log {log}", title_justify="left")
+    table = Table(title=f"log {log}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("node", "role"):
         table.add_column(name)
     for name in ("term", "begin", "committed", "end"):

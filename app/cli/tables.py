@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -44,7 +45,7 @@ def tables_command(tables: Path, as_json: bool) -> None:
         ]
         print_json({"tables": documents})
         return
-    view = Table("table", title=f"Delta tables in {tables}", title_justify="left")
+    view = Table("table", title=f"Delta tables in {tables}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("version", "rows", "files", "MiB"):
         view.add_column(name, justify="right")
     for table in found:

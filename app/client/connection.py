@@ -15,6 +15,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 AVOID_S = 1.0  # a node that did not answer is not taken for the leader for this long, whoever says so
 SLACK_S = 5.0  # how much longer than the service a call waits for its answer
 
+NEVER_SENT = (
+    urllib3.exceptions.NewConnectionError,
+    urllib3.exceptions.ConnectTimeoutError,
+    urllib3.exceptions.LocationValueError,  # not an address at all
+)
 Answer = urllib3.BaseHTTPResponse
 
 
@@ -58,13 +63,13 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         to_leader: bool = False,
-        repeatable: bool = True,
         wait_s: float = 5.0,
     ) -> Answer:
         """The first good answer of any node. Raises ClientError: the last, or at once what no repeat mends.
 
-        to_leader: ask the leader directly when it is known. repeatable: a repeat does no harm even when the
-        outcome of the call before is unknown. wait_s: how long the service itself may take to answer.
+        The call is repeated even when the outcome of the one before is unknown: it must be one that does no
+        harm twice. to_leader: ask the leader directly when it is known. wait_s: how long the service itself
+        may take to answer.
         """
         give_up_at = self._clock() + self.give_up_s
         pause_s = FIRST_PAUSE_S
@@ -79,7 +84,6 @@ class Connection:
             except ClientError as error:
                 if error.outcome == "unknown":
                     doubtful = error
-                may_repeat = error.retryable and (repeatable or error.outcome == "not_applied")
                 self._move_on(endpoint)
                 tried += 1
                 # the other nodes are asked at once, then all of them again after a pause
@@ -90,8 +94,8 @@ class Connection:
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 if isinstance(error, Problem):
                     wait = max(wait, min(error.retry_after_s, LONGEST_PAUSE_S))
-                if not may_repeat or self._clock() + wait > give_up_at:
-                    raise (doubtful if doubtful is not None and may_repeat else error) from None
+                if not error.retryable or self._clock() + wait > give_up_at:
+                    raise (doubtful if doubtful is not None and error.retryable else error) from None
                 self._sleep(wait)
 
     def once(
@@ -111,7 +115,7 @@ class Connection:
         sent = {**self._headers, **(headers or {})}
         try:
             answer = self._pool.request(method, url, headers=sent, body=body, timeout=timeout)
-        except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
+        except NEVER_SENT as error:
             self._forget(endpoint)
             raise NoAnswer(f"{endpoint} does not answer ({_reason(error)})", sent=False) from error
         except urllib3.exceptions.HTTPError as error:

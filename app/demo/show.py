@@ -41,9 +41,8 @@ class Show:
 
     def step(self, text: str) -> None:
         """A new part of the demo, with the time since its start."""
-        self.console.print(
-            f"[bold cyan]{time.monotonic() - self._started:6.1f} s[/]  [bold]{escape(text)}[/]"
-        )
+        seconds = f"{time.monotonic() - self._started:6.1f} s"
+        self.console.print(f"[bold cyan]{seconds}[/]  [bold]{escape(text)}[/]", soft_wrap=True)
 
     def line(self, text: str) -> None:
         """A plain line below a step."""

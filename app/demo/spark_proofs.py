@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from app.demo.flights import ContentHash
 from spark_jobs.jars import DEFAULT_JARS_FOLDER
-from spark_jobs.session import build_session
+from spark_jobs.session import FAST_SETTINGS, build_session
 from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, EVENTS, WATERMARKS, Table, read_table, table_path
 from spark_jobs.transforms import index_check, latest_watermarks
 
@@ -46,7 +46,7 @@ def look(spark: SparkSession, tables: Path) -> dict[str, Any]:
 def content_hash(entries: DataFrame) -> str:
     """The hash of keys and values in the order of their indexes, made as the sender made it."""
     content = ContentHash()
-    rows = entries.select("index", "key", "value").orderBy("index").toArrow()
+    rows = entries.select("index", "key", "value").toArrow().sort_by("index")
     for batch in rows.to_batches():
         for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):
             content.add(key, value)
@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--tables", required=True, type=Path)
     parser.add_argument("--answer", required=True, type=Path)
     options = parser.parse_args()
-    spark = build_session("commitlog-demo-proofs", jars_folder=DEFAULT_JARS_FOLDER)
+    spark = build_session("commitlog-demo", jars_folder=DEFAULT_JARS_FOLDER, extra=FAST_SETTINGS)
     try:
         options.answer.write_text(json.dumps(look(spark, options.tables)) + "\n")
     finally:
