@@ -5,6 +5,7 @@ anything is stored (API.md §3). Nothing in this module knows of a framework.
 from collections.abc import Mapping
 from typing import Final
 
+import storage.errors
 from app.api.append_parameters import AppendParameters, parse_idempotency_key
 from app.api.calls import AppendCall
 from app.api.compression import too_large, unpack
@@ -13,6 +14,8 @@ from app.api.json_bodies import AppendIn, check_record_size, decode_append, deco
 from app.errors import InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaType
 from app.replication import AppendRequest, Producer
 from app.settings import Limits
+from storage.arrow_input import table_from_batches, table_from_stream
+from storage.errors import BodyTooLarge, EmptyBody
 from storage.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, RecordColumns, RecordTable
 
 JSON: Final = b"application/json"
@@ -106,7 +109,20 @@ def _timestamp(raw: bytes) -> int:
 
 def _arrow(body: bytes, media_type: bytes, limits: Limits) -> RecordTable:
     """The records of an Arrow stream or of packed batches, checked to the last offset."""
-    raise InvalidBody("not read yet")
+    decode = table_from_stream if media_type == ARROW else table_from_batches
+    try:
+        return decode(
+            body,
+            max_records=limits.max_request_records,
+            max_bytes=limits.max_request_bytes,
+            max_record_bytes=limits.max_record_bytes,
+        )
+    except EmptyBody as error:
+        raise InvalidRequest(("", str(error))) from error
+    except BodyTooLarge as error:
+        raise TooLarge(str(error), limits.max_request_bytes) from error
+    except storage.errors.InvalidBody as error:
+        raise InvalidBody(str(error)) from error
 
 
 def _take_conditions(request: AppendRequest, stated: AppendIn) -> None:
@@ -125,6 +141,3 @@ def _take_conditions(request: AppendRequest, stated: AppendIn) -> None:
         request.producer = Producer(producer.id, producer.epoch, producer.sequence, producer.allow_gap)
     if twice:
         raise InvalidRequest(*twice)
-
-
-__all__ = ["TooLarge", "media_type_of", "read_append"]

@@ -56,7 +56,9 @@ class Edge:
             await self._front(scope, receive, send)
             return
         if ":" in path.removeprefix("/v1/logs/").partition("/")[0]:  # no action of that name exists
-            answer = problem_response(NotFound(f"there is nothing at {path}"), instance=path, request_id=request_id)
+            answer = problem_response(
+                NotFound(f"there is nothing at {path}"), instance=path, request_id=request_id
+            )
             await _send_whole(answer, send, head=method == "HEAD")
             self._meter.answered(method, "unknown", answer.status)
             return

@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 import zstandard
 
@@ -272,6 +273,78 @@ def test_a_chunked_body_is_taken_and_capped(cluster: Cluster) -> None:
     answer = post(cluster, iter([b'{"val', b'ue":"chunked"}']), "application/json")
     assert [record["value"] for record in stored(cluster, answer)] == ["chunked"]
     refused(post(cluster, (b"x" * MIB for _ in range(18)), "application/octet-stream"), 413, "too-large")
+
+
+def arrow_stream(*batches: pa.RecordBatch, **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema, **options) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def test_arrow_streams(cluster: Cluster) -> None:
+    arrow = "application/vnd.apache.arrow.stream"
+    rows = pa.record_batch(
+        {
+            "value": pa.array(["a", None, "c"]),
+            "key": pa.array([b"k", b"\xff", None], pa.large_binary()),
+            "timestamp": pa.array([1, None, 3], pa.timestamp("ms")),
+            "headers": pa.array(
+                [[{"name": "n", "value": b"v"}], None, []],
+                pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())])),
+            ),
+        }
+    )
+    more = pa.record_batch({name: rows.column(name).slice(0, 1) for name in rows.schema.names})
+    body = arrow_stream(rows, more)
+    answer = post(cluster, body, arrow, node=cluster.follower())
+    first, second, third, fourth = stored(cluster, answer)
+    assert (first["value"], first["key"], first["timestamp"], first["headers"]) == ("a", "k", 1, [["n", "v"]])
+    assert (second["value"], second["key_base64"], second["headers"]) == (None, "/w==", [])
+    assert second["timestamp"] == answer.json()["timestamp"]
+    assert (third["value"], third["key"], third["timestamp"]) == ("c", None, 3)
+    assert {**fourth, "index": 0} == {**first, "index": 0}
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+    value_only = arrow_stream(pa.record_batch({"value": ["x", "y"]}))
+    assert post(cluster, value_only, arrow, headers=key).json()["replayed"] is False
+    again = post(cluster, '{"value":"x"}\n{"value":"y"}', "application/x-ndjson", headers=key)
+    assert again.json()["replayed"] is True
+
+
+def test_broken_and_oversize_arrow_is_refused(cluster: Cluster) -> None:
+    arrow = "application/vnd.apache.arrow.stream"
+    end = cluster.status(cluster.leader())["end_index"]
+    rows = pa.record_batch({"value": ["x" * 100] * 10})
+    good = arrow_stream(rows)
+    for cut in (1, 8, len(good) // 2, len(good) - 300):
+        refused(post(cluster, good[:cut], arrow), 400, "invalid-body")
+    refused(post(cluster, arrow_stream(pa.record_batch({"other": ["x"]})), arrow), 400, "invalid-body")
+    refused(post(cluster, arrow_stream(pa.record_batch({"value": [1]})), arrow), 400, "invalid-body")
+    refused(post(cluster, arrow_stream(rows.slice(0, 0)), arrow), 422, "invalid-request")
+    many = pa.record_batch({"value": [""] * 10_001})
+    refused(post(cluster, arrow_stream(many), arrow), 413, "too-large")
+    large = pa.record_batch({"value": ["x" * (MIB + 1)]})
+    refused(post(cluster, arrow_stream(large), arrow), 413, "too-large")
+    bomb = pa.record_batch({"value": ["x" * MIB] * 100})
+    packed = arrow_stream(bomb, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+    refused(post(cluster, packed, arrow), 413, "too-large")
+    assert cluster.status(cluster.leader())["end_index"] == end
+
+
+def test_packed_batches(cluster: Cluster) -> None:
+    """What one log gives as batches, another takes as they are."""
+    media_type = "application/vnd.commitlog.batch"
+    values = [uuid.uuid4().hex for _ in range(3)]
+    made = cluster.append(cluster.leader(), *values).json()
+    span = {"from_index": made["first_index"], "until_index": made["last_index"] + 1}
+    packed = cluster.get(cluster.leader(), RECORDS, params=span, headers={"Accept": media_type}).content
+    answer = post(cluster, packed, media_type)
+    assert [record["value"] for record in stored(cluster, answer)] == values
+    flipped = bytearray(packed)
+    flipped[-20] ^= 1
+    refused(post(cluster, bytes(flipped), media_type), 400, "invalid-body")
+    refused(post(cluster, packed[:-8], media_type), 400, "invalid-body")
 
 
 def test_unknown_logs_come_before_the_body(cluster: Cluster) -> None:
