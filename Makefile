@@ -37,7 +37,7 @@ sim: setup  ## simulate a cluster under faults; ARGS="--seed N"
 	@$(BIN)/commitlog sim $(ARGS)
 
 scenarios-rewrite: setup  ## write the scenario transcripts anew; read the diff afterwards
-	@REWRITE_SCENARIOS=1 $(BIN)/python -m pytest -q tests/scenarios
+	@$(BIN)/python -m tests.scenarios.rewrite
 
 bench: setup  ## appends a second through REST, one node after the other
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -1,10 +1,12 @@
 """The command line of `python3 app/setup`, and its plain output."""
 
 import argparse
+import os
 import sys
+from pathlib import Path
 
 from app.setup.checks import State, check_machine
-from app.setup.environment import Environment, SetupFailed
+from app.setup.environment import ROOT, Environment, SetupFailed
 
 
 def main(arguments: list[str]) -> int:
@@ -14,6 +16,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--again", action="store_true", help="set up even when all seems to be there")
     options = parser.parse_args(arguments)
     if options.doctor:
+        look_with_the_environment()
         return report()
     try:
         Environment().set_up(again=options.again)
@@ -24,6 +27,13 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("\nset-up interrupted; run it again to go on\n")
         return 130
     return 0
+
+
+def look_with_the_environment() -> None:
+    """Go on as the environment's own Python, if there is one: its packages are what counts."""
+    environment = Environment()
+    if environment.is_ready() and Path(sys.prefix) != environment.folder:
+        os.execv(environment.python, [str(environment.python), str(ROOT / "app" / "setup"), *sys.argv[1:]])
 
 
 def report() -> int:
