@@ -2,7 +2,7 @@
 
 PURE. `apply` follows the log batch by batch as batches are stored, committed or not; `truncate_after` takes
 back exactly what the cut batches did. So any replica that becomes leader answers a repeat as the old one did.
-Memory: a tuple a claim; keys and producers that were silent for longer than `idempotency_ms` go with `expire`.
+Memory: a tuple a claim; keys and producers that were silent longer than `idempotency_ms` go with `expire`.
 """
 
 from collections import deque
