@@ -1,16 +1,17 @@
 """Refusals to a caller: one tree, each class one problem of API.md §2 (RFC 9457).
 
     CommitlogError
-      not applied, the caller's doing: InvalidJson InvalidBody Unauthenticated Forbidden NotFound LogNotFound
-        EpochNotFound MethodNotAllowed NotAcceptable RequestOutstanding SequenceGap ProducerFenced IndexTrimmed
-        IndexMismatch TermMismatch Fenced TooLarge UnsupportedMediaType IndexOutOfRange NotLeader
-        InvalidRequest IdempotencyKeyReused RateLimited
-      not applied, the service's state: NoLeader LeaderPendingFull LeaderTransferring Repairing StorageFull
-        ReadIndexUnavailable NotYetReplicated
+      not applied, the caller's doing: InvalidJson InvalidBody Unauthenticated Forbidden NotFound
+        LogNotFound EpochNotFound MethodNotAllowed NotAcceptable RequestOutstanding SequenceGap
+        ProducerFenced IndexTrimmed IndexMismatch TermMismatch Fenced TooLarge UnsupportedMediaType
+        IndexOutOfRange NotLeader InvalidRequest IdempotencyKeyReused RateLimited
+      not applied, the service's state: NoLeader LeaderPendingFull LeaderTransferring Repairing
+        StorageFull ReadIndexUnavailable NotYetReplicated
       outcome unknown: TermChanged QuorumTimeout Internal
 
-A class says code, title, status, whether a repeat may help, and what became of the append; an instance adds the
-detail and the fields of its own. Broken invariants and wrong configurations are not refusals: they stop the node.
+A class says code, title, status, whether a repeat may help, and what became of the append; an instance
+adds the detail and the fields of its own. Broken invariants and wrong configurations are not refusals:
+they stop the node.
 """
 
 from collections.abc import Iterable, Iterator
@@ -71,7 +72,7 @@ class CommitlogError(Exception):
         }
 
 
-# --- 4xx: nothing was applied --------------------------------------------------------------------------------
+# --- 4xx: nothing was applied ---------------------------------------------------------------------------
 
 
 class InvalidJson(CommitlogError):
@@ -149,7 +150,7 @@ class NotAcceptable(CommitlogError):
 
 
 class RequestOutstanding(CommitlogError):
-    """The first append with this key or sequence is still in flight after the whole time this repeat would wait."""
+    """The first append with this key or sequence is still in flight after the time this repeat would wait."""
 
     code, title, http_status, retryable = (
         "request-outstanding",
@@ -306,7 +307,7 @@ class RateLimited(CommitlogError):
     retry_after_s = 1
 
 
-# --- 5xx -------------------------------------------------------------------------------------------------------
+# --- 5xx ------------------------------------------------------------------------------------------------
 
 
 class Internal(CommitlogError):

@@ -20,8 +20,9 @@ from app.settings import Settings
 from app.version import VERSION
 
 _DESCRIPTION: Final = (
-    "A replicated commit log. `index` counts records, `offset` bytes. Any node takes any call and forwards writes "
-    "to the leader. Every refusal is a problem document (RFC 9457) whose `outcome` says what became of the append."
+    "A replicated commit log. `index` counts records, `offset` bytes. Any node takes any call and "
+    "forwards writes to the leader. Every refusal is a problem document (RFC 9457) whose `outcome` says what "
+    "became of the append."
 )
 
 

@@ -1,8 +1,8 @@
 """conf/*.toml -> the frozen configs. This module alone reads configuration files; unknown keys are refused.
 
     [cluster] id                                     names the cluster; a node of another cluster is refused
-    [[nodes]] id, listen, url, peer_listen, peer_address, data     url and peer_address default to the listeners
-    [[logs]]  name, replication, durability, replicas              `default` exists without being named
+    [[nodes]] id, listen, url, peer_listen, peer_address, data     (url, peer_address: the listeners)
+    [[logs]]  name, replication, durability, replicas              (`default` exists without being named)
     [raft] [storage] [limits] [http] [security]      the fields of the dataclasses of the same purpose
 
 A relative `data` folder is relative to the folder that the node is started in.
@@ -52,7 +52,10 @@ class AppendFront(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """One node of the cluster. listen, peer_listen: host:port to bind; url, peer_address: how others reach it."""
+    """One node of the cluster.
+
+    listen, peer_listen: host:port to bind; url, peer_address: how others reach it.
+    """
 
     id: str
     listen: str
@@ -143,7 +146,7 @@ class Settings:
         return next((node for node in self.nodes if node.id == node_id), None)
 
 
-# --- the edge: one pydantic model of the file --------------------------------------------------------------------
+# --- the edge: one pydantic model of the file -----------------------------------------------------------
 
 
 class _Table(BaseModel):
@@ -335,11 +338,11 @@ def _check_exposure(settings: Settings) -> None:
     protected = security.tls_certificate is not None and security.tokens_file is not None
     check(
         protected or is_loopback(settings.node.listen),
-        f"listen = {settings.node.listen!r} reaches beyond this machine: set [security] tls_certificate, tls_key "
-        "and tokens_file, or allow_insecure = true",
+        f"listen = {settings.node.listen!r} reaches beyond this machine: set [security] "
+        "tls_certificate, tls_key and tokens_file, or allow_insecure = true",
     )
     check(
         is_loopback(settings.node.peer_listen),
-        f"peer_listen = {settings.node.peer_listen!r} reaches beyond this machine, and peers speak without TLS: "
-        "set [security] allow_insecure = true",
+        f"peer_listen = {settings.node.peer_listen!r} reaches beyond this machine, and peers speak "
+        "without TLS: set [security] allow_insecure = true",
     )

@@ -1,7 +1,7 @@
 """Log lines and metrics: every name is defined here, once.
 
 Lines go to stderr, one a line, as `key=value` pairs (logfmt): time, level, logger, message, then the extras.
-Requests are counted in plain integers, because the append path counts too; Prometheus reads them when it asks.
+Requests are counted in plain integers, for the append path counts too; Prometheus reads them on demand.
 """
 
 import json
@@ -92,7 +92,7 @@ def build_info(version: str, node: str) -> Metric:
     return InfoMetricFamily(BUILD, "What runs here", {"version": version, "node": node})
 
 
-# --- log lines -----------------------------------------------------------------------------------------------
+# --- log lines ------------------------------------------------------------------------------------------
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+-]+")
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}

@@ -1,4 +1,4 @@
-"""The query of an append: acks, timeout_ms and the conditions, which may also stand in a JSON body (API.md §3)."""
+"""The query of an append: acks, timeout_ms, and the conditions, which a JSON body may state instead."""
 
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,7 @@
 """Appends: the handler that every door shares, free of any framework.
 
-A call is checked, then either queued at this node's driver (when it leads the log) or carried to the leader. The
-answer comes by callback: nothing waits in here, so a client that has gone disturbs nobody.
+A call is checked, then either queued at this node's driver (when it leads the log) or carried to the
+leader. The answer comes by callback: nothing waits in here, so a client that has gone disturbs nobody.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ _ENCODE = msgspec.json.Encoder().encode
 class AppendHandler:
     """Takes appends from any door. `handle` calls `done` exactly once, at once or later, never raises.
 
-    `open_bytes` and `open_requests` bound what is in flight at this node; past them the answer is 429 at once.
+    `open_bytes` and `open_requests` bound what is in flight at this node; past them: 429 at once.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -220,7 +220,10 @@ class AppendHandler:
         media_type: bytes,
         parameters: AppendParameters,
     ) -> Response:
-        """The leader's answer, or this node's own if it comes to lead meanwhile. Raises NoLeader, QuorumTimeout."""
+        """The leader's answer, or this node's own if it comes to lead meanwhile.
+
+        Raises NoLeader, QuorumTimeout.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + parameters.timeout_ms / 1000
         leader_deadline = min(deadline, loop.time() + self._http.leader_wait_ms / 1000)

@@ -1,6 +1,6 @@
 """One request and one answer, free of any framework: what the append handler takes and gives.
 
-The FastAPI route, the plain ASGI front and the later fast lane all build an `AppendCall` and send a `Response`.
+The FastAPI route, the plain ASGI front and the later fast lane build an `AppendCall` and send a `Response`.
 """
 
 import itertools
@@ -41,7 +41,10 @@ def request_id_of(given: bytes | None) -> bytes:
 
 @dataclass(slots=True)
 class AppendCall:
-    """An append as it came in. headers: lower-case names, as ASGI gives them. body: as sent, not yet unpacked."""
+    """An append as it came in.
+
+    headers: lower-case names, as ASGI gives them. body: as sent, not yet unpacked.
+    """
 
     log: str
     path: str

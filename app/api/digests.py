@@ -1,4 +1,4 @@
-"""What an append says, in 16 bytes: by it a repeat of a key or sequence is told from another append (API.md §3).
+"""What an append says, in 16 bytes: by it a repeat is told from another append (API.md §3).
 
 Taken over the decoded records and the conditions, so that it does not matter in which type, compression or
 order of JSON fields they came.

@@ -1,7 +1,7 @@
 """The outermost ASGI layer: what holds for every call, whichever door answers it.
 
-Request id, tokens, HEAD as GET without a body, counting, and a problem document for whatever goes wrong. Appends
-go straight to their plain ASGI front (when that is chosen), everything else to FastAPI.
+Request id, tokens, HEAD as GET without a body, counting, and a problem document for whatever goes wrong.
+Appends go straight to their plain ASGI front (when that is chosen), everything else to FastAPI.
 """
 
 import logging

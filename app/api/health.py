@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final
 
-import swagger_ui_bundle
+import swagger_ui_bundle  # type: ignore[import-untyped]  # it is a folder of files
 from fastapi import APIRouter, Query, Request
 from fastapi import Path as PathParameter
 from prometheus_client import CollectorRegistry
@@ -81,7 +81,7 @@ async def readyz(broker: Node, query: Nothing) -> Response:
     return json_answer({"ready": ready, "logs": logs}, status=200 if ready else 503, headers=headers)
 
 
-# --- metrics -------------------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------------
 
 
 class NodeCollector:
@@ -145,7 +145,7 @@ async def metrics(broker: Node, query: Nothing) -> Response:
     return body_answer(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
 
 
-# --- pages ---------------------------------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------------------------
 
 
 @router.get("/", include_in_schema=False)
@@ -195,8 +195,8 @@ def _page_of(problem: type[CommitlogError]) -> str:
     )
     rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{problem.code}</title></head><body>'
-        f"<h1>{html.escape(problem.title)}</h1><p><code>{problem.code}</code></p>"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{problem.code}</title></head><body><h1>{html.escape(problem.title)}</h1><p><code>{problem.code}</code></p>"
         f"<p>{html.escape(' '.join(lines).strip())}</p><table>{rows}</table>"
         f'<p><a href="/docs">The API</a></p></body></html>\n'
     )

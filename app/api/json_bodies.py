@@ -1,7 +1,7 @@
 """JSON bodies of an append (API.md §2, §3): strict shapes, and pointers to what is wrong with them.
 
-Numbers of `value_json` are never read as floats: the text is kept, only its blanks go and its strings are written
-in plain UTF-8.
+Numbers of `value_json` are never read as floats: the text is kept, only its blanks go and its strings are
+written in plain UTF-8.
 """
 
 import re
@@ -26,7 +26,7 @@ class HeaderBytes(msgspec.Struct, forbid_unknown_fields=True):
 class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
     """A record as a client writes it: exactly one of the three values; null is a tombstone."""
 
-    value: str | None | UnsetType = UNSET
+    value: str | UnsetType | None = UNSET
     value_json: Raw | UnsetType = UNSET
     value_base64: bytes | UnsetType = UNSET
     key: str | None = None
@@ -97,7 +97,7 @@ def records_of(request: AppendIn, limits: Limits) -> RecordColumns:
 
 
 def decode_lines(body: bytes, limits: Limits) -> RecordColumns:
-    """Read an application/x-ndjson body: one record a line, blank lines skipped. Pointers begin with the line.
+    """Read an application/x-ndjson body: one record a line; pointers begin with the line.
 
     Raises InvalidJson, InvalidRequest or TooLarge.
     """

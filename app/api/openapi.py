@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beside what FastAPI finds by itself: problems, examples, bodies of an append."""
+"""What the OpenAPI document says beside what FastAPI finds by itself: problems and examples."""
 
 from typing import Any, Final
 
@@ -209,7 +209,7 @@ def answers(
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
-    "description": "RFC 9457. `outcome` says what became of an append; `retryable` whether a repeat may help.",
+    "description": "RFC 9457. `outcome`: what became of an append; `retryable`: whether a repeat may help.",
     "properties": {
         "type": {"type": "string"},
         "title": {"type": "string"},
@@ -226,7 +226,7 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
 
 
 def as_openapi_3_0(node: Any) -> Any:
-    """The same document in the words of OpenAPI 3.0: `nullable` for null types, `enum` for const, one example."""
+    """The same document in the words of OpenAPI 3.0: `nullable` for null types, `enum` for const."""
     if isinstance(node, list):
         return [as_openapi_3_0(item) for item in node]
     if not isinstance(node, dict):

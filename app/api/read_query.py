@@ -29,15 +29,15 @@ class Query(BaseModel):
 class ConsistencyQuery(Query):
     consistency: Consistency = Field(
         Consistency.LINEARIZABLE,
-        description="`linearizable`: everything acknowledged before the call; `committed`: this node's committed "
-        "prefix, may be behind; `local`: all this node holds, committed or not",
+        description="`linearizable`: everything acknowledged before the call; `committed`: this node's "
+        "committed prefix, may be behind; `local`: all this node holds, committed or not",
     )
 
 
 class RecordQuery(ConsistencyQuery):
     encoding: Encoding = Field(
         Encoding.AUTO,
-        description="auto: `value` where it is UTF-8, else `value_base64`; json: `value_json` where it parses",
+        description="auto: `value` where it is UTF-8, else `value_base64`; json: `value_json` if it parses",
     )
 
 

@@ -130,7 +130,7 @@ class Reader:
     # --- reading ------------------------------------------------------------------------------------------
 
     async def page(self, range_: Range, wanted: Selection, wait_ms: int) -> Page:
-        """The records of the range that are wanted; with none of them, wait for the first one up to wait_ms."""
+        """The wanted records of the range; when there are none, wait for the first one, up to wait_ms."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         page = Page(range_.start_index)
@@ -148,7 +148,7 @@ class Reader:
         return page.next_index <= range_.last_index(self.visible_end)
 
     async def fill(self, page: Page, range_: Range, wanted: Selection) -> None:
-        """Look at what may be seen from page.next_index on, until the page is full or enough was looked at."""
+        """Look at what may be seen from page.next_index on, until the page is full or enough was seen."""
         scanned = 0
         end = range_.last_index(self.visible_end)
         while not page.full and page.next_index <= end and scanned < SCAN_MAX_BYTES:

@@ -39,7 +39,10 @@ class Encoding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which records of a range to give, and how many. `limit` records, `max_bytes` of value, key and headers."""
+    """Which records of a range to give, and how many.
+
+    `limit` records, `max_bytes` of value, key and headers.
+    """
 
     limit: int = 1_000
     max_bytes: int = 4 * 1024 * 1024
@@ -99,7 +102,7 @@ def _take(rows: pa.RecordBatch, page: Page, wanted: Selection) -> bool:
         page.next_index = taken.column(0)[room - 1].as_py() + 1
     if room < rows.num_rows or page.count >= wanted.limit or page.size_bytes >= wanted.max_bytes:
         page.full = True
-    return room == int(rows.num_rows)
+    return bool(room == rows.num_rows)
 
 
 def record_sizes(rows: pa.RecordBatch) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
@@ -128,8 +131,8 @@ def _lengths(array: pa.Array) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
 def window_of_last(log: Commitlog, end_index: int, wanted: int) -> tuple[int, int]:
     """Count data records back from end_index, over one window.
 
-    Return (start, missing): `missing` 0 when the `wanted` last data records begin at `start`, else how many are
-    still wanted before `start`.
+    Return (start, missing): `missing` 0 when the `wanted` last data records begin at `start`, else how
+    many are still wanted before `start`.
     """
     start = max(log.begin_index, end_index - WINDOW + 1)
     batches = log.read_batches(start, SCAN_MAX_BYTES, end_index)

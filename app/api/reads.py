@@ -125,7 +125,7 @@ def _page_headers(
 
 
 async def _batches(reader: Reader, range_: Range, query: ReadQuery) -> Response:
-    """Whole stored batches, control batches too: the first one holds the start, the last one may pass the end."""
+    """Whole stored batches, control too: the first holds the start, the last may pass `until_index`."""
     page = await reader.page(range_, Selection(limit=1, max_bytes=1, include_control=True), query.wait_ms)
     body = b""
     if page.count:

@@ -78,7 +78,7 @@ class Broker:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._polls: dict[asyncio.Future[None], None] = {}
 
-    # --- start and stop ---------------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Open everything and take part. Raises ConfigError, storage.errors.StorageError or OSError."""
@@ -183,7 +183,7 @@ class Broker:
         self._by_id[log_id] = driver
         return driver
 
-    # --- while it runs ----------------------------------------------------------------------------------------
+    # --- while it runs ----------------------------------------------------------------------------------
 
     def find(self, name: str) -> HostedLog:
         """The log of that name. Raises InvalidRequest for a name that none can have, LogNotFound."""
@@ -250,7 +250,7 @@ class Broker:
         raise ReadIndexUnavailable()
 
     async def committed(self, hosted: HostedLog, index: int, timeout_s: float) -> bool:
-        """Wait until `index` is committed here, at most `timeout_s` or until the node stops; whether it is."""
+        """Wait until `index` is committed here, for `timeout_s` or until the node stops; whether it is."""
         driver = hosted.driver
         assert driver is not None
         if driver.committed_index < index and timeout_s > 0 and not self.stopping:

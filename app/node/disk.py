@@ -1,8 +1,8 @@
 """The one thread of a node that waits for the disk.
 
-Work runs in the order in which it was submitted, and its answers come back on the event loop in the same order.
-Syncs are grouped: while one round runs, whoever asks joins the next, so that at most one round waits and one
-runs, however many logs are dirty (group commit).
+Work runs in the order in which it was submitted, and its answers come back on the event loop in the same
+order. Syncs are grouped: while one round runs, whoever asks joins the next, so that at most one round
+waits and one runs, however many logs are dirty (group commit).
 """
 
 import asyncio

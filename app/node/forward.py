@@ -1,8 +1,8 @@
-"""The client that carries calls to other nodes: writes and the leader's own views to the leader, anything about
-a log that this node does not keep to a node that does.
+"""The client that carries calls to other nodes: writes and the leader's own views to the leader, anything
+about a log that this node does not keep to a node that does.
 
-One attempt here; who tries again, and when, is app/api/appends.py. What matters is told apart: `NotSent` is certain
-not to have been applied, `Lost` may have been.
+One attempt here; who tries again, and when, is app/api/appends.py. What matters is told apart: `NotSent`
+is certain not to have been applied, `Lost` may have been.
 """
 
 import ssl

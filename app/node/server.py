@@ -2,8 +2,8 @@
 
     python -m app.node.server --config conf/three_nodes.toml --node n1
 
-Exit codes: 0 a clean stop (SIGTERM, SIGINT), 2 a configuration that cannot work, 1 anything else: a folder that
-is in use or damaged, an address that is taken, or a failed disk, at which the node ends at once (R-11).
+Exit codes: 0 a clean stop (SIGTERM, SIGINT), 2 a configuration that cannot work, 1 anything else: a
+folder that is in use or damaged, an address that is taken, or a failed disk (R-11: at once).
 """
 
 import argparse

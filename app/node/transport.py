@@ -1,15 +1,15 @@
 """Framed TCP between the nodes of one cluster.
 
-Every node keeps one outgoing connection to each peer and sends on it alone; what the peer says comes in on the
-peer's own connection. A frame is its length (u32, little-endian) and that many bytes:
+Every node keeps one outgoing connection to each peer and sends on it alone; what the peer says comes in
+on the peer's own connection. A frame is its length (u32, little-endian) and that many bytes:
 
     first frame out     hello: JSON {"protocol", "cluster", "from", "to", "version"}
     first frame back    welcome: the same of the other side, or {"refused": reason}; nothing else goes back
     every other frame   one message: app/raft/wire.py
 
-A stranger, a node of another cluster and a frame that is not ours cost the connection, never the node. What is
-sent in one turn of the loop leaves in one write. Sending is best effort: without a connection, or with too many
-bytes waiting, messages are dropped, and the dispatcher's timers send again (D-07).
+A stranger, a node of another cluster and a frame that is not ours cost the connection, never the node.
+What is sent in one turn of the loop leaves in one write. Sending is best effort: without a connection, or
+with too many bytes waiting, messages are dropped, and the dispatcher's timers send again (D-07).
 """
 
 import asyncio

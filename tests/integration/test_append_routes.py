@@ -118,7 +118,9 @@ def test_records_come_back_as_they_went_in(cluster: Cluster) -> None:
 
 
 def test_json_values_keep_their_numbers(cluster: Cluster) -> None:
-    text = '{"records": [{"value_json": {"a" : 1.0, "b": [12345678901234567890123, 1e400], "c": "\\u00e9\\n"}}]}'
+    text = (
+        '{"records": [{"value_json": {"a" : 1.0, "b": [12345678901234567890123, 1e400], "c": "\\u00e9\\n"}}]}'
+    )
     answer = post(cluster, text, "application/json")
     (record,) = stored(cluster, answer)
     assert record["value"] == '{"a":1.0,"b":[12345678901234567890123,1e400],"c":"é\\n"}'
@@ -234,7 +236,11 @@ def test_parameters_are_checked(cluster: Cluster, query: dict[str, str], pointer
 
 
 def test_headers_are_checked(cluster: Cluster) -> None:
-    for name, value in (("Idempotency-Key", "a b"), ("Idempotency-Key", "a" * 256), ("Commitlog-Timestamp", "x")):
+    for name, value in (
+        ("Idempotency-Key", "a b"),
+        ("Idempotency-Key", "a" * 256),
+        ("Commitlog-Timestamp", "x"),
+    ):
         answer = post(cluster, b"v", "application/octet-stream", headers={name: value})
         problem = refused(answer, 422, "invalid-request")
         assert problem["errors"][0]["pointer"] == f"/headers/{name}"
@@ -242,7 +248,9 @@ def test_headers_are_checked(cluster: Cluster) -> None:
 
 def test_a_condition_stands_in_one_place(cluster: Cluster) -> None:
     body = '{"records": [{"value": "a"}], "match_term": 1}'
-    problem = refused(post(cluster, body, "application/json", params={"match_term": "1"}), 422, "invalid-request")
+    problem = refused(
+        post(cluster, body, "application/json", params={"match_term": "1"}), 422, "invalid-request"
+    )
     assert problem["errors"][0]["pointer"] == "/match_term"
 
 
@@ -265,8 +273,14 @@ def test_a_request_has_limits(cluster: Cluster) -> None:
     refused(post(cluster, body, "application/json"), 413, "too-large")
     bomb = gzip.compress(b" " * (17 * MIB))
     refused(post(cluster, bomb, "application/json", headers={"Content-Encoding": "gzip"}), 413, "too-large")
-    refused(post(cluster, b"junk", "application/json", headers={"Content-Encoding": "gzip"}), 400, "invalid-body")
-    refused(post(cluster, b"{}", "application/json", headers={"Content-Encoding": "br"}), 415, "unsupported-media-type")
+    refused(
+        post(cluster, b"junk", "application/json", headers={"Content-Encoding": "gzip"}), 400, "invalid-body"
+    )
+    refused(
+        post(cluster, b"{}", "application/json", headers={"Content-Encoding": "br"}),
+        415,
+        "unsupported-media-type",
+    )
 
 
 def test_a_chunked_body_is_taken_and_capped(cluster: Cluster) -> None:

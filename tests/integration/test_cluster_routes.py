@@ -72,8 +72,14 @@ def test_events_tell_of_start_roles_and_watermarks(cluster: Cluster) -> None:
     assert [event["seq"] for event in events] == list(range(len(events)))
     assert answer["next_seq"] == len(events)
     page = cluster.get(leader, f"{LOG}/events", params={"from_seq": 1, "limit": 2}).json()
-    assert ([event["seq"] for event in page["events"]], page["next_seq"], page["has_more"]) == ([1, 2], 3, True)
-    late = cluster.get(leader, f"{LOG}/events", params={"from_seq": page["next_seq"] + 100_000, "wait_ms": 30})
+    assert ([event["seq"] for event in page["events"]], page["next_seq"], page["has_more"]) == (
+        [1, 2],
+        3,
+        True,
+    )
+    late = cluster.get(
+        leader, f"{LOG}/events", params={"from_seq": page["next_seq"] + 100_000, "wait_ms": 30}
+    )
     assert late.json()["events"] == []
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.test_append_routes import refused
 from tests.support.cluster import Cluster, eventually, running
 
 RECORDS = "/v1/logs/default/records"
@@ -238,7 +237,9 @@ def test_clients_that_disconnect_disturb_nobody(cluster: Cluster) -> None:
         with socket.create_connection(address) as door:
             door.sendall(whole if number % 3 else whole[: -number % 40 - 1])
             if number % 2:
-                door.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, not an end
+                door.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+                )  # a reset, not an end
     made = cluster.append(leader, "still here")
     assert made.status_code == 200
     assert made.json()["term"] == term

@@ -38,7 +38,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def read(cluster: Cluster, node: str = "n1", **params: Any) -> dict[str, Any]:
     names = {"start": "from"}
-    answer = cluster.get(node, RECORDS, params={names.get(name, name): value for name, value in params.items()})
+    answer = cluster.get(
+        node, RECORDS, params={names.get(name, name): value for name, value in params.items()}
+    )
     assert answer.status_code == 200, answer.text
     page: dict[str, Any] = answer.json()
     assert answer.headers["commitlog-next-index"] == str(page["next_index"])
@@ -74,7 +76,9 @@ def test_starts(filled: Cluster) -> None:
 def test_a_start_and_an_end_by_time(cluster: Cluster) -> None:
     def send(*timestamps: int) -> int:
         records = [{"value": "timed", "timestamp": timestamp} for timestamp in timestamps]
-        made = cluster.call("POST", cluster.leader("other"), "/v1/logs/other/records", json={"records": records})
+        made = cluster.call(
+            "POST", cluster.leader("other"), "/v1/logs/other/records", json={"records": records}
+        )
         first_index: int = made.json()["first_index"]
         return first_index
 
@@ -124,7 +128,11 @@ def test_pages_give_every_record_once(filled: Cluster) -> None:
 
 def test_filters(filled: Cluster) -> None:
     page = read(filled, key="k3", limit=2)
-    assert (indexes(page), page["next_index"], page["has_more"]) == ([4, 9], 11, True)  # 10 was looked at, and left out
+    assert (indexes(page), page["next_index"], page["has_more"]) == (
+        [4, 9],
+        11,
+        True,
+    )  # 10 was looked at, and left out
     page = read(filled, key="nobody")
     assert (indexes(page), page["next_index"], page["has_more"]) == ([], 101, False)
     assert indexes(read(filled, term=1))[:1] == [1]
@@ -156,12 +164,16 @@ def test_consistency(filled: Cluster, consistency: str) -> None:
 def test_past_the_end(filled: Cluster) -> None:
     for consistency in ("linearizable", "local"):
         params = {"from_index": 102, "consistency": consistency}
-        assert refused(filled.get("n1", RECORDS, params=params), 416, "index-out-of-range")["next_index"] == 101
+        assert (
+            refused(filled.get("n1", RECORDS, params=params), 416, "index-out-of-range")["next_index"] == 101
+        )
     behind = read(filled, from_index=500, consistency="committed")
     assert (indexes(behind), behind["next_index"], behind["has_more"]) == ([], 500, False)
     assert refused(filled.get("n1", f"{RECORDS}/101"), 416, "index-out-of-range")["next_index"] == 101
     event_stream = {"Accept": "text/event-stream"}
-    refused(filled.get("n1", RECORDS, params={"from_index": 102}, headers=event_stream), 416, "index-out-of-range")
+    refused(
+        filled.get("n1", RECORDS, params={"from_index": 102}, headers=event_stream), 416, "index-out-of-range"
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +205,14 @@ def test_parameters_are_checked(filled: Cluster, params: dict[str, str], pointer
 def test_other_paths_are_checked(filled: Cluster) -> None:
     for path in (f"{RECORDS}/x", f"{RECORDS}/-1", f"{RECORDS}/{'9' * 30}", f"{LOG}/epochs/x"):
         refused(filled.get("n1", path), 422, "invalid-request")
-    for path in (f"{LOG}/tail", f"{LOG}/status", f"{LOG}/epochs", f"{LOG}/events", f"{LOG}/watermarks", "/v1/logs"):
+    for path in (
+        f"{LOG}/tail",
+        f"{LOG}/status",
+        f"{LOG}/epochs",
+        f"{LOG}/events",
+        f"{LOG}/watermarks",
+        "/v1/logs",
+    ):
         refused(filled.get("n1", path, params={"foo": "1"}), 422, "invalid-request")
     for header, value in (("Commitlog-Min-Index", "x"), ("Commitlog-Min-Index", "-1")):
         problem = refused(filled.get("n1", RECORDS, headers={header: value}), 422, "invalid-request")
@@ -201,7 +220,17 @@ def test_other_paths_are_checked(filled: Cluster) -> None:
 
 
 def test_unknown_logs(filled: Cluster) -> None:
-    for tail in ("/records", "/records/0", "/tail", "/status", "/epochs", "/epochs/1", "/watermarks", "/events", ""):
+    for tail in (
+        "/records",
+        "/records/0",
+        "/tail",
+        "/status",
+        "/epochs",
+        "/epochs/1",
+        "/watermarks",
+        "/events",
+        "",
+    ):
         refused(filled.get("n1", f"/v1/logs/nope{tail}"), 404, "log-not-found")
         refused(filled.get("n1", f"/v1/logs/nope{tail}", params={"foo": "1"}), 404, "log-not-found")
         refused(filled.get("n1", f"/v1/logs/No{tail}"), 422, "invalid-request")

@@ -1,4 +1,4 @@
-"""Real nodes for tests: processes on 127.0.0.1 with free ports, started, killed and awaited, never slept for."""
+"""Real nodes for tests: processes on 127.0.0.1 with free ports; conditions are awaited, never slept for."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ _POLL_S = 0.02
 
 
 def eventually(condition: Callable[[], T | None], *, what: str, timeout_s: float = 15.0) -> T:
-    """Return the first true result of `condition`; fail after `timeout_s`. A connection error is just not yet."""
+    """Return the first true result of `condition`; fail after `timeout_s`. No connection means not yet."""
     deadline = time.monotonic() + timeout_s
     last: object = None
     while time.monotonic() < deadline:
@@ -64,7 +64,7 @@ class Cluster:
         peer_addresses: Mapping[str, str] | None = None,
         cluster_id: str = "test",
     ) -> None:
-        """sections: more of the configuration file. peer_addresses: proxies that stand before peer listeners."""
+        """sections: more of the configuration. peer_addresses: of proxies before the peer listeners."""
         self.folder = folder
         self.ids = [f"n{number}" for number in range(1, nodes + 1)]
         ports = free_ports(2 * nodes)

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from storage.errors import DiskError, FolderLocked
+from storage.errors import DiskError, FolderLocked, StorageFull, SyncFailed
 from storage.file_system import Bytes
 
 SECTOR_BYTES = 512
+
+
+class PowerCut(BaseException):
+    """The machine stops before the operation; nothing may catch it but the test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +72,20 @@ def _torn(data: bytes, random: Random) -> bytes:
 class MemoryFile:
     """storage.file_system.File."""
 
-    def __init__(self, path: str, content: Content) -> None:
+    def __init__(self, files: "MemoryFiles", path: str, content: Content) -> None:
+        self._files = files
         self._path = path
         self._content = content
 
     def pwrite(self, data: Bytes | Sequence[Bytes], offset: int) -> None:
         whole = data if isinstance(data, bytes | bytearray | memoryview) else b"".join(data)
-        self._content.change(Change(offset, bytes(whole)))
+        self._files.operate()
+        fits = len(whole)
+        if self._files.space_bytes is not None:
+            fits = max(0, min(fits, self._files.free_bytes() + len(self._content.now) - offset))
+        self._content.change(Change(offset, bytes(whole[:fits])))
+        if fits < len(whole):
+            raise StorageFull(self._path, "write", "no space left")
 
     def read(self, offset: int, size: int) -> bytes:
         return bytes(self._content.now[offset : offset + size])
@@ -88,9 +99,13 @@ class MemoryFile:
         return len(self._content.now)
 
     def sync(self) -> None:
+        self._files.operate()
+        if self._files.syncs_fail:
+            raise SyncFailed(self._path, "sync", "input/output error")
         self._content.sync()
 
     def truncate(self, size: int) -> None:
+        self._files.operate()
         self._content.change(Change(size, None))
 
     def close(self) -> None:
@@ -111,6 +126,10 @@ class MemoryFiles:
 
     def __init__(self, random: Random | None = None) -> None:
         """random: decides what a crash takes."""
+        self.operations = 0  # writes, syncs, cuts and changes of names so far
+        self.power_cut_at: int | None = None  # the operation before which the power fails
+        self.space_bytes: int | None = None  # of all files together
+        self.syncs_fail = False
         self._random = random or Random(0)
         self._names: dict[str, Content] = {}
         self._durable: dict[str, Content] = {}
@@ -119,6 +138,15 @@ class MemoryFiles:
         ] = {}  # folder -> (path, content) not synced
         self._locks: dict[str, MemoryLock] = {}
 
+    def operate(self) -> None:
+        """Count an operation that changes something. Raises PowerCut."""
+        if self.operations == self.power_cut_at:
+            raise PowerCut
+        self.operations += 1
+
+    def free_bytes(self) -> int:
+        return (self.space_bytes or 0) - sum(len(content.now) for content in self._names.values())
+
     def open(self, path: str, create: bool = False) -> MemoryFile:
         content = self._names.get(path)
         if content is None:
@@ -126,7 +154,7 @@ class MemoryFiles:
                 raise DiskError(path, "open", "no such file")
             content = Content()
             self._set(path, content)
-        return MemoryFile(path, content)
+        return MemoryFile(self, path, content)
 
     def read(self, path: str) -> bytes:
         return bytes(self._found(path).now)
@@ -145,13 +173,17 @@ class MemoryFiles:
     def rename(self, source: str, target: str) -> None:
         content = self._found(source)
         self._set(target, content)
-        self._set(source, None)
+        _put(self._names, source, None)
+        self._renames[path_folder(target)].append((source, None))
 
     def remove(self, path: str) -> None:
         self._found(path)
         self._set(path, None)
 
     def sync_folder(self, path: str) -> None:
+        self.operate()
+        if self.syncs_fail:
+            raise SyncFailed(path, "sync", "input/output error")
         for name, content in self._renames.pop(path, ()):
             _put(self._durable, name, content)
 
@@ -167,6 +199,7 @@ class MemoryFiles:
             for name, content in changes[: self._random.randrange(len(changes) + 1)]:
                 _put(self._durable, name, content)
         self._renames.clear()
+        self.power_cut_at = None
         self._names = dict(self._durable)
         for content in self._names.values():
             content.crash(self._random)
@@ -179,8 +212,13 @@ class MemoryFiles:
         return content
 
     def _set(self, path: str, content: Content | None) -> None:
+        self.operate()
         _put(self._names, path, content)
-        self._renames.setdefault(path.rpartition("/")[0], []).append((path, content))
+        self._renames.setdefault(path_folder(path), []).append((path, content))
+
+
+def path_folder(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _put(names: dict[str, Content], path: str, content: Content | None) -> None:

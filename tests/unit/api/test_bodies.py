@@ -248,9 +248,7 @@ def test_a_digest_is_of_what_is_said_not_of_how() -> None:
     assert len(plain) == 16
     assert plain == digest(b'{"timestamp": 5, "key_base64": "aw==", "value_base64": "YWJj"}')
     assert plain == digest(b'{"value":"abc","key":"k","timestamp":5}\n', b"application/x-ndjson")
-    assert plain == digest(
-        b"abc", b"application/octet-stream", commitlog_key=b"k", commitlog_timestamp=b"5"
-    )
+    assert plain == digest(b"abc", b"application/octet-stream", commitlog_key=b"k", commitlog_timestamp=b"5")
     others = [
         digest(b'{"value": "abc", "key": "k", "timestamp": 6}'),
         digest(b'{"value": "abck", "key": "", "timestamp": 5}'),

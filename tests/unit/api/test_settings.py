@@ -1,4 +1,4 @@
-"""Configuration files: what stands in them is what a node runs with; what makes no sense is refused in words."""
+"""Configuration files: a node runs with what stands in them; what makes no sense is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -141,13 +141,20 @@ def test_beyond_this_machine_only_with_protection() -> None:
 
 
 def test_tokens(tmp_path: Path) -> None:
-    path = tmp_path / "tokens"
-    path.write_text("# who\nsecret-w\nsecret-r read  # dashboards\n")
-    tokens = Tokens.load(path)
+    file = tmp_path / "tokens"
+    file.write_text("# who\nsecret-w\nsecret-r read  # dashboards\n")
+    tokens = Tokens.load(file)
     assert tokens.needed
     tokens.check("POST", "/v1/logs/default/records", b"Bearer secret-w")
     tokens.check("GET", "/v1/logs/default/records", b"bearer secret-r")
-    for open_path in ("/healthz", "/readyz", "/docs", "/docs/swagger-ui.css", "/v1/openapi.json", "/problems/x"):
+    for open_path in (
+        "/healthz",
+        "/readyz",
+        "/docs",
+        "/docs/swagger-ui.css",
+        "/v1/openapi.json",
+        "/problems/x",
+    ):
         tokens.check("GET", open_path, None)
     with pytest.raises(Forbidden):
         tokens.check("POST", "/v1/logs/default/records", b"Bearer secret-r")
@@ -156,7 +163,7 @@ def test_tokens(tmp_path: Path) -> None:
             tokens.check("GET", "/metrics", given)
         assert dict(refusal.value.headers())["www-authenticate"].startswith("Bearer")
     for content in ("", "a b c\n", "a admin\n"):
-        path.write_text(content)
+        file.write_text(content)
         with pytest.raises(ConfigError):
-            Tokens.load(path)
+            Tokens.load(file)
     assert not Tokens.load(None).needed

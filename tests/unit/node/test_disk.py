@@ -1,0 +1,155 @@
+"""The disk thread: order, group commit, and what a failed sync does (R-11)."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from app.node.disk import DiskThread
+
+
+class Source:
+    """Something that is dirty when it has been written, and whose sync can be held up or fail."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        self.durable = 0
+        self.rounds = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    def write(self) -> None:
+        self.written += 1
+
+    def start_sync(self) -> Any:
+        return None if self.durable == self.written else Ticket(self, self.written)
+
+    def finish_sync(self, ticket: "Ticket") -> None:
+        self.durable = ticket.end
+
+
+class Ticket:
+    def __init__(self, source: Source, end: int) -> None:
+        self.source, self.end = source, end
+
+    def run(self) -> None:
+        assert threading.current_thread().name == "disk"
+        self.source.gate.wait(10)
+        self.source.rounds += 1
+        if self.source.error is not None:
+            raise self.source.error
+
+
+async def until_failed(failures: list[str]) -> None:
+    while not failures:  # noqa: ASYNC110  # a list has no event, and the test has a time limit
+        await asyncio.sleep(0.001)
+
+
+def run(test: Callable[[DiskThread, list[str]], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        failures: list[str] = []
+        disk = DiskThread(asyncio.get_running_loop(), lambda what, error: failures.append(f"{what}: {error}"))
+        disk.start()
+        async with asyncio.timeout(20):
+            await test(disk, failures)
+        assert disk.stop(10)
+
+    asyncio.run(bounded())
+
+
+def test_work_is_done_and_answered_in_order() -> None:
+    async def test(disk: DiskThread, failures: list[str]) -> None:
+        done: list[int] = []
+        answered: list[tuple[int, bool]] = []
+        for number in range(100):
+
+            def work(number: int = number) -> int:
+                done.append(number)
+                if number % 10 == 7:
+                    raise OSError("no")
+                return number
+
+            def then(result: Any, error: BaseException | None, number: int = number) -> None:
+                assert (error is None) == (result == number)
+                answered.append((number, error is None))
+
+            disk.submit(work, then)
+        await disk.drain()
+        assert done == list(range(100))
+        assert answered == [(number, number % 10 != 7) for number in range(100)]
+        assert failures == []
+
+    run(test)
+
+
+def test_syncs_of_one_turn_share_a_round_and_late_ones_the_next() -> None:
+    async def test(disk: DiskThread, failures: list[str]) -> None:
+        one, two = Source(), Source()
+        told: list[tuple[int, int]] = []
+        one.gate.clear()
+        for _ in range(50):
+            one.write()
+            two.write()
+            disk.request_sync(one, lambda: told.append((one.durable, two.durable)))
+            disk.request_sync(two, lambda: None)
+        await asyncio.sleep(0)  # the first round begins, and is held up by the gate
+        for _ in range(10):
+            one.write()
+            disk.request_sync(one, lambda: told.append((one.durable, two.durable)))
+        one.gate.set()
+        await disk.drain()
+        assert (one.rounds, two.rounds) == (2, 1)
+        assert told[:50] == [(50, 50)] * 50
+        assert told[50:] == [(60, 50)] * 10
+        assert failures == []
+
+    run(test)
+
+
+def test_nothing_to_sync_is_answered_too() -> None:
+    async def test(disk: DiskThread, failures: list[str]) -> None:
+        source = Source()
+        told: list[int] = []
+        disk.request_sync(source, lambda: told.append(source.rounds))
+        await disk.drain()
+        assert told == [0]
+
+    run(test)
+
+
+@pytest.mark.rule("R-11")
+def test_a_failed_sync_stops_the_node_and_is_never_answered_or_tried_again() -> None:
+    async def test(disk: DiskThread, failures: list[str]) -> None:
+        source = Source()
+        source.error = OSError("the disk is gone")
+        told: list[str] = []
+        source.write()
+        disk.request_sync(source, lambda: told.append("synced"))
+        disk.submit(lambda: None, lambda _result, _error: told.append("behind it"))
+        await until_failed(failures)
+        source.error = None
+        disk.request_sync(source, lambda: told.append("again"))
+        await asyncio.sleep(0.02)
+        assert failures == ["sync: the disk is gone"]
+        assert "synced" not in told
+        assert "again" not in told
+        assert (source.rounds, source.durable) == (1, 0)
+
+    run(test)
+
+
+def test_an_answer_that_raises_stops_the_node_once() -> None:
+    async def test(disk: DiskThread, failures: list[str]) -> None:
+        def raises(_result: Any, _error: BaseException | None) -> None:
+            raise ZeroDivisionError
+
+        disk.submit(lambda: None, raises)
+        disk.submit(lambda: None, raises)
+        await until_failed(failures)
+        await asyncio.sleep(0.01)
+        assert len(failures) == 1
+
+    run(test)
