@@ -47,7 +47,7 @@ from app.replication import (
     Transport,
 )
 from storage import errors as storage_errors
-from storage.batch import AppendMark, Batch, EncodedBody, stamp
+from storage.batch import BATCH_MAX_BYTES, AppendMark, Batch, EncodedBody, stamp
 from storage.checkpoint import CheckpointFile, SnapshotFile
 from storage.commitlog import Commitlog
 from storage.hard_state import HardStateFile
@@ -57,6 +57,7 @@ from storage.records import encode_body, encode_control
 logger = logging.getLogger(__name__)
 
 EXPIRE_INTERVAL_MS = 60_000
+APPEND_MAX_BYTES = BATCH_MAX_BYTES // 2  # the other half: what packing adds
 
 
 class LogDriver:
@@ -113,6 +114,7 @@ class LogDriver:
 
         self._inbox: deque[tuple[str, Any]] = deque()
         self._appends: deque[OpenAppend] = deque()
+        self._queued_bytes = 0  # of self._appends
         self._open = OpenAppends(node_id, durability)
         self._readers: list[Callable[[int | CommitlogError], None]] = []
         self._tick_due = False
@@ -142,7 +144,12 @@ class LogDriver:
         if not self._ended:
             self._guarded(self._stop)
         self._ended = True
-        self._disk.submit(lambda: None, lambda _result, _error: done() if done is not None else None)
+
+        def synced() -> None:
+            self._checkpointer.save_all(self._state, self._core.committed_index)
+            self._disk.submit(lambda: None, lambda _result, _error: done() if done is not None else None)
+
+        self._disk.request_sync(self._syncer, synced)
 
     def _stop(self) -> None:
         for append in self._appends:
@@ -152,12 +159,12 @@ class LogDriver:
         if not self._waiting_for_disk:
             self._carry_out()
         self._journal_writer.event(CoreEvent("stop", self._core.term, {}))
-        self._checkpointer.save_all(self._state, self._core.committed_index)
 
     def deliver(self, source: str, message: Any) -> None:
         """A message of a peer has come."""
-        self._inbox.append((source, message))
-        self._ask_turn()
+        if not self._ended:
+            self._inbox.append((source, message))
+            self._ask_turn()
 
     def tick(self) -> None:
         """Time has passed: the node's shared timer calls this each `tick_interval_ms`."""
@@ -165,14 +172,24 @@ class LogDriver:
         self._guarded(self._turn)
 
     def append(self, request: AppendRequest, done: Done) -> None:
-        """Append at the leader; elsewhere NotLeader or NoLeader. done(result or refusal), exactly once."""
+        """Append at the leader; elsewhere NotLeader or NoLeader. done(result or refusal), exactly once.
+
+        Raises ValueError for no records, or for more than APPEND_MAX_BYTES: the front door stops both.
+        """
+        size_bytes = request.records.size_bytes
+        if not request.records.count or size_bytes > APPEND_MAX_BYTES:
+            raise ValueError(f"{request.records.count} records of {size_bytes} bytes are no append")
         append = self._open.add(request, done, self._clock.monotonic_ms())
         if self._ended:
             self._open.refuse(append, NoLeader())
-        elif len(self._appends) >= self._limits.max_pending_requests:
+        elif self._appends and (
+            len(self._appends) >= self._limits.max_pending_requests
+            or self._queued_bytes + size_bytes > self._limits.max_pending_bytes
+        ):
             self._open.refuse(append, LeaderPendingFull())
         else:
             self._appends.append(append)
+            self._queued_bytes += size_bytes
             self._ask_turn()
 
     def read_index(self, done: Callable[[int | CommitlogError], None]) -> None:
@@ -374,6 +391,7 @@ class LogDriver:
         wall_ms = self._clock.now_ms()
         while self._appends and not self._waiting_for_disk:
             append = self._appends.popleft()
+            self._queued_bytes -= append.request.records.size_bytes
             try:
                 self._admit(append, now_ms, wall_ms)
             except CommitlogError as refusal:
@@ -394,7 +412,7 @@ class LogDriver:
         next_index = self.log.next_index + batch.count
         check_conditions(self._state, request, term=core.term, next_index=next_index)
         waiting = core.pending_appends + len(batch.appends)
-        waiting_bytes = self._open.size_bytes - request.records.size_bytes
+        waiting_bytes = self._open.size_bytes - self._queued_bytes - request.records.size_bytes
         check_quota(self._limits, waiting, waiting_bytes, request)
         batch.add(append)
 

@@ -36,6 +36,8 @@ class EntryHandler:
     ) -> None:
         """life: drawn by chance; tells a leader's pushes to this process from those to an earlier one."""
         self._life = life
+        self._term = NO_INDEX
+        self._session = 0
         self._member = state
         self._log = log
         self._outbox = outbox
@@ -43,9 +45,13 @@ class EntryHandler:
         self.reset()
 
     def reset(self) -> None:
-        """A new term or leader: nothing is matched yet, nothing that waited counts any more."""
+        """A new term, or its leader is lost or found: nothing is matched yet, nothing waits any more.
+
+        The session stays for the whole term: also after a silence a late TRUNCATE must be known for one.
+        """
+        if self._term != self._member.term:
+            self._term, self._session = self._member.term, 0
         self.matched_index = NO_INDEX
-        self._session = 0
         self._waiting: dict[int, Waiting] = {}  # by base index
         self._waiting_bytes = 0
         self._deferred: Deferred | None = None

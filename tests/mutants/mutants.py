@@ -219,6 +219,22 @@ def a_late_truncate_is_obeyed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EntryHandler, "handle", handle)
 
 
+@mutant(
+    "D-14",
+    lambda _: (
+        test_entry_handler.test_a_late_truncate_is_known_for_one_also_after_the_leader_was_lost_and_found()
+    ),
+)
+def the_session_is_forgotten_with_the_leader(patch: pytest.MonkeyPatch) -> None:
+    original = EntryHandler.reset
+
+    def reset(self: EntryHandler) -> None:
+        original(self)
+        self._session = 0
+
+    patch.setattr(EntryHandler, "reset", reset)
+
+
 @mutant("D-05", lambda _: test_dispatcher.test_commit_finds_a_peer_that_was_wiped_while_nothing_is_appended())
 def an_idle_leader_never_looks_at_its_peers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Dispatcher, "_commit", lambda self, now_ms: None)

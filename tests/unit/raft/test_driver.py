@@ -239,6 +239,11 @@ def test_a_table_stays_a_batch_of_its_own(node: Node) -> None:
     assert (result(answers[0]).first_index, result(answers[0]).last_index) == (2, 4)
 
 
+def test_what_is_no_append_is_the_callers_mistake(node: Node) -> None:
+    with pytest.raises(ValueError, match="0 records"):
+        node.driver.append(AppendRequest(RecordColumns()), lambda _: None)
+
+
 def test_the_clients_records_are_not_changed(node: Node) -> None:
     records = RecordColumns()
     records.add(b"mine")
@@ -293,11 +298,15 @@ def test_appends_beyond_the_limit_are_refused_at_once(tmp_path: Path) -> None:
 @pytest.mark.rule("D-29")
 def test_bytes_that_wait_are_limited_too(tmp_path: Path) -> None:
     node = Node(tmp_path, limits=Limits(max_pending_bytes=1_000))
-    first, second = node.ask(b"x" * 600), node.ask(b"x" * 600)
+    first, second, third = node.ask(b"x" * 400), node.ask(b"x" * 400), node.ask(b"x" * 400)
+    assert code(third[0]) == "leader-pending-full"
+    node.seams.turn()
+    late = node.ask(b"x" * 400)
+    node.seams.turn()
+    assert code(late[0]) == "leader-pending-full"
     node.seams.run()
-    assert result(first[0]).first_index == 1
-    assert code(second[0]) == "leader-pending-full"
-    assert result(node.append(b"x" * 5_000)).first_index == 2  # alone, any size that a request may have
+    assert (result(first[0]).first_index, result(second[0]).first_index) == (1, 2)
+    assert result(node.append(b"x" * 5_000)).first_index == 3  # alone, any size that a request may have
 
 
 @pytest.mark.rule("D-29")

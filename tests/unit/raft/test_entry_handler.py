@@ -3,7 +3,7 @@
 import pytest
 
 from app.raft.config import RaftConfig
-from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType
+from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest, PushType
 from app.replication import NO_INDEX, Durability, Reset, TruncateAfter
 from storage.batch import Batch
 from tests.unit.raft.support import Group, Member, MemoryLog, log_of
@@ -459,6 +459,22 @@ def test_a_late_truncate_of_an_earlier_session_takes_nothing_away() -> None:
     leader.send(late)
     leader.session = 2
     leader.append(2, 3)
+    assert leader.send(late) == []
+    assert leader.follower.log.end_index == 3
+
+
+@pytest.mark.rule("D-14")
+def test_a_late_truncate_is_known_for_one_also_after_the_leader_was_lost_and_found() -> None:
+    leader = Leader(log_of(1, 1, 1, 1), log_of(1, 1, 2))
+    leader.compare(1)
+    late = leader.push(PushType.TRUNCATE, 0, leader.log.batch_at(1))
+    leader.send(late)
+    leader.session = 2
+    leader.append(2, 3)
+    leader.group.wait(2_000)
+    leader.follower.tick()
+    assert leader.follower.core.leader_id is None
+    leader.follower.step("n1", Heartbeat(leader.term, "n1", NO_INDEX, 9))
     assert leader.send(late) == []
     assert leader.follower.log.end_index == 3
 
