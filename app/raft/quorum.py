@@ -8,6 +8,8 @@ from app.raft.config import RaftConfig
 from app.raft.state import MemberState, Outbox
 from app.replication import NO_INDEX, Acks, AppendFate, PendingAppend, ReplicaLog
 
+NEVER_MS = 1 << 62
+
 
 def quorum_index(watermarks: Iterable[int]) -> int:
     """Return the highest index that a majority of the voters holds (D-24).
@@ -36,7 +38,7 @@ class QuorumChecker:
         self._config = config
         self._watermarks: dict[str, int] = {}
         self._pending: dict[Acks, deque[PendingAppend]] = {acks: deque() for acks in Acks}
-        self._next_deadline_ms = 0  # no append times out before it
+        self._next_deadline_ms = NEVER_MS  # no append times out before it
         self._last_leak_check_ms = 0
         self._published_ms = 0
         self._published: tuple[int, dict[str, int]] = (NO_INDEX, {})
@@ -113,7 +115,7 @@ class QuorumChecker:
         if now_ms - self._last_leak_check_ms >= self._config.leak_check_interval_ms:  # D-27
             self._last_leak_check_ms = now_ms
             self._release()
-        if self.pending_count and now_ms >= self._next_deadline_ms:
+        if now_ms >= self._next_deadline_ms:
             self._time_out(now_ms)
         quiet_ms = now_ms - self._published_ms
         if quiet_ms >= self._config.watermarks_interval_ms or (
@@ -143,7 +145,7 @@ class QuorumChecker:
         return sorted((each for waiting in self._pending.values() for each in waiting), key=_last_index)
 
     def _note_deadline(self, append: PendingAppend) -> None:
-        if self.pending_count == 1 or append.deadline_ms < self._next_deadline_ms:
+        if append.deadline_ms < self._next_deadline_ms:
             self._next_deadline_ms = append.deadline_ms
 
     def _release(self) -> None:
@@ -169,4 +171,4 @@ class QuorumChecker:
             if late:
                 self._pending[acks] = deque(append for append in waiting if append.deadline_ms > now_ms)
                 self._outbox.answers.extend((append, AppendFate.TIMED_OUT) for append in late)
-        self._next_deadline_ms = min((append.deadline_ms for append in self._all_pending()), default=0)
+        self._next_deadline_ms = min((append.deadline_ms for append in self._all_pending()), default=NEVER_MS)
