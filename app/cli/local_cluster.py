@@ -5,7 +5,6 @@ DIR/nK/{pid,log,data/}     node K: REST on port + K - 1, peers on port + 1000 + 
 """
 
 import json
-import sys
 import time
 import tomllib
 import uuid
@@ -89,19 +88,9 @@ class LocalCluster:
         """Start one node, which must not run."""
         node = self.node(node_id)
         node.folder.mkdir(exist_ok=True)
-        command = [
-            sys.executable,
-            "-P",  # the folder that we are in must not shadow our packages
-            "-m",
-            "app.cli.main",
-            "serve",
-            "--config",
-            str(self.config),
-            "--node",
-            node_id,
-        ]
+        arguments = ["serve", "--config", str(self.config), "--node", node_id]
         self._children[node_id] = ChildProcess(
-            node_id, command, log=node.folder / "log", pid_file=node.folder / "pid"
+            "app.cli.main", arguments, log=node.folder / "log", pid_file=node.folder / "pid"
         )
 
     def kill_node(self, node_id: str) -> None:

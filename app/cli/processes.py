@@ -1,28 +1,25 @@
 """A child process with a pid file and a log file, which never outlives its parent."""
 
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
 
 class ChildProcess:
-    """One child in a session of its own, so that a Ctrl-C reaches it only through its parent.
+    """A Python module as a child process, in a session of its own: a Ctrl-C reaches only the parent.
 
-    Its output goes to `log`; `pid_file` holds its pid while it runs. If the parent dies, however it dies, the
-    kernel sends the child a SIGTERM.
+    Its output goes to `log`; `pid_file` holds its pid while it runs. It ends with its parent (child.py).
     """
 
-    def __init__(self, name: str, command: Sequence[str], *, log: Path, pid_file: Path) -> None:
-        self.name = name
+    def __init__(self, module: str, arguments: Sequence[str], *, log: Path, pid_file: Path) -> None:
         self.log = log
         self._pid_file = pid_file
+        # -P: the folder that we are in must not shadow our packages
+        command = [sys.executable, "-P", "-m", "app.cli.child", str(os.getpid()), module, *arguments]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -30,7 +27,6 @@ class ChildProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
         pid_file.write_text(f"{self.pid}\n")
 
@@ -108,8 +104,3 @@ def ending_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_with_parent() -> None:
-    """Runs in the child before its program: ask the kernel for a SIGTERM when the parent ends."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

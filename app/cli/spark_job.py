@@ -1,7 +1,6 @@
 """The Spark job beside a local cluster: a process of its own that writes the log into Delta tables."""
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -12,11 +11,13 @@ from app.cli.processes import ChildProcess
 STOP_GRACE_S = 20.0
 
 
-def job_command(endpoints: Sequence[str], log: str, tables: Path, checkpoints: Path, *more: str) -> list[str]:
-    """How the job is called: `python -m spark_jobs.run`."""
+JOB = "spark_jobs.run"
+
+
+def job_arguments(endpoints: Sequence[str], log: str, tables: Path, checkpoints: Path) -> list[str]:
+    """What `python -m spark_jobs.run` needs to know."""
     places = ["--tables", str(tables), "--checkpoints", str(checkpoints)]
-    what = ["--endpoint", ",".join(endpoints), "--log", log]
-    return [sys.executable, "-P", "-m", "spark_jobs.run", *what, *places, *more]
+    return ["--endpoint", ",".join(endpoints), "--log", log, *places]
 
 
 class SparkJob:
@@ -32,15 +33,9 @@ class SparkJob:
         self.log = folder / "log"
         self._progress = folder / "progress.json"
         self._progress.unlink(missing_ok=True)
-        command = job_command(
-            cluster.urls,
-            "default",
-            self.tables,
-            cluster.folder / "checkpoints",
-            "--progress",
-            str(self._progress),
-        )
-        self._process = ChildProcess("spark", command, log=self.log, pid_file=folder / "pid")
+        arguments = job_arguments(cluster.urls, "default", self.tables, cluster.folder / "checkpoints")
+        arguments += ["--progress", str(self._progress)]
+        self._process = ChildProcess(JOB, arguments, log=self.log, pid_file=folder / "pid")
         self._reported = False
 
     def __enter__(self) -> Self:

@@ -1,6 +1,7 @@
 """`commitlog tables` and `commitlog materialize`: the Delta side of a log."""
 
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from app.cli.context import CommandFailed, ExitCode, Target, json_option, print_json, target_options
 from app.cli.delta_folder import delta_tables
-from app.cli.spark_job import job_command
+from app.cli.spark_job import JOB, job_arguments
 
 MIB = 1024 * 1024
 tables_option = click.option(
@@ -67,8 +68,10 @@ def tables_command(tables: Path, as_json: bool) -> None:
 @target_options
 def materialize_command(target: Target, tables: Path, checkpoints: Path, once: bool) -> None:
     """Run the Spark job in the foreground: write a log into Delta tables until SIGTERM."""
-    more = ["--available-now"] if once else []
     if target.token is not None:
         os.environ["COMMITLOG_TOKEN"] = target.token  # an argument would show in the list of processes
-    command = job_command(target.endpoints, target.log, tables, checkpoints, *more)
+    arguments = job_arguments(target.endpoints, target.log, tables, checkpoints)
+    if once:
+        arguments.append("--available-now")
+    command = [sys.executable, "-P", "-m", JOB, *arguments]
     os.execv(command[0], command)  # the job is this process from here on: signals and exit code are its own

@@ -1,7 +1,6 @@
 """The demo from the first process to the last proof."""
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -175,7 +174,7 @@ class Demo:
     def look_at_tables(self) -> None:
         """Let Spark, in a process of its own, find out what stands in the tables."""
         answer = self.folder / "proofs.json"
-        self._run_spark("proofs", ["app.demo.spark_proofs", "--answer", str(answer)])
+        self._run_spark("proofs", "app.demo.spark_proofs", ["--answer", str(answer)])
         self.story.found = json.loads(answer.read_text())
 
     def prove(self, sent: Sent) -> list[Proof]:
@@ -195,7 +194,7 @@ class Demo:
     def run_notebook(self) -> Path:
         """Run the first notebook on the tables; the HTML with its plots."""
         html = self.folder / "notebook.html"
-        self._run_spark("notebook", ["app.demo.notebook", "--html", str(html)])
+        self._run_spark("notebook", "app.demo.notebook", ["--html", str(html)])
         self.story.notebook_html = html
         return html
 
@@ -214,12 +213,12 @@ class Demo:
 
     # --- what all steps need ---
 
-    def _run_spark(self, name: str, module: Sequence[str]) -> None:
+    def _run_spark(self, name: str, module: str, arguments: Sequence[str]) -> None:
         """A Spark program of the demo as a process of its own, waited for."""
         folder = self.folder / "spark"
         log, pid_file = folder / f"{name}.log", folder / f"{name}.pid"
-        command = [sys.executable, "-P", "-m", *module, "--tables", str(self.folder / "tables")]
-        child = ChildProcess(name, command, log=log, pid_file=pid_file)
+        arguments = ["--tables", str(self.folder / "tables"), *arguments]
+        child = ChildProcess(module, arguments, log=log, pid_file=pid_file)
         self._stack.callback(child.end, 2.0)
         code = child.wait(SPARK_TIMEOUT_S)
         if code is None:
