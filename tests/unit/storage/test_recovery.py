@@ -1,0 +1,397 @@
+"""After any crash: what was durable is there, what was cut stays away, and a second start changes nothing."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from storage.batch import Batch
+from storage.commitlog import NO_INDEX, Commitlog
+from storage.errors import CorruptFile, CorruptLog
+from storage.segment_format import ENTRY_SIZE_BYTES
+from tests.support.memory_files import MemoryFiles, PowerCut
+from tests.unit.storage.support import (
+    FOLDER,
+    LOG_ID,
+    check_whole,
+    content,
+    epochs_on_disk,
+    grow,
+    next_batch,
+    open_log,
+    open_term,
+    snapshot,
+    sync_log,
+)
+
+FIRST_SEGMENT = f"{FOLDER}/{0:020d}.log"
+
+
+def put(files: MemoryFiles, path: str, data: bytes) -> None:
+    file = files.open(path, create=True)
+    file.truncate(0)
+    file.pwrite(data, 0)
+    file.sync()
+
+
+def check_idempotent(files: MemoryFiles) -> None:
+    before, operations = snapshot(files), files.operations
+    open_log(files)
+    assert (snapshot(files), files.operations) == (before, operations)
+
+
+# --- the tail
+
+
+@pytest.mark.parametrize("behind", ["nothing", "zeros", "noise", "old bytes"])
+def test_a_tail_torn_at_any_byte_leaves_the_longest_valid_prefix(behind: str) -> None:
+    chance = Random(11)
+    files = MemoryFiles()
+    log = open_log(files)
+    durable = [open_term(log, 1), *grow(log, 2, chance)]
+    log.close()
+    start = snapshot(files)
+    log = open_log(files)
+    tail = [next_batch(log, [chance.randbytes(40)])]
+    log.append(tail)
+    tail += grow(log, 1, chance, sync=False)
+    data = files.read(FIRST_SEGMENT)
+    begin = tail[0].offset
+    old = files.read(FIRST_SEGMENT)[: len(data) - begin]
+    for size in range(begin, len(data) + 1):
+        fill = {
+            "nothing": b"",
+            "zeros": bytes(len(data) - size),
+            "noise": chance.randbytes(len(data) - size),
+            "old bytes": old[size - begin :],
+        }[behind]
+        torn = MemoryFiles()
+        for name, whole in start.items():
+            put(torn, f"{FOLDER}/{name}", whole)
+        put(torn, FIRST_SEGMENT, data[:size] + fill)
+        torn.sync_folder(FOLDER)
+        same = size
+        while same < len(data) and fill[same - size : same - size + 1] == data[same : same + 1]:
+            same += 1
+        kept = [batch for batch in tail if batch.next_offset <= same]
+        check_whole(open_log(torn), durable + kept)
+        check_idempotent(torn)
+        torn.crash()
+        assert content(open_log(torn)) == durable + kept
+
+
+def test_a_flipped_bit_in_the_tail_is_never_read() -> None:
+    chance = Random(12)
+    files = MemoryFiles()
+    log = open_log(files)
+    durable = grow(log, 1, chance)
+    log.close()
+    log = open_log(files)
+    tail = grow(log, 2, chance, sync=False)
+    data = files.read(FIRST_SEGMENT)
+    start = snapshot(files)
+    for place in range(tail[0].offset, len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << chance.randrange(8)
+        torn = MemoryFiles()
+        for name, whole in start.items():
+            put(torn, f"{FOLDER}/{name}", whole)
+        put(torn, FIRST_SEGMENT, bytes(damaged))
+        kept = [batch for batch in tail if batch.next_offset <= place]
+        assert content(open_log(torn)) == durable + kept
+
+
+def test_a_committed_index_in_the_tail_is_never_cut() -> None:
+    files = MemoryFiles()
+    log = open_log(files)
+    batches = grow(log, 2)
+    put(files, FIRST_SEGMENT, files.read(FIRST_SEGMENT)[:-8])
+    before = snapshot(files)
+    with pytest.raises(CorruptLog, match="was committed") as caught:
+        open_log(files, committed_index=batches[1].last_index)
+    assert caught.value.offset == batches[1].offset
+    assert snapshot(files) == before
+    check_whole(open_log(files, committed_index=batches[0].last_index), batches[:1])
+
+
+def test_a_batch_that_does_not_follow_ends_the_log() -> None:
+    """A valid batch of another history, put where the log ends, is no part of it."""
+    files, others = MemoryFiles(), MemoryFiles()
+    log, other = open_log(files), open_log(others)
+    kept = [next_batch(log, [b"one"])]
+    log.append(kept)
+    other.append([next_batch(other, [b"two"])])
+    foreign = next_batch(other)
+    file = files.open(FIRST_SEGMENT)
+    file.pwrite(foreign.data, log.end_offset)
+    check_whole(open_log(files), kept)
+    assert files.open(FIRST_SEGMENT).size() == log.end_offset
+
+
+# --- damage where the log was durable
+
+
+def durable_log(files: MemoryFiles) -> list[Batch]:
+    log = open_log(files)
+    batches = [open_term(log, 1), *grow(log, 60, Random(2))]
+    log.close()
+    return batches
+
+
+def test_a_short_or_missing_segment_is_reported_and_left_alone() -> None:
+    files = MemoryFiles()
+    durable_log(files)
+    start = snapshot(files)
+    names = [name for name in start if name.endswith(".log")]
+    assert len(names) > 2
+    for name in names:
+        for data in (None, start[name][:-8], b""):
+            if data is None:
+                files.remove(f"{FOLDER}/{name}")
+            else:
+                put(files, f"{FOLDER}/{name}", data)
+            before = snapshot(files)
+            with pytest.raises(CorruptLog):
+                open_log(files)
+            assert snapshot(files) == before
+            put(files, f"{FOLDER}/{name}", start[name])
+
+
+def test_damage_in_the_last_durable_batch_is_found_at_the_start_and_elsewhere_when_read() -> None:
+    files = MemoryFiles()
+    batches = durable_log(files)
+    for batch in (batches[-1], batches[5]):
+        name = max(
+            name for name in files.list(FOLDER) if name.endswith(".log") and int(name[:20]) <= batch.offset
+        )
+        path = f"{FOLDER}/{name}"
+        whole = files.read(path)
+        for place in (0, 8, 90, batch.size_bytes - 20):
+            damaged = bytearray(whole)
+            damaged[batch.offset - int(name[:20]) + place] ^= 4
+            put(files, path, bytes(damaged))
+            with pytest.raises(CorruptLog) as caught:
+                open_log(files).batch_at(batch.base_index)
+            assert (caught.value.path, caught.value.offset) == (path, batch.offset)
+        put(files, path, whole)
+    check_whole(open_log(files), batches)
+
+
+@pytest.mark.parametrize("damage", ["missing", "zeros", "cut", "noise", "other", "field"])
+def test_an_index_is_rebuilt_when_it_cannot_be_believed(damage: str) -> None:
+    files = MemoryFiles()
+    batches = durable_log(files)
+    names = [name for name in files.list(FOLDER) if name.endswith(".index")]
+    whole = {name: files.read(f"{FOLDER}/{name}") for name in names}
+    for name in names:
+        path, size = f"{FOLDER}/{name}", len(whole[name])
+        row = size // ENTRY_SIZE_BYTES // 2 * ENTRY_SIZE_BYTES
+        if damage == "missing":
+            files.remove(path)
+            continue
+        flipped = bytearray(whole[name])
+        flipped[row + 16] ^= 1
+        put(
+            files,
+            path,
+            {
+                "zeros": bytes(size),
+                "cut": whole[name][: size - 70],
+                "noise": Random(1).randbytes(size),
+                "other": whole[names[0]] if name != names[0] else whole[names[1]],
+                "field": bytes(flipped),
+            }[damage],
+        )
+    check_whole(open_log(files), batches)
+    assert {name: files.read(f"{FOLDER}/{name}") for name in names} == whole
+
+
+def test_a_folder_of_another_log_is_refused() -> None:
+    files = MemoryFiles()
+    durable_log(files)
+    with pytest.raises(CorruptLog, match="another log"):
+        Commitlog.open(files, FOLDER, log_id=LOG_ID + 1)
+
+
+def test_a_damaged_manifest_is_never_replaced_by_a_new_one() -> None:
+    files = MemoryFiles()
+    batches = durable_log(files)
+    path = f"{FOLDER}/manifest"
+    whole = bytearray(files.read(path))
+    for slot in (0, 4096):
+        damaged = bytearray(whole)
+        damaged[slot + 20] ^= 1
+        put(files, path, bytes(damaged))
+        check_whole(open_log(files), batches)  # one of two slots is enough
+    damaged[20] ^= 1
+    put(files, path, bytes(damaged))
+    with pytest.raises(CorruptFile):
+        open_log(files)
+    files.remove(path)
+    with pytest.raises(CorruptLog, match="without a manifest"):
+        open_log(files)
+
+
+def test_files_of_others_are_left_alone() -> None:
+    files = MemoryFiles()
+    batches = durable_log(files)
+    for name in ("notes.txt", "12.log", f"{0:020d}.log.bak", "x" * 20 + ".log"):
+        put(files, f"{FOLDER}/{name}", b"not ours")
+    check_whole(open_log(files), batches)
+    assert files.read(f"{FOLDER}/12.log") == b"not ours"
+
+
+# --- a crash between any two operations
+
+
+def crash_everywhere(
+    prepare: Callable[[MemoryFiles], Commitlog],
+    operation: Callable[[Commitlog], None],
+    check: Callable[[MemoryFiles, bool], None],
+) -> int:
+    """Cut the power before each operation on the disk in turn, with several fates of what was not synced.
+
+    check(files, done): the files after the crash; done: the operation had returned. Returns how many places.
+    """
+    place = 0
+    while True:
+        done = False
+        for seed in range(4):
+            files = MemoryFiles(Random(seed))
+            log = prepare(files)
+            files.power_cut_at = files.operations + place
+            try:
+                operation(log)
+                done = True
+            except PowerCut:
+                pass
+            files.crash()
+            check(files, done)
+            check_idempotent(files)
+        if done:
+            return place
+        place += 1
+
+
+def three_terms(files: MemoryFiles, *, synced: bool = True) -> Commitlog:
+    log = open_log(files)
+    for term in (1, 2, 3):
+        open_term(log, term, f"n{term}")
+        grow(log, 14, Random(term), sync=synced)
+    return log
+
+
+def expected_content() -> list[Batch]:
+    return content(three_terms(MemoryFiles()))
+
+
+@pytest.mark.rule("R-07")
+@pytest.mark.parametrize("keep", [0, 1, 10, 15, 16, 30, 44])
+@pytest.mark.parametrize("synced", [True, False])
+def test_a_cut_tail_never_returns_wherever_the_crash_falls(keep: int, synced: bool) -> None:
+    whole = expected_content()
+    index = whole[keep - 1].last_index if keep else NO_INDEX
+
+    def check(files: MemoryFiles, done: bool) -> None:
+        log = open_log(files)
+        held = content(log)
+        assert held == whole[: len(held)]
+        if synced:
+            assert len(held) in ({keep} if done else {keep, len(whole)})
+        elif done:
+            assert len(held) == keep
+        before = [batch.term for batch in held if batch.is_control]
+        assert [term for term, _, _ in epochs_on_disk(files)] == before == [e.term for e in log.epochs]
+        # What is appended now may stand where the old tail stood: nothing of that shows through.
+        new = grow(log, 3, Random(99))
+        files.crash()
+        check_whole(open_log(files), held + new)
+
+    places = crash_everywhere(
+        lambda files: three_terms(files, synced=synced), lambda log: log.truncate_after(index), check
+    )
+    assert places > 5
+
+
+def test_a_reset_is_whole_or_has_not_begun() -> None:
+    whole = expected_content()
+
+    def check(files: MemoryFiles, done: bool) -> None:
+        log = open_log(files)
+        held = content(log)
+        assert held in ([], whole)
+        if not held:
+            assert (log.next_index, log.end_offset, log.epochs) == (900, 80_000, ())
+            new = grow(log, 2)
+            files.crash()
+            check_whole(open_log(files), new)
+        assert held == [] or not done
+
+    assert crash_everywhere(three_terms, lambda log: log.reset(900, 80_000), check) > 5
+
+
+def test_a_roll_or_a_moved_mark_loses_nothing_that_was_durable() -> None:
+    synced: list[int] = []
+
+    def work(log: Commitlog) -> None:
+        synced.clear()
+        for seed in range(5):
+            grow(log, 4, Random(seed), sync=False)
+            sync_log(log)
+            synced.append(log.durable_index)
+
+    log = three_terms(MemoryFiles())
+    work(log)
+    whole = content(log)
+
+    def check(files: MemoryFiles, done: bool) -> None:
+        log = open_log(files, committed_index=synced[-1] if synced else 0)
+        held = content(log)
+        assert held == whole[: len(held)]
+        assert len(held) == len(whole) or not done
+        assert log.end_index >= (synced[-1] if synced else NO_INDEX)
+
+    assert crash_everywhere(three_terms, work, check) > 20
+
+
+def test_recovery_itself_may_crash_anywhere() -> None:
+    """Of a log whose truncation was interrupted, and whose tail is torn besides."""
+    whole = expected_content()
+    cut = whole[20]
+
+    def interrupted(files: MemoryFiles) -> Commitlog:
+        log = three_terms(files)
+        files.power_cut_at = files.operations + 6
+        with pytest.raises(PowerCut):
+            log.truncate_after(cut.last_index)
+        files.crash()
+        return log
+
+    def check(files: MemoryFiles, done: bool) -> None:
+        assert content(open_log(files)) == whole[:21]
+
+    def recover(log: Commitlog) -> None:
+        open_log(log._files)  # type: ignore[arg-type]
+
+    assert crash_everywhere(interrupted, recover, check) > 3
+
+
+def test_a_new_log_may_crash_while_it_is_made() -> None:
+    place = 0
+    while True:
+        files = MemoryFiles(Random(place))
+        files.power_cut_at = place
+        try:
+            log = open_log(files)
+            grow(log, 2)
+            done = True
+        except PowerCut:
+            done = False
+        files.crash()
+        log = open_log(files)
+        assert log.begin_index in (NO_INDEX, 0)
+        check_idempotent(files)
+        if done:
+            assert content(log) != []
+            return
+        place += 1
