@@ -86,7 +86,13 @@ def storm(nodes: int, durability: Durability = Durability.FSYNC) -> ClusterPlan:
 
 
 class SimulatedNode:
-    """One node over all its lives; its disk outlives them."""
+    """One node over all its lives; its disk outlives them.
+
+    driver, log: of this life, or of the last one while the node is down; there from the first `start` on.
+    """
+
+    driver: LogDriver
+    log: Commitlog
 
     def __init__(self, cluster: "SimulatedCluster", name: str) -> None:
         self.name = name
@@ -94,18 +100,11 @@ class SimulatedNode:
         self.files = MemoryFiles(Random(cluster.world.random.getrandbits(64)))
         self._cluster = cluster
         self._life = Life(name, alive=False)
-        self._driver: LogDriver | None = None
+        self._fsync = cluster.plan.durability is Durability.FSYNC
 
     @property
     def alive(self) -> bool:
         return self._life.alive
-
-    @property
-    def driver(self) -> LogDriver:
-        """Of this life, or of the last one while the node is down."""
-        if self._driver is None:
-            raise LookupError(f"{self.name} was never started")
-        return self._driver
 
     @property
     def role(self) -> Role:
@@ -120,14 +119,9 @@ class SimulatedNode:
         return self.driver.committed_index
 
     @property
-    def log(self) -> Commitlog:
-        return self.driver.log
-
-    @property
     def held_index(self) -> int:
         """What no crash of this run takes away: with `replicated` the operating system lives on."""
-        fsync = self._cluster.plan.durability is Durability.FSYNC
-        return self.log.durable_index if fsync else self.log.end_index
+        return self.log.durable_index if self._fsync else self.log.end_index
 
     def watermarks(self) -> Mapping[str, int]:
         return self.driver.watermarks().get(self.term, {})
@@ -137,10 +131,10 @@ class SimulatedNode:
         self.life_number += 1
         life = self._life = Life(self.name)
         try:
-            self._driver = self._open(life)
+            driver = self._open(life)
         except StorageError as error:
             raise Violation(f"{self.name} cannot come back: {error!r}") from error
-        driver = self._driver
+        self.driver, self.log = driver, driver.log
         cluster.network.attach(self.name, life, lambda source, _log, message: driver.deliver(source, message))
         driver.start()
         self._tick(life)
