@@ -26,7 +26,7 @@ from storage.records import (
 )
 
 _BINARY: Final = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
-_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, OverflowError)
+_ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, OverflowError)
 
 
 def table_from_stream(data: Bytes, *, max_records: int, max_bytes: int, max_record_bytes: int) -> RecordTable:

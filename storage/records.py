@@ -180,7 +180,7 @@ def decode_body(header: BatchHeader, body: Bytes, *, untrusted: bool = False) ->
         rows = pa.ipc.read_record_batch(pa.py_buffer(body), BODY_SCHEMA)
         if untrusted:
             rows.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise CorruptBatch(f"body: {error}") from error
     if rows.num_rows != header.count:
         raise CorruptBatch("body: another number of records than the header says")

@@ -1,0 +1,106 @@
+"""The real file system keeps the seam's promises, and says what went wrong."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from storage.errors import DiskError, FolderLocked, StorageFull, SyncFailed
+from storage.files import OsFileSystem, write_durably
+
+FILES = OsFileSystem()
+
+
+def test_what_is_written_is_read_copied_or_mapped(tmp_path: Path) -> None:
+    file = FILES.open(f"{tmp_path}/a", create=True)
+    file.pwrite([b"one", bytearray(b"two"), memoryview(b"three")], 0)
+    file.pwrite(b"TWO", 3)
+    assert (file.read(0, 100), file.read(3, 3), file.read(50, 1)) == (b"oneTWOthree", b"TWO", b"")
+    view = file.view(3, 3)
+    file.pwrite(b"x" * 100_000, 11)
+    assert bytes(file.view(0, 100_011)[-1:]) == b"x"
+    file.truncate(11)
+    assert file.size() == 11
+    file.sync()
+    file.close()
+    assert bytes(view) == b"TWO"
+    assert FILES.read(f"{tmp_path}/a") == b"oneTWOthree"
+
+
+def test_more_buffers_than_one_call_takes_are_all_written(tmp_path: Path) -> None:
+    file = FILES.open(f"{tmp_path}/a", create=True)
+    parts = [bytes([k % 251]) * (k % 7) for k in range(3_000)]
+    file.pwrite(parts, 5)
+    assert file.read(0, 1 << 20) == bytes(5) + b"".join(parts)
+
+
+def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: real(fd, [b"".join(parts)[:3]], at))
+    file = FILES.open(f"{tmp_path}/a", create=True)
+    file.pwrite([b"12345", b"67890"], 0)
+    assert file.read(0, 100) == b"1234567890"
+
+
+@pytest.mark.parametrize(("number", "kind"), [(28, StorageFull), (122, StorageFull), (5, DiskError)])
+def test_a_refused_write_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[DiskError]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, "no")
+
+    file = FILES.open(f"{tmp_path}/a", create=True)
+    monkeypatch.setattr(os, "pwritev", refuse)
+    with pytest.raises(DiskError) as caught:
+        file.pwrite(b"x", 0)
+    assert type(caught.value) is kind
+    assert f"{tmp_path}/a" in str(caught.value)
+
+
+@pytest.mark.rule("R-11")
+def test_a_failed_sync_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(5, "input/output error")
+
+    file = FILES.open(f"{tmp_path}/a", create=True)
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(SyncFailed):
+        file.sync()
+    with pytest.raises(SyncFailed):
+        FILES.sync_folder(str(tmp_path))
+
+
+def test_what_is_not_there_is_a_disk_error(tmp_path: Path) -> None:
+    missing = f"{tmp_path}/missing"
+    for call in (FILES.open, FILES.read, FILES.remove, FILES.list, FILES.sync_folder):
+        with pytest.raises(DiskError, match="missing"):
+            call(missing)
+    with pytest.raises(DiskError):
+        FILES.rename(missing, f"{tmp_path}/a")
+    file = FILES.open(f"{tmp_path}/empty", create=True)
+    assert bytes(file.view(0, 0)) == b""
+    with pytest.raises(DiskError):
+        file.view(0, 1)
+
+
+def test_names_folders_and_whole_files(tmp_path: Path) -> None:
+    FILES.make_folders(f"{tmp_path}/b/c/d")
+    FILES.make_folders(f"{tmp_path}/b/c/d")
+    write_durably(FILES, f"{tmp_path}/b/two", b"2")
+    write_durably(FILES, f"{tmp_path}/b/two", b"22")
+    FILES.rename(f"{tmp_path}/b/two", f"{tmp_path}/b/one")
+    assert FILES.list(f"{tmp_path}/b") == ["c", "one"]
+    assert FILES.read(f"{tmp_path}/b/one") == b"22"
+    assert FILES.exists(f"{tmp_path}/b/one")
+    FILES.remove(f"{tmp_path}/b/one")
+    assert not FILES.exists(f"{tmp_path}/b/one")
+
+
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    lock = FILES.lock(f"{tmp_path}/lock")
+    with pytest.raises(FolderLocked):
+        FILES.lock(f"{tmp_path}/lock")
+    lock.release()
+    lock.release()
+    FILES.lock(f"{tmp_path}/lock").release()

@@ -1,0 +1,72 @@
+"""The journal shows what is durable, in order, without gaps."""
+
+from random import Random
+
+import pytest
+
+from storage.commitlog import CommitlogConfig
+from storage.journal import Event, Journal
+from tests.support.memory_files import MemoryFiles
+
+FOLDER = "/data/journal/default"
+
+
+def open_journal(files: MemoryFiles) -> Journal:
+    return Journal(
+        files, FOLDER, "n1", "default", CommitlogConfig(segment_max_bytes=5_000, tail_cache_bytes=0)
+    )
+
+
+def sync(journal: Journal) -> None:
+    ticket = journal.start_sync()
+    if ticket is not None:
+        ticket.run()
+        journal.finish_sync(ticket)
+
+
+def test_events_are_seen_once_they_are_durable() -> None:
+    journal = open_journal(MemoryFiles())
+    assert journal.read(0, 10) == ([], 0, False)
+    event = journal.append("role", 3, {"role": "leader", "leader": "n1"}, 1_000)
+    assert event == Event(0, "n1", "default", 1_000, "role", 3, {"role": "leader", "leader": "n1"})
+    assert journal.read(0, 10) == ([], 0, False)
+    sync(journal)
+    assert journal.read(0, 10) == ([event], 1, False)
+    assert journal.next_seq == 1
+
+
+def test_pages_follow_one_another() -> None:
+    journal = open_journal(MemoryFiles())
+    events = [journal.append("watermarks", 1, {"committed_index": k}, 1_000 + k) for k in range(25)]
+    sync(journal)
+    at, seen = 0, []
+    while True:
+        page, following, more = journal.read(at, 10)
+        assert following == at + len(page)
+        seen += page
+        at = following
+        if not more:
+            break
+    assert seen == events
+    assert [event.seq for event in seen] == list(range(25))
+    assert journal.read(7, 1) == ([events[7]], 8, True)
+    assert journal.read(25, 10) == journal.read(25, 0) == ([], 25, False)
+    assert journal.read(99, 10) == ([], 99, False)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_power_cut_leaves_a_prefix_and_the_numbers_go_on(seed: int) -> None:
+    files = MemoryFiles(Random(seed))
+    journal = open_journal(files)
+    events = [journal.append("start", 0, {"version": "1"}, 1)]
+    sync(journal)
+    events += [journal.append("term", k, {"term": k}, k) for k in range(20)]
+    files.crash()
+    journal = open_journal(files)
+    kept, following, more = journal.read(0, 100)
+    assert kept == events[: len(kept)]
+    assert kept
+    assert not more
+    assert journal.append("stop", 0, {}, 99).seq == following
+    journal.close()
+    assert open_journal(files).read(following, 1)[0][0].kind == "stop"
