@@ -60,6 +60,10 @@ EXPIRE_INTERVAL_MS = 60_000
 APPEND_MAX_BYTES = BATCH_MAX_BYTES // 2  # the other half: what packing adds
 
 
+def _nothing() -> None:
+    """For whoever wants no answer."""
+
+
 class LogDriver:
     """One log at this node. Every method is called on the owner's loop; none blocks.
 
@@ -121,6 +125,7 @@ class LogDriver:
         self._synced = False
         self._turn_due = False
         self._waiting_for_disk = False
+        self._stopping: Callable[[], None] | None = None
         self._ended = False
         self._waiters = CommitWaiters()
         self._seen_committed = NO_INDEX
@@ -141,23 +146,29 @@ class LogDriver:
 
     def stop(self, done: Callable[[], None] | None = None) -> None:
         """Give up the lead, answer whoever waits, save where a restart begins; done() when it is durable."""
-        if not self._ended:
-            self._guarded(self._stop)
+        self._stopping = done or _nothing
+        if not self._waiting_for_disk:
+            self._stop(self._stopping)
+
+    def _stop(self, done: Callable[[], None]) -> None:
+        self._guarded(self._say_goodbye)
         self._ended = True
 
         def synced() -> None:
             self._checkpointer.save_all(self._state, self._core.committed_index)
-            self._disk.submit(lambda: None, lambda _result, _error: done() if done is not None else None)
+            self._disk.submit(_nothing, lambda _result, _error: done())
 
         self._disk.request_sync(self._syncer, synced)
 
-    def _stop(self) -> None:
+    def _say_goodbye(self) -> None:
         for append in self._appends:
             self._open.refuse(append, NoLeader())
+        for reader in self._readers:
+            answer(reader, ReadIndexUnavailable())
         self._appends.clear()
+        self._readers.clear()
         self._core.stop(self._clock.monotonic_ms())
-        if not self._waiting_for_disk:
-            self._carry_out()
+        self._carry_out()
         self._journal_writer.event(CoreEvent("stop", self._core.term, {}))
 
     def deliver(self, source: str, message: Any) -> None:
@@ -180,7 +191,7 @@ class LogDriver:
         if not request.records.count or size_bytes > APPEND_MAX_BYTES:
             raise ValueError(f"{request.records.count} records of {size_bytes} bytes are no append")
         append = self._open.add(request, done, self._clock.monotonic_ms())
-        if self._ended:
+        if self._stopping is not None or self._ended:
             self._open.refuse(append, NoLeader())
         elif self._appends and (
             len(self._appends) >= self._limits.max_pending_requests
@@ -194,7 +205,7 @@ class LogDriver:
 
     def read_index(self, done: Callable[[int | CommitlogError], None]) -> None:
         """Ask for a linearizable read (R-08): done(index) once everything up to `index` is committed here."""
-        if self._ended:
+        if self._stopping is not None or self._ended:
             answer(done, ReadIndexUnavailable())
             return
         self._readers.append(done)
@@ -338,7 +349,10 @@ class LogDriver:
             self._undo_state(ready)
             self._finish(ready)
             self._carry_out()
-            self._turn()
+            if self._stopping is None:
+                self._turn()
+            elif not self._waiting_for_disk:
+                self._stop(self._stopping)
 
         self._disk.submit(work, then)
 

@@ -613,6 +613,21 @@ def test_a_clean_stop_saves_where_a_restart_begins(tmp_path: Path, monkeypatch: 
     assert node.driver._state.find_key("k0", node.seams.now_ms()) is not None
 
 
+def test_a_stop_while_the_disk_is_waited_for_comes_after_it(tmp_path: Path) -> None:
+    node = leading_node(tmp_path)
+    answers = node.ask()
+    node.seams.run()
+    node.driver.deliver("n2", Heartbeat(9, "n2", -1, 1))
+    node.seams.turn()  # the newer term is on its way to the disk
+    stopped: list[bool] = []
+    node.driver.stop(lambda: stopped.append(True))
+    assert code(node.ask()[0]) == "no-leader"
+    node.seams.run()
+    assert code(answers[0]) == "term-changed"
+    assert stopped == [True]
+    assert node.events("stop") == [{}]
+
+
 def test_status_shows_one_instant(node: Node) -> None:
     node.append(b"a", b"b")
     status = node.driver.status()
