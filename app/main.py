@@ -12,6 +12,7 @@ from app.api.append_openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.appends import AppendHandler
 from app.api.edge import Edge
 from app.api.openapi import PROBLEM_SCHEMA, as_openapi_3_0
+from app.api.room import Room
 from app.api.routing import ExactResponse, LogName
 from app.api.tokens import Tokens
 from app.node.broker import Broker
@@ -49,7 +50,8 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     problems.install(app)
     _complete_openapi(app)
     direct = front if settings.http.append_front is AppendFrontChoice.ASGI else None
-    return Edge(app, direct, tokens, broker.meter)
+    room = Room(settings.http.max_open_reads, settings.http.max_open_bytes)
+    return Edge(app, direct, tokens, broker.meter, room)
 
 
 def _append_router(front: AppendFront) -> APIRouter:

@@ -94,10 +94,11 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """The front door. open requests and bytes are those of one node; past them: 429."""
+    """The front door. What is open counts at one node; past it: 429."""
 
     append_front: AppendFront = AppendFront.ASGI
-    max_open_requests: int = 16_384
+    max_open_appends: int = 16_384
+    max_open_reads: int = 4_096  # long polls and event streams among them
     max_open_bytes: int = 256 * MIB
     leader_wait_ms: int = 3_000  # how long a request waits for a leader to be elected, or to be confirmed
     sse_ping_ms: int = 10_000
@@ -105,7 +106,7 @@ class HttpSettings:
     access_log: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_open_requests", "max_open_bytes", "leader_wait_ms", "sse_ping_ms"):
+        for name in ("max_open_appends", "max_open_reads", "max_open_bytes", "leader_wait_ms"):
             check(getattr(self, name) > 0, f"{name} must be positive")
         check(self.sse_ping_ms <= 15_000, "sse_ping_ms must be at most 15 000")
 

@@ -4,12 +4,13 @@ Both read the call in the same way and give the same bytes back; `[http] append_
 """
 
 import asyncio
-from typing import Any
+from functools import partial
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from app.api.appends import AppendHandler
 from app.api.calls import REQUEST_ID, AppendCall, Response, problem_response, request_id_of
+from app.api.room import Room
 from app.errors import CommitlogError, InvalidRequest, TooLarge
 from app.settings import Limits
 
@@ -31,6 +32,7 @@ class AppendFront:
 
     def __init__(self, handler: AppendHandler, limits: Limits) -> None:
         self._handler = handler
+        self._room = handler.room
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,49 +56,80 @@ class AppendFront:
         assert log is not None
         try:
             self._handler.check_log(log)
-            body = await self._read(receive, length)
+            announced = self._announced(length)
+            self._room.enter(announced)
         except CommitlogError as error:
             return problem_response(error, instance=scope["path"], request_id=request_id)
-        if body is None:
-            return None
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-
-        def done(response: Response) -> None:
-            if not future.done():  # else the client's task was cancelled: the append goes on without it
-                future.set_result(response)
-
-        self._handler.handle(
-            AppendCall(log, scope["path"], scope["query_string"], headers, body, request_id), done
-        )
+        incoming = _Incoming(self._room, announced, self._limits.max_request_bytes)
+        future: asyncio.Future[Response] | None = None
+        try:
+            body = await incoming.whole(receive)
+            if body is None:
+                return None
+            future = asyncio.get_running_loop().create_future()
+            self._handler.handle(
+                AppendCall(
+                    log, scope["path"], scope["query_string"], headers, body, request_id, incoming.reserved
+                ),
+                partial(_settle, future),
+            )
+        except CommitlogError as error:
+            return problem_response(error, instance=scope["path"], request_id=request_id)
+        finally:
+            if future is None:  # the handler has not taken it over
+                self._room.leave(incoming.reserved)
         return await future
 
-    async def _read(self, receive: Receive, length: bytes | None) -> bytes | None:
-        """The whole body, None when the client disconnects. Raises TooLarge or RateLimited, unread."""
+    def _announced(self, length: bytes | None) -> int:
+        """The Content-Length, 0 for a chunked body. Raises TooLarge, InvalidRequest."""
+        if length is None:
+            return 0
         limit = self._limits.max_request_bytes
-        announced = 0
-        if length is not None:
-            if not length.isdigit():
-                raise InvalidRequest(("/headers/Content-Length", "is a whole number"))
-            announced = int(length)
-            if announced > limit:
-                raise TooLarge(f"the body has {announced} bytes, at most {limit}", limit)
-        self._handler.check_room(announced)
-        message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
+        if not length.isdigit():
+            raise InvalidRequest(("/headers/Content-Length", "is a whole number"))
+        announced = int(length)
+        if announced > limit:
+            raise TooLarge(f"the body has {announced} bytes, at most {limit}", limit)
+        return announced
+
+
+def _settle(future: asyncio.Future[Response], response: Response) -> None:
+    if not future.done():  # else the client's task was cancelled: the append goes on without it
+        future.set_result(response)
+
+
+class _Incoming:
+    """A body on its way in. `reserved` is what it has entered into the room so far."""
+
+    __slots__ = ("_limit", "_room", "reserved")
+
+    def __init__(self, room: Room, announced: int, limit: int) -> None:
+        self.reserved = announced
+        self._room = room
+        self._limit = limit
+
+    async def whole(self, receive: Receive) -> bytes | None:
+        """The whole body, None when the client disconnects. Raises TooLarge or RateLimited."""
+        message = await receive()
         body: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._take(len(body))
             return body
-        parts: list[Any] = [body]
-        size = len(body)
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            part = message.get("body", b"")
+        parts: list[bytes] = []
+        size = 0
+        while message["type"] != "http.disconnect":
+            part: bytes = message.get("body", b"")
             parts.append(part)
             size += len(part)
-            if size > limit:
-                raise TooLarge(f"the body has more than {limit} bytes", limit)
+            self._take(size)
             if not message.get("more_body", False):
                 return b"".join(parts)
+            message = await receive()
+        return None
+
+    def _take(self, size: int) -> None:
+        if size > self._limit:
+            raise TooLarge(f"the body has more than {self._limit} bytes", self._limit)
+        if size > self.reserved:
+            self._room.grow(size - self.reserved)
+            self.reserved = size

@@ -15,7 +15,8 @@ import msgspec
 from app.api.append_parameters import AppendParameters, parse_append_query, parse_idempotency_key
 from app.api.bodies import Heads, media_type_of, read_append
 from app.api.calls import JSON_TYPE, NO_FORWARD, REQUEST_ID, AppendCall, Response, problem_response
-from app.errors import CommitlogError, Internal, NoLeader, NotLeader, QuorumTimeout, RateLimited
+from app.api.room import Room
+from app.errors import CommitlogError, Internal, NoLeader, NotLeader, QuorumTimeout
 from app.node.broker import Broker
 from app.node.driver import LogDriver
 from app.node.forward import Lost, NotSent, Relayed
@@ -56,7 +57,7 @@ _ENCODE = msgspec.json.Encoder().encode
 class AppendHandler:
     """Takes appends from any door. `handle` calls `done` exactly once, at once or later, never raises.
 
-    `open_bytes` and `open_requests` bound what is in flight at this node; past them: 429 at once.
+    A door enters a request into `room` before it reads the body; the answer leaves it.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -64,29 +65,17 @@ class AppendHandler:
         self._limits = broker.settings.limits
         self._http = broker.settings.http
         self._url = broker.node.url.encode("latin-1")
-        self.open_requests = 0
-        self.open_bytes = 0
+        self.room = Room(self._http.max_open_appends, self._http.max_open_bytes)
 
     def check_log(self, name: str) -> None:
         """Raises LogNotFound or InvalidRequest, before a body is read."""
         self._broker.find(name)
 
-    def check_room(self, size_bytes: int) -> None:
-        """Whether a body of that size may come in. Raises RateLimited."""
-        if self.open_requests >= self._http.max_open_requests:
-            raise RateLimited(f"{self.open_requests} appends are in flight at this node")
-        if self.open_requests and self.open_bytes + size_bytes > self._http.max_open_bytes:
-            raise RateLimited(f"{self.open_bytes} bytes of appends are in flight at this node")
-
     def handle(self, call: AppendCall, done: Done) -> None:
         """Check a call and begin it; done(answer) when it ends. Order of checks: API.md §3."""
-        size = len(call.body)
-        self.open_requests += 1
-        self.open_bytes += size
 
         def answered(response: Response) -> None:
-            self.open_requests -= 1
-            self.open_bytes -= size
+            self.room.leave(call.reserved_bytes)
             self._broker.meter.answered("POST", "/v1/logs/{log}/records", response.status)
             done(response)
 

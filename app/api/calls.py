@@ -43,7 +43,8 @@ def request_id_of(given: bytes | None) -> bytes:
 class AppendCall:
     """An append as it came in.
 
-    headers: lower-case names, as ASGI gives them. body: as sent, not yet unpacked.
+    headers: lower-case names, as ASGI gives them. body: as sent, not yet unpacked. reserved_bytes: what the
+    door entered for it (app/api/room.py).
     """
 
     log: str
@@ -52,6 +53,7 @@ class AppendCall:
     headers: RawHeaders
     body: bytes
     request_id: bytes
+    reserved_bytes: int = 0
 
 
 @dataclass(slots=True)

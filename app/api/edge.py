@@ -5,27 +5,35 @@ Appends go straight to their plain ASGI front (when that is chosen), everything 
 """
 
 import logging
+from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.append_front import AppendFront, append_log_of
 from app.api.calls import REQUEST_ID, Response, problem_response, request_id_of
+from app.api.room import Room
 from app.api.tokens import Tokens
 from app.errors import CommitlogError, Internal, NotFound
 from app.telemetry import Meter
 
 logger = logging.getLogger(__name__)
 
+_PROBES: Final = ("/healthz", "/readyz", "/metrics")
+
 
 class Edge:
     """An ASGI application. `front` None: FastAPI takes the appends too."""
 
-    def __init__(self, inner: ASGIApp, front: AppendFront | None, tokens: Tokens, meter: Meter) -> None:
+    def __init__(
+        self, inner: ASGIApp, front: AppendFront | None, tokens: Tokens, meter: Meter, room: Room
+    ) -> None:
+        """room: for everything but appends, which have their own, and probes."""
         self._inner = inner
         self._front = front
         self._tokens = tokens
         self._tokens_needed = tokens.needed
         self._meter = meter
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,24 +53,27 @@ class Edge:
         headers = dict(scope["headers"])
         request_id = scope["commitlog.request_id"] = request_id_of(headers.get(REQUEST_ID))
         method, path = scope["method"], scope["path"]
+        appends = method == "POST" and append_log_of(path) is not None
+        counted = not appends and path not in _PROBES
         try:
             self._tokens.check(method, path, headers.get(b"authorization"))
+            if ":" in path.removeprefix("/v1/logs/").partition("/")[0]:
+                raise NotFound(f"there is nothing at {path}")  # no action of that name exists
+            if counted:
+                self._room.enter(0)
         except CommitlogError as error:
             answer = problem_response(error, instance=path, request_id=request_id)
             await _send_whole(answer, send, head=method == "HEAD")
             self._meter.answered(method, "refused", error.http_status)
             return
-        if method == "POST" and self._front is not None and append_log_of(path) is not None:
+        if appends and self._front is not None:
             await self._front(scope, receive, send)
             return
-        if ":" in path.removeprefix("/v1/logs/").partition("/")[0]:  # no action of that name exists
-            answer = problem_response(
-                NotFound(f"there is nothing at {path}"), instance=path, request_id=request_id
-            )
-            await _send_whole(answer, send, head=method == "HEAD")
-            self._meter.answered(method, "unknown", answer.status)
-            return
-        await self._through(scope, receive, send, request_id)
+        try:
+            await self._through(scope, receive, send, request_id)
+        finally:
+            if counted:
+                self._room.leave(0)
 
     async def _through(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
         """To FastAPI. A HEAD is a GET whose body nobody sees."""

@@ -1,7 +1,7 @@
 """What every FastAPI route shares: the node, the log in the path, headers of answers, and calls passed on."""
 
 from collections.abc import Sequence
-from typing import Annotated, cast
+from typing import Annotated, Final, cast
 
 from fastapi import Depends, Path, Request
 from starlette.responses import Response, StreamingResponse
@@ -16,6 +16,8 @@ from app.node.broker import Broker
 from app.node.driver import LogDriver
 from app.node.forward import Lost, NotSent
 from app.node.hosted_log import HostedLog
+
+_LONG_SILENCE_S: Final = 75.0  # a long poll may take a minute
 
 
 def broker_of(request: Request) -> Broker:
@@ -83,7 +85,7 @@ async def from_replica(request: Request, broker: Broker, hosted: HostedLog) -> L
         raise NotLeader(None)
     for node_id in hosted.settings.replicas:
         try:
-            return await _passed_on(request, broker, node_id)
+            return await _passed_on(request, broker, node_id, _LONG_SILENCE_S)
         except (NotSent, Lost):
             continue
     raise NoLeader("no node that keeps this log can be reached")
@@ -101,7 +103,8 @@ async def from_leader(request: Request, broker: Broker, hosted: HostedLog) -> Lo
             if NO_FORWARD.decode() in request.headers:
                 raise NotLeader(leader.id, leader.url)
             try:
-                answer = await _passed_on(request, broker, leader.id)
+                silence_s = max(0.1, (deadline_ms - loop_time()) / 1000)
+                answer = await _passed_on(request, broker, leader.id, silence_s)
             except (NotSent, Lost):
                 pass
             else:
@@ -113,7 +116,7 @@ async def from_leader(request: Request, broker: Broker, hosted: HostedLog) -> Lo
     return hosted.driver
 
 
-async def _passed_on(request: Request, broker: Broker, node_id: str) -> StreamingResponse:
+async def _passed_on(request: Request, broker: Broker, node_id: str, silence_s: float) -> StreamingResponse:
     target = broker.settings.node_of(node_id)
     assert target is not None
     path = request.scope.get("raw_path") or request.url.path.encode()
@@ -123,6 +126,7 @@ async def _passed_on(request: Request, broker: Broker, node_id: str) -> Streamin
         (path + (b"?" + query if query else b"")).decode("latin-1"),
         request.headers.raw,
         request_id_of(request),
+        silence_s,
     )
     response = StreamingResponse(pieces, status_code=status)
     response.raw_headers = headers

@@ -20,6 +20,9 @@ RawHeaders = list[tuple[bytes, bytes]]
 NO_FORWARD: Final = "Commitlog-No-Forward"
 _CONNECT_TIMEOUT_S: Final = 1.0
 _CONNECTIONS_A_NODE: Final = 512
+_KEEP_ALIVE_S: Final = (
+    15.0  # well below what a node's own front allows: no call meets a connection that closes
+)
 _PASSED_ON: Final = frozenset(
     (
         b"content-type",
@@ -77,6 +80,7 @@ class Forwarder:
             connector=aiohttp.TCPConnector(
                 limit=0,
                 limit_per_host=_CONNECTIONS_A_NODE,
+                keepalive_timeout=_KEEP_ALIVE_S,
                 ssl=_ssl_context(self._security),
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
@@ -100,7 +104,8 @@ class Forwarder:
         timeout_s: float,
     ) -> Relayed:
         """One call and its whole answer. path_and_query: percent-encoded. Raises NotSent or Lost."""
-        async with self._open(target, method, path_and_query, headers, body, request_id, timeout_s) as answer:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
+        async with self._open(target, method, path_and_query, headers, body, request_id, timeout) as answer:
             try:
                 content = await answer.read()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -113,9 +118,14 @@ class Forwarder:
         path_and_query: str,
         headers: Iterable[tuple[bytes, bytes]],
         request_id: bytes,
+        silence_s: float,
     ) -> tuple[int, RawHeaders, AsyncIterator[bytes]]:
-        """A GET whose answer is passed on as it comes. Raises NotSent or Lost, before the first byte only."""
-        opened = self._open(target, "GET", path_and_query, headers, b"", request_id, None)
+        """A GET whose answer is passed on as it comes. Raises NotSent or Lost, before the first byte only.
+
+        silence_s: the other node may say nothing for so long, before and between the bytes of its answer.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=silence_s)
+        opened = self._open(target, "GET", path_and_query, headers, b"", request_id, timeout)
         answer = await opened.__aenter__()
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -135,7 +145,7 @@ class Forwarder:
         headers: Iterable[tuple[bytes, bytes]],
         body: bytes,
         request_id: bytes,
-        timeout_s: float | None,
+        timeout: aiohttp.ClientTimeout,
     ) -> "_Opening":
         assert self._session is not None
         passed = [
@@ -150,7 +160,7 @@ class Forwarder:
             skip_auto_headers=("Content-Type", "Accept", "Accept-Encoding", "User-Agent"),
             data=body if body or method == "POST" else None,
             allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S),
+            timeout=timeout,
         )
         return _Opening(target, context)
 

@@ -1,12 +1,14 @@
 """Everything that is not records: views of the cluster, health, pages, and what no route answers."""
 
 import re
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.test_append_routes import refused
-from tests.support.cluster import Cluster, eventually
+from tests.support.cluster import Cluster, eventually, running
 
 LOG = "/v1/logs/default"
 
@@ -85,7 +87,7 @@ def test_events_tell_of_start_roles_and_watermarks(cluster: Cluster) -> None:
 
 def test_logs(cluster: Cluster) -> None:
     logs = cluster.get(cluster.ids[0], "/v1/logs").json()["logs"]
-    assert [log["name"] for log in logs] == ["default", "other", "quiet"]
+    assert [log["name"] for log in logs] == ["default", "other", "quiet", "pair"]
     one = cluster.get(cluster.ids[1], "/v1/logs/quiet").json()
     assert one == logs[2]
     assert re.fullmatch("[0-9a-f]{16}", one.pop("id"))
@@ -100,7 +102,7 @@ def test_logs(cluster: Cluster) -> None:
 
 def test_the_cluster(cluster: Cluster) -> None:
     seen = cluster.get(cluster.ids[2], "/v1/cluster").json()
-    assert (seen["id"], seen["logs"]) == ("test", ["default", "other", "quiet"])
+    assert (seen["id"], seen["logs"]) == ("test", ["default", "other", "quiet", "pair"])
     assert [node["id"] for node in seen["nodes"]] == cluster.ids
     for node in seen["nodes"]:
         assert list(node) == ["id", "url", "peer_address", "voter", "alive", "version"]
@@ -227,3 +229,67 @@ def test_request_ids(cluster: Cluster) -> None:
         assert first.headers["x-request-id"] != second.headers["x-request-id"]
         strange = cluster.get("n1", path, headers={"X-Request-Id": "a b"})
         assert strange.headers["x-request-id"] != "a b"
+
+
+def test_a_node_without_a_replica_passes_every_call_on(cluster: Cluster) -> None:
+    """n3 keeps no copy of `pair`."""
+    pair = "/v1/logs/pair"
+    assert cluster.get("n3", pair).json()["replicas"] == ["n1", "n2"]
+    answer = cluster.append("n3", "through", log="pair")
+    assert answer.status_code == 200, answer.text
+    made = answer.json()
+    assert made["leader"] in ("n1", "n2")
+    page = cluster.get("n3", f"{pair}/records", params={"from_index": made["first_index"]})
+    assert [record["value"] for record in page.json()["records"]] == ["through"]
+    assert page.headers["commitlog-next-index"] == str(made["next_index"])
+    for view in ("tail", "status", "epochs", "watermarks", "events", f"records/{made['first_index']}"):
+        assert cluster.get("n3", f"{pair}/{view}").status_code == 200
+    assert cluster.get("n3", f"{pair}/status").json()["node"] in ("n1", "n2")
+    refused(cluster.get("n3", f"{pair}/records", params={"limit": 0}), 422, "invalid-request")
+    refused(cluster.get("n3", f"{pair}/records/999999"), 416, "index-out-of-range")
+    key = {"Commitlog-No-Forward": "1"}
+    refused(cluster.get("n3", f"{pair}/tail", headers=key), 421, "not-leader")
+    stream = cluster.get(
+        "n3",
+        f"{pair}/records",
+        params={"from_index": made["first_index"], "until_index": made["next_index"]},
+        headers={"Accept": "text/event-stream"},
+    )
+    assert "event: batch" in stream.text
+    assert cluster.get("n3", "/readyz").json()["logs"].keys() == {"default", "other", "quiet"}
+
+
+def test_a_hung_leader_does_not_hang_who_asks_through_another(tmp_path: Path) -> None:
+    with running(tmp_path, 3, sections={"http": {"leader_wait_ms": 500}}) as own:
+        leader, follower = own.leader(), own.follower()
+        own.pause(leader)
+        try:
+            started = time.monotonic()
+            answer = own.get(follower, f"{LOG}/watermarks")
+            assert time.monotonic() - started < 10
+            assert answer.status_code in (200, 503)
+        finally:
+            own.resume(leader)
+
+
+def test_tokens_guard_all_but_the_open_pages(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("writer write\nreader read\n")
+    for front in ("asgi", "fastapi"):
+        folder = tmp_path / front
+        folder.mkdir()
+        sections = {"security": {"tokens_file": tokens}, "http": {"append_front": front}}
+        with running(folder, 1, sections=sections) as own:
+            bare = own.append("n1", "x")
+            refused(bare, 401, "unauthenticated")
+            assert bare.headers["www-authenticate"].startswith("Bearer")
+            refused(own.get("n1", f"{LOG}/tail"), 401, "unauthenticated")
+            refused(own.get("n1", "/nothing"), 401, "unauthenticated")
+            refused(own.append("n1", "x", headers={"Authorization": "Bearer reader"}), 403, "forbidden")
+            written = own.append("n1", "x", headers={"Authorization": "Bearer writer", "X-Request-Id": "a"})
+            assert written.status_code == 200
+            assert written.headers.get_list("x-request-id") == ["a"]
+            reader = {"Authorization": "Bearer reader"}
+            assert own.get("n1", f"{LOG}/tail", headers=reader).status_code == 200
+            for path in ("/healthz", "/docs", "/v1/openapi.json", "/problems/fenced"):
+                assert own.get("n1", path).status_code == 200

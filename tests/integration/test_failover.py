@@ -316,7 +316,7 @@ def test_a_folder_of_another_node_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_refusals_of_overload_say_when_to_come_again(tmp_path: Path) -> None:
-    sections = {"limits": {"max_pending_requests": 1}, "http": {"max_open_requests": 8}}
+    sections = {"limits": {"max_pending_requests": 1}, "http": {"max_open_appends": 8}}
     with running(tmp_path, 1, sections=sections) as cluster:
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
             answers = list(pool.map(lambda number: cluster.append("n1", str(number)), range(300)))
