@@ -6,7 +6,7 @@ Memory: a tuple a claim; keys and producers that were silent longer than `idempo
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -116,20 +116,16 @@ class LogState:
                 self._remember(batch.last_index, _FENCE, "", self._fencing_token)
                 self._fencing_token = value.get("token")
         elif batch.header.appends_size:
+            next_offset = batch.next_offset  # one object for all claims of the batch
             for mark in marks_of(batch):
-                self._apply_mark(batch, mark)
+                self._apply_mark(batch, mark, next_offset)
         self._applied_index = batch.last_index
 
-    def _apply_mark(self, batch: Batch, mark: AppendMark) -> None:
+    def _apply_mark(self, batch: Batch, mark: AppendMark, next_offset: int) -> None:
         first_index = batch.base_index + mark.ordinal
+        last_index = first_index if mark.count == 1 else first_index + mark.count - 1
         claim = Claim(
-            first_index,
-            first_index + mark.count - 1,
-            batch.term,
-            batch.offset,
-            batch.next_offset,
-            batch.timestamp_ms,
-            mark.digest,
+            first_index, last_index, batch.term, batch.offset, next_offset, batch.timestamp_ms, mark.digest
         )
         if mark.idempotency_key is not None:
             before = self._keys.pop(mark.idempotency_key, None)  # and to the end: the order is that of age
@@ -175,11 +171,20 @@ class LogState:
     def expire(self, now_ms: int) -> None:
         """Forget committed keys and producers that have been silent for longer than idempotency_ms."""
         oldest_ms = now_ms - self._idempotency_ms
-        for key in _expired(self._keys, oldest_ms, self._committed_index):
+        for key in self._silent(self._keys.items(), oldest_ms):
             del self._keys[key]
-        latest = {id: history.recent[-1][1] for id, history in self._producers.items()}
-        for id in _expired(latest, oldest_ms, self._committed_index):
+        latest = ((id, history.recent[-1][1]) for id, history in self._producers.items())
+        for id in self._silent(latest, oldest_ms):
             del self._producers[id]
+
+    def _silent(self, claims: Iterable[tuple[str, Claim]], oldest_ms: int) -> list[str]:
+        """Return the names at the front of the claims, which stand in the order of age, that are too old."""
+        names = []
+        for name, claim in claims:
+            if claim.timestamp_ms >= oldest_ms or claim.last_index > self._committed_index:
+                break
+            names.append(name)
+        return names
 
     # --- answering
 
@@ -244,16 +249,7 @@ class LogState:
         return state
 
 
-def _expired(claims: dict[str, Claim], oldest_ms: int, committed_index: int) -> Sequence[str]:
-    """Return the names at the front of the claims, which stand in the order of age, that are too old."""
-    names = []
-    for name, claim in claims.items():
-        if claim.timestamp_ms >= oldest_ms or claim.last_index > committed_index:
-            break
-        names.append(name)
-    return names
-
-
 def _undo_value(table: int, value: Any) -> Any:
+    """Give a decoded value the type that it had in its table."""
     kinds: tuple[Any, ...] = (Claim | None, ProducerHistory | None, str | None)
     return msgspec.convert(value, kinds[table])
