@@ -17,7 +17,7 @@ from app.raft import quorum as quorum_module
 from app.raft.core import RaftCore
 from app.raft.dispatcher import Dispatcher
 from app.raft.entry_handler import EntryHandler
-from app.raft.messages import PushRequest, PushType, VoteAnswer, VoteRequest
+from app.raft.messages import PushCode, PushRequest, PushType, VoteAnswer, VoteRequest
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.reads import LeaderReads
 from app.raft.state import MemberState
@@ -108,8 +108,8 @@ def an_ack_counts_whatever_its_session(patch: pytest.MonkeyPatch) -> None:
     original = Dispatcher.answer
 
     def answer(self: Dispatcher, answer: Any, now_ms: int) -> None:
-        self._session = answer.session
-        self.state = type(self.state)(answer.type.name)
+        if answer.type is PushType.APPEND and answer.code is PushCode.SUCCESS:
+            self._quorum.raise_watermark(self.peer, answer.index)
         original(self, answer, now_ms)
 
     patch.setattr(Dispatcher, "answer", answer)
