@@ -8,14 +8,19 @@ on the peer's own connection. A frame is its length (u32, little-endian) and tha
     every other frame   one message: app/raft/wire.py
 
 A stranger, a node of another cluster and a frame that is not ours cost the connection, never the node.
-What is sent in one turn of the loop leaves in one write. Sending is best effort: without a connection, or
-with too many bytes waiting, messages are dropped, and the dispatcher's timers send again (D-07).
+What is sent in one turn of the loop leaves in one write. Sending is best effort: with too many bytes
+waiting, messages are dropped, and the dispatcher's timers send again (D-07). Without a connection only the
+small ones of the last moments are kept: a COMPARE or vote of a cluster that starts should not wait for a
+timer of seconds.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
+import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
@@ -34,6 +39,10 @@ SEND_MAX_BYTES: Final = 128 * MIB  # waiting for one peer; beyond it messages ar
 HELLO_TIMEOUT_S: Final = 5.0
 RETRY_FIRST_S: Final = 0.05
 RETRY_LAST_S: Final = 1.0
+KEPT_MESSAGES: Final = 256  # for a peer without a connection
+KEPT_MESSAGE_MAX_BYTES: Final = 4096
+KEPT_S: Final = 3.0
+UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer that answers nothing so long: connect anew
 _LENGTH = struct.Struct("<I")
 
 Buffer = bytes | memoryview
@@ -167,6 +176,10 @@ class PeerTransport:
     def joined(self, connection: "_Incoming") -> None:
         self._incoming[connection] = None
 
+    def heard_from(self, peer_id: str) -> None:
+        """The peer is up: no need to wait before connecting to it."""
+        self._outgoing[peer_id].hurry()
+
     def left(self, connection: "_Incoming") -> None:
         self._incoming.pop(connection, None)
 
@@ -238,6 +251,7 @@ class _Incoming(_Connection):
             self.close()
             return
         self._source = hello.source
+        owner.heard_from(hello.source)
         self._reader.raise_limit(FRAME_MAX_BYTES)
         self._reply(
             msgspec.json.encode(Hello(PROTOCOL, owner.cluster_id, owner.node_id, hello.source, VERSION))
@@ -280,7 +294,9 @@ class _Outgoing(_Connection):
         self._queue: list[Buffer] = []
         self._queued_bytes = 0
         self._dropped = 0
+        self._kept: deque[tuple[float, list[Buffer]]] = deque(maxlen=KEPT_MESSAGES)  # (when, message)
         self._lost = asyncio.Event()
+        self._hurry = asyncio.Event()
 
     async def keep_connected(self) -> None:
         """Connect, wait until the connection is lost, wait a little, and again, until cancelled."""
@@ -289,6 +305,7 @@ class _Outgoing(_Connection):
         host, port = self._address
         while True:
             self._lost.clear()
+            self._hurry.clear()
             self._reader = FrameReader(HELLO_MAX_BYTES)
             try:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -303,8 +320,13 @@ class _Outgoing(_Connection):
                     delay_s = RETRY_FIRST_S
                     log.info("peer lost", extra={"peer": self.peer_id})
                 self.version = None
-            await asyncio.sleep(delay_s * self._chance.uniform(0.5, 1.0))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s * self._chance.uniform(0.5, 1.0)):
+                    await self._hurry.wait()
             delay_s = min(delay_s * 2, RETRY_LAST_S)
+
+    def hurry(self) -> None:
+        self._hurry.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -312,6 +334,7 @@ class _Outgoing(_Connection):
         hello = msgspec.json.encode(Hello(PROTOCOL, owner.cluster_id, owner.node_id, self.peer_id, VERSION))
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=MIB)
+        _bound_silence(self._transport)
         self._transport.write(_LENGTH.pack(len(hello)) + hello)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -334,22 +357,32 @@ class _Outgoing(_Connection):
             raise wire.CorruptFrame(f"{self._address} is not {self.peer_id} of this cluster")
         self.version = answer.version
         log.info("peer connected", extra={"peer": self.peer_id})
+        oldest = asyncio.get_running_loop().time() - KEPT_S
+        for when, buffers in self._kept:
+            if when >= oldest:
+                self._enqueue(buffers, sum(map(len, buffers)))
+        self._kept.clear()
 
     def send(self, log_id: int, message: Any) -> None:
-        transport = self._transport
-        if transport is None or self.version is None:
-            return
         try:
             buffers = wire.encode(log_id, message)
         except Exception:
             log.exception("a message could not be encoded", extra={"peer": self.peer_id})
             return
         size = sum(map(len, buffers))
+        transport = self._transport
+        if transport is None or self.version is None:
+            if size <= KEPT_MESSAGE_MAX_BYTES:
+                self._kept.append((asyncio.get_running_loop().time(), buffers))
+            return
         if self._queued_bytes + size + transport.get_write_buffer_size() > SEND_MAX_BYTES:
             self._dropped += 1
             if self._dropped & (self._dropped - 1) == 0:
                 log.warning("messages dropped", extra={"peer": self.peer_id, "count": self._dropped})
             return
+        self._enqueue(buffers, size)
+
+    def _enqueue(self, buffers: list[Buffer], size: int) -> None:
         if not self._queue:
             asyncio.get_running_loop().call_soon(self._flush)
         self._queue.append(_LENGTH.pack(size))
@@ -365,3 +398,14 @@ class _Outgoing(_Connection):
     def _forget_queue(self) -> None:
         self._queue = []
         self._queued_bytes = 0
+
+
+def _bound_silence(transport: asyncio.Transport) -> None:
+    """Let the system give up a connection whose bytes nobody acknowledges, where it can.
+
+    Without it a connection that survived a long partition goes on only when TCP's doubled timers say so.
+    """
+    door = transport.get_extra_info("socket")
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if door is not None and option is not None:
+        door.setsockopt(socket.IPPROTO_TCP, option, UNACKNOWLEDGED_TIMEOUT_MS)
