@@ -14,7 +14,7 @@ from typing import Final
 
 from storage.batch import FIRST_CHAIN, Batch, follows_chain
 from storage.epoch_file import Epoch, encode_epochs, epoch_of
-from storage.errors import DiskError, InvariantError
+from storage.errors import DiskError, InvariantError, StorageFull
 from storage.file_system import File, FileSystem, write_durably
 from storage.manifest import Intent, Manifest
 from storage.records import READ_SCHEMA, read_columns
@@ -57,6 +57,7 @@ class SyncTicket:
         self.folder_changed = False
         self.epochs: bytes | None = None
         self.manifest: Manifest | None = None
+        self.no_room = False  # the data is durable, but epochs or durable point could not be written
 
     def run(self) -> None:
         """Wait until it is on disk. Raises SyncFailed or DiskError: the node stops (R-11)."""
@@ -78,7 +79,7 @@ class Commitlog:
         self._manifest = recovered.manifest
         self._segments = recovered.segments
         self._epochs = recovered.epochs
-        self._epochs_changed = False
+        self._epochs_changed = recovered.no_room
         self._folder_changed = False
         self._last = recovered.last_batch
         self._durable_index = self.end_index
@@ -254,7 +255,6 @@ class Commitlog:
         """Let the sync also move the durable point up, with the index entries that a restart will want."""
         for segment in reversed(self._segments):
             if (entries := segment.take_unflushed()) is not None:
-                ticket.folder_changed |= entries.position == 0
                 ticket.entries.append(entries)
             elif segment.mapped:
                 break
@@ -269,21 +269,34 @@ class Commitlog:
                 return  # a cut came in between, and synced what it left
             for file in ticket.dirty:
                 file.sync()
-            for entries in ticket.entries:
-                entries.write()
             if ticket.folder_changed:
                 self._files.sync_folder(self._folder)
-            if ticket.epochs is not None:
-                write_durably(self._files, f"{self._folder}/{EPOCHS_NAME}", ticket.epochs)
-            if ticket.manifest is not None:
-                self._manifest_file.save(ticket.manifest)
+            try:
+                self._carry_out_mark(ticket)
+            except StorageFull:
+                ticket.no_room = True  # all of it can be made anew: tried again with the next sync
+
+    def _carry_out_mark(self, ticket: SyncTicket) -> None:
+        for entries in ticket.entries:
+            entries.write()
+        if any(entries.position == 0 for entries in ticket.entries):
+            self._files.sync_folder(self._folder)
+        if ticket.epochs is not None:
+            write_durably(self._files, f"{self._folder}/{EPOCHS_NAME}", ticket.epochs)
+        if ticket.manifest is not None:
+            self._manifest_file.save(ticket.manifest)
 
     def finish_sync(self, ticket: SyncTicket) -> None:
         """Take note that the ticket's run has ended well; ignored when the log was cut meanwhile."""
         if ticket.generation != self._generation:
             return
         self._durable_index = max(self._durable_index, ticket.end_index)
-        if ticket.manifest is not None:
+        if ticket.no_room:
+            self._epochs_changed = True
+            for segment in self._segments:
+                if not segment.mapped:
+                    segment.flushed = 0
+        elif ticket.manifest is not None:
             self._manifest = ticket.manifest
             for segment in reversed(self._segments[:-1]):
                 if segment.mapped:
@@ -347,6 +360,7 @@ class Commitlog:
     def _cut_to(self, index: int, offset: int, last: Batch | None) -> None:
         """Intent, cut, sync, clear. In memory first: readers see the log before or after, never between."""
         manifest = self._manifest
+        epochs = len(self._epochs)
         removed = self._forget(offset, last)
         if last is None:
             index = manifest.base_index - 1
@@ -363,7 +377,8 @@ class Commitlog:
                 if not segment.mapped:  # what is mapped was durable before
                     segment.file.sync()
                     segment.dirty = False
-            write_epochs(self._files, self._folder, self._epochs)
+            if len(self._epochs) < epochs:
+                write_epochs(self._files, self._folder, self._epochs)
             self._files.sync_folder(self._folder)
             self._manifest_file.save(manifest)
 
@@ -382,8 +397,8 @@ class Commitlog:
         count = 0 if last is None else bisect_right(self._tail_bases, last.base_index)
         self._tail_bytes -= sum(batch.size_bytes for batch in self._tail[count:])
         del self._tail[count:], self._tail_bases[count:]
-        epochs = [epoch for epoch in self._epochs if epoch.start_offset < offset]
-        self._epochs, self._epochs_changed = epochs, False
+        self._epochs = [epoch for epoch in self._epochs if epoch.start_offset < offset]
+        self._epochs_changed = bool(self._epochs)  # a sync that was on its way to write them is dropped
         self._folder_changed = False
         return removed
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from storage.batch import FIRST_CHAIN, Batch, follows_chain
 from storage.epoch_file import Epoch, decode_epochs, encode_epochs, epoch_of
-from storage.errors import CorruptBatch, CorruptLog
+from storage.errors import CorruptBatch, CorruptLog, StorageFull
 from storage.file_system import FileSystem, write_durably
 from storage.manifest import Intent, Manifest, ManifestFile
 from storage.segment import Scan, Segment
@@ -26,13 +26,17 @@ EPOCHS_NAME: Final = "epochs"
 
 @dataclass(slots=True)
 class Recovered:
-    """A log's folder that is whole, and what is known of it. All of it is durable."""
+    """A log's folder that is whole, and what is known of it. All batches are durable.
+
+    no_room: the disk is full, and the epoch file may be behind.
+    """
 
     manifest_file: ManifestFile
     manifest: Manifest
     segments: list[Segment]
     epochs: list[Epoch]
     last_batch: Batch | None
+    no_room: bool
 
 
 def segment_offsets(files: FileSystem, folder: str) -> list[int]:
@@ -78,6 +82,7 @@ class Recovery:
         self._segments: list[Segment] = []
         self._epochs: list[Epoch] = []
         self._last: Batch | None = None
+        self._no_room = False
 
     def run(self) -> Recovered:
         """Return the log as it is from now on. Raises CorruptLog, CorruptFile, DiskError."""
@@ -91,7 +96,9 @@ class Recovery:
         end_index = saved.base_index - 1 if self._last is None else self._last.last_index
         end_offset = saved.base_offset if self._last is None else self._last.next_offset
         self._keep(replace(self._manifest, durable_index=end_index, durable_offset=end_offset))
-        return Recovered(self._manifest_file, self._manifest, self._segments, self._epochs, self._last)
+        return Recovered(
+            self._manifest_file, self._manifest, self._segments, self._epochs, self._last, self._no_room
+        )
 
     def _damaged(self, offset: int, reason: str) -> CorruptLog:
         return CorruptLog(self._folder, offset, reason)
@@ -139,6 +146,7 @@ class Recovery:
             if size < end - offset or (sealed and size > end - offset):
                 raise CorruptLog(segment.path, offset, f"has {size} bytes, not {end - offset}")
             if sealed:
+                segment.close()  # opened again when it is read
                 segment.map_index(end)
             else:
                 segment.load_index(end)
@@ -236,17 +244,25 @@ class Recovery:
 
     def _keep(self, manifest: Manifest) -> None:
         """Make what the scan accepted durable, and say so in the manifest."""
-        for segment in self._segments:
-            if segment.dirty:
-                segment.file.sync()
-                segment.dirty = False
+        dirty = [segment for segment in self._segments if segment.dirty]
+        for segment in dirty:
+            segment.file.sync()
+            segment.dirty = False
+        if dirty:
+            self._files.sync_folder(self._folder)
+        try:
+            for segment in dirty:
                 if (entries := segment.take_unflushed()) is not None:
                     entries.write()
-        write_epochs(self._files, self._folder, self._epochs)
-        if manifest != self._manifest:
-            self._files.sync_folder(self._folder)
-            self._manifest = manifest
-            self._manifest_file.save(manifest)
+            write_epochs(self._files, self._folder, self._epochs)
+            if manifest != self._manifest:
+                self._files.sync_folder(self._folder)
+                self._manifest_file.save(manifest)
+                self._manifest = manifest
+        except StorageFull:  # the log is durable without them, and a sync will write them when there is room
+            self._no_room = True
+            for segment in dirty:
+                segment.flushed = 0
 
 
 def write_epochs(files: FileSystem, folder: str, epochs: list[Epoch]) -> None:

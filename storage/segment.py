@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from storage.batch import FLAG_CONTROL, Batch, decode_batch
-from storage.errors import CorruptBatch, CorruptLog, PartialBatch
+from storage.errors import CorruptBatch, CorruptLog, PartialBatch, StorageFull
 from storage.file_system import File, FileSystem, write_durably
 from storage.segment_format import (
     ENTRY_SIZE_BYTES,
@@ -87,6 +87,7 @@ class Segment:
 
     def cut(self, end_offset: int) -> None:
         """Forget, in memory, everything from `end_offset`, a batch boundary past the base, on."""
+        self.verify_order()
         self.index.cut(self.index.rows_until(end_offset))
         self.flushed = 0  # a flush may have been on its way: write the file anew
         self.mapped = False
@@ -212,8 +213,13 @@ class Segment:
                 raise CorruptLog(self.path, self.end_offset, scan.stopped_by)
             self.accept(batch)
         self.ordered = True
-        self.flushed = self.index.count
-        write_durably(self._files, self.index_path, self.index.encoded(0, self.index.count))
+        self.mapped = False
+        self.flushed = 0
+        try:
+            write_durably(self._files, self.index_path, self.index.encoded(0, self.index.count))
+            self.flushed = self.index.count
+        except StorageFull:
+            pass  # written when the durable point moves; until then it is made anew at each start
 
     def accept(self, batch: Batch) -> None:
         """Count a batch that stands at the end of what was recovered so far."""

@@ -329,6 +329,27 @@ def test_a_full_disk_stores_nothing_and_later_goes_on() -> None:
     check_whole(open_log(files), [*kept, batch])
 
 
+def test_a_full_disk_holds_up_the_durable_point_but_no_sync() -> None:
+    """Index, epochs and durable point wait for room; what was written is durable all the same."""
+    files = MemoryFiles(Random(6))
+    log = open_log(files)
+    batches = [open_term(log, 1)]
+    while log.end_offset < 2 * SMALL.mark_interval_bytes:
+        batches += grow(log, 1, sync=False)
+    files.space_bytes = sum(map(len, snapshot(files).values()))
+    sync_log(log)
+    assert log.durable_index == log.end_index
+    assert epochs_on_disk(files) == []
+    with pytest.raises(StorageFull):
+        log.append([next_batch(log, [b"x" * 5_000])])  # its undoing needs no room
+    files.crash()
+    check_whole(open_log(files, committed_index=batches[-1].last_index), batches)
+    files.space_bytes = None
+    batches += grow(log, 1)
+    assert epochs_on_disk(files) == [(1, "n1", 0)]
+    check_whole(open_log(files), batches)
+
+
 def test_a_batch_larger_than_a_segment_has_one_of_its_own() -> None:
     files = MemoryFiles()
     log = open_log(files)
