@@ -29,6 +29,7 @@ logger.stream.name = org.apache.spark.sql.execution.streaming
 logger.stream.level = off
 """
 
+DRIVER_JAVA = "spark.driver.extraJavaOptions"
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -49,7 +50,13 @@ FAST_SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     "spark.sql.adaptive.enabled": "false",
+    # compiling costs more than interpreting when a plan runs once over a few rows
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.databricks.delta.autoCompact.enabled": "false",
 }
+JAVA_OPTIONS = "-Duser.timezone=UTC"
+FAST_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def build_session(
@@ -76,6 +83,8 @@ def build_session(
     if master.startswith("local"):
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {**SETTINGS, **(FAST_SETTINGS if fast_tests else {}), **_files(jars), **(extra or {})}
+    java_options = [settings[DRIVER_JAVA], JAVA_OPTIONS, *([FAST_JAVA_OPTIONS] if fast_tests else [])]
+    settings[DRIVER_JAVA] = " ".join(java_options)
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -100,6 +109,6 @@ def _files(jars: Sequence[Path]) -> dict[str, str]:
     log4j.write_text(LOG4J)
     return {
         "spark.jars": ",".join(str(path) for path in jars),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} -Duser.timezone=UTC",
+        DRIVER_JAVA: f"-Dlog4j2.configurationFile={log4j}",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }

@@ -100,7 +100,7 @@ class FakeReplica:
         self.has_leader = True
         self.drop_record: int | None = None  # left out of every answer: a short read
         self.cut_answers = 0  # so many Arrow answers are cut in the middle
-        self.stall_at: int | None = None  # a read that begins past this index waits until `resume`
+        self.stall_at: int | None = None  # a read of records past this index waits for `resume`
         self.stalled, self.resume = threading.Event(), threading.Event()
         self.requests: list[str] = []
         self.url = ""
@@ -194,7 +194,7 @@ class FakeReplica:
             return problem(410, "index-trimmed", begin_index=self.log.begin_index)
         if int(request.headers.get("commitlog-min-index", "-1")) > self.visible:
             return problem(504, "not-yet-replicated")
-        if self.stall_at is not None and first > self.stall_at and "arrow" in request.headers["accept"]:
+        if self.stall_at is not None and first > self.stall_at and until > first + 1:
             self.stalled.set()
             await asyncio.to_thread(self.resume.wait)
         end = min(until, self.visible + 1, first + int(query.get("limit", "1000")))

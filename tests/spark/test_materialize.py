@@ -1,0 +1,179 @@
+"""The whole job: every table from one log, its progress, its end."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.epochs import EpochClash, agree, committed_epochs
+from spark_jobs.errors import LogClash
+from spark_jobs.run import MaterializeConfig, materialize, parse_arguments
+from spark_jobs.supervisor import owner, reason_of, remove_dead_checkpoints
+from spark_jobs.tables import TABLES, read_table, table_properties
+from tests.spark.conftest import endpoints
+from tests.spark.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
+
+
+def watermarks_event(replica: FakeReplica, committed: int, peers: dict[str, int]) -> None:
+    replica.event(
+        "watermarks",
+        {"role": "leader", "begin_index": 0, "end_index": 101, "committed_index": committed, "peers": peers},
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path, replicas: list[FakeReplica]) -> MaterializeConfig:
+    return MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path / "tables", available_now=True)
+
+
+@pytest.mark.rule("D-22")
+def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
+    spark: SparkSession, config: MaterializeConfig, replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    first, second = replicas
+    first.event("start", {"version": "1"})
+    watermarks_event(second, 90, {"n1": 90, "n2": 95})
+    second.event("watermarks", {"role": "follower", "committed_index": 90, "peers": {}})
+    progress = materialize(config, spark=spark)
+    assert progress.state == "done"
+    told = progress.logs["default"]
+    assert (told.entries_rows, told.materialized_index, told.lag_records, told.epochs_rows) == (
+        100,
+        101,
+        0,
+        2,
+    )
+
+    log.open_term(3, "n1")
+    log.append_many(5)
+    watermarks_event(first, 106, {"n1": 107, "n2": 106})
+    first.stop()  # its journal is caught up another time, its epoch file stays as it was
+    told = materialize(config, spark=spark).logs["default"]
+    assert (told.entries_rows, told.events_rows, told.watermarks_rows, told.epochs_rows) == (105, 3, 2, 3)
+    first.start(first.port)
+    told = materialize(config, spark=spark).logs["default"]
+    assert (told.entries_rows, told.events_rows, told.watermarks_rows) == (105, 4, 4)
+
+    def rows(table: str, *columns: str) -> list[tuple[object, ...]]:
+        frame = read_table(spark, f"{config.tables}/default/{table}").select(*columns)
+        return sorted(tuple(row) for row in frame.collect())
+
+    assert rows("watermarks", "term", "peer", "node", "seq", "watermark", "committed_index") == [
+        (2, "n1", "n2", 0, 90, 90),
+        (2, "n2", "n2", 0, 95, 90),
+        (3, "n1", "n1", 1, 107, 106),
+        (3, "n2", "n1", 1, 106, 106),
+    ]
+    assert rows("epochs", "epoch", "leader", "start_index", "end_index", "end_offset") == [
+        (1, "n1", 0, 50, 5_100),
+        (2, "n2", 51, 101, 10_200),
+        (3, "n1", 102, None, None),
+    ]
+    assert [row[:2] for row in rows("epoch_files", "node", "epoch")] == [
+        (node, epoch) for node in ("n1", "n2") for epoch in (1, 2, 3)
+    ]
+    started = read_table(spark, f"{config.tables}/default/epochs").where("epoch = 2").collect()[0]["started"]
+    assert round(started.timestamp() * 1_000) == FIRST_TIMESTAMP_MS + 51
+
+
+def test_the_tables_are_laid_out_as_they_are_documented(
+    spark: SparkSession, config: MaterializeConfig
+) -> None:
+    materialize(config, spark=spark)
+    readme = (Path(__file__).parents[2] / "spark_jobs" / "README.md").read_text()
+    for table in TABLES:
+        path = f"{config.tables}/default/{table.name}"
+        assert set(table.columns) == set(table.schema.fieldNames())
+        described = spark.sql(f"DESCRIBE TABLE delta.`{path}`").collect()
+        comments = {row["col_name"]: row["comment"] for row in described}
+        for name, meaning in table.columns.items():
+            assert comments[name] == meaning
+            assert f"| `{name}` |" in readme.split(f"## `{table.name}`")[1].split("\n## ")[0]
+        detail = spark.sql(f"DESCRIBE DETAIL delta.`{path}`").collect()[0]
+        assert tuple(detail["clusteringColumns"]) == table.cluster_by
+    properties = table_properties(spark, f"{config.tables}/default/entries")
+    assert "value" not in properties["delta.dataSkippingStatsColumns"].split(",")
+
+
+def test_a_table_of_another_cluster_is_not_written_to(
+    spark: SparkSession, config: MaterializeConfig, log: FakeLog
+) -> None:
+    materialize(config, spark=spark)
+    log.cluster = "elsewhere"
+    with pytest.raises(LogClash, match="another cluster"):
+        materialize(config, spark=spark)
+    assert json.loads((config.tables / "progress.json").read_text())["state"] == "failed"
+
+
+def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(config: MaterializeConfig) -> None:
+    command = [sys.executable, "-m", "spark_jobs.run", "--endpoint", config.endpoint]
+    command += ["--tables", str(config.tables), "--trigger", "200 milliseconds"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert line.startswith("running: default: 100 entries through index 101, lag 0")
+    assert out.splitlines()[-1].startswith("stopped: default: 100 entries")
+    assert errors == ""
+    assert not list((config.tables / "_checkpoints" / "default").iterdir())
+
+
+def test_arguments_become_a_configuration() -> None:
+    config = parse_arguments(
+        ["--endpoint", "http://127.0.0.1:1", "--tables", "t", "--log", "a", "--log", "b"]
+    )
+    assert (config.logs, config.trigger, config.checkpoints_folder) == (
+        ("a", "b"),
+        "1 second",
+        Path("t/_checkpoints"),
+    )
+
+
+def test_scratch_of_dead_drivers_is_removed_and_of_living_ones_kept(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    host = owner().rsplit("-", 1)[0]
+    for name in (f"entries-{host}-{dead.pid}-1", f"entries-{owner()}-2", "entries-elsewhere-1-1"):
+        (tmp_path / name).mkdir()
+    remove_dead_checkpoints(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [f"entries-{owner()}-2", "entries-elsewhere-1-1"]
+    )
+
+
+def test_the_reason_of_a_failure_is_found_in_sparks_pages_of_text() -> None:
+    text = (
+        "[STREAM_FAILED] failed\nTraceback:\n File x\nspark_jobs.errors.LogClash: log 'a' is not the log\n at"
+    )
+    assert reason_of(RuntimeError(text)) == "log 'a' is not the log"
+    assert reason_of(OSError("no such file")) == "no such file"
+
+
+def epoch(number: int, start_index: int) -> dict[str, object]:
+    return {"epoch": number, "start_index": start_index, "start_offset": start_index * 100, "end_index": None}
+
+
+def test_an_epoch_counts_when_its_first_record_is_committed_and_ends_with_the_next_that_counts() -> None:
+    file = [epoch(1, 0), epoch(3, 10), epoch(4, 20)]
+    assert committed_epochs(file, -1) == []
+    assert [(e["epoch"], e["end_index"], e["end_offset"]) for e in committed_epochs(file, 19)] == [
+        (1, 9, 1_000),
+        (3, None, None),
+    ]
+    assert [e["end_index"] for e in committed_epochs(file, 20)] == [9, 19, None]
+
+
+def test_nodes_that_disagree_on_a_committed_epoch_are_reported() -> None:
+    longest = [epoch(1, 0), epoch(2, 10), epoch(4, 20)]
+    assert agree("default", [longest[:1], longest, [], longest[1:]]) == longest
+    assert agree("default", []) == []
+    with pytest.raises(EpochClash, match="disagree on committed epoch 2"):
+        agree("default", [longest, [epoch(1, 0), epoch(2, 12)]])
+    with pytest.raises(EpochClash, match="disagree on committed epoch 3"):
+        agree("default", [longest, [epoch(1, 0), epoch(3, 12)]])
