@@ -1,5 +1,7 @@
 """`make rules`: which rules of app/RULES.md does no test prove yet?"""
 
+import contextlib
+import io
 import re
 import sys
 from collections import Counter
@@ -29,9 +31,10 @@ class ProofCounter:
 def main() -> int:
     """Print each rule without a proof, then a count. Exit code 1 only when the tests cannot be collected."""
     counter = ProofCounter()
-    code = pytest.main(["--collect-only", "-qq", "--no-header", "-p", "no:terminal"], plugins=[counter])
+    with contextlib.redirect_stdout(io.StringIO()) as listing:
+        code = pytest.main(["--collect-only", "-qq"], plugins=[counter])
     if code != pytest.ExitCode.OK:
-        sys.stderr.write(f"the tests cannot be collected (pytest exit code {int(code)})\n")
+        sys.stderr.write(listing.getvalue())
         return 1
     rules = read_rules()
     unproved = [number for number in rules if not counter.proofs[number]]
