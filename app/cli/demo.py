@@ -84,6 +84,7 @@ def run(folder: Path, port: int, flights: int, show: Show, *, keep: bool) -> Sto
         if not keep:
             demo.stop_job()
         show.step("asking Spark what stands in the tables")
+        demo.start_spark_side()
         demo.look_at_tables()
         show_findings(show, demo, sent)
         show.step("running the notebook on the tables")

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +19,9 @@ from app.demo.sender import Sender, gap_ms
 from app.demo.show import Show
 
 LOOK_EACH_S = 0.05
-STALLED_S = 120.0  # without a record acknowledged, or a row in the table, for this long the demo gives up
+STALLED_S = 300.0  # without a record acknowledged, or a row in the table, for this long the demo gives up
 SAME_END_TIMEOUT_S = 60.0
-SPARK_TIMEOUT_S = 240.0
-NOTEBOOK = "01_append_and_read.py"
+SPARK_TIMEOUT_S = 300.0
 
 
 class DemoFailed(Exception):
@@ -60,6 +59,9 @@ class Demo:
         self.cluster = stack.enter_context(LocalCluster(folder, nodes=3, port=port))
         self._stack = stack
         self._job: SparkJob | None = None
+        self._spark_side: ChildProcess | None = None
+        self._answer = folder / "proofs.json"
+        self._notebook = folder / "notebook.html"
 
     # --- the cluster ---
 
@@ -171,11 +173,20 @@ class Demo:
             except (NodesDiffer, ClientError, OSError) as error:
                 raise DemoFailed(f"the nodes' logs cannot be compared: {error}") from error
 
+    def start_spark_side(self) -> None:
+        """A Spark of the demo's own: `look_at_tables` and `run_notebook` wait for what it does."""
+        folder = self.folder / "spark"
+        arguments = ["--tables", str(self.folder / "tables"), "--endpoint", ",".join(self.cluster.urls)]
+        arguments += ["--answer", str(self._answer), "--notebook", str(self._notebook)]
+        self._spark_side = ChildProcess(
+            "app.demo.spark_side", arguments, log=folder / "proofs.log", pid_file=folder / "proofs.pid"
+        )
+        self._stack.callback(self._spark_side.end, 2.0)
+
     def look_at_tables(self) -> None:
-        """Let Spark, in a process of its own, find out what stands in the tables."""
-        answer = self.folder / "proofs.json"
-        self._run_spark("proofs", "app.demo.spark_proofs", ["--answer", str(answer)])
-        self.story.found = json.loads(answer.read_text())
+        """What Spark finds in the tables."""
+        self._await_spark(self._answer.exists, "Spark's look at the tables")
+        self.story.found = json.loads(self._answer.read_text())
 
     def prove(self, sent: Sent) -> list[Proof]:
         """Check every claim; `story.proofs` has them all, whether they hold or not."""
@@ -191,12 +202,12 @@ class Demo:
         ]
         return story.proofs
 
-    def run_notebook(self) -> Path:
-        """Run the first notebook on the tables; the HTML with its plots."""
-        html = self.folder / "notebook.html"
-        self._run_spark("notebook", "app.demo.notebook", ["--html", str(html)])
-        self.story.notebook_html = html
-        return html
+    def run_notebook(self) -> None:
+        """The first notebook on these tables, with its plots as HTML."""
+        assert self._spark_side is not None
+        spark_side = self._spark_side
+        self._await_spark(lambda: not spark_side.running, "the notebook")
+        self.story.notebook_html = self._notebook
 
     def stop_job(self) -> None:
         """End the Spark job: what follows has the processors for itself."""
@@ -213,18 +224,22 @@ class Demo:
 
     # --- what all steps need ---
 
-    def _run_spark(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """A Spark program of the demo as a process of its own, waited for."""
-        folder = self.folder / "spark"
-        log, pid_file = folder / f"{name}.log", folder / f"{name}.pid"
-        arguments = ["--tables", str(self.folder / "tables"), *arguments]
-        child = ChildProcess(module, arguments, log=log, pid_file=pid_file)
-        self._stack.callback(child.end, 2.0)
-        code = child.wait(SPARK_TIMEOUT_S)
-        if code is None:
-            raise DemoFailed(f"the {name} took longer than {SPARK_TIMEOUT_S:.0f} s; log: {log}")
-        if code != 0:
-            raise DemoFailed(f"the {name} {describe_exit(code)}; log: {log}\n{child.last_lines()}")
+    def _await_spark(self, done: Callable[[], bool], what: str) -> None:
+        assert self._spark_side is not None
+        deadline = time.monotonic() + SPARK_TIMEOUT_S
+        while not done():
+            if not self._spark_side.running and not done():
+                break
+            if time.monotonic() > deadline:
+                raise DemoFailed(
+                    f"{what} took longer than {SPARK_TIMEOUT_S:.0f} s; log: {self._spark_side.log}"
+                )
+            self._check_children()
+            time.sleep(LOOK_EACH_S)
+        code = self._spark_side.exit_code
+        if code:
+            last = self._spark_side.last_lines()
+            raise DemoFailed(f"{what} {describe_exit(code)}; log: {self._spark_side.log}\n{last}")
 
     def _check_children(self) -> None:
         for node_id, words in self.cluster.fallen():

@@ -1,7 +1,7 @@
-"""What Spark finds in the Delta tables: a process of its own, which answers with one JSON document.
+"""The demo's own Spark, in a process of its own: it looks at the Delta tables, then runs the notebook.
 
-`python -m app.demo.spark_proofs --tables DIR --answer FILE [--notebook DIR]`. It only looks: whether what
-it finds is right, the demo decides, which knows what was sent.
+`python -m app.demo.spark_side --tables DIR --endpoint URLS --answer FILE --notebook FILE`. What it finds, it
+writes as one JSON document; whether that is right, the demo decides, which knows what was sent.
 """
 
 import argparse
@@ -14,12 +14,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from app.demo.flights import ContentHash
+from app.setup.environment import ROOT
 from spark_jobs.jars import DEFAULT_JARS_FOLDER
-from spark_jobs.session import FAST_SETTINGS, build_session
+from spark_jobs.notebook import NotebookFailed, run_notebook
+from spark_jobs.session import build_session
 from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, EVENTS, WATERMARKS, Table, read_table, table_path
 from spark_jobs.transforms import index_check, latest_watermarks
 
 LOG = "default"
+NOTEBOOK = ROOT / "notebooks" / "01_append_and_read.py"
+SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.databricks.delta.snapshotPartitions": "1"}
 EVENT_COLUMNS = ("node", "kind", "term", "timestamp", "data")
 
 
@@ -62,13 +66,23 @@ def _rows(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 def main() -> int:
+    """Exit code 1 when a cell of the notebook fails; the answer is written before it runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", required=True, type=Path)
-    parser.add_argument("--answer", required=True, type=Path)
+    parser.add_argument("--endpoint", required=True, help="base URLs of nodes, comma-separated")
+    parser.add_argument("--answer", required=True, type=Path, help="JSON file, appears whole")
+    parser.add_argument("--notebook", required=True, type=Path, help="HTML file")
     options = parser.parse_args()
-    spark = build_session("commitlog-demo", jars_folder=DEFAULT_JARS_FOLDER, extra=FAST_SETTINGS)
+    spark = build_session("commitlog-demo", jars_folder=DEFAULT_JARS_FOLDER, extra=SETTINGS)
     try:
-        options.answer.write_text(json.dumps(look(spark, options.tables)) + "\n")
+        unfinished = options.answer.with_suffix(".new")
+        unfinished.write_text(json.dumps(look(spark, options.tables)) + "\n")
+        unfinished.replace(options.answer)
+        parameters = {"tables": str(options.tables), "endpoint": options.endpoint, "log": LOG}
+        run_notebook(NOTEBOOK, parameters, options.notebook, spark)
+    except NotebookFailed as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     finally:
         spark.stop()
     return 0
