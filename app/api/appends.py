@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from app.api.append_parameters import AppendParameters, parse_append_query, parse_idempotency_key
-from app.api.bodies import Heads, media_type_of, read_append
+from app.api.bodies import Heads, media_type_of, parse_key, read_append
 from app.api.calls import JSON_TYPE, NO_FORWARD, REQUEST_ID, AppendCall, Response, problem_response
 from app.api.room import Room
 from app.errors import CommitlogError, Internal, NoLeader, NotLeader, QuorumTimeout
@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 Done = Callable[[Response], None]
 
-_LEADER_GRACE_S: Final = 1.0  # the leader's own timeout comes first, with the better answer
-_RETRY_S: Final = 0.1
+_GRACE_MS: Final = 1_000  # the leader's own timeout comes first, with the better answer
+_RETRY_MS: Final = 100
+_HINTS_FOLLOWED: Final = 3  # at once; then with pauses
 
 
 class AppendAnswer(msgspec.Struct, frozen=True):
@@ -98,7 +99,8 @@ class AppendHandler:
         elif NO_FORWARD in heads:
             raise self._not_leader(hosted)
         else:
-            self._carry(call, hosted, heads, media_type, parameters, done)
+            started_ms = self._broker.clock.monotonic_ms()
+            self._carry(call, hosted, heads, media_type, parameters, started_ms, done)
 
     # --- at the leader ------------------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class AppendHandler:
         def ended(result: AppendResult | CommitlogError) -> None:
             if isinstance(result, (NotLeader, NoLeader)) and NO_FORWARD not in heads:
                 # The lead went while the append waited for its turn: nothing was applied, go to who has it.
-                self._carry(call, hosted, heads, media_type, parameters, done)
+                self._carry(call, hosted, heads, media_type, parameters, started_ms, done)
             else:
                 done(self._ended(call, hosted, request, started_ms, result))
 
@@ -182,13 +184,26 @@ class AppendHandler:
         heads: Heads,
         media_type: bytes,
         parameters: AppendParameters,
+        started_ms: int,
         done: Done,
     ) -> None:
-        """Find the leader and let it answer, as a task of the node."""
+        """Find the leader and let it answer, as a task of the node. started_ms: when the call came in."""
+        key = parse_idempotency_key(heads.get(b"idempotency-key"))
+        parse_key(heads)
+        deadline_ms = started_ms + parameters.timeout_ms
+        leader_deadline_ms = min(deadline_ms, started_ms + self._http.leader_wait_ms)
+        repeatable = key is not None or parameters.producer is not None
+
+        def append_here() -> AppendRequest:
+            request = read_append(call, heads, parameters, media_type, self._limits)
+            request.timeout_ms = max(1, deadline_ms - self._broker.clock.monotonic_ms())
+            return request
 
         async def carry() -> None:
             try:
-                response = await self._carried(call, hosted, heads, media_type, parameters)
+                response = await self._carried(
+                    call, hosted, append_here, deadline_ms, leader_deadline_ms, repeatable
+                )
             except CommitlogError as error:
                 response = self._problem(call, error, hosted)
             except Exception:
@@ -205,51 +220,55 @@ class AppendHandler:
         self,
         call: AppendCall,
         hosted: HostedLog,
-        heads: Heads,
-        media_type: bytes,
-        parameters: AppendParameters,
+        append_here: Callable[[], AppendRequest],
+        deadline_ms: int,
+        leader_deadline_ms: int,
+        repeatable: bool,
     ) -> Response:
         """The leader's answer, or this node's own if it comes to lead meanwhile.
 
-        Raises NoLeader, QuorumTimeout.
+        Once an answer was lost only an acknowledgement is certain: every refusal of a later try leaves open
+        what became of the first. Raises NoLeader, QuorumTimeout.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + parameters.timeout_ms / 1000
-        leader_deadline = min(deadline, loop.time() + self._http.leader_wait_ms / 1000)
-        repeatable = parse_idempotency_key(heads.get(b"idempotency-key")) or parameters.producer
+        now_ms = self._broker.clock.monotonic_ms
         hint: str | None = None
         lost: Lost | None = None
         attempts = 0
         while True:
             if hosted.leads and hosted.driver is not None:
-                request = read_append(call, heads, parameters, media_type, self._limits)
-                started_ms = self._broker.clock.monotonic_ms()
+                request = append_here()
+                started_ms = now_ms()
                 result = await _appended(hosted.driver, request)
                 if not isinstance(result, (NotLeader, NoLeader)):
+                    if lost is not None and isinstance(result, CommitlogError):
+                        break
                     return self._ended(call, hosted, request, started_ms, result)
             target = self._target(hosted, hint, attempts)
             attempts += 1
-            now = loop.time()
-            if target is not None and now < deadline:
+            hint = None
+            left_ms = deadline_ms - now_ms()
+            if target is not None and left_ms > 0:
                 try:
-                    relayed = await self._send(call, target, deadline - now)
+                    relayed = await self._send(call, target, left_ms)
                 except NotSent:
-                    hint = None
+                    pass
                 except Lost as error:
                     lost = error
                     if not repeatable:
                         break
-                    hint = None
                 else:
                     refusal = _refused(relayed)
                     if refusal is None:
+                        if lost is not None and relayed.status >= 300:
+                            break
                         return self._relay(call, relayed)
                     hint = refusal.leader
-                    if hint not in (None, target.id) and attempts < 3:
+                    if hint not in (None, target.id) and attempts < _HINTS_FOLLOWED:
                         continue
-            if loop.time() >= leader_deadline:
+            left_ms = leader_deadline_ms - now_ms()
+            if left_ms <= 0:
                 break
-            await hosted.leadership_changed(min(_RETRY_S, leader_deadline - loop.time()))
+            await hosted.leadership_changed(min(_RETRY_MS, left_ms) / 1000)
         if lost is not None:
             raise QuorumTimeout(None, f"the leader's answer was lost: {lost}")
         raise NoLeader()
@@ -264,12 +283,12 @@ class AppendHandler:
             return None
         return self._broker.settings.node_of(leader)
 
-    async def _send(self, call: AppendCall, target: NodeSettings, left_s: float) -> Relayed:
+    async def _send(self, call: AppendCall, target: NodeSettings, left_ms: int) -> Relayed:
         query = [part for part in call.query.split(b"&") if part and not part.startswith(b"timeout_ms=")]
-        query.append(b"timeout_ms=%d" % max(1, int(left_s * 1000)))
-        path = f"/v1/logs/{quote(call.log)}/records?{b'&'.join(query).decode('latin-1')}"
+        query.append(b"timeout_ms=%d" % left_ms)
+        path = b"/v1/logs/%s/records?%s" % (quote(call.log).encode(), b"&".join(query))
         return await self._broker.forwarder.send(
-            target, "POST", path, call.headers, call.body, call.request_id, left_s + _LEADER_GRACE_S
+            target, "POST", path, call.headers, call.body, call.request_id, (left_ms + _GRACE_MS) / 1000
         )
 
     def _relay(self, call: AppendCall, relayed: Relayed) -> Response:

@@ -86,13 +86,24 @@ def read_append(
 
 
 def _one_record(body: bytes, heads: Heads, limits: Limits) -> RecordColumns:
-    key = heads.get(b"commitlog-key")
+    key = parse_key(heads)
     raw_timestamp = heads.get(b"commitlog-timestamp")
     timestamp_ms = None if raw_timestamp is None else _timestamp(raw_timestamp)
     records = RecordColumns()
     records.add(body, key, timestamp_ms)
     check_record_size(records.size_bytes, "", limits)
     return records
+
+
+def parse_key(heads: Heads) -> bytes | None:
+    """The Commitlog-Key header, UTF-8. Raises InvalidRequest."""
+    key = heads.get(b"commitlog-key")
+    if key is not None and not key.isascii():
+        try:
+            key.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(("/headers/Commitlog-Key", "is not UTF-8")) from error
+    return key
 
 
 def _timestamp(raw: bytes) -> int:

@@ -84,11 +84,10 @@ async def from_replica(request: Request, broker: Broker, hosted: HostedLog) -> L
     if NO_FORWARD.decode() in request.headers:
         raise NotLeader(None)
     for node_id in hosted.settings.replicas:
-        try:
-            return await _passed_on(request, broker, node_id, _LONG_SILENCE_S)
-        except (NotSent, Lost):
-            continue
-    raise NoLeader("no node that keeps this log can be reached")
+        answer = await _passed_on(request, broker, node_id, _LONG_SILENCE_S)
+        if answer is not None:
+            return answer
+    raise NoLeader("no node that can answer for this log can be reached")
 
 
 async def from_leader(request: Request, broker: Broker, hosted: HostedLog) -> LogDriver | Response:
@@ -102,32 +101,38 @@ async def from_leader(request: Request, broker: Broker, hosted: HostedLog) -> Lo
         if leader is not None:
             if NO_FORWARD.decode() in request.headers:
                 raise NotLeader(leader.id, leader.url)
-            try:
-                silence_s = max(0.1, (deadline_ms - loop_time()) / 1000)
-                answer = await _passed_on(request, broker, leader.id, silence_s)
-            except (NotSent, Lost):
-                pass
-            else:
-                if answer.status_code != NotLeader.http_status:
-                    return answer
+            silence_s = max(0.1, (deadline_ms - loop_time()) / 1000)
+            answer = await _passed_on(request, broker, leader.id, silence_s)
+            if answer is not None:
+                return answer
         if loop_time() >= deadline_ms or NO_FORWARD.decode() in request.headers:
             raise NoLeader()
         await hosted.leadership_changed(0.1)
     return hosted.driver
 
 
-async def _passed_on(request: Request, broker: Broker, node_id: str, silence_s: float) -> StreamingResponse:
+async def _passed_on(
+    request: Request, broker: Broker, node_id: str, silence_s: float
+) -> StreamingResponse | None:
+    """Another node's answer; None when it cannot be reached or does not lead (any more)."""
     target = broker.settings.node_of(node_id)
     assert target is not None
     path = request.scope.get("raw_path") or request.url.path.encode()
     query = request.scope["query_string"]
-    status, headers, pieces = await broker.forwarder.stream(
-        target,
-        (path + (b"?" + query if query else b"")).decode("latin-1"),
-        request.headers.raw,
-        request_id_of(request),
-        silence_s,
-    )
-    response = StreamingResponse(pieces, status_code=status)
-    response.raw_headers = headers
+    try:
+        stream = await broker.forwarder.stream(
+            target,
+            "HEAD" if request.scope.get("commitlog.head") else "GET",
+            path + (b"?" + query if query else b""),
+            request.headers.raw,
+            request_id_of(request),
+            silence_s,
+        )
+    except (NotSent, Lost):
+        return None
+    if stream.status == NotLeader.http_status:
+        stream.close()
+        return None
+    response = StreamingResponse(stream.pieces(), status_code=stream.status)
+    response.raw_headers = stream.headers
     return response

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 import aiohttp
 from yarl import URL
@@ -23,6 +24,7 @@ _CONNECTIONS_A_NODE: Final = 512
 _KEEP_ALIVE_S: Final = (
     15.0  # well below what a node's own front allows: no call meets a connection that closes
 )
+_PRINTABLE: Final = "".join(map(chr, range(0x21, 0x7F)))  # the rest of a path or query is percent-encoded
 _PASSED_ON: Final = frozenset(
     (
         b"content-type",
@@ -68,6 +70,25 @@ class Relayed:
     body: bytes
 
 
+class Stream:
+    """Another node's answer on its way in. Read `pieces` to the end, or `close`."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+        self.status = answer.status
+        self.headers = _returned(answer)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._answer.content.iter_any():
+                yield piece
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._answer.close()
+
+
 class Forwarder:
     """Owned by the event loop; `start` before the first call."""
 
@@ -97,13 +118,13 @@ class Forwarder:
         self,
         target: NodeSettings,
         method: str,
-        path_and_query: str,
+        path_and_query: bytes,
         headers: Iterable[tuple[bytes, bytes]],
         body: bytes,
         request_id: bytes,
         timeout_s: float,
     ) -> Relayed:
-        """One call and its whole answer. path_and_query: percent-encoded. Raises NotSent or Lost."""
+        """One call and its whole answer. Raises NotSent or Lost."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
         async with self._open(target, method, path_and_query, headers, body, request_id, timeout) as answer:
             try:
@@ -115,33 +136,25 @@ class Forwarder:
     async def stream(
         self,
         target: NodeSettings,
-        path_and_query: str,
+        method: str,
+        path_and_query: bytes,
         headers: Iterable[tuple[bytes, bytes]],
         request_id: bytes,
         silence_s: float,
-    ) -> tuple[int, RawHeaders, AsyncIterator[bytes]]:
-        """A GET whose answer is passed on as it comes. Raises NotSent or Lost, before the first byte only.
+    ) -> "Stream":
+        """A GET or HEAD whose answer is passed on as it comes. Raises NotSent or Lost, before its head only.
 
         silence_s: the other node may say nothing for so long, before and between the bytes of its answer.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=silence_s)
-        opened = self._open(target, "GET", path_and_query, headers, b"", request_id, timeout)
-        answer = await opened.__aenter__()
-
-        async def pieces() -> AsyncIterator[bytes]:
-            try:
-                async for piece in answer.content.iter_any():
-                    yield piece
-            finally:
-                answer.close()
-
-        return answer.status, _returned(answer), pieces()
+        opened = self._open(target, method, path_and_query, headers, b"", request_id, timeout)
+        return Stream(await opened.__aenter__())
 
     def _open(
         self,
         target: NodeSettings,
         method: str,
-        path_and_query: str,
+        path_and_query: bytes,
         headers: Iterable[tuple[bytes, bytes]],
         body: bytes,
         request_id: bytes,
@@ -149,13 +162,15 @@ class Forwarder:
     ) -> "_Opening":
         assert self._session is not None
         passed = [
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in headers if name in _PASSED_ON
+            (name.decode("latin-1"), value.decode("utf-8", "replace"))  # the client library writes UTF-8
+            for name, value in headers
+            if name in _PASSED_ON
         ]
         passed.append((NO_FORWARD, "1"))
         passed.append(("X-Request-Id", request_id.decode("latin-1")))
         context = self._session.request(
             method,
-            URL(target.url + path_and_query, encoded=True),
+            URL(target.url + quote(path_and_query, safe=_PRINTABLE), encoded=True),
             headers=passed,
             skip_auto_headers=("Content-Type", "Accept", "Accept-Encoding", "User-Agent"),
             data=body if body or method == "POST" else None,

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import socket
 import uuid
 from typing import Any
 
@@ -18,7 +19,8 @@ MIB = 1024 * 1024
 
 
 def post(cluster: Cluster, body: Any, content_type: str | None, **options: Any) -> httpx.Response:
-    headers = {**({"Content-Type": content_type} if content_type else {}), **options.pop("headers", {})}
+    given = {"Content-Type": content_type} if content_type else {}
+    headers = [*given.items(), *options.pop("headers", {}).items()]
     node = options.pop("node", None) or cluster.leader()
     return cluster.call("POST", node, options.pop("path", RECORDS), content=body, headers=headers, **options)
 
@@ -147,6 +149,30 @@ def test_raw_records(cluster: Cluster) -> None:
     assert base64.b64decode(record["value_base64"]) == b"\x00\xffraw"
     (empty,) = stored(cluster, post(cluster, b"", "application/octet-stream"))
     assert empty["value"] == ""
+
+
+def test_keys_in_headers_are_utf_8_at_every_node(cluster: Cluster) -> None:
+    for node in (cluster.leader(), cluster.follower()):
+        headers = {b"Commitlog-Key": "schlüssel".encode()}
+        answer = post(cluster, b"v", "application/octet-stream", headers=headers, node=node)
+        assert [record["key"] for record in stored(cluster, answer)] == ["schlüssel"]
+        wrong = post(
+            cluster, b"v", "application/octet-stream", headers={b"Commitlog-Key": b"\xff"}, node=node
+        )
+        problem = refused(wrong, 422, "invalid-request")
+        assert problem["errors"][0]["pointer"] == "/headers/Commitlog-Key"
+
+
+def test_strange_queries_are_forwarded_too(cluster: Cluster) -> None:
+    for node in (cluster.leader(), cluster.follower()):
+        with socket.create_connection(("127.0.0.1", cluster.rest_ports[node])) as door:
+            door.settimeout(10)
+            door.sendall(
+                b"POST /v1/logs/default/records?fencing_token=\xff\xc3%c3%a9{} HTTP/1.1\r\nHost: x\r\n"
+                b"Content-Type: application/octet-stream\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx"
+            )
+            answer = door.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 200") or answer.startswith(b"HTTP/1.1 4")
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])

@@ -256,6 +256,8 @@ def test_a_node_without_a_replica_passes_every_call_on(cluster: Cluster) -> None
         headers={"Accept": "text/event-stream"},
     )
     assert "event: batch" in stream.text
+    head = cluster.call("HEAD", "n3", f"{pair}/records", headers={"Accept": "text/event-stream"})
+    assert (head.status_code, head.content) == (200, b"")
     assert cluster.get("n3", "/readyz").json()["logs"].keys() == {"default", "other", "quiet"}
 
 
