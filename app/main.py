@@ -28,10 +28,11 @@ _DESCRIPTION: Final = (
 
 
 def build_app(settings: Settings, broker: Broker) -> ASGIApp:
-    """The application of a node. Raises ConfigError for a tokens file that cannot be used."""
+    """The application of a started node. Raises ConfigError for a tokens file that cannot be used."""
     tokens = Tokens.load(settings.security.tokens_file)
     handler = AppendHandler(broker)
-    front = AppendFront(handler, settings.limits)
+    front = AppendFront(handler, settings.limits, settings.http.body_timeout_ms)
+    broker.spawn(front.sweep(), "sweep late bodies")
     app = FastAPI(
         title="commitlog",
         version=VERSION,

@@ -101,12 +101,19 @@ class HttpSettings:
     max_open_reads: int = 4_096  # long polls and event streams among them
     max_open_bytes: int = 256 * MIB
     leader_wait_ms: int = 3_000  # how long a request waits for a leader to be elected, or to be confirmed
+    body_timeout_ms: int = 60_000  # within which the body of an append must have come
     sse_ping_ms: int = 10_000
     shutdown_grace_ms: int = 3_000
     access_log: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_open_appends", "max_open_reads", "max_open_bytes", "leader_wait_ms"):
+        for name in (
+            "max_open_appends",
+            "max_open_reads",
+            "max_open_bytes",
+            "leader_wait_ms",
+            "body_timeout_ms",
+        ):
             check(getattr(self, name) > 0, f"{name} must be positive")
         check(self.sse_ping_ms <= 15_000, "sse_ping_ms must be at most 15 000")
 

@@ -4,14 +4,16 @@ Both read the call in the same way and give the same bytes back; `[http] append_
 """
 
 import asyncio
+import time
 from functools import partial
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from app.api.appends import AppendHandler
 from app.api.calls import REQUEST_ID, AppendCall, Response, problem_response, request_id_of
 from app.api.room import Room
-from app.errors import CommitlogError, InvalidRequest, TooLarge
+from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
 from app.settings import Limits
 
 PREFIX = "/v1/logs/"
@@ -28,12 +30,14 @@ def append_log_of(path: str) -> str | None:
 
 
 class AppendFront:
-    """An ASGI application for `POST /v1/logs/{log}/records`, and nothing else."""
+    """An ASGI application for `POST /v1/logs/{log}/records`, and nothing else. `sweep` runs beside it."""
 
-    def __init__(self, handler: AppendHandler, limits: Limits) -> None:
+    def __init__(self, handler: AppendHandler, limits: Limits, body_timeout_ms: int) -> None:
         self._handler = handler
         self._room = handler.room
         self._limits = limits
+        self._body_timeout_s = body_timeout_ms / 1000
+        self._reading: dict[asyncio.Task[Any], float] = {}  # who waits for a body, since when
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self.answer(scope, receive)
@@ -61,11 +65,15 @@ class AppendFront:
         except CommitlogError as error:
             return problem_response(error, instance=scope["path"], request_id=request_id)
         incoming = _Incoming(self._room, announced, self._limits.max_request_bytes)
+        task = asyncio.current_task()
+        assert task is not None
+        self._reading[task] = time.monotonic()
         future: asyncio.Future[Response] | None = None
         try:
             body = await incoming.whole(receive)
             if body is None:
                 return None
+            del self._reading[task]
             future = asyncio.get_running_loop().create_future()
             self._handler.handle(
                 AppendCall(
@@ -75,10 +83,27 @@ class AppendFront:
             )
         except CommitlogError as error:
             return problem_response(error, instance=scope["path"], request_id=request_id)
+        except asyncio.CancelledError:
+            if task in self._reading:
+                raise
+            task.uncancel()
+            late = InvalidBody(f"the body did not come within {self._body_timeout_s:g} s")
+            return problem_response(late, instance=scope["path"], request_id=request_id)
         finally:
+            self._reading.pop(task, None)
             if future is None:  # the handler has not taken it over
                 self._room.leave(incoming.reserved)
         return await future
+
+    async def sweep(self) -> None:
+        """End, until cancelled, the waiting for bodies that do not come: one timer for all of them."""
+        while True:
+            await asyncio.sleep(min(1.0, self._body_timeout_s / 2))
+            oldest = time.monotonic() - self._body_timeout_s
+            for task, since in list(self._reading.items()):
+                if since < oldest:
+                    del self._reading[task]
+                    task.cancel()
 
     def _announced(self, length: bytes | None) -> int:
         """The Content-Length, 0 for a chunked body. Raises TooLarge, InvalidRequest."""
