@@ -13,12 +13,19 @@ from pyspark.sql import functions as F
 
 from spark_jobs.client import LogClient
 from spark_jobs.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
-from spark_jobs.tables import ENTRIES, TableClash, append_once, create_table, read_table, table_properties
+from spark_jobs.tables import (
+    ENTRIES,
+    MAX_REFUSALS,
+    TableClash,
+    append_once,
+    create_table,
+    read_table,
+    table_properties,
+)
 from spark_jobs.transforms import entries
 
 APPLICATION = "commitlog-entries"
 LOG_ID_PROPERTY = "commitlog.logId"
-MAX_REFUSALS = 10
 
 
 class EntriesJob:
@@ -79,9 +86,8 @@ class EntriesJob:
         Raises TableClash when the table refuses for no reason.
         """
         until = read_offset(self.checkpoint, batch_id).next_index
-        for _ in range(MAX_REFUSALS):
-            if self.client.first_data_index(self.next_index, until) is None:
-                break  # only control records, or another driver was here: an empty commit would claim
+        refusals = 0
+        while self.client.first_data_index(self.next_index, until) is not None:
             claim = self.next_index
             written = append_once(
                 entries(records.where(F.col("index") >= claim)),
@@ -96,13 +102,9 @@ class EntriesJob:
                 self.next_index = written[1] + 1
                 break
             self._look()
-        else:
-            raise TableClash(
-                f"{self.path} ends before index {self.next_index} and refuses the records from there on: "
-                "rows were "
-                "taken out of it, by RESTORE or DELETE. Put them back, or give the job an empty folder of "
-                "tables."
-            )
+            refusals = refusals + 1 if self.next_index == claim else 0
+            if refusals == MAX_REFUSALS:
+                raise TableClash(self.path, f"the records from index {claim} on")
         self.covered_index = max(self.covered_index, until - 1)
 
     def _look(self) -> None:

@@ -7,9 +7,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.tables import Table, TableClash, append_once, create_table, read_table
-
-MAX_REFUSALS = 10
+from spark_jobs.tables import MAX_REFUSALS, Table, TableClash, append_once, create_table, read_table
 
 
 class JournalTable:
@@ -31,10 +29,8 @@ class JournalTable:
         """Add those of `rows` that are past the table's positions; whole events, in the order of each
         journal.
         """
-        for _ in range(MAX_REFUSALS):
-            rows = after(rows, self.positions)
-            if rows.num_rows == 0:
-                return
+        refusals = 0
+        while (rows := after(rows, self.positions)).num_rows > 0:
             claim = sum(self.positions.values())
             written = append_once(
                 self.spark.createDataFrame(rows, self.table.schema),
@@ -47,13 +43,11 @@ class JournalTable:
             if written is not None:
                 self.rows += written[0]
                 self.positions |= ends(rows)
-                return
+                break
             self._look()
-        raise TableClash(
-            f"{self.path} refuses events that it does not hold: rows were taken out of it, by RESTORE or "
-            "DELETE. "
-            "Put them back, or give the job an empty folder of tables."
-        )
+            refusals = refusals + 1 if sum(self.positions.values()) == claim else 0
+            if refusals == MAX_REFUSALS:
+                raise TableClash(self.path, f"the events after {self.positions}")
 
     def _look(self) -> None:
         ends = read_table(self.spark, self.path).groupBy("node").agg(F.max("seq"), F.count("*")).collect()

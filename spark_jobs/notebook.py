@@ -1,195 +1,290 @@
-"""Runs a notebook in Databricks source format, top to bottom, and writes what it shows as one HTML file.
+"""Run a notebook in Databricks source format, top to bottom, and keep what it shows as one HTML page.
 
-A cell is Python, `%md` or `%sql`. It finds `spark`, `dbutils.widgets`, `display` and `displayHTML`, as in Databricks;
-figures of matplotlib are kept as PNG files beside the HTML, and in it. A cell that fails ends the run.
+A cell finds `spark`, `display`, and `dbutils.widgets` as on Databricks; `# MAGIC %md` and `# MAGIC %sql`
+cells work; figures of matplotlib become pictures in the page and PNG files beside it. What runs here runs
+there.
 """
 
+import argparse
 import ast
 import base64
 import contextlib
 import html
 import io
+import re
+import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
-import pandas as pd
+
+matplotlib.use("Agg")  # before pyplot: there is no screen
+
+import matplotlib.pyplot as plt
 from markdown_it import MarkdownIt
+from matplotlib.figure import Figure
 from pyspark.sql import DataFrame, SparkSession
 
 HEADER = "# Databricks notebook source"
-SEPARATOR = "# COMMAND ----------"
+SEPARATOR = re.compile(r"^# COMMAND -+[ \t]*$", re.MULTILINE)
 MAGIC = "# MAGIC"
-MAX_ROWS = 1_000  # of a DataFrame that is displayed
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
-pre { background: #f4f6f8; padding: .75rem; overflow-x: auto; font-size: 13px; border-radius: 4px }
-table { border-collapse: collapse; font-size: 14px } th, td { border: 1px solid #d5dae0; padding: .2rem .6rem }
-th { background: #f4f6f8; text-align: left } img { max-width: 100% } .failed { color: #a4161a }
-"""
+MAX_ROWS = 100
+DOTS_PER_INCH = 120
 
 
 class NotebookFailed(RuntimeError):
-    """A cell raised; the message names the notebook and the cell and holds the traceback."""
+    """A cell failed: the message has its number and the traceback. The page is written up to there."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """language: python, md or sql."""
+    """One cell. kind: python, md or sql. line: of its first line in the file, from 1."""
 
-    language: str
-    source: str
+    kind: str
+    text: str
+    line: int
 
 
 @dataclass
-class NotebookRun:
-    """What came of a run: the page, and the figures in their order."""
-
-    html: Path
-    figures: list[Path] = field(default_factory=list)
-
-
-def parse_notebook(text: str) -> list[Cell]:
-    """The cells of a notebook. Raises ValueError for another format or an unknown magic."""
-    first, _, rest = text.partition("\n")
-    if first.strip() != HEADER:
-        raise ValueError(f"a notebook begins with {HEADER!r}")
-    parts = (part.strip("\n") for part in rest.split(SEPARATOR))
-    return [_cell(part) for part in parts if part.strip()]
-
-
-def _cell(part: str) -> Cell:
-    lines = part.splitlines()
-    if not lines[0].startswith(MAGIC):
-        return Cell("python", part)
-    plain = [line.removeprefix(MAGIC).removeprefix(" ") for line in lines]
-    language, _, first = plain[0].removeprefix("%").partition(" ")
-    if language not in ("md", "sql"):
-        raise ValueError(f"unknown magic %{language}")
-    return Cell(language, "\n".join([first, *plain[1:]]).strip())
-
-
 class Widgets:
-    """`dbutils.widgets`: parameters of the run go before the defaults of the notebook."""
+    """`dbutils.widgets`: each has a default, which a parameter of the run replaces."""
 
-    def __init__(self, parameters: Mapping[str, str]) -> None:
-        self._values = dict(parameters)
+    parameters: Mapping[str, str]
+    values: dict[str, str] = field(default_factory=dict)
 
     def text(self, name: str, default: str, label: str = "") -> None:
-        self._values.setdefault(name, default)
+        self.values[name] = self.parameters.get(name, default)
+
+    def dropdown(self, name: str, default: str, choices: list[str], label: str = "") -> None:
+        value = self.parameters.get(name, default)
+        if value not in choices:
+            raise ValueError(f"widget {name}: {value!r} is none of {', '.join(choices)}")
+        self.values[name] = value
 
     def get(self, name: str) -> str:
-        """Raises KeyError for a widget that the notebook has not made."""
-        return self._values[name]
-
-
-class DbUtils:
-    def __init__(self, widgets: Widgets) -> None:
-        self.widgets = widgets
+        return self.values[name]
 
 
 class Page:
-    """The HTML as it grows."""
+    """The HTML page as it grows, and the pictures."""
 
     def __init__(self, path: Path, title: str) -> None:
         self.path = path
-        self.figures: list[Path] = []
-        self._title = title
-        self._parts: list[str] = []
+        self.title = title
+        self.parts: list[str] = []
+        self.pictures: list[Path] = []
 
-    def markdown(self, source: str) -> None:
-        self._parts.append(MarkdownIt("commonmark").enable("table").render(source))
+    def markdown(self, text: str) -> None:
+        self.parts.append(MarkdownIt("commonmark").enable("table").render(text))
 
-    def code(self, source: str) -> None:
-        self._parts.append(f"<pre>{html.escape(source)}</pre>")
+    def code(self, text: str) -> None:
+        self.parts.append(f'<pre class="code">{html.escape(text)}</pre>')
 
-    def text(self, text: str, kind: str = "") -> None:
-        self._parts.append(f'<pre class="{kind}">{html.escape(text)}</pre>')
+    def text(self, text: str, *, kind: str = "out") -> None:
+        if text.strip():
+            self.parts.append(f'<pre class="{kind}">{html.escape(text.rstrip())}</pre>')
 
-    def raw(self, fragment: str) -> None:
-        self._parts.append(fragment)
+    def table(self, rows: DataFrame) -> None:
+        found = rows.limit(MAX_ROWS + 1).collect()
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in rows.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row) + "</tr>"
+            for row in found[:MAX_ROWS]
+        )
+        more = f"<caption>the first {MAX_ROWS} rows</caption>" if len(found) > MAX_ROWS else ""
+        self.parts.append(f"<table>{more}<tr>{head}</tr>{body}</table>")
 
-    def show(self, value: Any) -> None:
-        """A DataFrame as a table of at most MAX_ROWS rows, anything else as text."""
-        if isinstance(value, DataFrame):
-            value = value.limit(MAX_ROWS).toPandas()
-        if isinstance(value, pd.DataFrame):
-            self.raw(value.to_html(index=False, border=0, max_rows=MAX_ROWS))
-        else:
-            self.text(str(value))
-
-    def keep_figures(self) -> None:
-        """Take over, and close, every open figure."""
-        from matplotlib import pyplot
-
-        for number in pyplot.get_fignums():
-            figure = pyplot.figure(number)
-            picture = io.BytesIO()
-            figure.savefig(picture, format="png", dpi=110, bbox_inches="tight")
-            path = self.path.with_name(f"{self.path.stem}-{len(self.figures) + 1}.png")
-            path.write_bytes(picture.getvalue())
-            self.figures.append(path)
-            self.raw(f'<img src="data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}">')
-            pyplot.close(figure)
+    def figure(self, figure: Figure) -> None:
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, bbox_inches="tight")
+        plt.close(figure)
+        picture = self.path.with_name(f"{self.path.stem}-{len(self.pictures) + 1}.png")
+        picture.write_bytes(buffer.getvalue())
+        self.pictures.append(picture)
+        data = base64.b64encode(buffer.getvalue()).decode()
+        self.parts.append(f'<img alt="{html.escape(_title(figure))}" src="data:image/png;base64,{data}">')
 
     def write(self) -> None:
-        body = "\n".join(self._parts)
-        head = f'<meta charset="utf-8"><title>{html.escape(self._title)}</title><style>{STYLE}</style>'
-        self.path.write_text(f"<!doctype html>\n<html><head>{head}</head><body>\n{body}\n</body></html>\n")
+        title = html.escape(self.title)
+        self.path.write_text(
+            f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+            f"<style>{STYLE}</style><main>{''.join(self.parts)}</main></html>\n"
+        )
 
 
-def run_notebook(path: Path, parameters: Mapping[str, str], output_html: Path, spark: SparkSession) -> NotebookRun:
-    """Run the notebook at `path`; parameters: values of its widgets.
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1d2433; background: #fff; margin: 0 }
+main { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+pre { font: 13px/1.45 ui-monospace, monospace; white-space: pre-wrap; padding: .6rem .8rem; border-radius:
+4px } pre.code { background: #f4f6fa } pre.out { border-left: 3px solid #c9d2e3 } pre.error { background:
+#fdecec; border-left: 3px solid #c0392b } table { border-collapse: collapse; font-size: 14px; margin: .8rem
+0; display: block; overflow-x: auto } th, td { border-bottom: 1px solid #dde3ee; padding: .25rem .7rem;
+text-align: left; vertical-align: top } caption { text-align: left; color: #5b6780 } img { max-width: 100%;
+margin: .6rem 0 }
+"""
 
-    The page is written in any case. Raises NotebookFailed for the first cell that fails.
+
+def read_cells(source: str) -> list[Cell]:
+    """The cells of a notebook's source, empty ones left out. Raises ValueError for another kind of file."""
+    if not source.startswith(HEADER):
+        raise ValueError(f"not a notebook in source format: its first line is not {HEADER!r}")
+    cells, line = [], 1
+    start = 0
+    for end in [*(match.span() for match in SEPARATOR.finditer(source)), (len(source), len(source))]:
+        text = source[start : end[0]]
+        if text.startswith(HEADER):
+            text = text.replace(HEADER, "", 1)
+        if text.strip():
+            cells.append(_cell_of(text, line))
+        line += source[start : end[1]].count("\n")
+        start = end[1]
+    return cells
+
+
+def run_notebook(
+    path: Path, parameters: Mapping[str, str], output_html: Path, spark: SparkSession
+) -> list[Path]:
+    """Run every cell in order; the PNG files of its figures. The page stands at `output_html` either way.
+
+    parameters: values for widgets, by name. Raises NotebookFailed at the first cell that fails.
     """
-    matplotlib.use("Agg")
-    cells = parse_notebook(path.read_text())
+    cells = read_cells(path.read_text())
     output_html.parent.mkdir(parents=True, exist_ok=True)
     page = Page(output_html, path.stem)
-    names: dict[str, Any] = {
-        "spark": spark,
-        "dbutils": DbUtils(Widgets(parameters)),
-        "display": page.show,
-        "displayHTML": page.raw,
-    }
+    widgets = Widgets(parameters)
+    names: dict[str, Any] = {"__name__": "__main__", "spark": spark, "display": _display_on(page)}
+    names["dbutils"] = SimpleNamespace(widgets=widgets)
     try:
-        for number, cell in enumerate(cells, start=1):
-            try:
-                _run_cell(cell, f"{path.name}, cell {number}", names, page)
-            except Exception as error:
-                page.text(traceback.format_exc(), "failed")
-                raise NotebookFailed(f"{path.name}, cell {number}:\n{traceback.format_exc()}") from error
-            finally:
-                page.keep_figures()
+        for number, cell in enumerate(cells, 1):
+            _run_cell(cell, number, path, page, names, widgets)
     finally:
         page.write()
-    return NotebookRun(output_html, page.figures)
+    return page.pictures
 
 
-def _run_cell(cell: Cell, name: str, names: dict[str, Any], page: Page) -> None:
-    if cell.language == "md":
-        page.markdown(cell.source)
+def _run_cell(
+    cell: Cell, number: int, path: Path, page: Page, names: dict[str, Any], widgets: Widgets
+) -> None:
+    if cell.kind == "md":
+        page.markdown(cell.text)
         return
-    page.code(cell.source)
-    if cell.language == "sql":
-        page.show(names["spark"].sql(cell.source))
-        return
+    page.code(cell.text)
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        value = _execute(cell.source, name, names)
-    if printed.getvalue():
+    try:
+        with contextlib.redirect_stdout(printed):
+            if cell.kind == "sql":
+                page.table(names["spark"].sql(with_parameters(cell.text, widgets.values)))
+            else:
+                _run_python(cell, path, names)
+                _show_open_figures(page)
+    except Exception as error:
         page.text(printed.getvalue())
-    if value is not None:
-        page.show(value)
+        page.text(traceback.format_exc(), kind="error")
+        raise NotebookFailed(
+            f"{path.name}: cell {number} (line {cell.line}) failed: {error}\n{traceback.format_exc()}"
+        ) from error
+    page.text(printed.getvalue())
 
 
-def _execute(source: str, name: str, names: dict[str, Any]) -> Any:
-    """Run the statements; the value of the last one, if it is an expression."""
-    tree = ast.parse(source, name)
+def _run_python(cell: Cell, path: Path, names: dict[str, Any]) -> None:
+    """Run a cell; the value of its last expression is shown, as notebooks do."""
+    tree = ast.increment_lineno(ast.parse(cell.text), cell.line - 1)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, name, "exec"), names)
-    return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), names)
+    exec(compile(tree, str(path), "exec"), names)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), str(path), "eval"), names)
+        if value is not None:
+            names["display"](value)
+
+
+def with_parameters(sql: str, values: Mapping[str, str]) -> str:
+    """The query with each `:name` of a widget as a string literal: Delta's parser does not know parameters."""
+
+    def literal(match: re.Match[str]) -> str:
+        value = values.get(match[1])
+        if value is None:
+            return match[0]
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+
+    return re.sub(r"(?<!:):([A-Za-z_]\w*)", literal, sql)
+
+
+def _show_open_figures(page: Page) -> None:
+    for number in plt.get_fignums():
+        page.figure(plt.figure(number))
+
+
+def _display_on(page: Page) -> Any:
+    def display(value: object) -> None:
+        """Show a DataFrame, a figure, or anything else as text."""
+        if isinstance(value, DataFrame):
+            page.table(value)
+        elif isinstance(value, Figure):
+            page.figure(value)
+        else:
+            page.text(str(value))
+
+    return display
+
+
+def _cell_of(text: str, line: int) -> Cell:
+    leading = len(text) - len(text.lstrip("\n"))
+    line += leading
+    lines = text.strip("\n").splitlines()
+    if not lines[0].startswith(MAGIC):
+        return Cell("python", "\n".join(lines), line)
+    content = "\n".join(line.removeprefix(MAGIC).removeprefix(" ") for line in lines)
+    magic, _, rest = content.partition("\n")
+    kind, _, first = magic.partition(" ")
+    if kind not in ("%md", "%sql"):
+        raise ValueError(f"line {line}: the magic {kind} is not supported")
+    return Cell(kind.removeprefix("%"), f"{first}\n{rest}".strip("\n"), line)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode(errors="replace")
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _title(figure: Figure) -> str:
+    titles = (axes.get_title(loc=where) for axes in figure.axes for where in ("left", "center"))
+    return next((title for title in titles if title), "figure")
+
+
+def parse_parameters(given: list[str]) -> Iterator[tuple[str, str]]:
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{pair!r} is not NAME=VALUE")
+        yield name, value
+
+
+def main() -> int:
+    """Run one notebook with a session of its own. Exit code 1 when a cell fails."""
+    from spark_jobs.jars import DEFAULT_JARS_FOLDER
+    from spark_jobs.session import build_session
+
+    parser = argparse.ArgumentParser(prog="python -m spark_jobs.notebook", description="Run a notebook.")
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("parameters", nargs="*", metavar="NAME=VALUE", help="values for its widgets")
+    parser.add_argument("--output", type=Path, required=True, help="the HTML page; PNG files go beside it")
+    given = parser.parse_args()
+    spark = build_session("commitlog-notebook", jars_folder=DEFAULT_JARS_FOLDER)
+    try:
+        run_notebook(given.notebook, dict(parse_parameters(given.parameters)), given.output, spark)
+    except NotebookFailed as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    finally:
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

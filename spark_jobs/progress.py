@@ -91,12 +91,10 @@ class ProgressFile:
             temporary.write_text(json.dumps(progress.to_json()) + "\n")
             temporary.replace(self.path)
         elapsed_s = now_s - self.told_at_s
-        if self.told_rows is None:
+        if self.told_rows is None or (elapsed_s >= TELL_EACH_S and rows != self.told_rows):
+            self.rate = 0.0 if self.told_rows is None else (rows - self.told_rows) / elapsed_s
             self.told_rows, self.told_at_s = rows, now_s
-        elif elapsed_s >= TELL_EACH_S and rows != self.told_rows:
-            self.rate = (rows - self.told_rows) / elapsed_s
-            self.told_rows, self.told_at_s = rows, now_s
-            if self.report is not None:
+            if self.report is not None and not force:
                 self.report(Progress(state, progress.updated_ms, logs, self.rate))
         if force and self.report is not None:
             self.report(progress)

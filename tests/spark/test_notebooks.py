@@ -1,0 +1,138 @@
+"""The whole road with the real service: flights over REST, a killed leader, every table, and the notebook."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.client import CommitlogClient
+from app.demo.flights import read_flights
+from spark_jobs.notebook import run_notebook
+from spark_jobs.progress import Progress
+from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.tables import read_table
+from spark_jobs.transforms import index_check
+from tests.support.cluster import Cluster, eventually, running
+
+FLIGHTS = 3_000
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+
+@dataclass
+class Road:
+    """A cluster that lost its leader half-way, and the tables of its log."""
+
+    cluster: Cluster
+    tables: Path
+    endpoint: str
+    last_index: int
+    killed: str
+
+
+@pytest.fixture(scope="module")
+def road(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
+    folder = tmp_path_factory.mktemp("road")
+    with running(folder) as cluster:
+        urls = [cluster.url(node) for node in cluster.ids]
+        config = MaterializeConfig(
+            endpoint=",".join(urls), tables=folder / "tables", trigger="500 milliseconds"
+        )
+        stop = threading.Event()
+        ended: list[Progress] = []
+        job = threading.Thread(target=lambda: ended.append(materialize(config, spark=spark, stop=stop)))
+        job.start()
+        try:
+            killed, last_index = send_flights(cluster, urls)
+            progress = folder / "tables" / "progress.json"
+
+            def caught_up() -> bool:
+                if not progress.exists():
+                    return False
+                log = json.loads(progress.read_text())["logs"]["default"]
+                return bool(log["materialized_index"] >= last_index and log["epochs_rows"] >= 2)
+
+            eventually(caught_up, what="the tables hold every flight", timeout_s=120)
+        finally:
+            stop.set()
+            job.join()
+        assert ended
+        materialize(
+            MaterializeConfig(endpoint=config.endpoint, tables=config.tables, available_now=True), spark=spark
+        )
+        yield Road(cluster, config.tables, config.endpoint, last_index, killed)
+
+
+def send_flights(cluster: Cluster, urls: list[str]) -> tuple[str, int]:
+    """All flights in appends of 100; the leader is killed half-way and started again later."""
+    flights = list(read_flights(FLIGHTS))
+    killed, last_index = "", -1
+    with CommitlogClient(urls) as client:
+        for start in range(0, FLIGHTS, 100):
+            if start == FLIGHTS // 2:
+                killed = cluster.leader()
+                cluster.kill(killed)
+            last_index = client.append(flights[start : start + 100]).last_index
+    cluster.start(killed)
+    cluster.wait_ready()
+    cluster.wait_even()
+    return killed, last_index
+
+
+def table(spark: SparkSession, road: Road, name: str) -> Any:
+    return read_table(spark, f"{road.tables}/default/{name}")
+
+
+def test_the_table_holds_every_flight_once_in_the_order_of_the_log(spark: SparkSession, road: Road) -> None:
+    check = index_check(table(spark, road, "entries")).collect()[0]
+    assert (check["rows"], check["doubles"], check["last"]) == (FLIGHTS, 0, road.last_index)
+    rows = table(spark, road, "entries").orderBy("index").select("key", "value").collect()
+    sent = [(record.key, bytes(record.value)) for record in read_flights(FLIGHTS)]
+    assert [(bytes(row["key"]).decode(), bytes(row["value"])) for row in rows] == sent
+
+
+@pytest.mark.rule("D-22")
+def test_the_tables_tell_of_the_fail_over(spark: SparkSession, road: Road) -> None:
+    epochs = table(spark, road, "epochs").orderBy("epoch").collect()
+    assert epochs[0]["leader"] == road.killed
+    assert len(epochs) >= 2
+    for row, following in pairwise(epochs):
+        assert row["end_index"] == following["start_index"] - 1
+        assert row["end_offset"] == following["start_offset"]
+    assert epochs[-1]["end_index"] is None
+    files = table(spark, road, "epoch_files")
+    assert {row["node"] for row in files.select("node").distinct().collect()} == set(road.cluster.ids)
+    for node in road.cluster.ids:
+        own = files.where(files.node == node).orderBy("epoch").drop("node").collect()
+        assert [tuple(row) for row in own] == [tuple(row) for row in epochs]
+    watermarks = table(spark, road, "watermarks")
+    terms = {row["term"] for row in watermarks.select("term").distinct().collect()}
+    assert {epochs[0]["term"], epochs[-1]["term"]} <= terms
+    last = watermarks.where(watermarks.term == epochs[-1]["term"]).agg(
+        {"watermark": "max", "committed_index": "max"}
+    )
+    assert last.collect()[0][0] >= road.last_index
+    events = table(spark, road, "events")
+    assert events.count() == events.select("node", "seq").distinct().count()
+    for node in road.cluster.ids:
+        told = road.cluster.get(node, "/v1/logs/default/events", params={"limit": 10_000}).json()["events"]
+        rows = events.where(events.node == node).orderBy("seq").collect()
+        assert [row["seq"] for row in rows] == list(range(len(rows)))
+        assert [(row["kind"], json.loads(row["data"])) for row in rows] == [
+            (event["kind"], event["data"]) for event in told[: len(rows)]
+        ]
+
+
+@pytest.mark.parametrize("notebook", sorted(NOTEBOOKS.glob("*.py")), ids=lambda path: path.stem)
+def test_each_notebook_runs_top_to_bottom(
+    spark: SparkSession, road: Road, notebook: Path, tmp_path: Path
+) -> None:
+    parameters = {"endpoint": road.endpoint, "tables": str(road.tables)}
+    pictures = run_notebook(notebook, parameters, tmp_path / "page.html", spark)
+    assert len(pictures) >= 2
+    assert "each record of the log once" in (tmp_path / "page.html").read_text()
