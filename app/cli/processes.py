@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,16 @@ class ChildProcess:
     Its output goes to `log`; `pid_file` holds its pid while it runs. It ends with its parent (child.py).
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], *, log: Path, pid_file: Path) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        pid_file: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """environment: variables beside those of this process."""
         self.log = log
         self._pid_file = pid_file
         # -P: the folder that we are in must not shadow our packages
@@ -23,6 +32,7 @@ class ChildProcess:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
+                env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

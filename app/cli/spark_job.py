@@ -1,7 +1,7 @@
 """The Spark job beside a local cluster: a process of its own that writes the log into Delta tables."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +26,8 @@ class SparkJob:
     DIR/tables, DIR/checkpoints, and DIR/spark/{pid,log,progress.json} beside the nodes' folders.
     """
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, environment: Mapping[str, str] | None = None) -> None:
+        """environment: variables for the job beside those of this process."""
         folder = cluster.folder / "spark"
         folder.mkdir(exist_ok=True)
         self.tables = cluster.folder / "tables"
@@ -35,7 +36,9 @@ class SparkJob:
         self._progress.unlink(missing_ok=True)
         arguments = job_arguments(cluster.urls, "default", self.tables, cluster.folder / "checkpoints")
         arguments += ["--progress", str(self._progress)]
-        self._process = ChildProcess(JOB, arguments, log=self.log, pid_file=folder / "pid")
+        self._process = ChildProcess(
+            JOB, arguments, log=self.log, pid_file=folder / "pid", environment=environment
+        )
         self._reported = False
 
     def __enter__(self) -> Self:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from app.cli.local_cluster import LocalNode
 from app.client import CommitlogClient
@@ -16,7 +18,7 @@ PAGE_BYTES = 32 * 1024 * 1024
 EPOCH_FILE = "logs/{log}/epochs"
 POLL_S = 0.1
 INTEGER_COLUMNS = ("index", "term", "offset", "timestamp")
-BYTES_COLUMNS = ("key", "value")
+BYTES_COLUMNS = ("key", "value", "type")
 
 
 class NodesDiffer(Exception):
@@ -94,33 +96,42 @@ def read_node_log(client: CommitlogClient, node: LocalNode) -> NodeLog:
 
 
 class ColumnsHash:
-    """A hash of every column of records that come in pages, the same wherever the pages are cut."""
+    """A hash of every column of records that come in pages, the same wherever the pages are cut.
+
+    Each column has a hash of its own: of the numbers, or of the lengths and the contents apart, so that no two
+    different columns give the same bytes.
+    """
 
     def __init__(self) -> None:
         self.count = 0
-        names = (*INTEGER_COLUMNS, *BYTES_COLUMNS, "headers", "type")
-        self._columns = {name: hashlib.blake2b(digest_size=16) for name in names}
+        parts = [f"{name} lengths" for name in BYTES_COLUMNS]
+        names = (*INTEGER_COLUMNS, *BYTES_COLUMNS, *parts, "headers")
+        self._hashes = {name: hashlib.blake2b(digest_size=16) for name in names}
 
     def add(self, page: pa.Table) -> None:
+        """The next records."""
         self.count += page.num_rows
         for name in INTEGER_COLUMNS:
-            self._columns[name].update(page[name].cast(pa.int64()).to_numpy().astype("<i8").tobytes())
+            numbers = page[name].cast(pa.int64()).to_numpy()
+            self._hashes[name].update(numbers.astype("<i8").tobytes())
         for name in BYTES_COLUMNS:
-            parts = page[name].to_pylist()
-            lengths = (b"-" if part is None else b"%d" % len(part) for part in parts)
-            self._columns[name].update(
-                b"".join(b"%s:%s" % pair for pair in zip(lengths, _filled(parts), strict=True))
-            )
-        for name in ("headers", "type"):
-            self._columns[name].update("".join(f"{cell!r};" for cell in page[name].to_pylist()).encode())
+            cells = page[name].cast(pa.large_binary())
+            lengths = pc.fill_null(pc.binary_length(cells), -1).to_numpy()
+            self._hashes[f"{name} lengths"].update(lengths.astype("<i8").tobytes())
+            for chunk in pc.fill_null(cells, b"").chunks:
+                _, offsets, contents = chunk.buffers()
+                ends = np.frombuffer(offsets, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+                if contents is not None and len(chunk) > 0:
+                    self._hashes[name].update(memoryview(contents)[ends[0] : ends[-1]])
+        headers = page["headers"]
+        if headers.null_count == len(headers):
+            self._hashes["headers"].update(b"None;" * len(headers))
+        else:
+            self._hashes["headers"].update("".join(f"{cell!r};" for cell in headers.to_pylist()).encode())
 
     @property
     def hex(self) -> str:
         whole = hashlib.blake2b(digest_size=16)
-        for column in self._columns.values():
+        for column in self._hashes.values():
             whole.update(column.digest())
         return whole.hexdigest()
-
-
-def _filled(parts: Sequence[bytes | None]) -> list[bytes]:
-    return [b"" if part is None else part for part in parts]

@@ -23,7 +23,11 @@ from spark_jobs.transforms import index_check, latest_watermarks
 
 LOG = "default"
 NOTEBOOK = ROOT / "notebooks" / "01_append_and_read.py"
-SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.databricks.delta.snapshotPartitions": "1"}
+SETTINGS = {  # for two processors and tables of one file
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+}
 EVENT_COLUMNS = ("node", "kind", "term", "timestamp", "data")
 
 
