@@ -202,7 +202,7 @@ def _run_python(cell: Cell, path: Path, names: dict[str, Any]) -> None:
 
 
 def with_parameters(sql: str, values: Mapping[str, str]) -> str:
-    """The query with each `:name` of a widget as a string literal: Delta's parser does not know parameters."""
+    """The query with each `:name` of a widget as a literal: Delta's parser does not know parameters."""
 
     def literal(match: re.Match[str]) -> str:
         value = values.get(match[1])

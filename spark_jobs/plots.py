@@ -12,11 +12,16 @@ Rows = Sequence[Mapping[str, Any]]
 
 PEER_COLORS = ("#2a6fbb", "#d9822b", "#3a9a5c", "#8a5bb5", "#b8453f", "#4f8f96", "#8c6d46")
 TERM_SHADES = ("#f3f6fb", "#fdf6ec")
+AWAY_S = 3.0  # a new leader needs a moment to hear from its peers: less is no absence
 INK, MUTED, LATE, CANCELLED = "#1d2433", "#5b6780", "#d9822b", "#b8453f"
 
 
 def delays_by_hour_figure(rows: Rows) -> Figure:
-    """When does one leave on time? rows: of transforms.delays_by_hour, in order, at least one with delays."""
+    """When does one leave on time?
+
+    rows: of transforms.delays_by_hour, in order; an hour at which no flight left is left out, one must
+    remain.
+    """
     known = [row for row in rows if row["late"] is not None]
     worst = max(known, key=lambda row: row["late"])
     hours = [row["hour"] for row in known]
@@ -25,29 +30,40 @@ def delays_by_hour_figure(rows: Rows) -> Figure:
     late, median = [row["late"] for row in known], [row["median"] for row in known]
     delays.fill_between(hours, median, late, color=LATE, alpha=0.18, linewidth=0)
     delays.plot(
-        hours, late, color=LATE, linewidth=2.2, marker="o", markersize=4, label="the latest tenth: at least"
+        hours,
+        late,
+        color=LATE,
+        linewidth=2.2,
+        marker="o",
+        markersize=4,
+        label="one flight in ten leaves at least this late",
     )
     delays.plot(
-        hours, median, color=INK, linewidth=2.2, marker="o", markersize=4, label="half of them: at most"
+        hours,
+        median,
+        color=INK,
+        linewidth=2.2,
+        marker="o",
+        markersize=4,
+        label="half of the flights have left by then",
     )
     delays.axhline(0, color=MUTED, linewidth=0.8)
     delays.set_ylabel("departure delay (minutes)")
     delays.legend(loc="upper left", frameon=False)
     delays.set_title(
-        f"Delays build up: of flights due out at {worst['hour']}:00, one in ten leaves {worst['late']:.0f} "
-        "min late",
+        f"Delays build up: at {worst['hour']} h one flight in ten leaves {worst['late']:.0f} min late or "
+        "more",
         loc="left",
         fontweight="bold",
         color=INK,
     )
-    flights.bar(
-        [row["hour"] for row in rows], [row["flights"] for row in rows], color="#c9d2e3", label="flights"
-    )
-    cancelled = [row["cancelled"] for row in rows]
-    flights.bar([row["hour"] for row in rows], cancelled, color=CANCELLED, label="of them cancelled")
+    counts = [row["flights"] for row in known]
+    flights.bar(hours, counts, color="#c9d2e3", label="flights in the year")
+    flights.bar(hours, [row["cancelled"] for row in known], color=CANCELLED, label="of them cancelled")
+    flights.set_ylim(0, max(counts) * 1.5)  # room for the legend
     flights.set_ylabel("flights")
     flights.set_xlabel("scheduled hour of departure (local time, 24 h)")
-    flights.set_xticks([row["hour"] for row in rows])
+    flights.set_xticks(hours)
     flights.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     flights.legend(loc="upper left", frameon=False, ncols=2)
     _bare(delays, flights)
@@ -57,24 +73,24 @@ def delays_by_hour_figure(rows: Rows) -> Figure:
 def watermarks_figure(watermarks: Rows, epochs: Rows) -> Figure:
     """How far had each peer followed, and what did the fail-over cost?
 
-    watermarks: of the table, in the order of time, at least one. epochs: of the table, in order.
+    watermarks: of the table, in the order of time, at least one. epochs: of the table, in order. Shown is
+    the time in which something moved.
     """
-    begin = watermarks[0]["timestamp"]
-    ends_s = (watermarks[-1]["timestamp"] - begin).total_seconds()
+    shown = _while_moving(watermarks)
+    begin, last = shown[0]["timestamp"], shown[-1]["timestamp"]
 
     def seconds(moment: Any) -> float:
         return float((moment - begin).total_seconds())
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    terms = sorted({row["term"] for row in watermarks})
+    terms = sorted({row["term"] for row in shown})
     opened = {row["epoch"]: max(0.0, seconds(row["started"])) for row in epochs if row["epoch"] in terms}
-    bounds = [opened.get(term, 0.0) for term in terms] + [ends_s]
+    bounds = [opened.get(term, 0.0) for term in terms] + [seconds(last)]
     for number, (term, (start, end)) in enumerate(zip(terms, pairwise(bounds), strict=True)):
         axes.axvspan(start, end, color=TERM_SHADES[number % 2], linewidth=0)
-        leader = next(row["node"] for row in watermarks if row["term"] == term)
         axes.annotate(
-            f"term {term}: {leader} leads",
+            f"term {term}: {_leader(shown, term)} leads",
             ((start + end) / 2, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, -14),
@@ -82,39 +98,87 @@ def watermarks_figure(watermarks: Rows, epochs: Rows) -> Figure:
             ha="center",
             color=MUTED,
         )
-    for number, peer in enumerate(sorted({row["peer"] for row in watermarks})):
+    peers = sorted({row["peer"] for row in shown})
+    for number, peer in enumerate(peers):
+        told = [row for row in shown if row["peer"] == peer]
         color = PEER_COLORS[number % len(PEER_COLORS)]
-        for term in terms:
-            told = [row for row in watermarks if row["peer"] == peer and row["term"] == term]
+        axes.plot(
+            [seconds(row["timestamp"]) for row in told],
+            [row["watermark"] if row["watermark"] >= 0 else float("nan") for row in told],
+            color=color,
+            linewidth=2 + 2.5 * (len(peers) - 1 - number),  # lines that lie on one another all show
+            solid_capstyle="butt",
+            label=f"{peer} has acknowledged",
+        )
+        for gone, back in _absences(told):
+            y = max(0, gone["watermark"])
             axes.plot(
-                [seconds(row["timestamp"]) for row in told],
-                [max(0, row["watermark"]) for row in told],
+                [seconds(gone["timestamp"]), seconds(back["timestamp"])],
+                [y, y],
                 color=color,
-                linewidth=2,
-                marker="o",
-                markersize=3,
-                label=f"{peer} has acknowledged" if term == terms[0] else None,
+                linewidth=1.2,
+                linestyle=":",
             )
-    committed = [(seconds(row["timestamp"]), row["committed_index"]) for row in watermarks]
-    axes.step(
-        [at for at, index in committed if index >= 0],
-        [index for _, index in committed if index >= 0],
-        where="post",
+            middle = (seconds(gone["timestamp"]) + seconds(back["timestamp"])) / 2
+            axes.annotate(
+                f"{peer} is away",
+                (middle, y),
+                xytext=(0, -13),
+                textcoords="offset points",
+                ha="center",
+                color=MUTED,
+            )
+    committed = [row for row in shown if row["committed_index"] >= 0]
+    axes.plot(
+        [seconds(row["timestamp"]) for row in committed],
+        [row["committed_index"] for row in committed],
         color=INK,
-        linewidth=1.2,
-        linestyle=(0, (4, 2)),
+        linewidth=1,
+        linestyle=(0, (4, 3)),
         label="committed",
     )
-    axes.set_xlabel("time since the first term opened (seconds)")
+    axes.set_xlabel("time (seconds)")
     axes.set_ylabel("last index (records)")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(bottom=0, top=max(1, *(row["watermark"] for row in watermarks)) * 1.12)
-    axes.set_xlim(0, max(ends_s, 0.001))
+    axes.set_ylim(0, max(1, *(row["watermark"] for row in shown)) * 1.12)
+    axes.set_xlim(0, max(seconds(last), 0.001))
     axes.legend(loc="lower right", frameon=False)
-    axes.set_title(_watermarks_title(watermarks, terms), loc="left", fontweight="bold", color=INK)
+    axes.set_title(_watermarks_title(shown, terms), loc="left", fontweight="bold", color=INK)
     _bare(axes)
     return figure
+
+
+def _absences(told: Rows) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """From the last row in which a peer had acknowledged something to the first in which it had again."""
+    absences = []
+    known: Mapping[str, Any] | None = None
+    silent = False
+    for row in told:
+        if row["watermark"] < 0:
+            silent = known is not None
+        else:
+            if (
+                known is not None
+                and silent
+                and (row["timestamp"] - known["timestamp"]).total_seconds() > AWAY_S
+            ):
+                absences.append((known, row))
+            known, silent = row, False
+    return absences
+
+
+def _while_moving(watermarks: Rows) -> Rows:
+    """The rows without the quiet before the first index and after the last, but for one event of each."""
+    states: dict[Any, list[Any]] = {}
+    for row in watermarks:
+        states.setdefault(row["timestamp"], []).append((row["term"], row["peer"], row["watermark"]))
+    moments = list(states)
+    moved = [at for at in range(1, len(moments)) if states[moments[at]] != states[moments[at - 1]]]
+    if not moved:
+        return watermarks
+    first, last = moments[max(0, moved[0] - 1)], moments[min(len(moments) - 1, moved[-1] + 1)]
+    return [row for row in watermarks if first <= row["timestamp"] <= last]
 
 
 def longest_pause_s(watermarks: Rows) -> float:
@@ -137,15 +201,15 @@ def longest_pause_s(watermarks: Rows) -> float:
 
 
 def _watermarks_title(watermarks: Rows, terms: Sequence[int]) -> str:
-    leaders = [next(row["node"] for row in watermarks if row["term"] == term) for term in terms]
     if len(terms) == 1:
         committed = watermarks[-1]["committed_index"]
-        return f"{leaders[0]} led all the time; its peers followed to index {committed:,}"
-    return (
-        f"{leaders[1]} took over from {leaders[0]}: commits went on within "
-        f"{longest_pause_s(watermarks):.1f} s, "
-        "and no index was lost"
-    )
+        return f"{_leader(watermarks, terms[0])} led all the time; its peers followed to index {committed:,}"
+    takeover = f"{_leader(watermarks, terms[1])} took over from {_leader(watermarks, terms[0])}"
+    return f"{takeover}: commits went on within {longest_pause_s(watermarks):.1f} s"
+
+
+def _leader(watermarks: Rows, term: int) -> str:
+    return str(next(row["node"] for row in watermarks if row["term"] == term))
 
 
 def _bare(*all_axes: Axes) -> None:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from spark_jobs.jars import jar_paths
@@ -56,7 +57,7 @@ FAST_SETTINGS = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.databricks.delta.autoCompact.enabled": "false",
 }
-JAVA_OPTIONS = "-Duser.timezone=UTC"
+JAVA_OPTIONS = "-Duser.timezone=UTC -Xss4m"  # Spark matches long error texts by recursion
 FAST_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -92,7 +93,7 @@ def build_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # tell each exception once more
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     return session
 
 

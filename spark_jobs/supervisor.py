@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from spark_jobs.errors import Unreachable
 
 MAX_FAILURES = 5  # of one query, with nothing written between
 FAILURE_PAUSE_S = 1.0
+STOP_WITHIN_S = 15.0
 # What starting again does not mend: the names as Spark's own error text repeats them.
 FATAL = ("LogClash", "Trimmed", "TableClash", "OptionError", "Refused", "EpochClash")
 
@@ -59,6 +61,9 @@ class Supervisor:
         self.starts = 0
         self.failures = 0
         self.done = False
+        self._error: Exception | None = None  # of the last write that failed
+        self._stopping = False
+        self._writing = threading.Lock()
         self.start_at_s = 0.0
 
     def start(self) -> None:
@@ -92,17 +97,32 @@ class Supervisor:
         if error is None:
             self.done = True
         else:
-            self._failed(error)
+            self._failed(self._error or error)
+            self._error = None
 
     def stop(self) -> None:
-        """End the query; a write that it is in the middle of leaves no trace in the table."""
+        """End the query when the micro-batch that it is in the middle of is written; STOP_WITHIN_S at most.
+
+        One that is cut off leaves no trace in its table, but pages of complaints.
+        """
+        self._stopping = True
+        if self._writing.acquire(timeout=STOP_WITHIN_S):
+            self._writing.release()
         if self.query is not None:
             self.query.stop()
         for folder in self.checkpoints.glob(f"{self.job.name}-{owner()}-*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, rows: DataFrame, batch_id: int) -> None:
-        self.job.write(rows, batch_id)
+        """What Spark calls. It takes errors as text only, and chokes on long ones: so they are kept here."""
+        with self._writing:
+            if self._stopping:
+                return
+            try:
+                self.job.write(rows, batch_id)
+            except Exception as error:
+                self._error = error
+                raise RuntimeError(f"{type(error).__name__} while {self.job.name} was written") from None
         self.failures = 0
 
     def _try(self, start: Callable[[], None]) -> None:
@@ -114,7 +134,8 @@ class Supervisor:
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         reason = reason_of(error)
-        if self.failures > MAX_FAILURES or any(f"{name}: " in str(error) for name in FATAL):
+        told = f"{type(error).__name__}: {error}"
+        if self.failures > MAX_FAILURES or any(f"{name}: " in told for name in FATAL):
             raise MaterializeFailed(f"{self.job.name}: {reason}") from error
         sys.stderr.write(f"{self.job.name}: {reason}; starting again from where the table ends\n")
         self.start_at_s = time.monotonic() + FAILURE_PAUSE_S * self.failures
