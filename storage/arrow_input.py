@@ -32,7 +32,8 @@ _ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, O
 def table_from_stream(data: Bytes, *, max_records: int, max_bytes: int, max_record_bytes: int) -> RecordTable:
     """Return the records of an Arrow IPC stream, at least one (API.md §3).
 
-    Columns: `value`, and optionally `key`, `timestamp`, `headers`, in any order. max_bytes: of values, keys
+    Columns: `value`, and optionally `key`, `timestamp` (a timestamp, or integer milliseconds since 1970) and
+    `headers`, in any order. max_bytes: of values, keys
     and headers together; max_record_bytes: the same of a single record. Raises InvalidBody, BodyTooLarge.
     """
     try:
@@ -113,8 +114,10 @@ def _check_schema(schema: pa.Schema) -> None:
         if pa.types.is_null(field.type):
             continue
         if field.name == "timestamp":
-            if not pa.types.is_timestamp(field.type):
-                raise InvalidBody(f"column 'timestamp' is {field.type}, not a timestamp")
+            if not (pa.types.is_timestamp(field.type) or pa.types.is_integer(field.type)):
+                raise InvalidBody(
+                    f"column 'timestamp' is {field.type}, not a timestamp or integer milliseconds"
+                )
         elif field.name == "headers":
             _check_headers_type(field.type)
         elif field.type not in _BINARY:
@@ -137,7 +140,10 @@ def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
         if place < 0:
             columns.append(pa.nulls(rows.num_rows, field.type))
         else:
-            columns.append(rows.column(place).cast(field.type))
+            column = rows.column(place)
+            if pa.types.is_integer(column.type):  # only a timestamp may be one: milliseconds since 1970
+                column = pc.multiply_checked(column.cast(pa.int64()), 1_000)
+            columns.append(column.cast(field.type))
     cast = pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
     cast.validate(full=True)  # binary became a string: is it UTF-8?
     return cast

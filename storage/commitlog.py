@@ -378,7 +378,10 @@ class Commitlog:
                     segment.file.sync()
                     segment.dirty = False
             if len(self._epochs) < epochs:
-                write_epochs(self._files, self._folder, self._epochs)
+                try:
+                    write_epochs(self._files, self._folder, self._epochs)
+                except StorageFull:  # recovery drops what is too much in it; a sync will write it
+                    self._epochs_changed = True
             self._files.sync_folder(self._folder)
             self._manifest_file.save(manifest)
 

@@ -38,16 +38,20 @@ READ_SCHEMA: Final = pa.schema(
     ]
 )
 
+RECORD_OVERHEAD_BYTES: Final = 32  # timestamp, offsets and validity of a record in a body, at most
+HEADER_OVERHEAD_BYTES: Final = 9  # two offsets and validity of a header
+
 Headers = Sequence[tuple[str, bytes]]
 
 
 class RecordColumns:
     """Rows to be packed, column by column. All lists have one element a record.
 
-    size_bytes: of values, keys and headers (names in UTF-8) together.
+    size_bytes: of values, keys and headers (names in UTF-8) together. packed_bytes: of the body, at most,
+    offsets and all.
     """
 
-    __slots__ = ("headers", "keys", "size_bytes", "timestamps_ms", "values")
+    __slots__ = ("headers", "keys", "packed_bytes", "size_bytes", "timestamps_ms", "values")
 
     def __init__(self) -> None:
         self.keys: list[bytes | None] = []
@@ -55,6 +59,7 @@ class RecordColumns:
         self.timestamps_ms: list[int | None] = []
         self.headers: list[Headers | None] = []
         self.size_bytes = 0
+        self.packed_bytes = 0
 
     @property
     def count(self) -> int:
@@ -80,6 +85,7 @@ class RecordColumns:
         self.timestamps_ms.append(timestamp_ms)
         self.headers.append(headers)
         self.size_bytes += size
+        self.packed_bytes += size + RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(headers or ())
 
     def extend(self, other: "RecordColumns") -> None:
         """Add all records of `other`, in order."""
@@ -88,6 +94,7 @@ class RecordColumns:
         self.timestamps_ms.extend(other.timestamps_ms)
         self.headers.extend(other.headers)
         self.size_bytes += other.size_bytes
+        self.packed_bytes += other.packed_bytes
 
 
 class RecordTable:
@@ -105,6 +112,11 @@ class RecordTable:
     @property
     def count(self) -> int:
         return int(self.records.num_rows)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of its columns, offsets and all."""
+        return int(self.records.nbytes)
 
 
 @lru_cache(maxsize=1024)

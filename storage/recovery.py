@@ -6,7 +6,7 @@
     4. cut what is behind it, by the same crash-safe steps as any truncation; sync; move the durable point up
 
 Nothing at or before the durable point is ever cut: damage there raises CorruptLog. A second recovery finds
-nothing to do and writes nothing.
+nothing to do and changes nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -22,6 +22,7 @@ from storage.segment_format import index_name, segment_name, segment_offset
 
 MANIFEST_NAME: Final = "manifest"
 EPOCHS_NAME: Final = "epochs"
+REWRITE_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -246,6 +247,7 @@ class Recovery:
         """Make what the scan accepted durable, and say so in the manifest."""
         dirty = [segment for segment in self._segments if segment.dirty]
         for segment in dirty:
+            self._rewrite(segment)
             segment.file.sync()
             segment.dirty = False
         if dirty:
@@ -263,6 +265,14 @@ class Recovery:
             self._no_room = True
             for segment in dirty:
                 segment.flushed = 0
+
+    def _rewrite(self, segment: Segment) -> None:
+        """Write what was scanned once more: after a sync that failed, its pages may pass for clean (R-11)."""
+        start = max(self._manifest.durable_offset, segment.base_offset)
+        for offset in range(start, segment.end_offset, REWRITE_BYTES):
+            size = min(REWRITE_BYTES, segment.end_offset - offset)
+            place = offset - segment.base_offset
+            segment.file.pwrite(segment.file.read(place, size), place)
 
 
 def write_epochs(files: FileSystem, folder: str, epochs: list[Epoch]) -> None:

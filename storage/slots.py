@@ -54,10 +54,9 @@ class SlotFile:
         self.path = path
         self._magic = magic
         self._sequence = 0
-        self._order = (0, 1)  # the slot to write first: never the only good one
 
     def load(self) -> bytes | None:
-        """Return the newest value, None when none was ever saved. Raises CorruptFile."""
+        """Return the newest value, durable by now; None when none was ever saved. Raises CorruptFile."""
         if not self._files.exists(self.path):
             return None
         data = memoryview(self._files.read(self.path))
@@ -66,9 +65,12 @@ class SlotFile:
         newest = found[0] if sequences[0] >= sequences[1] else found[1]
         if newest is None:
             raise CorruptFile(self.path, "neither of its two slots is valid")
-        self._order = (1, 0) if sequences[0] > sequences[1] else (0, 1)
-        self._sequence = newest[0]
-        return newest[1]
+        order = (1, 0) if sequences[0] > sequences[1] else (0, 1)
+        self._sequence, payload = newest
+        # A killed process leaves what it wrote in the page cache: durable before it is believed.
+        self._write(encode_slot(self._magic, self._sequence, payload), order)
+        self._files.sync_folder(self.path.rpartition("/")[0])
+        return payload
 
     def save(self, payload: bytes) -> None:
         """Make `payload` the value; durable on return. Call `load` once before."""
@@ -77,12 +79,15 @@ class SlotFile:
         if self._sequence == 0:
             write_durably(self._files, self.path, slot + slot)
         else:
-            file = self._files.open(self.path)
-            try:
-                for k in self._order:
-                    file.pwrite(slot, k * SLOT_SIZE_BYTES)
-                    file.sync()
-            finally:
-                file.close()
+            self._write(slot, (0, 1))
         self._sequence = sequence
-        self._order = (0, 1)
+
+    def _write(self, slot: bytes, order: tuple[int, int]) -> None:
+        """Write both slots, each durable before the other; order: never the only good one first."""
+        file = self._files.open(self.path)
+        try:
+            for k in order:
+                file.pwrite(slot, k * SLOT_SIZE_BYTES)
+                file.sync()
+        finally:
+            file.close()

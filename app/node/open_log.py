@@ -24,6 +24,7 @@ from app.replication import (
 )
 from storage.checkpoint import CheckpointFile, SnapshotFile
 from storage.commitlog import Commitlog, CommitlogConfig
+from storage.errors import CorruptFile
 from storage.file_system import FileSystem
 from storage.hard_state import HardStateFile
 from storage.journal import Journal
@@ -72,6 +73,8 @@ def open_raft_log(
     hard_state = hard_state_file.load()
     committed_index = checkpoint_file.load().committed_index
     log = Commitlog.open(files, folder, log_id=log_id, config=storage, committed_index=committed_index)
+    if hard_state.term < log.last_term:
+        raise CorruptFile(f"{folder}/vote", f"term {hard_state.term} is older than the log's {log.last_term}")
     state = load_state(log, snapshot_file, idempotency_ms=limits.idempotency_ms)
     core = RaftCore(
         node_id=node_id,

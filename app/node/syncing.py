@@ -45,7 +45,7 @@ class LogSyncer:
             self._due_ms = now_ms + self._config.sync_interval_ms
 
     def tick(self, now_ms: int) -> None:
-        if self._due_ms is not None and now_ms >= self._due_ms:
+        if self._due_ms is not None and now_ms >= self._due_ms and not self._asked:
             self._due_ms = None
             self._ask()
 
@@ -63,7 +63,8 @@ class LogSyncer:
 
     def _done(self) -> None:
         self._asked = False
-        if self._durability is Durability.FSYNC and self._log.durable_index < self._log.end_index:
+        behind = self._log.durable_index < self._log.end_index
+        if self._durability is Durability.FSYNC and behind and not self.cutting:
             self._ask()
         self._synced()
 

@@ -172,9 +172,9 @@ class SimulatedNode:
         raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
 
     def crash(self) -> None:
-        """kill -9, and with `fsync` a power cut too: what was not synced is lost or torn."""
+        """kill -9, and with `fsync` every other time a power cut too: what was not synced is lost or torn."""
         self._life.alive = False
-        if self._cluster.plan.durability is Durability.FSYNC:
+        if self._fsync and self._cluster.world.random.random() < 0.5:
             self.files.crash()
 
     # --- the door for clients: a request to a dead node, and the answer of a node that dies, are lost

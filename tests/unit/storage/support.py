@@ -13,6 +13,7 @@ from tests.support.memory_files import MemoryFiles
 
 LOG_ID = 7
 FOLDER = "/data/logs/default"
+DURABLE_LOAD_OPERATIONS = 5  # of one slot file: each slot written and synced, then its folder
 SMALL = CommitlogConfig(segment_max_bytes=8_000, mark_interval_bytes=3_000, tail_cache_bytes=2_000)
 
 

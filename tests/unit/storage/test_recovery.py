@@ -8,9 +8,11 @@ import pytest
 from storage.batch import Batch
 from storage.commitlog import NO_INDEX, Commitlog
 from storage.errors import CorruptFile, CorruptLog
+from storage.hard_state import HardState, HardStateFile
 from storage.segment_format import ENTRY_SIZE_BYTES
 from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.storage.support import (
+    DURABLE_LOAD_OPERATIONS,
     FOLDER,
     LOG_ID,
     check_whole,
@@ -35,9 +37,10 @@ def put(files: MemoryFiles, path: str, data: bytes) -> None:
 
 
 def check_idempotent(files: MemoryFiles) -> None:
+    """A second recovery changes nothing; it only writes the manifest as it stands, to make it durable."""
     before, operations = snapshot(files), files.operations
     open_log(files)
-    assert (snapshot(files), files.operations) == (before, operations)
+    assert (snapshot(files), files.operations) == (before, operations + DURABLE_LOAD_OPERATIONS)
 
 
 # --- the tail
@@ -395,3 +398,45 @@ def test_a_new_log_may_crash_while_it_is_made() -> None:
             assert content(log) != []
             return
         place += 1
+
+
+# --- kill -9, a restart, then a power cut: the restart has seen the page cache, the power cut has not
+
+
+@pytest.mark.rule("R-11", "D-28")
+def test_what_was_acknowledged_after_a_kill_within_a_cut_outlives_a_power_cut() -> None:
+    for seed in range(10):
+        for step in range(20):
+            files = MemoryFiles(Random(seed))
+            log = open_log(files)
+            open_term(log, 1)
+            grow(log, 4)
+            keep = log.batch_at(1).last_index
+            files.power_cut_at = files.operations + step
+            try:
+                log.truncate_after(keep)
+            except PowerCut:
+                files.power_cut_at = None  # only the process was killed
+                log = open_log(files)
+            files.power_cut_at = None
+            open_term(log, 2)
+            sync_log(log)
+            acknowledged = content(log)
+            files.crash()
+            check_whole(open_log(files), acknowledged)
+
+
+@pytest.mark.rule("R-01")
+def test_a_vote_that_a_restart_has_seen_outlives_a_power_cut() -> None:
+    for seed in range(20):
+        files = MemoryFiles(Random(seed))
+        vote = HardStateFile(files, "d/vote")
+        vote.load()
+        vote.save(HardState(4, None))
+        files.power_cut_at = files.operations + 1  # behind the first write of the next save, before its sync
+        with pytest.raises(PowerCut):
+            vote.save(HardState(5, "n2"))
+        files.power_cut_at = None
+        seen = HardStateFile(files, "d/vote").load()
+        files.crash()
+        assert HardStateFile(files, "d/vote").load() == seen
