@@ -372,6 +372,7 @@ class DriverConfig:
     coalesce_max_bytes: int = 4 * 1024 * 1024  # appends of one turn share batches up to this size
     checkpoint_interval_ms: int = 3_000  # D-20
     snapshot_interval_ms: int = 60_000  # of the log's state: bounds what a restart replays
+    read_timeout_ms: int = 10_000  # of a confirmed read whose index this replica does not reach
     sync_interval_ms: int = 10  # with `replicated` durability nobody waits for the sync: at most this late
 
 

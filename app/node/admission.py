@@ -35,7 +35,7 @@ class Coalescing:
         self.records: RecordColumns | RecordTable | None = None
         self.marks: list[AppendMark] = []
         self.count = 0
-        self._size_bytes = 0
+        self._packed_bytes = 0
         self._keys: dict[str, None] = {}
         self._producers: dict[str, Producer] = {}  # the last claim of each in this batch
 
@@ -45,7 +45,7 @@ class Coalescing:
             return True
         if isinstance(self.records, RecordTable) or isinstance(request.records, RecordTable):
             return False
-        return self._size_bytes + request.records.size_bytes <= self._max_bytes
+        return self._packed_bytes + request.records.packed_bytes <= self._max_bytes
 
     def decides_about(self, request: AppendRequest) -> bool:
         """Whether the log's state cannot judge the request before this batch is in it."""
@@ -66,7 +66,7 @@ class Coalescing:
             self._mark(request)
         self.appends.append(append)
         self.count += records.count
-        self._size_bytes += records.size_bytes
+        self._packed_bytes += records.packed_bytes
         if isinstance(records, RecordTable) or self.records is None:
             self.records = records
         else:

@@ -7,6 +7,7 @@ from app.log_state import Claim
 from app.node.waiters import answer
 from app.replication import AppendFate, AppendRequest, AppendResult, Durability, PendingAppend
 from storage.batch import Batch
+from storage.commitlog import Commitlog
 from storage.errors import InvariantError
 
 Done = Callable[[AppendResult | CommitlogError], None]
@@ -44,10 +45,10 @@ class Stamped:
 class OpenAppends:
     """Counts the bytes of all appends that are not answered yet, and answers them."""
 
-    def __init__(self, node_id: str, durability: Durability) -> None:
+    def __init__(self, durability: Durability, log: Commitlog) -> None:
         self.size_bytes = 0
-        self._node_id = node_id
         self._durability = durability
+        self._log = log
 
     def add(self, request: AppendRequest, done: Done, now_ms: int) -> OpenAppend:
         self.size_bytes += request.records.size_bytes
@@ -90,8 +91,15 @@ class OpenAppends:
             timestamp_ms=source.timestamp_ms,
             committed_index=committed_index,
             next_index=next_index,
-            leader=self._node_id,
+            leader=self._leader_of(source.term),
             acks=append.request.acks,
             durability=self._durability,
             replayed=append.claim is not None,
         )
+
+    def _leader_of(self, term: int) -> str:
+        """Who led the term of a stored batch: every term opens with a record that names its leader."""
+        for epoch in reversed(self._log.epochs):
+            if epoch.term == term:
+                return epoch.leader
+        raise InvariantError(f"the log holds a record of term {term} and not its opening")

@@ -7,6 +7,7 @@ batches as fit. While a hard state or a truncation is on its way to the disk, ev
 """
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,7 +58,7 @@ from storage.records import encode_body, encode_control
 logger = logging.getLogger(__name__)
 
 EXPIRE_INTERVAL_MS = 60_000
-APPEND_MAX_BYTES = BATCH_MAX_BYTES // 2  # the other half: what packing adds
+APPEND_MAX_BYTES = BATCH_MAX_BYTES - 1024 * 1024  # packed; the rest is for header and marks
 
 
 def _nothing() -> None:
@@ -119,8 +120,9 @@ class LogDriver:
         self._inbox: deque[tuple[str, Any]] = deque()
         self._appends: deque[OpenAppend] = deque()
         self._queued_bytes = 0  # of self._appends
-        self._open = OpenAppends(node_id, durability)
+        self._open = OpenAppends(durability, log)
         self._readers: list[Callable[[int | CommitlogError], None]] = []
+        self._confirmed_reads: deque[tuple[int, Waiter, Callable[[int | CommitlogError], None]]] = deque()
         self._tick_due = False
         self._synced = False
         self._turn_due = False
@@ -169,6 +171,7 @@ class LogDriver:
         self._readers.clear()
         self._core.stop(self._clock.monotonic_ms())
         self._carry_out()
+        self._give_up_reads(math.inf)
         self._journal_writer.event(CoreEvent("stop", self._core.term, {}))
 
     def deliver(self, source: str, message: Any) -> None:
@@ -187,9 +190,9 @@ class LogDriver:
 
         Raises ValueError for no records, or for more than APPEND_MAX_BYTES: the front door stops both.
         """
-        size_bytes = request.records.size_bytes
-        if not request.records.count or size_bytes > APPEND_MAX_BYTES:
-            raise ValueError(f"{request.records.count} records of {size_bytes} bytes are no append")
+        size_bytes, packed_bytes = request.records.size_bytes, request.records.packed_bytes
+        if not request.records.count or packed_bytes > APPEND_MAX_BYTES:
+            raise ValueError(f"{request.records.count} records of {packed_bytes} bytes are no append")
         append = self._open.add(request, done, self._clock.monotonic_ms())
         if self._stopping is not None or self._ended:
             self._open.refuse(append, NoLeader())
@@ -298,6 +301,7 @@ class LogDriver:
 
     def _keep_house(self, now_ms: int) -> None:
         self._syncer.tick(now_ms)
+        self._give_up_reads(now_ms)
         self._checkpointer.tick(self._state, self._core.committed_index, now_ms)
         if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
             self._expired_ms = now_ms
@@ -480,5 +484,16 @@ class LogDriver:
     def _answer_reader(self, done: Callable[[int | CommitlogError], None], index: int | None) -> None:
         if index is None:
             answer(done, ReadIndexUnavailable())
-        else:
-            self.when_committed(index, lambda: done(index))
+            return
+        waiter = self.when_committed(index, lambda: done(index))
+        if waiter.done is not None:  # confirmed, but this replica has not got that far
+            deadline_ms = self._clock.monotonic_ms() + self._config.read_timeout_ms
+            self._confirmed_reads.append((deadline_ms, waiter, done))
+
+    def _give_up_reads(self, now_ms: float) -> None:
+        """Tell the readers whose index did not come until now_ms, so that nobody waits for ever."""
+        while self._confirmed_reads and self._confirmed_reads[0][0] <= now_ms:
+            _, waiter, done = self._confirmed_reads.popleft()
+            if waiter.done is not None:
+                waiter.cancel()
+                answer(done, ReadIndexUnavailable())

@@ -216,7 +216,7 @@ def test_everything_that_arrives_before_a_turn_becomes_one_batch(node: Node) -> 
 
 
 def test_a_batch_is_capped_in_bytes_and_an_append_is_never_split(tmp_path: Path) -> None:
-    node = Node(tmp_path, config=DriverConfig(coalesce_max_bytes=250))
+    node = Node(tmp_path, config=DriverConfig(coalesce_max_bytes=300))
     for _ in range(4):
         node.ask(b"x" * 100)
     node.ask(b"y" * 200, b"y" * 200)
