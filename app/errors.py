@@ -2,7 +2,7 @@
 
     CommitlogError
       not applied, the caller's doing: InvalidJson InvalidBody Unauthenticated Forbidden NotFound
-        LogNotFound EpochNotFound MethodNotAllowed NotAcceptable RequestOutstanding SequenceGap
+        LogNotFound EpochNotFound CursorNotFound MethodNotAllowed NotAcceptable RequestOutstanding SequenceGap
         ProducerFenced IndexTrimmed IndexMismatch TermMismatch Fenced TooLarge UnsupportedMediaType
         IndexOutOfRange NotLeader InvalidRequest IdempotencyKeyReused RateLimited
       not applied, the service's state: NoLeader LeaderPendingFull LeaderTransferring Repairing
@@ -128,6 +128,15 @@ class EpochNotFound(CommitlogError):
 
     def __init__(self, epoch: int) -> None:
         super().__init__(f"this node's epoch file has no epoch {epoch}")
+
+
+class CursorNotFound(CommitlogError):
+    """The log has no cursor of that name."""
+
+    code, title, http_status = "cursor-not-found", "No such cursor", 404
+
+    def __init__(self, cursor: str) -> None:
+        super().__init__(f"there is no cursor {cursor!r}")
 
 
 class MethodNotAllowed(CommitlogError):

@@ -7,13 +7,14 @@ leader. The answer comes by callback: nothing waits in here, so a client that ha
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 from urllib.parse import quote
 
 import msgspec
 
-from app.api.append_parameters import AppendParameters, parse_append_query, parse_idempotency_key
-from app.api.bodies import Heads, media_type_of, parse_key, read_append
+from app.api.append_parameters import parse_append_query
+from app.api.bodies import Heads, media_type_of, read_append
 from app.api.calls import JSON_TYPE, NO_FORWARD, REQUEST_ID, AppendCall, Response, problem_response
 from app.api.room import Room
 from app.errors import CommitlogError, Internal, NoLeader, NotLeader, QuorumTimeout
@@ -31,6 +32,7 @@ Done = Callable[[Response], None]
 _GRACE_MS: Final = 1_000  # the leader's own timeout comes first, with the better answer
 _RETRY_MS: Final = 100
 _HINTS_FOLLOWED: Final = 3  # at once; then with pauses
+_IN_PLACE_BYTES: Final = 256 * 1024  # of a body that is decoded on the loop: heartbeats wait meanwhile
 
 
 class AppendAnswer(msgspec.Struct, frozen=True):
@@ -80,51 +82,73 @@ class AppendHandler:
             self._broker.meter.answered("POST", "/v1/logs/{log}/records", response.status)
             done(response)
 
+        self._guarded(call, answered, lambda: self._begin(call, answered))
+
+    def _guarded(self, call: AppendCall, done: Done, action: Callable[[], None]) -> None:
         try:
-            self._begin(call, answered)
+            action()
         except CommitlogError as error:
-            answered(self._problem(call, error))
+            done(self._problem(call, error))
         except Exception:
             logger.exception("append failed", extra={"request_id": call.request_id.decode("latin-1")})
-            answered(self._problem(call, Internal()))
+            done(self._problem(call, Internal()))
 
     def _begin(self, call: AppendCall, done: Done) -> None:
+        """Decode the body, here or, if that may take long, in a thread; then append or carry it."""
+        started_ms = self._broker.clock.monotonic_ms()
         hosted = self._broker.find(call.log)
         heads = dict(call.headers)
         media_type = media_type_of(heads)
         parameters = parse_append_query(call.query)
-        if hosted.leads:
-            assert hosted.driver is not None
-            self._append(call, hosted, hosted.driver, heads, media_type, parameters, done)
-        elif NO_FORWARD in heads:
-            raise self._not_leader(hosted)
-        else:
-            started_ms = self._broker.clock.monotonic_ms()
-            self._carry(call, hosted, heads, media_type, parameters, started_ms, done)
+        if not hosted.leads and _stays(heads):
+            done(self._problem(call, self._not_leader(hosted), hosted))
+            return
 
-    # --- at the leader ------------------------------------------------------------------------------------
+        def decode() -> AppendRequest:
+            return read_append(call, heads, parameters, media_type, self._limits)
 
-    def _append(
+        if len(call.body) <= _IN_PLACE_BYTES and b"content-encoding" not in heads:
+            self._enter(call, hosted, heads, decode(), started_ms, done)
+            return
+
+        async def decode_aside() -> None:
+            try:
+                request = await asyncio.to_thread(decode)
+            except CommitlogError as error:
+                done(self._problem(call, error))
+            except asyncio.CancelledError:
+                done(self._problem(call, NoLeader(), hosted))
+                raise
+            except Exception:
+                logger.exception("append failed", extra={"request_id": call.request_id.decode("latin-1")})
+                done(self._problem(call, Internal()))
+            else:
+                self._guarded(call, done, lambda: self._enter(call, hosted, heads, request, started_ms, done))
+
+        self._broker.spawn(decode_aside(), "decode an append")
+
+    def _enter(
         self,
         call: AppendCall,
         hosted: HostedLog,
-        driver: LogDriver,
         heads: Heads,
-        media_type: bytes,
-        parameters: AppendParameters,
+        request: AppendRequest,
+        started_ms: int,
         done: Done,
     ) -> None:
-        request = read_append(call, heads, parameters, media_type, self._limits)
-        started_ms = self._broker.clock.monotonic_ms()
+        """A checked append: to this node's driver, or to the leader. started_ms: when the call came in."""
+        if not hosted.leads or hosted.driver is None:
+            self._carry(call, hosted, request, started_ms, done)
+            return
 
         def ended(result: AppendResult | CommitlogError) -> None:
-            if isinstance(result, (NotLeader, NoLeader)) and NO_FORWARD not in heads:
+            if isinstance(result, (NotLeader, NoLeader)) and not _stays(heads):
                 # The lead went while the append waited for its turn: nothing was applied, go to who has it.
-                self._carry(call, hosted, heads, media_type, parameters, started_ms, done)
+                self._carry(call, hosted, request, started_ms, done)
             else:
                 done(self._ended(call, hosted, request, started_ms, result))
 
-        driver.append(request, ended)
+        hosted.driver.append(request, ended)
 
     def _ended(
         self,
@@ -178,26 +202,15 @@ class AppendHandler:
     # --- elsewhere ----------------------------------------------------------------------------------------
 
     def _carry(
-        self,
-        call: AppendCall,
-        hosted: HostedLog,
-        heads: Heads,
-        media_type: bytes,
-        parameters: AppendParameters,
-        started_ms: int,
-        done: Done,
+        self, call: AppendCall, hosted: HostedLog, request: AppendRequest, started_ms: int, done: Done
     ) -> None:
-        """Find the leader and let it answer, as a task of the node. started_ms: when the call came in."""
-        key = parse_idempotency_key(heads.get(b"idempotency-key"))
-        parse_key(heads)
-        deadline_ms = started_ms + parameters.timeout_ms
+        """Find the leader and let it answer, as a task of the node."""
+        deadline_ms = started_ms + request.timeout_ms
         leader_deadline_ms = min(deadline_ms, started_ms + self._http.leader_wait_ms)
-        repeatable = key is not None or parameters.producer is not None
+        repeatable = request.idempotency_key is not None or request.producer is not None
 
         def append_here() -> AppendRequest:
-            request = read_append(call, heads, parameters, media_type, self._limits)
-            request.timeout_ms = max(1, deadline_ms - self._broker.clock.monotonic_ms())
-            return request
+            return replace(request, timeout_ms=max(1, deadline_ms - self._broker.clock.monotonic_ms()))
 
         async def carry() -> None:
             try:
@@ -336,6 +349,11 @@ async def _appended(driver: LogDriver, request: AppendRequest) -> AppendResult |
     future: asyncio.Future[AppendResult | CommitlogError] = asyncio.get_running_loop().create_future()
     driver.append(request, lambda result: None if future.done() else future.set_result(result))
     return await future
+
+
+def _stays(heads: Heads) -> bool:
+    """Whether the client wants this node's own answer."""
+    return heads.get(NO_FORWARD) == b"1"
 
 
 class _Refusal(msgspec.Struct, frozen=True):

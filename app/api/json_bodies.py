@@ -4,6 +4,7 @@ Numbers of `value_json` are never read as floats: the text is kept, only its bla
 written in plain UTF-8.
 """
 
+import io
 import re
 from typing import Annotated, Final, TypeVar
 
@@ -54,6 +55,7 @@ class AppendIn(RecordIn, forbid_unknown_fields=True):
 
 _APPEND = msgspec.json.Decoder(AppendIn)
 _RECORD = msgspec.json.Decoder(RecordIn)
+_SYNTAX = msgspec.json.Decoder(Raw)
 _T = TypeVar("_T")
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
@@ -102,7 +104,7 @@ def decode_lines(body: bytes, limits: Limits) -> RecordColumns:
     Raises InvalidJson, InvalidRequest or TooLarge.
     """
     columns = RecordColumns()
-    for position, line in enumerate(body.split(b"\n")):
+    for position, line in enumerate(io.BytesIO(body)):  # one by one: nobody else may run during a split
         if line and not line.isspace():
             if columns.count == limits.max_request_records:
                 raise too_many(limits)
@@ -173,12 +175,23 @@ def _decode(decoder: msgspec.json.Decoder[_T], text: bytes, pointer: str) -> _T:
         text.decode()  # msgspec looks only at the strings it builds
         return decoder.decode(text)
     except msgspec.ValidationError as error:
+        _check_syntax(text, pointer)  # the decoder stops at the first wrong shape, whatever comes behind it
         raise InvalidRequest(_placed(str(error), pointer)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        place = f"{pointer}: " if pointer else ""
-        raise InvalidJson(f"{place}{error}") from error
-    except RecursionError as error:
-        raise InvalidJson("nested too deeply") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _invalid_json(error, pointer) from error
+
+
+def _check_syntax(text: bytes, pointer: str) -> None:
+    """Raise InvalidJson unless `text` is one JSON value."""
+    try:
+        _SYNTAX.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _invalid_json(error, pointer) from error
+
+
+def _invalid_json(error: Exception, pointer: str) -> InvalidJson:
+    detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return InvalidJson(f"{pointer}: {detail}" if pointer else detail)
 
 
 def _placed(complaint: str, pointer: str) -> tuple[str, str]:

@@ -79,6 +79,8 @@ def _allowed(request: Request) -> list[str]:
     for route in request.app.state.routes:
         if route.path_regex.match(request.url.path):
             allowed.update(dict.fromkeys(route.methods))
+    if request.url.path == request.app.openapi_url:  # the framework's own route
+        allowed["GET"] = None
     if "GET" in allowed:
         allowed["HEAD"] = None
     return list(allowed)

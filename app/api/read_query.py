@@ -42,7 +42,7 @@ class RecordQuery(ConsistencyQuery):
 
 
 class ReadQuery(RecordQuery):
-    """At most one start of from_index, from_timestamp, last and from."""
+    """At most one start of from_index, from_timestamp, last, from and cursor."""
 
     from_index: Index | None = Field(None, description="Start here")
     from_timestamp: TimestampMs | None = Field(
@@ -52,6 +52,7 @@ class ReadQuery(RecordQuery):
     from_: Start | None = Field(
         None, alias="from", description="earliest (the default) or latest (committed_index + 1)"
     )
+    cursor: str | None = Field(None, description="Start at a cursor of this log, by its name")
     limit: int = Field(1_000, ge=1, le=100_000, description="Records")
     max_bytes: int = Field(
         4 * MIB, ge=1, le=64 * MIB, description="Of value, key and headers; one always fits"
@@ -67,7 +68,7 @@ class ReadQuery(RecordQuery):
 
     def check_one_start(self) -> None:
         """Raises InvalidRequest when two starts are given."""
-        names = ("from_index", "from_timestamp", "last", "from_")
+        names = ("from_index", "from_timestamp", "last", "from_", "cursor")
         given = [name.rstrip("_") for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequest(

@@ -21,10 +21,14 @@ DEFAULT_MIN_INDEX_WAIT_MS: Final = 5_000
 
 @dataclass(slots=True)
 class Range:
-    """From start_index to end_index (inclusive) of what may be seen; bounded: `until` ends it before that."""
+    """From start_index to the end of what may be seen, or to `until_index`.
+
+    until_timestamp_ms: ends the range too, at the first record at or after it; None once that is known.
+    """
 
     start_index: int
     until_index: int | None  # exclusive
+    until_timestamp_ms: int | None = None
 
     def last_index(self, visible_end: int) -> int:
         return visible_end if self.until_index is None else min(visible_end, self.until_index - 1)
@@ -56,11 +60,9 @@ class Reader:
         if self.consistency is Consistency.LINEARIZABLE:
             await self.broker.read_index(self.hosted)
 
-    async def reach(self, min_index: int | None, wait_ms: int) -> None:
+    async def reach(self, min_index: int | None, wait_ms: int = DEFAULT_MIN_INDEX_WAIT_MS) -> None:
         """Commitlog-Min-Index: wait until this node has it, else raise NotYetReplicated."""
-        if min_index is not None and not await self.grown(
-            min_index, (wait_ms or DEFAULT_MIN_INDEX_WAIT_MS) / 1000
-        ):
+        if min_index is not None and not await self.grown(min_index, wait_ms / 1000):
             raise NotYetReplicated(self.visible_end + 1)
 
     async def grown(self, index: int, timeout_s: float) -> bool:
@@ -92,12 +94,18 @@ class Reader:
             start = self.driver.committed_index + 1
         else:
             start = max(self.log.begin_index, 0)
-        until = query.until_index
-        if query.until_timestamp is not None:
-            found = self.log.first_index_at_or_after(query.until_timestamp)
+        range_ = Range(start, query.until_index, query.until_timestamp)
+        self.bound(range_)
+        return range_
+
+    def bound(self, range_: Range) -> None:
+        """Take note of the record that ends the range by its timestamp, if it has come by now."""
+        if range_.until_timestamp_ms is not None:
+            found = self.log.first_index_at_or_after(range_.until_timestamp_ms)
             if found is not None:
-                until = found if until is None else min(until, found)
-        return Range(start, until)
+                until = range_.until_index
+                range_.until_index = found if until is None else min(until, found)
+                range_.until_timestamp_ms = None
 
     def check_index(self, index: int) -> None:
         """One record by its index. Raises IndexTrimmed, IndexOutOfRange."""
@@ -135,6 +143,7 @@ class Reader:
         deadline = loop.time() + wait_ms / 1000
         page = Page(range_.start_index)
         while True:
+            self.bound(range_)
             await self.fill(page, range_, wanted)
             if page.count or self.has_more(page, range_):
                 return page

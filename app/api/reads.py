@@ -28,7 +28,7 @@ from app.api.rendering import (
     record_objects,
 )
 from app.api.routing import LogName, Node, body_answer, from_replica, json_answer, request_id_of, wants_json
-from app.errors import InvalidRequest
+from app.errors import CursorNotFound, InvalidRequest
 
 router = APIRouter(tags=["records"])
 
@@ -74,6 +74,8 @@ async def read(
 ) -> Response:
     hosted = broker.find(log)
     query.check_one_start()
+    if query.cursor is not None:
+        raise CursorNotFound(query.cursor)
     media_type = negotiate(request.headers.get("accept"), FORMATS)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
     resume = header_index("Last-Event-ID", last_event_id, least=-1) if media_type == EVENTS else None
@@ -84,7 +86,8 @@ async def read(
         return driver
     reader = Reader(broker, hosted, driver, query.consistency)
     await reader.confirm()
-    await reader.reach(wanted_min, query.wait_ms)
+    waits = {"wait_ms": query.wait_ms} if "wait_ms" in query.model_fields_set else {}
+    await reader.reach(wanted_min, **waits)
     range_ = await reader.range_of(query, resume)
     if media_type == EVENTS:
         return event_stream(
@@ -125,14 +128,15 @@ def _page_headers(
 
 
 async def _batches(reader: Reader, range_: Range, query: ReadQuery) -> Response:
-    """Whole stored batches, control too: the first holds the start, the last may pass `until_index`."""
+    """Whole stored batches, control too: the first holds the start, the last may pass the end wanted."""
     page = await reader.page(range_, Selection(limit=1, max_bytes=1, include_control=True), query.wait_ms)
     body = b""
     if page.count:
         end = range_.last_index(reader.visible_end)
+        last = range_.start_index + query.limit - 1
         batches = [
             batch
-            for batch in reader.log.read_batches(range_.start_index, query.max_bytes, end)
+            for batch in reader.log.read_batches(range_.start_index, query.max_bytes, min(end, last))
             if batch.last_index <= reader.visible_end
         ]
         body = b"".join(batch.data for batch in batches)
@@ -176,7 +180,7 @@ async def read_one(
         return driver
     reader = Reader(broker, hosted, driver, query.consistency)
     await reader.confirm()
-    await reader.reach(wanted_min, 0)
+    await reader.reach(wanted_min)
     reader.check_index(index)
     page = Page(index)
     select(reader.raw(index, index, 1), page, index, Selection(limit=1, include_control=True))

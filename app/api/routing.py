@@ -81,7 +81,7 @@ async def from_replica(request: Request, broker: Broker, hosted: HostedLog) -> L
     """
     if hosted.driver is not None:
         return hosted.driver
-    if NO_FORWARD.decode() in request.headers:
+    if request.headers.get(NO_FORWARD.decode()) == "1":
         raise NotLeader(None)
     for node_id in hosted.settings.replicas:
         answer = await _passed_on(request, broker, node_id, _LONG_SILENCE_S)
@@ -99,13 +99,13 @@ async def from_leader(request: Request, broker: Broker, hosted: HostedLog) -> Lo
     while not hosted.leads:  # `driver` is not None here
         leader = broker.settings.node_of(hosted.leader_id)
         if leader is not None:
-            if NO_FORWARD.decode() in request.headers:
+            if request.headers.get(NO_FORWARD.decode()) == "1":
                 raise NotLeader(leader.id, leader.url)
             silence_s = max(0.1, (deadline_ms - loop_time()) / 1000)
             answer = await _passed_on(request, broker, leader.id, silence_s)
             if answer is not None:
                 return answer
-        if loop_time() >= deadline_ms or NO_FORWARD.decode() in request.headers:
+        if loop_time() >= deadline_ms or request.headers.get(NO_FORWARD.decode()) == "1":
             raise NoLeader()
         await hosted.leadership_changed(0.1)
     return hosted.driver
