@@ -103,10 +103,13 @@ def ending_on_signals() -> Iterator[None]:
     """Raise StopRequested in the body at the first such signal, and ignore the ones that follow."""
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+    stopping = False
+
     def stop(number: int, _: object) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)  # cleaning up must not be interrupted
-        raise StopRequested(signal.Signals(number).name)
+        nonlocal stopping
+        if not stopping:  # cleaning up must not be interrupted
+            stopping = True
+            raise StopRequested(signal.Signals(number).name)
 
     before = {number: signal.signal(number, stop) for number in signals}
     try:

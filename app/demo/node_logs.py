@@ -98,8 +98,8 @@ def read_node_log(client: CommitlogClient, node: LocalNode) -> NodeLog:
 class ColumnsHash:
     """A hash of every column of records that come in pages, the same wherever the pages are cut.
 
-    Each column has a hash of its own: of the numbers, or of the lengths and the contents apart, so that no two
-    different columns give the same bytes.
+    Each column has a hash of its own: of the numbers, or of the lengths and the contents apart, so that no
+    two different columns give the same bytes.
     """
 
     def __init__(self) -> None:
