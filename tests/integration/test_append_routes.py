@@ -197,6 +197,13 @@ def test_packed_bodies(cluster: Cluster, encoding: str) -> None:
         ('{"value_json": NaN}', "application/json", 400, "invalid-json"),
         ('{"value_json": ' + "[" * 100_000 + "]" * 100_000 + "}", "application/json", 400, "invalid-json"),
         ("", "application/json", 400, "invalid-json"),
+        ("[", "application/json", 400, "invalid-json"),  # broken behind a wrong shape
+        ("12x", "application/json", 400, "invalid-json"),
+        ('{"value": 1', "application/json", 400, "invalid-json"),
+        ('{"records": [{"value": 1},', "application/json", 400, "invalid-json"),
+        ("[" * 100_000, "application/json", 400, "invalid-json"),
+        ('{"records": [' + "{}," * 200_000 + "{}]}", "application/json", 413, "too-large"),  # decoded aside
+        ("\n" * 1_000_000, "application/x-ndjson", 422, "invalid-request"),
         ("{}", "application/json", 422, "invalid-request"),
         ("[]", "application/json", 422, "invalid-request"),
         ('{"records": []}', "application/json", 422, "invalid-request"),

@@ -327,6 +327,30 @@ def test_a_long_poll_ends_with_the_first_record(cluster: Cluster) -> None:
     timer.join()
 
 
+def test_a_record_that_comes_while_a_read_waits_may_end_it_by_its_time(cluster: Cluster) -> None:
+    late = {"records": [{"value": "late", "timestamp": 250_000_000_000_000}]}
+    send = (cluster.leader("other"), "/v1/logs/other/records")
+    timer = threading.Timer(0.3, lambda: cluster.call("POST", *send, json=late))
+    timer.start()
+    params = {"from": "latest", "until_timestamp": 240_000_000_000_000, "wait_ms": 3_000}
+    answer = cluster.get(cluster.leader("other"), "/v1/logs/other/records", params=params)
+    timer.join()
+    assert answer.json()["records"] == []
+
+
+def test_a_cursor_that_nobody_made_is_not_found(filled: Cluster) -> None:
+    refused(filled.get("n1", RECORDS, params={"cursor": "mine"}), 404, "cursor-not-found")
+    answer = filled.get("n1", RECORDS, params={"cursor": "mine", "last": 1})
+    assert refused(answer, 422, "invalid-request")["errors"][0]["pointer"] == "/query/cursor"
+
+
+def test_limit_bounds_packed_batches_too(filled: Cluster) -> None:
+    accept = {"Accept": "application/vnd.commitlog.batch"}
+    answer = filled.get("n1", RECORDS, params={"from_index": 1, "limit": 6}, headers=accept)
+    assert answer.headers["commitlog-next-index"] == "11"  # two whole batches of 5
+    assert answer.headers["commitlog-has-more"] == "true"
+
+
 def test_a_long_poll_ends_empty(filled: Cluster) -> None:
     started = time.monotonic()
     page = read(filled, from_index=101, wait_ms=200)
@@ -341,6 +365,9 @@ def test_min_index(filled: Cluster) -> None:
     headers = {"Commitlog-Min-Index": "101"}
     answer = filled.get("n1", RECORDS, params={"wait_ms": 100}, headers=headers)
     assert refused(answer, 504, "not-yet-replicated")["retryable"] is True
+    started = time.monotonic()
+    refused(filled.get("n1", RECORDS, params={"wait_ms": 0}, headers=headers), 504, "not-yet-replicated")
+    assert time.monotonic() - started < 4  # the default of 5 s is for those who do not say
 
 
 def test_a_follower_reads_what_was_acknowledged(cluster: Cluster) -> None:

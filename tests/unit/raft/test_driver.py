@@ -225,6 +225,16 @@ def test_a_batch_is_capped_in_bytes_and_an_append_is_never_split(tmp_path: Path)
     assert counts == [2, 2, 2]
 
 
+def test_overhead_counts_towards_the_cap_of_a_batch(tmp_path: Path) -> None:
+    node = Node(tmp_path, config=DriverConfig(coalesce_max_bytes=100_000))
+    for _ in range(10):
+        node.ask(*[b""] * 1_000)
+    node.seams.run()
+    batches = node.driver.log.read_batches(1, 1 << 20)
+    assert sum(batch.count for batch in batches) == 10_000
+    assert max(len(batch.body) for batch in batches) <= 100_000
+
+
 def test_a_table_stays_a_batch_of_its_own(node: Node) -> None:
     rows = pa.RecordBatch.from_pydict(
         {"timestamp": [None] * 3, "key": [None] * 3, "value": [b"1", b"2", b"3"], "headers": [None] * 3},
@@ -556,6 +566,18 @@ def test_a_follower_answers_a_read_only_when_it_has_the_index(tmp_path: Path) ->
     push_to(node, PushType.APPEND, 1, "n2", 0, log.batches[0])
     node.seams.run()
     assert answers == [0]
+
+
+def test_a_confirmed_read_whose_index_does_not_come_is_given_up(tmp_path: Path) -> None:
+    node, _ = follower_of_n2(tmp_path)
+    answers: list[int | CommitlogError] = []
+    node.driver._answer_reader(answers.append, 5)
+    node.driver._answer_reader(answers.append, 6)
+    node.seams.now += DriverConfig().read_timeout_ms
+    node.driver.tick()
+    node.seams.run()
+    codes = [answer.code for answer in answers if isinstance(answer, CommitlogError)]
+    assert codes == ["read-index-unavailable"] * 2
 
 
 def test_a_read_without_a_leader_is_unavailable(tmp_path: Path) -> None:
