@@ -1,9 +1,10 @@
-"""The folder of a demo: wiped before each demo, but only when a demo has made it."""
+"""The folder of a demo: wiped before each demo, but only when a demo has made it, and only what demos make."""
 
 import shutil
 from pathlib import Path
 
 MARKER = ".commitlog-demo"
+MADE_BY_DEMOS = ("n[1-9]", "cluster.toml", "spark", "tables", "checkpoints", "proofs.*", "notebook*.*")
 
 
 class FolderRefused(Exception):
@@ -11,21 +12,25 @@ class FolderRefused(Exception):
 
 
 def prepare(folder: Path) -> bool:
-    """Make `folder` an empty one with the demo's marker; True when an earlier demo's was wiped.
+    """Make `folder` with the demo's marker and nothing of an earlier demo; True when there was one.
 
-    Raises FolderRefused, and leaves it alone, when it holds things but no marker.
+    What demos do not make is left alone. Raises FolderRefused when the folder holds things but no marker.
     """
-    wiped = False
-    if folder.exists():
-        if not folder.is_dir():
-            raise FolderRefused(f"{folder} is not a folder")
-        if (folder / MARKER).is_file():
-            shutil.rmtree(folder)
-            wiped = True
-        elif any(folder.iterdir()):
-            raise FolderRefused(
-                f"{folder} holds things that no demo has made: it stays as it is. Use another --data"
-            )
+    earlier = (folder / MARKER).is_file()
+    if folder.exists() and not folder.is_dir():
+        raise FolderRefused(f"{folder} is not a folder")
+    if folder.exists() and not earlier and any(folder.iterdir()):
+        raise FolderRefused(
+            f"{folder} holds things that no demo has made: it stays as it is. Use another --data"
+        )
+    for pattern in MADE_BY_DEMOS:
+        for path in folder.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MARKER).write_text("made by `commitlog demo`, which wipes this folder when it runs again\n")
-    return wiped
+    (folder / MARKER).write_text(
+        "made by `commitlog demo`, which wipes what it made here when it runs again\n"
+    )
+    return earlier

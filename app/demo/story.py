@@ -150,7 +150,7 @@ class Demo:
             while True:
                 log = self._job.progress().get("logs", {}).get("default", {})
                 rows = int(log.get("entries_rows", 0))
-                bar.to(rows)
+                bar.to(rows, "" if log else "(Spark starts)")
                 complete = rows >= sent.records and log["materialized_index"] >= sent.last_index
                 if complete and log["epochs_rows"] >= epochs:
                     break

@@ -52,9 +52,12 @@ def test_flights_are_records_keyed_by_flight() -> None:
 def test_the_folder_of_a_demo_is_wiped_and_any_other_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     assert prepare(folder) is False
-    (folder / "old").write_text("x")
+    for name in ("n1", "tables"):
+        (folder / name / "deeper").mkdir(parents=True)
+    (folder / "notebook-1.png").write_text("x")
+    (folder / "mine").write_text("x")
     assert prepare(folder) is True
-    assert [path.name for path in folder.iterdir()] == [MARKER]
+    assert sorted(path.name for path in folder.iterdir()) == [MARKER, "mine"]
     (folder / MARKER).unlink()
     (folder / "precious").write_text("x")
     with pytest.raises(FolderRefused, match="no demo has made"):
