@@ -25,6 +25,7 @@ from spark_jobs.tables import (
 from spark_jobs.transforms import entries
 
 APPLICATION = "commitlog-entries"
+SMALL_BATCH_RECORDS = 20_000  # up to here a micro-batch becomes one file: many tiny ones slow every reader
 LOG_ID_PROPERTY = "commitlog.logId"
 
 
@@ -89,8 +90,11 @@ class EntriesJob:
         refusals = 0
         while self.client.first_data_index(self.next_index, until) is not None:
             claim = self.next_index
+            rows = entries(records.where(F.col("index") >= claim))
+            if until - claim <= SMALL_BATCH_RECORDS:
+                rows = rows.coalesce(1)
             written = append_once(
-                entries(records.where(F.col("index") >= claim)),
+                rows,
                 self.path,
                 application=APPLICATION,
                 claim=claim,

@@ -55,7 +55,6 @@ FAST_SETTINGS = {
     # compiling costs more than interpreting when a plan runs once over a few rows
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.databricks.delta.autoCompact.enabled": "false",
 }
 JAVA_OPTIONS = "-Duser.timezone=UTC -Xss4m"  # Spark matches long error texts by recursion
 FAST_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -32,7 +32,6 @@ PROPERTIES = {
     "delta.checkpointInterval": "100",
     "delta.logRetentionDuration": "interval 30 days",
     "delta.deletedFileRetentionDuration": "interval 7 days",
-    "delta.autoOptimize.autoCompact": "true",
 }
 
 
