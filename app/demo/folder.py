@@ -1,4 +1,4 @@
-"""The folder of a demo: wiped before each demo, but only when a demo has made it, and only what demos make."""
+"""The folder of a demo: wiped before each demo, if a demo has made it, and only what demos make in it."""
 
 import shutil
 from pathlib import Path
