@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_jobs.client import LogClient
@@ -113,6 +114,10 @@ class LogMaterializer:
                 self.committed_index = self.status.tail(confirmed=False).next_index - 1
             except Unreachable:
                 self.committed_index = None
+            except PySparkException as error:
+                if "DELTA_CONCURRENT" not in str(error):
+                    raise
+                # another driver wrote the same: the next look finds it there
 
     @property
     def done(self) -> bool:
