@@ -1,0 +1,125 @@
+"""Refusals to a caller: one tree, each class one problem of API.md §2 (RFC 9457).
+
+base.py        what all have; ConfigError
+client.py      the caller's doing: 4xx
+operations.py  members, lead, trims, cursors
+service.py     the service's state: 5xx; the outcome may be unknown
+
+A class says code, title, status, whether a repeat may help, and what became of the append; an instance
+adds the detail and the fields of its own. Broken invariants and wrong configurations are not refusals:
+they stop the node.
+"""
+
+from collections.abc import Iterator
+
+from app.errors.base import (
+    CommitlogError,
+    ConfigError,
+    Outcome,
+)
+from app.errors.client import (
+    CursorNotFound,
+    EpochNotFound,
+    Fenced,
+    Forbidden,
+    IdempotencyKeyReused,
+    IndexMismatch,
+    IndexOutOfRange,
+    IndexTrimmed,
+    InvalidBody,
+    InvalidJson,
+    InvalidRequest,
+    LogNotFound,
+    MethodNotAllowed,
+    NotAcceptable,
+    NotFound,
+    NotLeader,
+    ProducerFenced,
+    RateLimited,
+    RequestOutstanding,
+    SequenceGap,
+    TermMismatch,
+    TooLarge,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
+from app.errors.operations import (
+    AlreadyLeader,
+    ChangeInProgress,
+    CursorMoved,
+    NotCaughtUp,
+    NotMaterialized,
+    TransferFailed,
+    WouldLoseQuorum,
+)
+from app.errors.service import (
+    Internal,
+    LeaderPendingFull,
+    LeaderTransferring,
+    NoLeader,
+    NotYetReplicated,
+    QuorumTimeout,
+    ReadIndexUnavailable,
+    Repairing,
+    StorageFull,
+    TermChanged,
+)
+from storage.errors import InvariantError  # the broken promise that stops a node
+
+__all__ = [
+    "PROBLEMS",
+    "AlreadyLeader",
+    "ChangeInProgress",
+    "CommitlogError",
+    "ConfigError",
+    "CursorMoved",
+    "CursorNotFound",
+    "EpochNotFound",
+    "Fenced",
+    "Forbidden",
+    "IdempotencyKeyReused",
+    "IndexMismatch",
+    "IndexOutOfRange",
+    "IndexTrimmed",
+    "Internal",
+    "InvalidBody",
+    "InvalidJson",
+    "InvalidRequest",
+    "InvariantError",
+    "LeaderPendingFull",
+    "LeaderTransferring",
+    "LogNotFound",
+    "MethodNotAllowed",
+    "NoLeader",
+    "NotAcceptable",
+    "NotCaughtUp",
+    "NotFound",
+    "NotLeader",
+    "NotMaterialized",
+    "NotYetReplicated",
+    "Outcome",
+    "ProducerFenced",
+    "QuorumTimeout",
+    "RateLimited",
+    "ReadIndexUnavailable",
+    "Repairing",
+    "RequestOutstanding",
+    "SequenceGap",
+    "StorageFull",
+    "TermChanged",
+    "TermMismatch",
+    "TooLarge",
+    "TransferFailed",
+    "Unauthenticated",
+    "UnsupportedMediaType",
+    "WouldLoseQuorum",
+]
+
+
+def _tree(root: type[CommitlogError]) -> Iterator[type[CommitlogError]]:
+    for child in root.__subclasses__():
+        yield child
+        yield from _tree(child)
+
+
+PROBLEMS: dict[str, type[CommitlogError]] = {problem.code: problem for problem in _tree(CommitlogError)}
