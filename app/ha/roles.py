@@ -1,0 +1,167 @@
+"""What the ReplicasManager tells an AutoSwitch core, and what it may ask of it (C-10). PURE.
+
+All of it goes through the driver, so that the core never hears of two things at once:
+
+    driver.deliver(MANAGER, MasterRole(...))             the controller says that this replica is master
+    driver.deliver(MANAGER, SlaveRole(...))              ... or that another one is, or nobody (yet)
+    driver.deliver(MANAGER, SyncStateSetChanged(...))    the set as the controller has it now
+    driver.deliver(MANAGER, Lease(until_ms))             a heartbeat was answered: fencing (A-11)
+
+Every message may come at any moment, twice, late, or in another order than it was sent: what is older than
+what the core knows changes nothing. What the manager reads (`HaView`) is of one instant, between turns.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from app.replication import Role
+
+MANAGER: Final = "@manager"  # the source of these messages; no connection or node has such a name
+NO_EPOCH: Final = 0  # before the first election
+ADDRESS_MAX_BYTES: Final = 50  # what the handshake has room for (A-07)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A registered replica of the log.
+
+    id: its node's id, by which sets name it. address: host:port of its HA listener, by which the seed's
+    handshake names it; at most 50 bytes. number: what the controller gave it for ever (C-03), at least 1, by
+    which newer builds' handshake names it; 0 when unknown. learner: receives the log, is never in the set,
+    nor master (C-11).
+    """
+
+    id: str
+    address: str
+    number: int = 0
+    learner: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MasterRole:
+    """The controller's metadata name this replica as master.
+
+    master_epoch: of its election, at least 1; never given to two elections (C-04).
+    sync_state_set, sync_state_set_epoch: as the controller has them; this replica is in the set.
+    replicas: all that are registered, this one among them.
+    unclean_epoch: the newest epoch of this log that an unclean election opened, NO_EPOCH for none: what was
+    confirmed before that epoch may have been lost, and a slave that still holds it gives it up by a loss receipt.
+
+    A master epoch is opened once, by one life of one process: a core that has been master of `master_epoch`
+    in an earlier life (it is in its vote file), or whose log has records of it or of a newer one, does not
+    take the role up. It stays slave without a master and says so by `HaView.needs_election`.
+    """
+
+    master_epoch: int
+    sync_state_set: tuple[str, ...]
+    sync_state_set_epoch: int
+    replicas: tuple[Replica, ...]
+    unclean_epoch: int = NO_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveRole:
+    """Another replica is master, or nobody is (master_id None): then nothing is followed.
+
+    master_epoch: of the newest election, also when its master is gone; NO_EPOCH before the first.
+    replicas: all that are registered; the master's address is found there. unclean_epoch: see MasterRole.
+    A master that hears this with an epoch at least its own stops being one at once (A-11).
+    """
+
+    master_id: str | None
+    master_epoch: int
+    replicas: tuple[Replica, ...] = ()
+    unclean_epoch: int = NO_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStateSetChanged:
+    """The set as the controller has committed it: the answer to a request, or learned from its metadata.
+
+    master_epoch: of the master it belongs to; of another epoch than the core's it is ignored. epoch: of the
+    set; an older one, or the one that the core has, changes nothing.
+
+    A refusal is no message. A request of the core rests on the set epoch that it knows, so a refused or
+    unanswered one may still be in flight, and could be accepted later: the core counts acks by the union of
+    everything it ever asked for under a set epoch, until a newer set epoch settles it (C-12). Therefore the
+    controller accepts a request for the set that it has already, and raises the set epoch for it.
+    """
+
+    master_epoch: int
+    epoch: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The controller knew this broker at some moment after the heartbeat was sent.
+
+    until_ms: on the node's monotonic clock, counted from the moment when that heartbeat was *sent*, and
+    shorter than the time after which the controller takes a silent broker for dead. Past it a master
+    acknowledges nothing and refuses appends (A-11); a later Lease lets it go on, as nothing was answered
+    meanwhile. An earlier until_ms than the one known changes nothing. Without any Lease a master is fenced.
+    """
+
+    until_ms: int
+
+
+RoleMessage = MasterRole | SlaveRole | SyncStateSetChanged | Lease
+
+
+@dataclass(frozen=True, slots=True)
+class SetRequest:
+    """An AlterSyncStateSet that the master wants: to be asked with both epochs, until it is settled (C-06)."""
+
+    master_epoch: int
+    sync_state_set_epoch: int  # the one it rests on
+    members: tuple[str, ...]  # this replica first, the others in order of id
+
+
+class HaView(Protocol):
+    """What a ReplicasManager reads of a core; AutoSwitchCore satisfies it."""
+
+    @property
+    def role(self) -> Role:
+        """MASTER once its epoch is begun, LEARNER when its replica is one, else SLAVE."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The newest master epoch that this replica knows of; for heartbeats (C-03) use `log_epoch`."""
+        ...
+
+    @property
+    def log_epoch(self) -> int:
+        """The epoch of the last record in the log, NO_EPOCH of an empty one: what elections compare (C-05)."""
+        ...
+
+    @property
+    def max_offset(self) -> int:
+        """Byte after the last record that is as durable as the log's durability says; falls by truncation."""
+        ...
+
+    @property
+    def confirm_offset(self) -> int:
+        """Byte after the last confirmed record that this replica holds (C-08, A-10)."""
+        ...
+
+    @property
+    def wanted_sync_state_set(self) -> tuple[str, ...] | None:
+        """The set that the master wants to have (C-07, C-08), None when the one it has will do.
+
+        The same value stays until SyncStateSetChanged brings a newer set epoch, or until another one is wanted:
+        ask again (with pauses) while it is there. `set_request` is the whole request.
+        """
+        ...
+
+    @property
+    def set_request(self) -> SetRequest | None: ...
+
+    @property
+    def needs_election(self) -> bool:
+        """Whether the controller holds this replica for the master of an epoch that it cannot take up.
+
+        It had that epoch in an earlier life, or opening it failed. Ask for an election; any replica of the
+        set may win it, this one too.
+        """
+        ...
