@@ -1,8 +1,21 @@
-"""What clients saw, and the judge of it: no acknowledged record lost, doubled, moved or out of order."""
+"""What clients saw, and the judge of it: is the history linearizable, with each append exactly once?
 
-from collections.abc import Mapping, Sequence
+A log is an easy model. The place of an append is its index, which the log in the end shows; the place of a
+linearizable read is the committed index that it saw. So the order is given, and a history is linearizable
+exactly when no operation ended before one began that stands before it. That is checked in O(n log n):
+
+- an append that ended before another began has the smaller index;
+- a read sees all that was acknowledged before it began, and all that earlier reads saw;
+- a read, also one of a committed prefix, shows nothing that was sent after it had ended.
+
+Acknowledged appends stand once, whole and at their index; refused ones nowhere; unknown ones once or never.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 
 
 class Outcome(StrEnum):
@@ -13,13 +26,22 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One append of one record. Times are monotonic seconds; `value` is unique in the history."""
+    """One append, with all its repeats by key or producer. Times are monotonic seconds.
+
+    `value` is unique in the history; of `count` records, the k-th has the value `values[k]`.
+    """
 
     value: str
     started: float
     ended: float
     outcome: Outcome
-    index: int | None = None  # of an acknowledged append
+    index: int | None = None  # first_index, of an acknowledged append
+    count: int = 1
+    match_index: int | None = None  # the condition that it was sent under
+
+    @property
+    def values(self) -> list[str]:
+        return [self.value, *(f"{self.value}+{ordinal}" for ordinal in range(1, self.count))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +53,69 @@ class TailRead:
     committed_index: int
 
 
+@dataclass(frozen=True, slots=True)
+class RecordsRead:
+    """One read of the data records from `from_index` up to but without `next_index`."""
+
+    started: float
+    ended: float
+    linearizable: bool
+    from_index: int
+    next_index: int
+    has_more: bool
+    records: tuple[tuple[int, str], ...]
+
+
+Read = TailRead | RecordsRead
+
+
 def find_violations(
-    operations: Sequence[Operation], reads: Sequence[TailRead], log: Sequence[tuple[int, str]]
+    operations: Sequence[Operation], reads: Sequence[Read], log: Sequence[tuple[int, str]]
 ) -> list[str]:
     """Compare a history with the records (index, value) that the log holds in the end. Empty: all is well."""
     places: dict[str, list[int]] = {}
     for index, value in log:
         places.setdefault(value, []).append(index)
-    known = {operation.value for operation in operations}
-    strangers = [value for value in places if value not in known]
-    found = [f"{value!r} stands in the log at {places[value]}, nobody sent it" for value in strangers]
+    known = {value for operation in operations for value in operation.values}
+    found = [
+        f"{value!r} stands in the log at {places[value]}, nobody sent it"
+        for value in places
+        if value not in known
+    ]
     for operation in operations:
-        found += judge_place(operation, places.get(operation.value, []))
-    return found + judge_order(operations, places) + judge_reads(operations, reads)
+        found += judge_place(operation, [places.get(value, []) for value in operation.values])
+    tails = [tail for read in reads if (tail := tail_of(read)) is not None]
+    found += judge_order(operations, places)
+    found += judge_reads(operations, tails)
+    found += judge_future(operations, places, reads)
+    return found + judge_content(reads, log)
 
 
-def judge_place(operation: Operation, places: Sequence[int]) -> list[str]:
+def tail_of(read: Read) -> TailRead | None:
+    """The committed index that a linearizable read has seen, where it tells."""
+    if isinstance(read, TailRead):
+        return read
+    if read.linearizable and not read.has_more:
+        return TailRead(read.started, read.ended, read.next_index - 1)
+    return None
+
+
+def judge_place(operation: Operation, places: Sequence[Sequence[int]]) -> list[str]:
+    """places: for each record of the operation, where it stands."""
+    name, flat = repr(operation.value), [index for found in places for index in found]
+    first = flat[0] if flat else None
+    in_place = first is not None and all(
+        list(found) == [first + ordinal] for ordinal, found in enumerate(places)
+    )
     match operation.outcome:
-        case Outcome.ACKNOWLEDGED if list(places) != [operation.index]:
-            return [f"{operation.value!r} was acknowledged at {operation.index} and stands at {list(places)}"]
-        case Outcome.NOT_APPLIED if places:
-            return [f"{operation.value!r} was refused as not applied and stands at {list(places)}"]
-        case Outcome.UNKNOWN if len(places) > 1:
-            return [f"{operation.value!r} was sent once and stands at {list(places)}"]
+        case Outcome.ACKNOWLEDGED if not in_place or first != operation.index:
+            return [f"{name} was acknowledged at {operation.index} and stands at {flat}"]
+        case Outcome.ACKNOWLEDGED if operation.match_index not in (None, first):
+            return [f"{name} was to stand at {operation.match_index} and was acknowledged at {first}"]
+        case Outcome.NOT_APPLIED if flat:
+            return [f"{name} was refused as not applied and stands at {flat}"]
+        case Outcome.UNKNOWN if flat and not in_place:
+            return [f"{name} was sent once, as {operation.count} records, and stands at {flat}"]
     return []
 
 
@@ -61,11 +123,11 @@ def judge_order(operations: Sequence[Operation], places: Mapping[str, Sequence[i
     """An append that ended before another began has the smaller index (linearizability of appends)."""
     found = []
     by_start = sorted((o for o in operations if places.get(o.value)), key=lambda o: o.started)
-    ended = sorted((o for o in operations if o.outcome is Outcome.ACKNOWLEDGED), key=lambda o: o.ended)
+    ends = _acknowledged(operations)
     highest, cursor = -1, 0
     for operation in by_start:
-        while cursor < len(ended) and ended[cursor].ended < operation.started:
-            highest = max(highest, ended[cursor].index if ended[cursor].index is not None else -1)
+        while cursor < len(ends) and ends[cursor][0] < operation.started:
+            highest = max(highest, ends[cursor][1])
             cursor += 1
         place = places[operation.value][0]
         if place <= highest:
@@ -76,16 +138,63 @@ def judge_order(operations: Sequence[Operation], places: Mapping[str, Sequence[i
 def judge_reads(operations: Sequence[Operation], reads: Sequence[TailRead]) -> list[str]:
     """A linearizable read sees everything acknowledged before it began, and what an earlier read saw."""
     found = []
-    ended = sorted((o for o in operations if o.outcome is Outcome.ACKNOWLEDGED), key=lambda o: o.ended)
-    earlier = sorted(reads, key=lambda r: r.ended)
-    highest, operation_cursor, read_cursor = -1, 0, 0
+    ends = sorted(_acknowledged(operations) + [(read.ended, read.committed_index) for read in reads])
+    highest, cursor = -1, 0
     for read in sorted(reads, key=lambda r: r.started):
-        while operation_cursor < len(ended) and ended[operation_cursor].ended < read.started:
-            highest = max(highest, ended[operation_cursor].index or 0)
-            operation_cursor += 1
-        while read_cursor < len(earlier) and earlier[read_cursor].ended < read.started:
-            highest = max(highest, earlier[read_cursor].committed_index)
-            read_cursor += 1
+        while cursor < len(ends) and ends[cursor][0] < read.started:
+            highest = max(highest, ends[cursor][1])
+            cursor += 1
         if read.committed_index < highest:
             found.append(f"a read began after index {highest} was known and saw {read.committed_index}")
     return found
+
+
+def judge_future(
+    operations: Sequence[Operation], places: Mapping[str, Sequence[int]], reads: Sequence[Read]
+) -> list[str]:
+    """No read shows a record that was sent after the read had ended."""
+    by_start = sorted((o for o in operations if places.get(o.value)), key=lambda o: o.started)
+    starts = [operation.started for operation in by_start]
+    # lowest[k]: the lowest place of all that began as the k-th or later
+    lowest = list(accumulate((places[o.value][0] for o in reversed(by_start)), min))[::-1]
+    found = []
+    for read in reads:
+        later = bisect_right(starts, read.ended)
+        for seen in _highest_seen(read):
+            if later < len(lowest) and lowest[later] <= seen:
+                found.append(f"a read saw up to {seen} and ended before {lowest[later]} was sent")
+    return found
+
+
+def judge_content(reads: Sequence[Read], log: Sequence[tuple[int, str]]) -> list[str]:
+    """What a read of records shows is what stands there in the end, without a gap."""
+    found = []
+    indexes = [index for index, _ in log]
+    for read in reads:
+        if isinstance(read, RecordsRead):
+            first, last = (
+                bisect_right(indexes, read.from_index - 1),
+                bisect_right(indexes, read.next_index - 1),
+            )
+            if list(read.records) != list(log[first:last]):
+                found.append(
+                    f"a read of [{read.from_index}, {read.next_index}) showed {list(read.records)[:3]}… and "
+                    f"{list(log[first:last])[:3]}… stands"
+                )
+    return found
+
+
+def _acknowledged(operations: Sequence[Operation]) -> list[tuple[float, int]]:
+    """(ended, last index) of each acknowledged append, in the order of their ends."""
+    return sorted(
+        (o.ended, o.index + o.count - 1)
+        for o in operations
+        if o.outcome is Outcome.ACKNOWLEDGED and o.index is not None
+    )
+
+
+def _highest_seen(read: Read) -> Iterator[int]:
+    if isinstance(read, TailRead):
+        yield read.committed_index
+    elif read.records:
+        yield read.records[-1][0]

@@ -1,20 +1,32 @@
-"""A network between peers that can be cut: one TCP relay for each ordered pair of nodes."""
+"""A network between peers that can be cut and slowed without any privilege: a TCP relay an ordered pair.
+
+What a relay cannot do is lose, double or overtake packets below TCP: a lost packet is played as the pause
+until TCP sends it again.
+"""
 
 import asyncio
 import contextlib
+import itertools
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests.fault.links import DOWN, GOOD, Addresses, Link
+from tests.support.cluster import free_ports
+
 CHUNK_BYTES = 1 << 16
+RETRANSMISSION_S = 0.2
 
 
 @dataclass
 class Relay:
-    """Passes bytes from `source`'s connections on to the target's peer port, while it is up."""
+    """Passes bytes from the source's connections on to the target's peer port, as `link` says."""
 
     target_host: str
     target_port: int
     port: int = 0
-    up: bool = True
+    link: Link = GOOD
+    chance: random.Random = field(default_factory=random.Random)
     server: asyncio.Server | None = None
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
@@ -23,7 +35,7 @@ class Relay:
         self.port = self.server.sockets[0].getsockname()[1]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self.up:
+        if not self.link.up:
             writer.transport.abort()
             return
         try:
@@ -35,32 +47,80 @@ class Relay:
         self.writers += pair
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(pump(reader, target_writer))
-                tasks.create_task(pump(target_reader, writer))
+                tasks.create_task(self.pump(reader, target_writer))
+                tasks.create_task(self.pump(target_reader, writer))
         finally:
             for end in pair:
                 end.transport.abort()
                 self.writers.remove(end)
 
-    def cut(self) -> None:
-        """Break what is open and refuse what comes, until `mend`."""
-        self.up = False
-        for writer in self.writers:
-            writer.transport.abort()
+    async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(CHUNK_BYTES):
+                link = self.link
+                if link != GOOD:
+                    await asyncio.sleep(self.hold_s(link, len(chunk)))
+                writer.write(chunk)
+                await writer.drain()
+        writer.transport.abort()
 
-    def mend(self) -> None:
-        self.up = True
+    def hold_s(self, link: Link, size_bytes: int) -> float:
+        """How long this chunk takes over the link."""
+        seconds = (link.delay_ms + self.chance.random() * link.jitter_ms) / 1000
+        if link.bytes_per_s:
+            seconds += size_bytes / link.bytes_per_s
+        while self.chance.random() < link.loss:
+            seconds += RETRANSMISSION_S
+        return seconds
+
+    def set(self, link: Link) -> None:
+        """A link that is down breaks what is open and refuses what comes."""
+        self.link = link
+        if not link.up:
+            for writer in self.writers:
+                writer.transport.abort()
 
     async def stop(self) -> None:
-        self.cut()
+        self.set(DOWN)
         if self.server is not None:
             self.server.close()
             await self.server.wait_closed()
 
 
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while chunk := await reader.read(CHUNK_BYTES):
-            writer.write(chunk)
-            await writer.drain()
-    writer.transport.abort()
+class RelayNetwork:
+    """tests.fault.links.Network on 127.0.0.1: nodes reach each other's peer ports through relays."""
+
+    name = "relays"
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self.ids = ids
+        ports = free_ports(2 * len(ids))
+        self._rest = dict(zip(ids, ports[: len(ids)], strict=True))
+        self._peer = dict(zip(ids, ports[len(ids) :], strict=True))
+        self._relays = {
+            (source, target): Relay("127.0.0.1", self._peer[target])
+            for source, target in itertools.permutations(ids, 2)
+        }
+
+    async def open(self) -> None:
+        for relay in self._relays.values():
+            await relay.start()
+
+    async def close(self) -> None:
+        for relay in self._relays.values():
+            await relay.stop()
+
+    def addresses(self, viewer: str, node: str) -> Addresses:
+        own = f"127.0.0.1:{self._peer[node]}"
+        seen = own if viewer == node else f"127.0.0.1:{self._relays[viewer, node].port}"
+        return Addresses(f"127.0.0.1:{self._rest[node]}", self.client_url(node), own, seen)
+
+    def client_url(self, node: str) -> str:
+        return f"http://127.0.0.1:{self._rest[node]}"
+
+    def inside(self, node: str, command: Sequence[str]) -> list[str]:
+        return list(command)
+
+    def set(self, links: Mapping[tuple[str, str], Link]) -> None:
+        for pair, link in links.items():
+            self._relays[pair].set(link)

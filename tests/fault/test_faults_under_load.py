@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault.cluster import FaultCluster, relayed
 from tests.fault.history import find_violations
-from tests.fault.routed_cluster import RoutedCluster, routed
 from tests.fault.workload import Workload, read_log
 
 STEP_APPENDS = 150  # acknowledged between two faults, and while one lasts
 STEP_TIMEOUT_S = 30.0
-Scenario = Callable[[RoutedCluster, Workload], Awaitable[None]]
+Scenario = Callable[[FaultCluster, Workload], Awaitable[None]]
 
 
 async def progress(workload: Workload, appends: int = STEP_APPENDS) -> None:
@@ -23,7 +23,7 @@ async def progress(workload: Workload, appends: int = STEP_APPENDS) -> None:
 
 async def under_load(folder: Path, scenario: Scenario) -> None:
     """Run the scenario while clients work; then every node holds the same log, and no promise is broken."""
-    async with routed(folder) as cluster:
+    async with relayed(folder) as cluster:
         workload = Workload([cluster.url(node) for node in cluster.ids])
         async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
             tasks.create_task(workload.run())
@@ -35,12 +35,13 @@ async def under_load(folder: Path, scenario: Scenario) -> None:
         await asyncio.to_thread(cluster.wait_even)
         logs = [await read_log(cluster.url(node), consistency="committed") for node in cluster.ids]
         assert logs[0] == logs[1] == logs[2]
+        assert workload.surprises == []
         assert find_violations(workload.operations, workload.reads, logs[0]) == []
 
 
 @pytest.mark.rule("D-28", "R-08", "R-11", "R-12")
 def test_each_node_killed_in_turn(tmp_path: Path) -> None:
-    async def scenario(cluster: RoutedCluster, workload: Workload) -> None:
+    async def scenario(cluster: FaultCluster, workload: Workload) -> None:
         for _ in cluster.ids:
             node = await asyncio.to_thread(cluster.leader)
             cluster.kill(node)
@@ -54,7 +55,7 @@ def test_each_node_killed_in_turn(tmp_path: Path) -> None:
 
 @pytest.mark.rule("R-08")
 def test_all_nodes_killed_at_once(tmp_path: Path) -> None:
-    async def scenario(cluster: RoutedCluster, workload: Workload) -> None:
+    async def scenario(cluster: FaultCluster, workload: Workload) -> None:
         for node in cluster.ids:
             cluster.kill(node)
         cluster.start()
@@ -66,7 +67,7 @@ def test_all_nodes_killed_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.rule("R-03", "R-04", "R-08")
 def test_the_leader_is_cut_off_and_comes_back(tmp_path: Path) -> None:
-    async def scenario(cluster: RoutedCluster, workload: Workload) -> None:
+    async def scenario(cluster: FaultCluster, workload: Workload) -> None:
         for cut in (cluster.isolate, cluster.deafen):
             leader = await asyncio.to_thread(cluster.leader)
             term = cluster.status(leader)["term"]
@@ -82,7 +83,7 @@ def test_the_leader_is_cut_off_and_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.rule("R-03")
 def test_a_follower_that_was_cut_off_does_not_disturb_the_term(tmp_path: Path) -> None:
-    async def scenario(cluster: RoutedCluster, workload: Workload) -> None:
+    async def scenario(cluster: FaultCluster, workload: Workload) -> None:
         leader = await asyncio.to_thread(cluster.leader)
         term = cluster.status(leader)["term"]
         cluster.isolate(cluster.follower())
@@ -98,7 +99,7 @@ def test_a_follower_that_was_cut_off_does_not_disturb_the_term(tmp_path: Path) -
 
 @pytest.mark.rule("R-04", "R-08", "D-21")
 def test_the_leader_freezes_and_wakes_as_a_stale_one(tmp_path: Path) -> None:
-    async def scenario(cluster: RoutedCluster, workload: Workload) -> None:
+    async def scenario(cluster: FaultCluster, workload: Workload) -> None:
         leader = await asyncio.to_thread(cluster.leader)
         cluster.pause(leader)
         await progress(workload)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +51,24 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str | Path) else str(value)
 
 
+def configuration(
+    cluster_id: str,
+    nodes: Sequence[Mapping[str, object]],
+    logs: Sequence[Mapping[str, object]] = (),
+    sections: Mapping[str, Mapping[str, object]] | None = None,
+) -> str:
+    """A configuration file of a cluster."""
+    tables: list[tuple[str, Mapping[str, object]]] = [("[cluster]", {"id": cluster_id})]
+    tables.extend(("[[nodes]]", node) for node in nodes)
+    tables.extend(("[[logs]]", log) for log in logs)
+    tables.extend((f"[{name}]", section) for name, section in (sections or {}).items())
+    lines = []
+    for title, table in tables:
+        lines.append(title)
+        lines.extend(f"{key} = {_toml(value)}" for key, value in table.items())
+    return "\n".join(lines) + "\n"
+
+
 class Cluster:
     """Nodes n1, n2, …; each in DATA/nK with its lines in DATA/nK.log."""
 
@@ -82,29 +100,20 @@ class Cluster:
         sections: Mapping[str, Mapping[str, object]],
         peer_addresses: Mapping[str, str],
     ) -> None:
-        tables: list[tuple[str, Mapping[str, object]]] = [("[cluster]", {"id": cluster_id})]
+        nodes = []
         for node in self.ids:
             peer = f"127.0.0.1:{self.peer_ports[node]}"
-            tables.append(
-                (
-                    "[[nodes]]",
-                    {
-                        "id": node,
-                        "listen": f"127.0.0.1:{self.rest_ports[node]}",
-                        "url": self.url(node),
-                        "peer_listen": peer,
-                        "peer_address": peer_addresses.get(node, peer),
-                        "data": self.folder / node,
-                    },
-                )
+            nodes.append(
+                {
+                    "id": node,
+                    "listen": f"127.0.0.1:{self.rest_ports[node]}",
+                    "url": self.url(node),
+                    "peer_listen": peer,
+                    "peer_address": peer_addresses.get(node, peer),
+                    "data": self.folder / node,
+                }
             )
-        tables.extend(("[[logs]]", log) for log in logs)
-        tables.extend((f"[{name}]", section) for name, section in sections.items())
-        lines = []
-        for title, table in tables:
-            lines.append(title)
-            lines.extend(f"{key} = {_toml(value)}" for key, value in table.items())
-        self.config.write_text("\n".join(lines) + "\n")
+        self.config.write_text(configuration(cluster_id, nodes, logs, sections))
 
     # --- processes ---------------------------------------------------------------------------------------
 
@@ -113,11 +122,11 @@ class Cluster:
         for node in nodes or self.ids:
             assert node not in self._processes
             with (self.folder / f"{node}.log").open("ab") as lines:
-                self._processes[node] = subprocess.Popen(
-                    [sys.executable, "-m", "app.node.server", "--config", self.config, "--node", node],
-                    stdout=lines,
-                    stderr=lines,
-                )
+                self._processes[node] = subprocess.Popen(self.command(node), stdout=lines, stderr=lines)
+
+    def command(self, node: str) -> list[str]:
+        """The command line of a node."""
+        return [sys.executable, "-m", "app.node.server", "--config", str(self.config), "--node", node]
 
     def kill(self, node: str) -> None:
         """End a node by SIGKILL, and wait until it is gone."""
