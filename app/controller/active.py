@@ -1,0 +1,386 @@
+"""The active controller: commands and what it sees by itself become events (C-02, C-05).
+
+It decides on a copy of the metadata that has everything its log has, events of the same round included; one
+round is on its way at a time. The round's events are appended for one index and one term (`Round`), so they
+are stored exactly behind the state they were decided for, or not at all. Answers leave when the round is
+applied; what became of a round that was lost is unknown, and nobody is told anything.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from app.controller import elect_master, registration, settings_of_logs, sync_state_set
+from app.controller.commands import (
+    AlterSyncStateSet,
+    AnyCommand,
+    ApplyForReplicaId,
+    ChangeLog,
+    CreateLog,
+    DeleteLog,
+    Done,
+    ElectMaster,
+    Reason,
+    Refusal,
+    Refused,
+    RegisterReplica,
+    StepDown,
+)
+from app.controller.config import ControllerConfig
+from app.controller.events import (
+    AnyEvent,
+    LogChanged,
+    LogCreated,
+    LogDeleted,
+    LogDeleting,
+    MasterElected,
+    MasterLost,
+)
+from app.controller.liveness import Liveness, Report
+from app.controller.messages import BrokerHeartbeatAnswer
+from app.controller.metadata import LOG_DELETING, Log, LogSpec
+from app.controller.state_machine import Metadata
+
+Answer = Done | Refusal
+MakeLogId = Callable[[str, int], int]  # (name, generation) -> log id
+
+
+@dataclass(slots=True)
+class Round:
+    """Events to be appended at first_index in `term`, and the answers that wait for them."""
+
+    term: int
+    first_index: int
+    events: list[AnyEvent] = field(default_factory=list)
+    answers: list[tuple[Any, Answer]] = field(default_factory=list)
+    asked: list[tuple[Any, AnyCommand]] = field(default_factory=list)  # to ask again if nothing was stored
+
+    @property
+    def last_index(self) -> int:
+        return self.first_index + len(self.events) - 1
+
+
+class ActiveController:
+    """One time of being active: from the first index that this controller opened its term with.
+
+    Invariants: at most one round is open; a log with an election in the open round, or one that waits for
+    its master's lease to end, is granted no lease.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        config: ControllerConfig,
+        metadata: Metadata,
+        brokers: Sequence[str],
+        configured: Mapping[str, LogSpec],
+        make_log_id: MakeLogId,
+        connected: Collection[str],
+        now_ms: int,
+    ) -> None:
+        """metadata: what is committed; the driver's side goes on feeding it. brokers: nodes that keep logs.
+        configured: controller-mode logs of the configuration file, which exist without being asked for.
+        """
+        self._node_id = node_id
+        self._config = config
+        self._metadata = metadata
+        self._brokers = tuple(brokers)
+        self._configured = configured
+        self._make_log_id = make_log_id
+        self._began_ms = now_ms
+        self.liveness = Liveness(config, brokers, connected, now_ms)
+        self._waiting: list[tuple[Any, AnyCommand]] = []
+        self._round: Round | None = None
+        self._withheld: dict[str, None] = {}  # logs whose lease is not granted: an operator's election waits
+        self._unmastered_ms: dict[str, int] = {}  # log that never had a master -> since when it is known
+        self._scanned_ms = now_ms - config.scan_interval_ms
+
+    # --- heartbeats -------------------------------------------------------------------------------------
+
+    def heartbeat(
+        self, id: int, node: str, metadata_index: int, reports: Sequence[Report], now_ms: int
+    ) -> BrokerHeartbeatAnswer:
+        """Take a heartbeat in and grant leases. The caller has made sure after it came that this controller
+        is active still: no other one can have begun before (R-08)."""
+        self.liveness.heard(node, metadata_index, reports, now_ms)
+        granted, withheld = [], []
+        for log in self._metadata:
+            if not log.elects or log.master is None or log.master_node != node:
+                continue
+            report = self.liveness.report(node, log.name, log.generation, log.master)
+            if log.name in self._withheld:
+                withheld.append(log.name)
+            elif report is not None and not self._is_electing(log.name):
+                granted.append((log.name, log.master_epoch))
+                self.liveness.granted(log.name, now_ms)
+        return BrokerHeartbeatAnswer(
+            id,
+            self._node_id,
+            self._metadata.applied_index,
+            tuple(granted),
+            tuple(withheld),
+            self.liveness.alive(now_ms),
+        )
+
+    def _is_electing(self, log: str) -> bool:
+        return self._round is not None and any(
+            isinstance(event, MasterElected | LogDeleting) and event.log == log
+            for event in self._round.events
+        )
+
+    # --- rounds -----------------------------------------------------------------------------------------
+
+    def ask(self, token: Any, command: AnyCommand) -> None:
+        """Queue a command; `next_round` decides about it. token: for whom the answer is."""
+        self._waiting.append((token, command))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a round is on its way."""
+        return self._round is not None
+
+    def next_round(self, *, term: int, next_index: int, now_ms: int, time_ms: int) -> Round | None:
+        """Decide about everything that waits and everything that has changed; None when nothing follows.
+
+        Call it only when everything in the log is committed and applied, and no round is open. term,
+        next_index: of the log. time_ms: wall clock, for the events. A round without events has answers only.
+        """
+        assert self._round is None
+        if not self._waiting and now_ms - self._scanned_ms < self._config.scan_interval_ms:
+            return None
+        round_ = Round(term, next_index)
+        state = self._metadata.copy()
+        self._scanned_ms = now_ms
+
+        def happen(*events: AnyEvent) -> None:
+            for event in events:
+                state.apply(round_.last_index + 1, event)
+                round_.events.append(_timed(event, time_ms))
+
+        waiting, self._waiting = self._waiting, []
+        for token, command in waiting:
+            if self._must_wait(state, command, now_ms):
+                self._waiting.append((token, command))
+                continue
+            try:
+                answer: Answer = self._decide(state, command, round_, happen, now_ms)
+            except Refused as refused:
+                answer = refused.refusal
+            round_.answers.append((token, answer))
+            round_.asked.append((token, command))
+        self._look_after_logs(state, round_, happen, now_ms)
+        if not round_.events:
+            return round_ if round_.answers else None
+        self._round = round_
+        return round_
+
+    def applied(self, index: int) -> list[tuple[Any, Answer]]:
+        """The metadata holds everything up to `index`: the answers that may leave now."""
+        if self._round is None or index < self._round.last_index:
+            return []
+        answers, self._round = self._round.answers, None
+        return answers
+
+    def not_stored(self) -> None:
+        """The open round was refused by the log: its commands are decided about anew."""
+        if self._round is not None:
+            self._waiting = [*self._round.asked, *self._waiting]
+            self._round = None
+
+    # --- decisions --------------------------------------------------------------------------------------
+
+    def _must_wait(self, state: Metadata, command: AnyCommand, now_ms: int) -> bool:
+        """An operator's election away from a master that may hold a lease: the lease is not granted again,
+        and the election waits until it has ended or the master has given it up (A-11)."""
+        if not isinstance(command, ElectMaster):
+            return False
+        self._withheld.pop(command.log, None)
+        log = state.log(command.log)
+        if log is None or not log.elects or log.master_epoch > command.seen_epoch:
+            return False
+        if not self._moves_master(log, command, now_ms) or not self.liveness.may_be_leased(log.name, now_ms):
+            return False
+        try:
+            elect_master.elect(log, self.liveness, now_ms, command=command)
+        except Refused:
+            return False  # it will be refused, at once
+        self._withheld[command.log] = None
+        return True
+
+    def _moves_master(self, log: Log, command: ElectMaster, now_ms: int) -> bool:
+        """Whether the command asks for another master than the living one; it stays when anybody will do."""
+        if not elect_master.has_living_master(log, self.liveness, now_ms):
+            return True
+        return command.candidate is not None and command.candidate != log.master_node
+
+    def _decide(
+        self,
+        state: Metadata,
+        command: AnyCommand,
+        round_: Round,
+        happen: Callable[..., None],
+        now_ms: int,
+    ) -> Answer:
+        index = round_.last_index + 1
+        if isinstance(command, CreateLog):
+            return self._create(state, command, index, happen)
+        log = state.log(command.log)
+        if log is None:
+            raise Refused(Reason.UNKNOWN_LOG, f"there is no log {command.log!r}")
+        if isinstance(command, ApplyForReplicaId | RegisterReplica | AlterSyncStateSet | StepDown):
+            if command.generation != log.generation:
+                raise Refused(Reason.OTHER_GENERATION, "meant for an earlier log of this name")
+            if not log.elects:
+                raise Refused(Reason.WRONG_MODE, f"log {log.name} has no replicas to look after")
+        match command:
+            case ApplyForReplicaId():
+                replica_id, applied = registration.apply_for_id(log, command)
+                return self._told(state, happen, applied, value=replica_id)
+            case RegisterReplica():
+                return self._told(state, happen, registration.register(log, command))
+            case AlterSyncStateSet():
+                return self._told(state, happen, sync_state_set.alter(log, command, self.liveness, now_ms))
+            case StepDown():
+                return self._step_down(state, log, command, happen, now_ms)
+            case ElectMaster():
+                return self._elect(state, log, command, happen, now_ms)
+            case ChangeLog():
+                return self._change(state, log, command, happen)
+            case DeleteLog():
+                return self._delete(state, log, command, happen)
+
+    @staticmethod
+    def _told(
+        state: Metadata, happen: Callable[..., None], event: AnyEvent | None, value: int | None = None
+    ) -> Done:
+        if event is not None:
+            happen(event)
+        return Done(state.applied_index, value=value)
+
+    def _create(self, state: Metadata, command: CreateLog, index: int, happen: Callable[..., None]) -> Done:
+        settings_of_logs.check_spec(command.spec, self._brokers)
+        known = state.log(command.log)
+        if known is not None:
+            settings_of_logs.check_usable(known)
+            if known.spec != command.spec and known.changed_by != command.change_id:
+                raise Refused(Reason.LOG_EXISTS, f"log {command.log} exists with other settings")
+            return Done(state.applied_index, created=known.changed_by == command.change_id)
+        happen(
+            LogCreated(
+                log=command.log,
+                spec=command.spec,
+                log_id=self._make_log_id(command.log, index),
+                generation=index,
+                change_id=command.change_id,
+            )
+        )
+        return Done(state.applied_index, created=True)
+
+    def _change(self, state: Metadata, log: Log, command: ChangeLog, happen: Callable[..., None]) -> Done:
+        self._check_not_configured(log)
+        if log.changed_by == command.change_id:
+            return Done(state.applied_index)
+        spec = settings_of_logs.changed_spec(log, command.changes, command.version)
+        settings_of_logs.check_spec(spec, (*self._brokers, *log.spec.replicas))
+        if spec != log.spec:
+            happen(LogChanged(log=log.name, spec=spec, change_id=command.change_id))
+        return Done(state.applied_index)
+
+    def _delete(self, state: Metadata, log: Log, command: DeleteLog, happen: Callable[..., None]) -> Done:
+        self._check_not_configured(log)
+        if log.state == LOG_DELETING:
+            raise Refused(Reason.LOG_DELETING, f"log {log.name} is being deleted")
+        if command.version is not None and command.version != log.version:
+            raise Refused(Reason.CONFIG_CHANGED, f"version {log.version} holds, not {command.version}")
+        happen(LogDeleting(log=log.name))
+        return Done(state.applied_index)
+
+    def _check_not_configured(self, log: Log) -> None:
+        if log.generation < 0:
+            raise Refused(Reason.CONFIGURED_LOG, f"log {log.name} belongs to the configuration file")
+
+    def _step_down(
+        self, state: Metadata, log: Log, command: StepDown, happen: Callable[..., None], now_ms: int
+    ) -> Done:
+        """The master of that epoch is it no longer: elect, among others too; it may win again."""
+        if command.master_epoch != log.master_epoch or command.master != log.master:
+            return Done(state.applied_index)  # carried out before, or overtaken
+        if command.leaving and log.master_node is not None:
+            self.liveness.disconnected(log.master_node)
+        self.liveness.given_up(log.name, now_ms)
+        if log.name not in self._withheld:  # else the operator's election, which waits for this, comes next
+            self._replace_master(state, log, happen, now_ms)
+        return Done(state.applied_index)
+
+    def _elect(
+        self, state: Metadata, log: Log, command: ElectMaster, happen: Callable[..., None], now_ms: int
+    ) -> Done:
+        settings_of_logs.check_usable(log)
+        if not log.elects:
+            raise Refused(Reason.WRONG_MODE, f"log {log.name} is not in controller mode")
+        if command.candidate is not None and command.candidate not in log.spec.replicas:
+            raise Refused(Reason.NO_ELIGIBLE_REPLICA, f"{command.candidate} does not keep the log")
+        if log.master_epoch > command.seen_epoch or not self._moves_master(log, command, now_ms):
+            return Done(state.applied_index)
+        happen(elect_master.elect(log, self.liveness, now_ms, command=command))
+        return Done(state.applied_index)
+
+    # --- by itself --------------------------------------------------------------------------------------
+
+    def _look_after_logs(
+        self, state: Metadata, round_: Round, happen: Callable[..., None], now_ms: int
+    ) -> None:
+        """What nobody asks for: configured logs, masters that have gone, logs that nobody keeps any more."""
+        for name, spec in self._configured.items():
+            known = state.log(name)
+            if known is None:
+                log_id = self._make_log_id(name, -1)
+                happen(LogCreated(log=name, spec=spec, log_id=log_id, generation=-1))
+            elif known.generation < 0 and known.spec != spec:
+                happen(LogChanged(log=name, spec=spec))
+        for log in state:
+            if log.state == LOG_DELETING:
+                if self._is_given_up(log, now_ms):
+                    happen(LogDeleted(log=log.name))
+            elif log.elects and not elect_master.has_living_master(log, self.liveness, now_ms):
+                self._replace_master(state, log, happen, now_ms)
+
+    def _replace_master(self, state: Metadata, log: Log, happen: Callable[..., None], now_ms: int) -> None:
+        """Elect, or say that nobody is there, once no earlier master can act any more."""
+        if log.master_epoch == 0:
+            if not self._may_begin(log, now_ms):
+                return
+        elif self.liveness.may_be_leased(log.name, now_ms):
+            return
+        try:
+            event = elect_master.elect(log, self.liveness, now_ms)
+        except Refused:
+            if log.master is not None and not elect_master.members_may_live(log, self.liveness, now_ms):
+                happen(MasterLost(log=log.name, master_epoch=log.master_epoch))
+            return
+        self._unmastered_ms.pop(log.name, None)
+        happen(event)
+
+    def _may_begin(self, log: Log, now_ms: int) -> bool:
+        """Whether the first election need not wait for whom the settings name first, or for everybody."""
+        since_ms = self._unmastered_ms.setdefault(log.name, now_ms)
+        if now_ms - since_ms >= self._config.broker_timeout_ms:
+            return True
+        registered = [each.node for each in log.eligible() if self.liveness.is_alive(each.node, now_ms)]
+        voters = [node for node in log.spec.replicas if node not in log.spec.learners]
+        return (log.spec.preferred or voters[0]) in registered or registered == voters
+
+    def _is_given_up(self, log: Log, now_ms: int) -> bool:
+        """Whether every node that may live has learned of the deletion and removed its copy."""
+        return all(
+            self.liveness.has_given_up(node, log.name, log.generation, log.version)
+            or not self.liveness.may_live(node, now_ms)
+            for node in log.spec.replicas
+        )
+
+
+def _timed(event: AnyEvent, time_ms: int) -> AnyEvent:
+    return msgspec.structs.replace(event, time_ms=time_ms)

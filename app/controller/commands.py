@@ -1,0 +1,154 @@
+"""What the active controller is asked to do, and what it answers.
+
+A command may come twice, or late: its first answer may have been lost, and whoever asked then knows nothing.
+So every command says which state it was meant for, and a repeat of one that was carried out gets its answer
+again instead of a second effect.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from app.controller.metadata import LogSpec
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True, tag_field="command", tag=str):
+    """log: whose metadata it is about."""
+
+    log: str
+
+
+class ApplyForReplicaId(Command, frozen=True, array_like=True, tag="apply-for-replica-id"):
+    """C-03: `check_code` was made durable beside the empty copy first; the same code gets the same id."""
+
+    generation: int
+    node: str
+    check_code: str
+
+
+class RegisterReplica(Command, frozen=True, array_like=True, tag="register-replica"):
+    """C-03: the id has been made durable; the copy takes part from now on. Repeated at each start."""
+
+    generation: int
+    node: str
+    replica_id: int
+    check_code: str
+    address: str
+
+
+class AlterSyncStateSet(Command, frozen=True, array_like=True, tag="alter-sync-state-set"):
+    """C-06: master, its epoch, the epoch of the set it goes from, and the set it wants (replica ids)."""
+
+    generation: int
+    master: int
+    master_epoch: int
+    set_epoch: int
+    wanted: tuple[int, ...]
+
+
+class StepDown(Command, frozen=True, array_like=True, tag="step-down"):
+    """The master of this epoch has stopped being it: it acknowledges nothing any more, and wants an election.
+
+    It does so when it was told that its lease is withheld, when it stops, or when it cannot take up its epoch
+    (a restarted process never resumes one). leaving: its node stops, and is not to be elected.
+    """
+
+    generation: int
+    master: int
+    master_epoch: int
+    leaving: bool = False
+
+
+class ElectMaster(Command, frozen=True, array_like=True, tag="elect-master"):
+    """C-05, by an operator. candidate: the node wanted, None for any. seen_epoch: the master epoch at the
+    first asking: once it has been left behind, the command has been carried out."""
+
+    candidate: str | None
+    unclean: bool
+    seen_epoch: int
+
+
+class CreateLog(Command, frozen=True, array_like=True, tag="create-log"):
+    """The same settings again are the same log. change_id: drawn by chance, the same in every repeat."""
+
+    spec: LogSpec
+    change_id: str
+
+
+class ChangeLog(Command, frozen=True, array_like=True, tag="change-log"):
+    """changes: fields of LogSpec and their new values. version: the ETag that must match, None for any."""
+
+    changes: dict[str, Any]
+    change_id: str
+    version: int | None = None
+
+
+class DeleteLog(Command, frozen=True, array_like=True, tag="delete-log"):
+    """version: the ETag that must match, None for any. A log that is being deleted already is one answer."""
+
+    version: int | None = None
+
+
+AnyCommand = (
+    ApplyForReplicaId
+    | RegisterReplica
+    | AlterSyncStateSet
+    | StepDown
+    | ElectMaster
+    | CreateLog
+    | ChangeLog
+    | DeleteLog
+)
+
+
+class Reason(StrEnum):
+    """Why a command was refused; nothing was changed."""
+
+    NOT_ACTIVE = "not-active"  # this controller does not lead; ask the one it names
+    UNKNOWN_LOG = "unknown-log"
+    LOG_EXISTS = "log-exists"
+    LOG_DELETING = "log-deleting"
+    CONFIGURED_LOG = "configured-log"  # it belongs to the configuration file
+    WRONG_MODE = "wrong-mode"  # the log has no controller-made master
+    INVALID = "invalid"
+    CONFIG_CHANGED = "config-changed"
+    OTHER_GENERATION = "other-generation"  # meant for an earlier log of this name
+    NOT_A_REPLICA = "not-a-replica"  # the node does not keep this log
+    UNKNOWN_REPLICA = "unknown-replica"  # never applied for, or replaced since
+    CHECK_CODE = "check-code"  # the id belongs to another copy
+    NO_MASTER = "no-master"
+    NOT_MASTER = "not-master"
+    STALE_MASTER_EPOCH = "stale-master-epoch"
+    STALE_SET_EPOCH = "stale-set-epoch"
+    MASTER_NOT_IN_SET = "master-not-in-set"
+    NOT_REGISTERED = "not-registered"
+    NOT_ALIVE = "not-alive"
+    LEARNER = "learner"
+    NO_ELIGIBLE_REPLICA = "no-eligible-replica"
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True):
+    """reason: for the asker's code; detail: for people."""
+
+    reason: Reason
+    detail: str
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True):
+    """The command was carried out: it holds in the metadata from `index` on.
+
+    created: a new log came about. value: what the command asks for: the replica id.
+    """
+
+    index: int
+    created: bool = False
+    value: int | None = None
+
+
+class Refused(Exception):
+    """How a decision says no; becomes a Refusal."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.refusal = Refusal(reason, detail)

@@ -1,0 +1,35 @@
+"""The constants of the C rules, with our defaults: `[controller]` of the configuration file."""
+
+from dataclasses import dataclass
+
+from app.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerConfig:
+    """Times are monotonic milliseconds. Raises ConfigError for values that contradict.
+
+    nodes: ids of the nodes that vote in `__controller` and keep no other log by default; empty: every node
+    votes, beside its logs. RocketMQ's times: heartbeat 1 000, timeout 10 000, lease 8 000.
+    """
+
+    nodes: tuple[str, ...] = ()
+    heartbeat_interval_ms: int = 500
+    broker_timeout_ms: int = 2_000  # silent for so long, a node is taken for dead (C-05)
+    lease_ms: int = 1_500  # what the answer to a heartbeat grants, counted from its sending (A-11)
+    retry_interval_ms: int = 100  # an unanswered request is asked again, at whoever is active by then
+    scan_interval_ms: int = 50  # how often the active controller looks for masters that have gone
+    trim_after_records: int = 10_000  # of events that a snapshot covers, before the log is compacted (C-09)
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value <= 0:
+                raise ConfigError(f"{name} must be positive")
+        if len(set(self.nodes)) != len(self.nodes):
+            raise ConfigError("nodes names a node twice")
+        if self.lease_ms >= self.broker_timeout_ms:
+            raise ConfigError("lease_ms must be below broker_timeout_ms: a lease ends before an election")
+        if self.heartbeat_interval_ms * 2 > self.lease_ms:
+            raise ConfigError("lease_ms must be at least two heartbeat_interval_ms")
+        if self.retry_interval_ms > self.heartbeat_interval_ms:
+            raise ConfigError("retry_interval_ms must be at most heartbeat_interval_ms")

@@ -1,0 +1,108 @@
+"""What has happened: the records of the log `__controller`, one JSON object each, told apart by `event`.
+
+An event says its result, not its reason: applying it needs no clock, no chance and no liveness, so that every
+controller holds the same metadata (C-01). `time_ms` is the active controller's wall clock, for people.
+"""
+
+from typing import Any
+
+import msgspec
+
+from app.controller.metadata import LogSpec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str):
+    """log: whose metadata it changes."""
+
+    log: str
+    time_ms: int = 0
+
+
+class LogCreated(Event, frozen=True, kw_only=True, tag="log-created"):
+    """generation: the index of this event, -1 for a log of the configuration file."""
+
+    spec: LogSpec
+    log_id: int
+    generation: int
+    change_id: str = ""
+
+
+class LogChanged(Event, frozen=True, kw_only=True, tag="log-changed"):
+    spec: LogSpec
+    change_id: str = ""
+
+
+class LogDeleting(Event, frozen=True, kw_only=True, tag="log-deleting"):
+    """The nodes give up their replicas; nobody may append any more."""
+
+
+class LogDeleted(Event, frozen=True, kw_only=True, tag="log-deleted"):
+    """Its name is free again."""
+
+
+class ReplicaIdApplied(Event, frozen=True, kw_only=True, tag="replica-id-applied"):
+    """C-03: the id belongs to whoever has the check code, also if the answer was lost."""
+
+    node: str
+    replica_id: int
+    check_code: str
+
+
+class ReplicaRegistered(Event, frozen=True, kw_only=True, tag="replica-registered"):
+    """The node keeps this copy at this address. Earlier copies of the node leave the SyncStateSet, unless
+    nobody else is in it: what they held is lost, and the set does not forget it."""
+
+    replica_id: int
+    address: str
+
+
+class MasterElected(Event, frozen=True, kw_only=True, tag="master-elected"):
+    """C-05: master, epoch and set change in one event; the set is {master}.
+
+    lost: of an unclean election: what is known of that which the new master does not have.
+    """
+
+    master: int
+    master_epoch: int
+    set_epoch: int
+    reason: str
+    unclean: bool = False
+    lost: dict[str, Any] | None = None
+
+
+class MasterLost(Event, frozen=True, kw_only=True, tag="master-lost"):
+    """Nobody of the set lives: no master, until one of it comes back (C-05). Epoch and set stay."""
+
+    master_epoch: int
+
+
+class SyncStateSetChanged(Event, frozen=True, kw_only=True, tag="sync-state-set-changed"):
+    """C-06: the master of this epoch asked for it."""
+
+    master_epoch: int
+    sync_state_set: tuple[int, ...]
+    set_epoch: int
+
+
+AnyEvent = (
+    LogCreated
+    | LogChanged
+    | LogDeleting
+    | LogDeleted
+    | ReplicaIdApplied
+    | ReplicaRegistered
+    | MasterElected
+    | MasterLost
+    | SyncStateSetChanged
+)
+_ENCODER = msgspec.json.Encoder()
+_DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def encode_event(event: AnyEvent) -> bytes:
+    return _ENCODER.encode(event)
+
+
+def decode_event(data: bytes) -> AnyEvent:
+    """Invert encode_event. Raises ValueError: the log holds what no controller of this version wrote."""
+    return _DECODER.decode(data)

@@ -1,0 +1,80 @@
+"""The state of the log `__controller`: what every log's state holds, and the metadata (C-09).
+
+The driver keeps it as it keeps the state of any log: told of batches as they are stored, of cuts, and of what
+is committed. The metadata takes in committed events only; those that may still be cut wait. So the snapshot
+of the log's state is the snapshot of the metadata, and what it covers may be trimmed from the log.
+"""
+
+from collections import deque
+
+import msgspec
+
+from app.controller.events import AnyEvent, decode_event, encode_event
+from app.controller.state_machine import Metadata
+from app.log_state import DAY_MS, LogState
+from storage.batch import Batch
+from storage.errors import CorruptBatch
+from storage.records import read_columns
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    log: bytes
+    metadata: bytes
+    waiting: list[tuple[int, bytes]]
+
+
+class MetadataLogState(LogState):
+    """LogState with the metadata in it. Invariant: `metadata` holds exactly the committed events."""
+
+    def __init__(self, *, idempotency_ms: int = DAY_MS) -> None:
+        super().__init__(idempotency_ms=idempotency_ms)
+        self._metadata = Metadata()
+        self._waiting: deque[tuple[int, AnyEvent]] = deque()  # (index, event), not committed yet
+
+    @property
+    def metadata(self) -> Metadata:
+        """What is committed. Read it anew each time: a state taken over brings another object."""
+        return self._metadata
+
+    def apply(self, batch: Batch) -> None:
+        """As LogState.apply. Raises CorruptBatch too for a record that is no event."""
+        before = self.applied_index
+        super().apply(batch)
+        if self.applied_index == before or batch.is_control:
+            return
+        for index, value in enumerate(read_columns(batch).column("value").to_pylist(), batch.base_index):
+            try:
+                self._waiting.append((index, decode_event(value)))
+            except (ValueError, TypeError) as error:
+                raise CorruptBatch(f"record {index} is no event of a controller: {error}") from error
+        self._take_committed()
+
+    def truncate_after(self, index: int) -> None:
+        super().truncate_after(index)
+        while self._waiting and self._waiting[-1][0] > index:
+            self._waiting.pop()
+
+    def committed(self, index: int) -> None:
+        super().committed(index)
+        self._take_committed()
+
+    def _take_committed(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.committed_index:
+            self._metadata.apply(*self._waiting.popleft())
+
+    def snapshot(self) -> bytes:
+        waiting = [(index, encode_event(event)) for index, event in self._waiting]
+        return msgspec.msgpack.encode(_Snapshot(super().snapshot(), self._metadata.snapshot(), waiting))
+
+    @classmethod
+    def restore(cls, data: bytes, *, idempotency_ms: int = DAY_MS) -> "MetadataLogState":
+        """Invert snapshot. Raises ValueError."""
+        try:
+            snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not a snapshot: {error}") from error
+        state = cls(idempotency_ms=idempotency_ms)
+        state.become(LogState.restore(snapshot.log, idempotency_ms=idempotency_ms))
+        state._metadata = Metadata.restore(snapshot.metadata)
+        state._waiting = deque((index, decode_event(value)) for index, value in snapshot.waiting)
+        return state

@@ -1,0 +1,52 @@
+"""What nodes say to controllers and back, on the connections of the peers (app/raft/wire.py, tags 30-39).
+
+The log id of the frame is that of `__controller`. `id` is drawn by the asker, the same in every repeat of one
+request; an answer names it. A request may go to any controller: one that is not active says who is.
+"""
+
+import msgspec
+
+from app.controller.commands import AnyCommand, Done, Refusal
+from app.controller.liveness import Report
+
+
+class ControllerMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """id: of the request."""
+
+    id: int
+
+
+class CommandRequest(ControllerMessage, frozen=True, array_like=True, tag=30):
+    command: AnyCommand
+
+
+class CommandAnswer(ControllerMessage, frozen=True, array_like=True, tag=31):
+    """Leaves after the events were committed. active: whom to ask instead, when this controller is not it."""
+
+    done: Done | None
+    refusal: Refusal | None = None
+    active: str | None = None
+
+
+class BrokerHeartbeat(ControllerMessage, frozen=True, array_like=True, tag=32):
+    """C-03, of all replicas of a node at once. metadata_index: up to where it knows the metadata."""
+
+    metadata_index: int
+    reports: tuple[Report, ...]
+
+
+class BrokerHeartbeatAnswer(ControllerMessage, frozen=True, array_like=True, tag=33):
+    """granted: (log, master epoch) of the logs whose master the node is: a lease from the sending of the
+    heartbeat on (A-11). withheld: logs that it is master of and should give up: an election is waiting for
+    it. alive: the nodes that were heard lately; only they may join a SyncStateSet. metadata_index: up to
+    where the active controller knows the metadata.
+    """
+
+    active: str | None
+    metadata_index: int = -1
+    granted: tuple[tuple[str, int], ...] = ()
+    withheld: tuple[str, ...] = ()
+    alive: tuple[str, ...] = ()
+
+
+AnyControllerMessage = CommandRequest | CommandAnswer | BrokerHeartbeat | BrokerHeartbeatAnswer

@@ -1,0 +1,115 @@
+"""What the controllers know of one log: its settings, its replicas, and who is its master.
+
+Values only; state_machine.py changes them. A *replica id* names one copy of the log on one disk: a node that
+comes back with an empty disk is another replica, with another id, for ever (C-03). Sets are tuples of replica
+ids, ascending.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+NO_REPLICA: Final = 0  # replica ids start at 1
+LOG_CREATED: Final = "created"
+LOG_DELETING: Final = "deleting"
+
+
+class Replica(msgspec.Struct, frozen=True, array_like=True):
+    """One copy of a log. check_code: drawn by its node before it asked for the id, kept beside the copy.
+
+    address: what the node registered, None until then: an id that was only applied for (C-03).
+    """
+
+    id: int
+    node: str
+    check_code: str
+    address: str | None = None
+
+    @property
+    def registered(self) -> bool:
+        return self.address is not None
+
+
+class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client chooses when it creates a log; replication, durability: as API.md §2 spells them.
+
+    replicas: nodes that keep the log; classic: the first one is the master. learners: those of them that
+    neither join the SyncStateSet nor are elected (C-11). min_in_sync_replicas: appends are refused while
+    the set is smaller (C-12). unclean: a replica that is not in the set may be elected when nobody of it
+    lives, losing what it does not have. preferred: elected where epoch and offset are equal.
+    """
+
+    replication: str
+    replicas: tuple[str, ...]
+    durability: str = "fsync"
+    retention: dict[str, Any] | None = None
+    min_in_sync_replicas: int = 1
+    learners: tuple[str, ...] = ()
+    unclean: bool = False
+    preferred: str | None = None
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """One log's metadata.
+
+    generation: index of the event that created it, -1 of a log of the configuration file: two logs of the
+        same name at different times are different logs. version: index of the last event that changed spec
+        or state (the ETag). changed_by: the change id that the event carried.
+    master, master_epoch, sync_state_set, set_epoch: C-04, C-05; epoch 0: never had a master.
+    unclean_epoch: the last epoch that an unclean election opened, 0: none.
+    """
+
+    name: str
+    log_id: int
+    generation: int
+    spec: LogSpec
+    version: int
+    changed_by: str = ""
+    state: str = LOG_CREATED
+    replicas: tuple[Replica, ...] = ()
+    next_replica_id: int = 1
+    master: int | None = None
+    master_epoch: int = 0
+    sync_state_set: tuple[int, ...] = ()
+    set_epoch: int = 0
+    unclean_epoch: int = 0
+
+    @property
+    def elects(self) -> bool:
+        """Whether the controller chooses this log's master."""
+        return self.spec.replication == "controller" and self.state == LOG_CREATED
+
+    def replica(self, replica_id: int) -> Replica | None:
+        return next((replica for replica in self.replicas if replica.id == replica_id), None)
+
+    def of_node(self, node: str) -> Replica | None:
+        """The registered replica that the node has now: the newest of its ids."""
+        return next((each for each in reversed(self.replicas) if each.node == node and each.registered), None)
+
+    def is_current(self, replica_id: int) -> bool:
+        """Whether the replica exists still: registered, and its node has registered no later one."""
+        replica = self.replica(replica_id)
+        return replica is not None and self.of_node(replica.node) is replica
+
+    def eligible(self) -> tuple[Replica, ...]:
+        """The replicas that may ever be elected or join the set, in the order of the settings."""
+        found = (self.of_node(node) for node in self.spec.replicas if node not in self.spec.learners)
+        return tuple(replica for replica in found if replica is not None)
+
+    def nodes_of(self, replica_ids: tuple[int, ...]) -> tuple[str, ...]:
+        """The nodes of the replicas that exist still, in the order of the ids."""
+        return tuple(
+            replica.node
+            for replica_id in replica_ids
+            if self.is_current(replica_id) and (replica := self.replica(replica_id)) is not None
+        )
+
+    @property
+    def master_node(self) -> str | None:
+        replica = None if self.master is None else self.replica(self.master)
+        return None if replica is None else replica.node
+
+    @property
+    def set_nodes(self) -> tuple[str, ...]:
+        """The SyncStateSet as nodes. A member whose disk was lost has none: it is missing here."""
+        return self.nodes_of(self.sync_state_set)

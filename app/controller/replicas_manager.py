@@ -1,0 +1,286 @@
+"""ReplicasManager of one log at one node: what the metadata say becomes a role, and wishes become requests.
+
+It registers its copy (C-03), takes up the role that the metadata name (C-10), passes leases on (A-11), asks
+for the SyncStateSet that its core wants (C-06), and for an election when its core cannot be the master that
+the controller holds it for. Everything it hears may be old: metadata come in the order of their indexes, and
+an answer counts only for the question that is open.
+
+PURE: `step` returns what is to be done now; the shell does it and reports back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import msgspec
+
+from app.controller.commands import (
+    AlterSyncStateSet,
+    AnyCommand,
+    ApplyForReplicaId,
+    Done,
+    Reason,
+    Refusal,
+    RegisterReplica,
+    StepDown,
+)
+from app.controller.config import ControllerConfig
+from app.controller.liveness import Report
+from app.controller.metadata import Log
+from app.ha.roles import (
+    HaView,
+    Lease,
+    MasterRole,
+    Replica,
+    RoleMessage,
+    SlaveRole,
+    SyncStateSetChanged,
+)
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """What is kept beside a copy: whose it is. replica_id: 0 until the controller has given one."""
+
+    check_code: str
+    replica_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Make the identity durable, then call `saved`."""
+
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the active controller, until it answers or a while has passed; then call `answered`."""
+
+    command: AnyCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Hand this to the core, behind everything told before."""
+
+    message: RoleMessage
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatNow:
+    """The controller should hear at once: a new master has no lease yet."""
+
+
+Action = Save | Ask | Tell | HeartbeatNow
+
+
+class ReplicasManager:
+    """One copy of one log in controller mode. All times are the node's monotonic milliseconds.
+
+    Invariants: at most one request is open; roles are told only of a registered copy, in the order of the
+    metadata; a lease is told only while the metadata here name this copy as master of the epoch it is for.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: str,
+        generation: int,
+        node: str,
+        address: str,
+        identity: Identity | None,
+        config: ControllerConfig,
+        random: Random,
+    ) -> None:
+        """address: of the node's HA listener. identity: as it was found on disk. random: draws check codes."""
+        self.log = log
+        self.generation = generation
+        self._node = node
+        self._address = address
+        self._identity = identity
+        self._config = config
+        self._random = random
+        self._saving = False
+        self._registered = False  # in this life
+        self._open: AnyCommand | None = None
+        self._pause_until_ms = 0
+        self._told: MasterRole | SlaveRole | None = None  # without the set
+        self._told_set_epoch = 0
+        self._lease: tuple[int, int] | None = None  # (master epoch, until_ms), not told yet
+        self._withheld_epoch = 0  # the controller wants this mastership given up
+        self._given_up_epoch = 0  # this copy is master by the metadata, and acts as none
+        self._alive: tuple[str, ...] | None = None  # as the active controller said last
+        self._leaving = False
+
+    @property
+    def replica_id(self) -> int:
+        """0 until it is registered."""
+        return self._identity.replica_id if self._registered and self._identity is not None else 0
+
+    def report(self, view: HaView) -> Report:
+        """What the next heartbeat says of this copy (C-03)."""
+        return Report(
+            self.log, self.generation, self.replica_id, view.log_epoch, view.max_offset, view.confirm_offset
+        )
+
+    # --- what the shell reports ----------------------------------------------------------------------------
+
+    def saved(self, identity: Identity) -> None:
+        self._identity = identity
+        self._saving = False
+
+    def answered(self, command: AnyCommand, answer: Done | Refusal | None, now_ms: int) -> None:
+        """The answer to an Ask; None: there was none, and what became of it is unknown."""
+        if command is not self._open:
+            return
+        self._open = None
+        if isinstance(answer, Refusal):
+            self._pause_until_ms = now_ms + self._config.heartbeat_interval_ms
+            if answer.reason in (Reason.UNKNOWN_REPLICA, Reason.CHECK_CODE):
+                self._forget_identity()
+        elif answer is None:
+            self._pause_until_ms = now_ms + self._config.retry_interval_ms
+        elif isinstance(command, ApplyForReplicaId) and answer.value is not None:
+            self._identity = Identity(command.check_code, answer.value)
+            self._saving = True  # `step` asks for it
+        elif isinstance(command, RegisterReplica):
+            self._registered = True
+
+    def heartbeat_answered(
+        self,
+        granted: Sequence[tuple[str, int]],
+        withheld: Sequence[str],
+        alive: tuple[str, ...],
+        sent_ms: int,
+    ) -> None:
+        """The active controller answered the heartbeat that was sent at sent_ms."""
+        self._alive = alive
+        for log, master_epoch in granted:
+            if log == self.log:
+                self._lease = (master_epoch, sent_ms + self._config.lease_ms)
+        if self.log in withheld and isinstance(self._told, MasterRole):
+            self._withheld_epoch = self._told.master_epoch
+
+    def leave(self) -> None:
+        """The node stops: give the mastership up."""
+        self._leaving = True
+
+    # --- what follows --------------------------------------------------------------------------------------
+
+    def step(self, log: Log | None, view: HaView, now_ms: int) -> list[Action]:
+        """log: the metadata as this node knows them, None for none. view: the core between two turns."""
+        if log is None or log.generation != self.generation or not log.elects:
+            return []
+        actions: list[Action] = self._register(now_ms)
+        if self._registered:
+            self._tell_role(log, actions)
+            self._tell_lease(log, actions)
+            self._ask_for_more(log, view, actions, now_ms)
+        return actions
+
+    def _register(self, now_ms: int) -> list[Action]:
+        if self._identity is None:
+            self._identity = Identity(f"{self._random.getrandbits(128):032x}")
+            self._saving = True
+            return [Save(self._identity)]
+        if self._saving:
+            return [Save(self._identity)]
+        if self._registered or self._open is not None or now_ms < self._pause_until_ms:
+            return []
+        code, replica_id = self._identity.check_code, self._identity.replica_id
+        if replica_id == 0:
+            return [self._ask(ApplyForReplicaId(self.log, self.generation, self._node, code))]
+        return [
+            self._ask(RegisterReplica(self.log, self.generation, self._node, replica_id, code, self._address))
+        ]
+
+    def _forget_identity(self) -> None:
+        """The id is another copy's: this one is new to the controller, whatever it holds."""
+        self._identity = None
+        self._registered = False
+        self._told = None
+
+    def _ask(self, command: AnyCommand) -> Ask:
+        self._open = command
+        return Ask(command)
+
+    def _is_master(self, log: Log) -> bool:
+        return log.master is not None and log.master == self.replica_id and log.is_current(log.master)
+
+    def _role_of(self, log: Log) -> MasterRole | SlaveRole:
+        replicas = tuple(
+            Replica(each.node, each.address or "", each.id, each.node in log.spec.learners)
+            for each in log.replicas
+            if log.is_current(each.id)
+        )
+        if not self._is_master(log):
+            return SlaveRole(log.master_node, log.master_epoch, replicas, log.unclean_epoch)
+        if log.master_epoch == self._given_up_epoch:
+            return SlaveRole(None, log.master_epoch, replicas, log.unclean_epoch)
+        return MasterRole(log.master_epoch, log.set_nodes, log.set_epoch, replicas, log.unclean_epoch)
+
+    def _tell_role(self, log: Log, actions: list[Action]) -> None:
+        """The role, when anything but the set has changed; of the set its news alone."""
+        if self._is_master(log) and (self._leaving or log.master_epoch == self._withheld_epoch):
+            self._given_up_epoch = log.master_epoch
+        role = self._role_of(log)
+        if _without_set(role) != self._told:
+            if isinstance(role, MasterRole) and not isinstance(self._told, MasterRole):
+                actions.append(HeartbeatNow())
+            actions.append(Tell(role))
+            self._told, self._told_set_epoch = _without_set(role), log.set_epoch
+        elif isinstance(role, MasterRole) and log.set_epoch > self._told_set_epoch:
+            actions.append(Tell(SyncStateSetChanged(log.master_epoch, log.set_epoch, log.set_nodes)))
+            self._told_set_epoch = log.set_epoch
+
+    def _tell_lease(self, log: Log, actions: list[Action]) -> None:
+        """A lease for the epoch that the metadata here have by now; one for a newer epoch waits for them."""
+        if self._lease is None:
+            return
+        master_epoch, until_ms = self._lease
+        if master_epoch > log.master_epoch:
+            return
+        self._lease = None
+        told = self._told
+        if isinstance(told, MasterRole) and told.master_epoch == master_epoch:
+            actions.append(Tell(Lease(until_ms)))
+
+    def _ask_for_more(self, log: Log, view: HaView, actions: list[Action], now_ms: int) -> None:
+        """An election that this copy needs, or the set that it wants."""
+        if self._open is not None or now_ms < self._pause_until_ms or not self._is_master(log):
+            return
+        if log.master_epoch == self._given_up_epoch or view.needs_election:
+            command = StepDown(self.log, self.generation, self.replica_id, log.master_epoch, self._leaving)
+            actions.append(self._ask(command))
+            return
+        wanted = self._wanted_set(log, view)
+        if wanted is not None:
+            actions.append(
+                self._ask(
+                    AlterSyncStateSet(
+                        self.log, self.generation, self.replica_id, log.master_epoch, log.set_epoch, wanted
+                    )
+                )
+            )
+
+    def _wanted_set(self, log: Log, view: HaView) -> tuple[int, ...] | None:
+        """The core's wish as replica ids, without those that the controller would refuse as not alive."""
+        request = view.set_request
+        if request is None or self._alive is None:
+            return None
+        if (request.master_epoch, request.sync_state_set_epoch) != (log.master_epoch, log.set_epoch):
+            return None  # the core, or this node, does not know the newest yet
+        wanted = [self.replica_id]
+        for node in request.members:
+            replica = log.of_node(node)
+            if replica is not None and node != self._node and node in self._alive:
+                wanted.append(replica.id)
+        found = tuple(sorted(wanted))
+        if found == log.sync_state_set and len(found) < len(request.members):
+            return None  # who should join is not alive yet
+        return found
+
+
+def _without_set(role: MasterRole | SlaveRole) -> MasterRole | SlaveRole:
+    """The role without what SyncStateSetChanged tells."""
+    return replace(role, sync_state_set=(), sync_state_set_epoch=0) if isinstance(role, MasterRole) else role

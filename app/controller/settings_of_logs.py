@@ -1,0 +1,61 @@
+"""Logs come and go: what a client may choose, and what it may change later (API.md §5)."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from app.controller.commands import Reason, Refused
+from app.controller.metadata import LOG_DELETING, Log, LogSpec
+
+MODES: Final = ("raft", "controller", "classic")
+DURABILITIES: Final = ("fsync", "replicated")
+CHANGEABLE: Final = ("retention", "min_in_sync_replicas", "unclean", "preferred")
+
+
+def check_spec(spec: LogSpec, brokers: Collection[str]) -> None:
+    """brokers: nodes that may keep logs. Raises Refused(INVALID) with every complaint."""
+    complaints = []
+    if spec.replication not in MODES:
+        complaints.append(f"replication is one of {', '.join(MODES)}")
+    if spec.durability not in DURABILITIES:
+        complaints.append(f"durability is one of {', '.join(DURABILITIES)}")
+    if not spec.replicas:
+        complaints.append("a log needs a replica")
+    if len(set(spec.replicas)) != len(spec.replicas):
+        complaints.append("a replica is named twice")
+    strangers = [node for node in spec.replicas if node not in brokers]
+    if strangers:
+        complaints.append(f"no such nodes: {', '.join(strangers)}")
+    if any(node not in spec.replicas for node in spec.learners):
+        complaints.append("learners are replicas of the log")
+    voters = len(spec.replicas) - len(spec.learners)
+    if spec.replicas and voters < 1:
+        complaints.append("somebody must be more than a learner")
+    if not 1 <= spec.min_in_sync_replicas <= max(1, voters):
+        complaints.append("min_in_sync_replicas is from 1 to the number of replicas that are no learners")
+    if spec.preferred is not None and (
+        spec.preferred not in spec.replicas or spec.preferred in spec.learners
+    ):
+        complaints.append("preferred is a replica that is no learner")
+    if spec.replication == "raft" and spec.unclean:
+        complaints.append("unclean elections are of controller mode")
+    if complaints:
+        raise Refused(Reason.INVALID, "; ".join(complaints))
+
+
+def changed_spec(log: Log, changes: Mapping[str, Any], version: int | None) -> LogSpec:
+    """The settings with the changes. Raises Refused."""
+    check_usable(log)
+    if version is not None and version != log.version:
+        raise Refused(Reason.CONFIG_CHANGED, f"version {log.version} holds, not {version}")
+    fixed = [name for name in changes if name not in CHANGEABLE]
+    if fixed:
+        raise Refused(Reason.INVALID, f"cannot be changed: {', '.join(fixed)}")
+    return msgspec.structs.replace(log.spec, **changes)
+
+
+def check_usable(log: Log) -> None:
+    """Raises Refused for a log that is being deleted."""
+    if log.state == LOG_DELETING:
+        raise Refused(Reason.LOG_DELETING, f"log {log.name} is being deleted")

@@ -1,0 +1,165 @@
+"""The deterministic metadata state machine: events in the order of their indexes, and nothing else (C-01).
+
+`apply` is total: an event that does not fit the state (its log is unknown, its epoch is not newer) changes
+nothing, whatever wrote it. It is idempotent: an index that was applied is never applied again.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from app.controller.events import (
+    AnyEvent,
+    LogChanged,
+    LogCreated,
+    LogDeleted,
+    LogDeleting,
+    MasterElected,
+    MasterLost,
+    ReplicaIdApplied,
+    ReplicaRegistered,
+    SyncStateSetChanged,
+)
+from app.controller.metadata import LOG_CREATED, LOG_DELETING, Log, Replica
+
+NO_INDEX = -1
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    index: int
+    logs: list[Log]
+
+
+class Metadata:
+    """All logs that the controllers know, by name, in the order of their creation.
+
+    Invariants: a log's master epoch and set epoch never fall; replica ids are never given twice; the master
+    is in the SyncStateSet.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[str, Log] = {}
+        self._applied_index = NO_INDEX
+
+    @property
+    def applied_index(self) -> int:
+        """Index of the last event that was applied, NO_INDEX for none."""
+        return self._applied_index
+
+    def __iter__(self) -> Iterator[Log]:
+        return iter(list(self._logs.values()))
+
+    def log(self, name: str) -> Log | None:
+        return self._logs.get(name)
+
+    def copy(self) -> "Metadata":
+        """A state that goes its own way from here: to try what is not committed yet."""
+        other = Metadata()
+        other._logs = dict(self._logs)
+        other._applied_index = self._applied_index
+        return other
+
+    def apply(self, index: int, event: AnyEvent) -> None:
+        """Take in the event at `index`, unless it was taken in before."""
+        if index <= self._applied_index:
+            return
+        self._applied_index = index
+        log = self._logs.get(event.log)
+        if isinstance(event, LogCreated):
+            if log is None:
+                self._logs[event.log] = _created(index, event)
+        elif log is not None:
+            changed = _changed(log, index, event)
+            if changed is None:
+                del self._logs[event.log]
+            else:
+                self._logs[event.log] = changed
+
+    def snapshot(self) -> bytes:
+        """Everything, as of `applied_index` (C-09)."""
+        return msgspec.msgpack.encode(_Snapshot(self._applied_index, list(self._logs.values())))
+
+    @classmethod
+    def restore(cls, data: bytes) -> "Metadata":
+        """Invert snapshot. Raises ValueError."""
+        snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
+        metadata = cls()
+        metadata._applied_index = snapshot.index
+        metadata._logs = {log.name: log for log in snapshot.logs}
+        return metadata
+
+
+def _created(index: int, event: LogCreated) -> Log:
+    return Log(
+        name=event.log,
+        log_id=event.log_id,
+        generation=event.generation,
+        spec=event.spec,
+        version=index,
+        changed_by=event.change_id,
+    )
+
+
+def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
+    """The log after the event; None when it is gone."""
+    replace = msgspec.structs.replace
+    match event:
+        case LogChanged() if log.state == LOG_CREATED:
+            return replace(log, spec=event.spec, version=index, changed_by=event.change_id)
+        case LogDeleting():
+            return replace(log, state=LOG_DELETING, version=index, master=None)
+        case LogDeleted() if log.state == LOG_DELETING:
+            return None
+        case ReplicaIdApplied() if event.replica_id >= log.next_replica_id:
+            others = tuple(each for each in log.replicas if each.node != event.node or each.registered)
+            replica = Replica(event.replica_id, event.node, event.check_code)
+            return replace(log, replicas=(*others, replica), next_replica_id=event.replica_id + 1)
+        case ReplicaRegistered():
+            return _registered(log, event)
+        case MasterElected() if event.master_epoch > log.master_epoch and event.set_epoch > log.set_epoch:
+            return replace(
+                log,
+                master=event.master,
+                master_epoch=event.master_epoch,
+                sync_state_set=(event.master,),
+                set_epoch=event.set_epoch,
+                unclean_epoch=event.master_epoch if event.unclean else log.unclean_epoch,
+            )
+        case MasterLost() if event.master_epoch == log.master_epoch:
+            return replace(log, master=None)
+        case SyncStateSetChanged() if _may_change_set(log, event):
+            return replace(log, sync_state_set=event.sync_state_set, set_epoch=event.set_epoch)
+    return log
+
+
+def _may_change_set(log: Log, event: SyncStateSetChanged) -> bool:
+    return (
+        event.master_epoch == log.master_epoch
+        and event.set_epoch > log.set_epoch
+        and log.master is not None
+        and log.master in event.sync_state_set
+    )
+
+
+def _registered(log: Log, event: ReplicaRegistered) -> Log:
+    """The replica has its address; the copies that its node had before are gone (C-03)."""
+    replica = log.replica(event.replica_id)
+    if replica is None:
+        return log
+    registered = msgspec.structs.replace(replica, address=event.address)
+    gone = [each.id for each in log.replicas if each.node == replica.node and each.id < replica.id]
+    members = tuple(member for member in log.sync_state_set if member not in gone) or log.sync_state_set
+    replicas = tuple(
+        registered if each is replica else each
+        for each in log.replicas
+        if each.id not in gone or each.id in members
+    )
+    if not gone:
+        return msgspec.structs.replace(log, replicas=replicas)
+    return msgspec.structs.replace(
+        log,
+        replicas=replicas,
+        master=None if log.master in gone else log.master,
+        sync_state_set=members,
+        set_epoch=log.set_epoch + 1,
+    )

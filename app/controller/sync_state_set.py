@@ -1,0 +1,55 @@
+"""AlterSyncStateSet: who counts as in sync (C-06).
+
+The set that holds already is accepted too, under a new set epoch: so a master that was refused, or heard
+nothing, settles which of its wishes have come true (C-12).
+"""
+
+from app.controller.commands import AlterSyncStateSet, Reason, Refused
+from app.controller.events import SyncStateSetChanged
+from app.controller.liveness import Liveness
+from app.controller.metadata import Log
+
+
+def alter(
+    log: Log, command: AlterSyncStateSet, liveness: Liveness, now_ms: int
+) -> SyncStateSetChanged | None:
+    """Judge a master's wish; None: this very command was carried out before.
+
+    Only replicas that are alive may be in the set, also those that were: a master that must do without one
+    asks for a smaller set. Raises Refused with the reason.
+    """
+    wanted = tuple(sorted(set(command.wanted)))
+    if log.master is None:
+        raise Refused(Reason.NO_MASTER, "the log has no master")
+    if command.master_epoch != log.master_epoch:
+        raise Refused(
+            Reason.STALE_MASTER_EPOCH, f"master epoch {log.master_epoch} holds, not {command.master_epoch}"
+        )
+    if command.master != log.master:
+        raise Refused(Reason.NOT_MASTER, f"the master is replica {log.master}, not {command.master}")
+    if command.set_epoch == log.set_epoch - 1 and wanted == log.sync_state_set:
+        return None
+    if command.set_epoch != log.set_epoch:
+        raise Refused(Reason.STALE_SET_EPOCH, f"set epoch {log.set_epoch} holds, not {command.set_epoch}")
+    if log.master not in wanted:
+        raise Refused(Reason.MASTER_NOT_IN_SET, "the master is not in the set")
+    for member in wanted:
+        _check_member(log, member, liveness, now_ms)
+    return SyncStateSetChanged(
+        log=log.name,
+        master_epoch=log.master_epoch,
+        sync_state_set=wanted,
+        set_epoch=log.set_epoch + 1,
+    )
+
+
+def _check_member(log: Log, member: int, liveness: Liveness, now_ms: int) -> None:
+    replica = log.replica(member)
+    if replica is None or not log.is_current(member):
+        raise Refused(Reason.NOT_REGISTERED, f"replica {member} is not registered")
+    if replica.node in log.spec.learners:
+        raise Refused(Reason.LEARNER, f"{replica.node} is a learner")
+    if replica.node not in log.spec.replicas:
+        raise Refused(Reason.NOT_A_REPLICA, f"{replica.node} does not keep the log")
+    if not liveness.is_alive(replica.node, now_ms):
+        raise Refused(Reason.NOT_ALIVE, f"{replica.node} is not alive")
