@@ -15,6 +15,7 @@ from tests.fault.history import Operation, Outcome, Read, RecordsRead, TailRead
 
 REQUEST_TIMEOUT_S = 8.0
 PAUSE_AFTER_FAILURE_S = 0.02
+BARRIER_TIMEOUT_S = 30.0
 READ_BEHIND = 15  # records before the known end at which a read begins
 READ_LIMIT = 20
 MAY_REPEAT = (421, 429)  # refusals that are no fault of the client's
@@ -225,15 +226,29 @@ class Workload:
         return self.urls[number % len(self.urls)]
 
 
+async def append_barrier(workload: Workload) -> int:
+    """Append until it is acknowledged, and return the last index: nothing acknowledged lies behind it."""
+    last = Workload(workload.urls, workload.log, kinds=[Kind.KEYED], readers=0, name=f"{workload.name}-end")
+    task = asyncio.create_task(last.run())
+    async with asyncio.timeout(BARRIER_TIMEOUT_S):
+        await last.progress(1)
+    last.stop()
+    await task
+    workload.operations += last.operations
+    return last.known_end
+
+
 async def read_log(
-    url: str, log: str = "default", consistency: str = "linearizable"
+    url: str, log: str = "default", consistency: str = "linearizable", until_index: int | None = None
 ) -> list[tuple[int, str]]:
-    """Every data record (index, value) that the node at `url` shows."""
+    """Every data record (index, value) that the node at `url` shows, before `until_index`."""
     records: list[tuple[int, str]] = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
         next_index, more = 0, True
-        while more:
+        while more and (until_index is None or next_index < until_index):
             query = {"from_index": str(next_index), "limit": "20000", "consistency": consistency}
+            if until_index is not None:
+                query["until_index"] = str(until_index)
             async with session.get(f"{url}/v1/logs/{log}/records", params=query) as answer:
                 answer.raise_for_status()
                 document = await answer.json()

@@ -211,7 +211,7 @@ class Cluster:
 
             eventually(ready, what=f"{node} is ready", timeout_s=START_TIMEOUT_S)
 
-    def leader(self, log: str = "default") -> str:
+    def leader(self, log: str = "default", timeout_s: float = 15.0) -> str:
         """The node that leads, once it says so itself and every running node agrees."""
 
         def agreed() -> str | None:
@@ -222,7 +222,7 @@ class Cluster:
             leading = [status["node"] for status in seen if status["role"] == "leader"]
             return seen[0]["leader"] if leading == [seen[0]["leader"]] else None
 
-        return eventually(agreed, what="one leader")
+        return eventually(agreed, what="one leader", timeout_s=timeout_s)
 
     def follower(self, log: str = "default") -> str:
         leader = self.leader(log)
