@@ -1,4 +1,4 @@
-"""What a log says beside its records: idempotency keys, producers and the fence (API.md §3).
+"""What a log says beside its records: keys, producers, fence, cursors, members, trims (API.md §3, §5).
 
 PURE. `apply` follows the log batch by batch as batches are stored, committed or not; `truncate_after` takes
 back exactly what the cut batches did. So any replica that becomes leader answers a repeat as the old one did.
@@ -6,7 +6,7 @@ Memory: a tuple a claim; keys and producers that were silent longer than `idempo
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -38,6 +38,33 @@ class ProducerHistory(NamedTuple):
     recent: tuple[tuple[int, Claim], ...]
 
 
+class Cursor(NamedTuple):
+    """A reader goes on at `position`; with `fence` nothing from there on is trimmed.
+
+    revision: the index of the record that says so.
+    """
+
+    position: int
+    fence: bool
+    revision: int
+
+
+class Address(NamedTuple):
+    """Where a member is reached: base URL of its REST, host:port for its peers."""
+
+    url: str
+    peer_address: str
+
+
+class Membership(NamedTuple):
+    """Who is in the group since that record (R-10). nodes: addresses that the log had to teach."""
+
+    since: int
+    voters: tuple[str, ...]
+    learners: tuple[str, ...]
+    nodes: dict[str, Address]
+
+
 class SequenceGap(Exception):
     """The sequence is neither the next one nor one of the last few."""
 
@@ -63,7 +90,8 @@ class _Undo(NamedTuple):
     value: Any
 
 
-_KEYS, _PRODUCERS, _FENCE = range(3)
+_KEYS, _PRODUCERS, _CURSORS, _FENCE, _MEMBERSHIP = range(5)
+_ONE: Final = ""  # the name of what there is one of
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -71,7 +99,11 @@ class _Snapshot(msgspec.Struct, array_like=True):
     committed_index: int
     keys: dict[str, Claim]
     producers: dict[str, ProducerHistory]
+    cursors: dict[str, Cursor]
     fencing_token: str | None
+    membership: Membership | None
+    trim_index: int
+    trims: list[tuple[int, int]]
     undo: list[tuple[int, int, str, Any]]
 
 
@@ -86,10 +118,19 @@ class LogState:
         self._idempotency_ms = idempotency_ms
         self._keys: dict[str, Claim] = {}
         self._producers: dict[str, ProducerHistory] = {}
-        self._fencing_token: str | None = None
+        self._cursors: dict[str, Cursor] = {}
+        self._fence: dict[str, str] = {}
+        self._membership: dict[str, Membership] = {}
+        self._trim_index = 0
+        self._trims: deque[tuple[int, int]] = deque()  # (index of the record, until_index), not committed yet
         self._undo: deque[_Undo] = deque()
         self._applied_index = NO_INDEX
         self._committed_index = NO_INDEX
+
+    @property
+    def idempotency_ms(self) -> int:
+        """For how long a key or producer is remembered at least."""
+        return self._idempotency_ms
 
     @property
     def applied_index(self) -> int:
@@ -104,22 +145,83 @@ class LogState:
     @property
     def fencing_token(self) -> str | None:
         """What every append must carry, None while no fence is set."""
-        return self._fencing_token
+        return self._fence.get(_ONE)
+
+    @property
+    def cursors(self) -> Mapping[str, Cursor]:
+        """By name, those not committed yet included."""
+        return self._cursors
+
+    @property
+    def membership(self) -> Membership | None:
+        """The last one that the log names, committed or not; None: it never did (R-10)."""
+        return self._membership.get(_ONE)
+
+    @property
+    def trim_index(self) -> int:
+        """Every replica may remove the records below; 0 when nothing was trimmed. Committed trims only."""
+        return self._trim_index
+
+    def fenced_below(self, until_index: int) -> tuple[str, int] | None:
+        """The cursor with a fence that stands furthest below `until_index`: (name, position)."""
+        fences = [
+            (cursor.position, name)
+            for name, cursor in self._cursors.items()
+            if cursor.fence and cursor.position < until_index
+        ]
+        if not fences:
+            return None
+        position, name = min(fences)
+        return name, position
+
+    def become(self, other: "LogState") -> None:
+        """Take over everything that `other` knows: the state of the same log at another replica."""
+        self.__dict__.update(other.__dict__)
 
     # --- following the log
 
     def apply(self, batch: Batch) -> None:
-        """Take in the batch that follows. Raises CorruptBatch for unreadable marks or control records."""
+        """Take in the batch that follows. One that was taken in before changes nothing, nor does one beyond a
+        gap: what lies in the gap must come from another replica first (`become`).
+
+        Raises CorruptBatch for unreadable marks or control records.
+        """
+        if batch.base_index != self._applied_index + 1:
+            return
         if batch.is_control:
-            value = control_value(batch)
-            if value.get("kind") == "fence":
-                self._remember(batch.last_index, _FENCE, "", self._fencing_token)
-                self._fencing_token = value.get("token")
+            self._apply_control(batch.last_index, control_value(batch))
         elif batch.header.appends_size:
             next_offset = batch.next_offset  # one object for all claims of the batch
             for mark in marks_of(batch):
                 self._apply_mark(batch, mark, next_offset)
         self._applied_index = batch.last_index
+
+    def _apply_control(self, index: int, value: dict[str, Any]) -> None:
+        match value.get("kind"):
+            case "fence":
+                self._set(index, _FENCE, _ONE, value["token"])
+            case "cursor":
+                at = value["index"]
+                cursor = None if at is None else Cursor(at, value["fence"], index)
+                self._set(index, _CURSORS, value["name"], cursor)
+            case "membership":
+                nodes = {name: Address(*address) for name, address in value["nodes"].items()}
+                membership = Membership(index, tuple(value["voters"]), tuple(value["learners"]), nodes)
+                self._set(index, _MEMBERSHIP, _ONE, membership)
+            case "trim":
+                self._trims.append((index, value["until_index"]))
+                self._take_committed_trims()
+
+    def _set(self, index: int, table: int, name: str, value: Any) -> None:
+        """Give `name` a value by the record at `index`; None takes it away."""
+        values = self._table(table)
+        self._remember(index, table, name, values.pop(name, None))
+        if value is not None:
+            values[name] = value
+
+    def _table(self, table: int) -> dict[str, Any]:
+        tables = (self._keys, self._producers, self._cursors, self._fence, self._membership)
+        return tables[table]
 
     def _apply_mark(self, batch: Batch, mark: AppendMark, next_offset: int) -> None:
         first_index = batch.base_index + mark.ordinal
@@ -153,13 +255,12 @@ class LogState:
             raise ValueError(f"index {self._committed_index} is committed")
         while self._undo and self._undo[-1].last_index > index:
             undo = self._undo.pop()
-            if undo.table == _FENCE:
-                self._fencing_token = undo.value
-                continue
-            table: dict[str, Any] = self._keys if undo.table == _KEYS else self._producers
+            table = self._table(undo.table)
             table.pop(undo.name, None)
             if undo.value is not None:
                 table[undo.name] = undo.value
+        while self._trims and self._trims[-1][0] > index:
+            self._trims.pop()
         self._applied_index = index
 
     def committed(self, index: int) -> None:
@@ -167,6 +268,11 @@ class LogState:
         self._committed_index = max(self._committed_index, index)
         while self._undo and self._undo[0].last_index <= index:
             self._undo.popleft()
+        self._take_committed_trims()
+
+    def _take_committed_trims(self) -> None:
+        while self._trims and self._trims[0][0] <= self._committed_index:
+            self._trim_index = max(self._trim_index, self._trims.popleft()[1])
 
     def expire(self, now_ms: int) -> None:
         """Forget committed keys and producers that have been silent for longer than idempotency_ms."""
@@ -224,7 +330,11 @@ class LogState:
                 self._committed_index,
                 self._keys,
                 self._producers,
-                self._fencing_token,
+                self._cursors,
+                self.fencing_token,
+                self.membership,
+                self._trim_index,
+                list(self._trims),
                 list(self._undo),
             )
         )
@@ -242,7 +352,11 @@ class LogState:
         state = cls(idempotency_ms=idempotency_ms)
         state._keys = snapshot.keys
         state._producers = snapshot.producers
-        state._fencing_token = snapshot.fencing_token
+        state._cursors = snapshot.cursors
+        state._fence = {} if snapshot.fencing_token is None else {_ONE: snapshot.fencing_token}
+        state._membership = {} if snapshot.membership is None else {_ONE: snapshot.membership}
+        state._trim_index = snapshot.trim_index
+        state._trims = deque(snapshot.trims)
         state._undo = deque(undo)
         state._applied_index = snapshot.index
         state._committed_index = snapshot.committed_index
@@ -251,5 +365,11 @@ class LogState:
 
 def _undo_value(table: int, value: Any) -> Any:
     """Give a decoded value the type that it had in its table."""
-    kinds: tuple[Any, ...] = (Claim | None, ProducerHistory | None, str | None)
+    kinds: tuple[Any, ...] = (
+        Claim | None,
+        ProducerHistory | None,
+        Cursor | None,
+        str | None,
+        Membership | None,
+    )
     return msgspec.convert(value, kinds[table])

@@ -102,6 +102,22 @@ class ReplicaLog(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """Who replicates a log. Order is the configuration's."""
+
+    voters: tuple[str, ...]
+    learners: tuple[str, ...] = field(default=())
+
+
+class ChangeKind(StrEnum):
+    """What can be done to a member of a group (R-10)."""
+
+    ADD = "add"  # as a learner
+    PROMOTE = "promote"  # to a voter
+    REMOVE = "remove"
+
+
 @dataclass(frozen=True, slots=True)
 class Producer:
     """An idempotent producer's claim on one append (API.md §3). `sequence` counts appends."""
@@ -271,6 +287,34 @@ class ReplicationCore(Protocol):
         ...
 
     @property
+    def is_transferring(self) -> bool:
+        """Whether the lead is being handed over: appends wait until it is known who leads (R-09)."""
+        ...
+
+    @property
+    def sound(self) -> bool:
+        """False while this replica may lack what it acknowledged before its disk was damaged: no votes."""
+        ...
+
+    electable: bool  # set by the driver: false while the log's state (keys, cursors) is not whole here
+
+    def transfer(self, to: str | None, now_ms: int) -> str:
+        """Hand the lead to `to`, or to the most up to date peer; return whom. Raises TransferFailed,
+        AlreadyLeader."""
+        ...
+
+    def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
+        """The group after a change, for a membership record; None when it is so already (R-10).
+
+        Raises ChangeInProgress, NotCaughtUp, WouldLoseQuorum, NotFound, InvalidRequest.
+        """
+        ...
+
+    def configure(self, group: GroupConfig, index: int, now_ms: int) -> None:
+        """The log's last membership record, at `index`, says that this is the group (NO_INDEX: none does)."""
+        ...
+
+    @property
     def pending_appends(self) -> int:
         """How many appends wait for their acks (D-29)."""
         ...
@@ -372,6 +416,7 @@ class DriverConfig:
     coalesce_max_bytes: int = 4 * 1024 * 1024  # appends of one turn share batches up to this size
     checkpoint_interval_ms: int = 3_000  # D-20
     snapshot_interval_ms: int = 60_000  # of the log's state: bounds what a restart replays
+    hand_over_timeout_ms: int = 1_000  # a planned stop waits no longer for the next leader
     read_timeout_ms: int = 10_000  # of a confirmed read whose index this replica does not reach
     sync_interval_ms: int = 10  # with `replicated` durability nobody waits for the sync: at most this late
 
@@ -384,11 +429,3 @@ class AppendTarget(Protocol):
     ) -> None: ...
     def read_index(self, done: Callable[[int | CommitlogError], None]) -> None: ...
     def status(self) -> ReplicaStatus: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupConfig:
-    """Who replicates a log. Order is the configuration's."""
-
-    voters: tuple[str, ...]
-    learners: tuple[str, ...] = field(default=())

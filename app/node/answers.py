@@ -3,14 +3,16 @@
 from collections.abc import Callable
 
 from app.errors import CommitlogError, QuorumTimeout, RequestOutstanding, StorageFull, TermChanged
+from app.log_commands import Command, CommandResult
 from app.log_state import Claim
 from app.node.waiters import answer
-from app.replication import AppendFate, AppendRequest, AppendResult, Durability, PendingAppend
+from app.replication import Acks, AppendFate, AppendRequest, AppendResult, Durability, PendingAppend
 from storage.batch import Batch
 from storage.commitlog import Commitlog
 from storage.errors import InvariantError
 
 Done = Callable[[AppendResult | CommitlogError], None]
+CommandDone = Callable[[CommandResult | CommitlogError], None]
 
 
 class OpenAppend:
@@ -25,9 +27,41 @@ class OpenAppend:
         self.claim: Claim | None = None
         self.stamped: Stamped | None = None
 
+    @property
+    def count(self) -> int:
+        return self.request.records.count
+
     def pending(self, first_index: int, last_index: int) -> PendingAppend:
         """What the core keeps while it waits for the acks."""
         return PendingAppend(first_index, last_index, self.request.acks, self.deadline_ms, self)
+
+
+class OpenCommand:
+    """A command of app/log_commands.py that is not answered yet. changed: it became a record."""
+
+    __slots__ = ("changed", "command", "deadline_ms", "done", "stamped")
+    count = 1
+
+    def __init__(self, command: Command, done: CommandDone, deadline_ms: int) -> None:
+        self.command = command
+        self.done = done
+        self.deadline_ms = deadline_ms  # monotonic
+        self.changed = False
+        self.stamped: Stamped | None = None
+
+    def pending(self, first_index: int, last_index: int) -> PendingAppend:
+        """What the core keeps while it waits for the acks."""
+        return PendingAppend(first_index, last_index, Acks.QUORUM, self.deadline_ms, self)
+
+    def settle(self, pending: PendingAppend, fate: AppendFate, term: int) -> None:
+        if fate is AppendFate.ACKNOWLEDGED:
+            answer(self.done, CommandResult(pending.last_index, term, self.changed))
+        elif fate is AppendFate.TERM_CHANGED:
+            answer(self.done, TermChanged())
+        elif fate is AppendFate.REFUSED:
+            answer(self.done, StorageFull())
+        else:
+            answer(self.done, QuorumTimeout(pending.first_index))
 
 
 class Stamped:
@@ -58,9 +92,11 @@ class OpenAppends:
         self._answer(append, refusal)
 
     def settle(self, pending: PendingAppend, fate: AppendFate, committed_index: int, next_index: int) -> None:
-        """Answer an append whose wait has ended. committed_index, next_index: of the log at this instant."""
-        append: OpenAppend = pending.token
-        if fate is AppendFate.ACKNOWLEDGED:
+        """Answer one whose wait has ended. committed_index, next_index: of the log at this instant."""
+        append: OpenAppend | OpenCommand = pending.token
+        if isinstance(append, OpenCommand):
+            append.settle(pending, fate, self._log.last_term)
+        elif fate is AppendFate.ACKNOWLEDGED:
             self._answer(append, self._result(append, pending, committed_index, next_index))
         elif fate is AppendFate.TERM_CHANGED:
             self._answer(append, TermChanged())

@@ -6,30 +6,25 @@ arrived since the last one: messages, time, finished syncs, reads, and then all 
 batches as fit. While a hard state or a truncation is on its way to the disk, everything else waits.
 """
 
+import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from app.errors import (
-    CommitlogError,
-    LeaderPendingFull,
-    NoLeader,
-    NotLeader,
-    ReadIndexUnavailable,
-)
-from app.log_state import Claim, LogState
-from app.node.admission import (
-    Coalescing,
-    check_conditions,
-    check_quota,
-    check_repeat,
-)
-from app.node.answers import Done, OpenAppend, OpenAppends, Stamped
+from app.errors import NoLeader, ReadIndexUnavailable, TransferFailed
+from app.log_commands import Command
+from app.log_state import LogState, Membership
+from app.node.answers import CommandDone, Done, OpenAppends
 from app.node.checkpoints import Checkpointer
+from app.node.door import Door
+from app.node.read_gate import ReadDone, ReadGate
+from app.node.state_transfer import StateTransfer
 from app.node.syncing import JournalWriter, LogSyncer
+from app.node.trimming import Trimmer
 from app.node.waiters import CommitWaiters, Waiter, answer
+from app.raft.messages import StateChunk, StateRequest
 from app.replication import (
     NO_INDEX,
     AppendLimits,
@@ -39,6 +34,7 @@ from app.replication import (
     Disk,
     DriverConfig,
     Durability,
+    GroupConfig,
     Ready,
     ReplicaStatus,
     ReplicationCore,
@@ -48,17 +44,16 @@ from app.replication import (
     Transport,
 )
 from storage import errors as storage_errors
-from storage.batch import BATCH_MAX_BYTES, AppendMark, Batch, EncodedBody, stamp
+from storage.batch import Batch
 from storage.checkpoint import CheckpointFile, SnapshotFile
 from storage.commitlog import Commitlog
 from storage.hard_state import HardStateFile
 from storage.journal import Journal
-from storage.records import encode_body, encode_control
 
 logger = logging.getLogger(__name__)
 
 EXPIRE_INTERVAL_MS = 60_000
-APPEND_MAX_BYTES = BATCH_MAX_BYTES - 1024 * 1024  # packed; the rest is for header and marks
+MAX_INDEX = 2**63 - 1
 
 
 def _nothing() -> None:
@@ -93,9 +88,17 @@ class LogDriver:
         limits: AppendLimits,
         fail: Callable[[str, BaseException], None],
         version: str,
+        group: GroupConfig,
         config: DriverConfig | None = None,
+        healed: Callable[[], None] | None = None,
+        damaged: Callable[[storage_errors.CorruptLog], None] | None = None,
     ) -> None:
-        """fail(what, error): the node must stop at once (R-11); called once. version: for the journal."""
+        """fail(what, error): the node must stop at once (R-11); called once. version: for the journal.
+
+        group: of the configuration, until the log names another one. healed: called once, when a core that
+        was not sound has become so. damaged: the log was found damaged and this driver has ended; without it
+        the node fails.
+        """
         self.log_name = log_name
         self.log_id = log_id
         self.node_id = node_id
@@ -111,28 +114,45 @@ class LogDriver:
         self._durability = durability
         self._limits = limits
         self._fail_node = fail
+        self._damaged = damaged
+        self._group = group
+        self._membership: Membership | None = None  # the core knows of it
+        self._healed = healed if not core.sound else None
         self._version = version
         self._config = config or DriverConfig()
         self._journal_writer = JournalWriter(log_name, log, journal, disk, clock)
         self._syncer = LogSyncer(log, disk, durability, self._config, self._log_synced)
         self._checkpointer = Checkpointer(log, checkpoint_file, snapshot_file, disk, self._config, self._fail)
 
-        self._inbox: deque[tuple[str, Any]] = deque()
-        self._appends: deque[OpenAppend] = deque()
-        self._queued_bytes = 0  # of self._appends
+        self._trimmer = Trimmer(log, state, disk, self._fail)
+        self._transfer = StateTransfer(log_id, log, state, transport, self._state_is_whole)
+        self._waiters = CommitWaiters()
+        self._gate = ReadGate(self._config.read_timeout_ms, self.when_committed)
         self._open = OpenAppends(durability, log)
-        self._readers: list[Callable[[int | CommitlogError], None]] = []
-        self._confirmed_reads: deque[tuple[int, Waiter, Callable[[int | CommitlogError], None]]] = deque()
+        self._door = Door(
+            node_id=node_id,
+            log_id=log_id,
+            core=core,
+            log=log,
+            state=state,
+            clock=clock,
+            limits=limits,
+            config=self._config,
+            open_appends=self._open,
+            carry_out=self._carry_out,
+            is_busy=lambda: self._waiting_for_disk,
+        )
+
+        self._inbox: deque[tuple[str, Any]] = deque()
         self._tick_due = False
         self._synced = False
         self._turn_due = False
         self._waiting_for_disk = False
         self._stopping: Callable[[], None] | None = None
+        self._handed_over_ms = -math.inf  # a stop waits at most until then for the next leader
         self._ended = False
-        self._waiters = CommitWaiters()
         self._seen_committed = NO_INDEX
         self._expired_ms = 0
-        self._batch = Coalescing(self._config.coalesce_max_bytes)
 
     # --- what the node asks ---------------------------------------------------------------------------
 
@@ -143,13 +163,32 @@ class LogDriver:
         self._guarded(self._start)
 
     def _start(self) -> None:
+        self._core.electable = self._transfer.is_whole
+        self._configure()
+        self._trimmer.look()
         self._core.start(self._clock.monotonic_ms())
         self._carry_out()
 
     def stop(self, done: Callable[[], None] | None = None) -> None:
-        """Give up the lead, answer whoever waits, save where a restart begins; done() when it is durable."""
+        """Hand over the lead (R-09), answer whoever waits, save where a restart begins: then done()."""
         self._stopping = done or _nothing
-        if not self._waiting_for_disk:
+        self._guarded(self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._core.role is Role.LEADER and not self._waiting_for_disk:
+            now_ms = self._clock.monotonic_ms()
+            with contextlib.suppress(TransferFailed):
+                self._core.transfer(None, now_ms)
+                self._handed_over_ms = now_ms + self._config.hand_over_timeout_ms
+                self._carry_out()
+        self._stop_if_free()
+
+    def _stop_if_free(self) -> None:
+        """Go on with the stop once the next leader is known, so that whoever waits here can be sent there."""
+        if self._stopping is None or self._ended or self._waiting_for_disk:
+            return
+        known = self._core.leader_id is not None and not self._core.is_transferring
+        if known or self._clock.monotonic_ms() >= self._handed_over_ms:
             self._stop(self._stopping)
 
     def _stop(self, done: Callable[[], None]) -> None:
@@ -163,16 +202,32 @@ class LogDriver:
         self._disk.request_sync(self._syncer, synced)
 
     def _say_goodbye(self) -> None:
-        for append in self._appends:
-            self._open.refuse(append, NoLeader())
-        for reader in self._readers:
-            answer(reader, ReadIndexUnavailable())
-        self._appends.clear()
-        self._readers.clear()
+        self._door.refuse_all(NoLeader())
+        self._gate.refuse_all()
         self._core.stop(self._clock.monotonic_ms())
         self._carry_out()
-        self._give_up_reads(math.inf)
+        self._gate.give_up(math.inf)
         self._journal_writer.event(CoreEvent("stop", self._core.term, {}))
+
+    def abandon(self) -> None:
+        """End at once, for the log is damaged: whoever waits is told, and a leader leads no longer.
+
+        What the disk thread has been given it still does; nothing more is written to this log afterwards.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        self._syncer.cutting = True
+        self._door.refuse_all(NoLeader())
+        self._gate.refuse_all()
+        self._core.stop(self._clock.monotonic_ms())
+        while (ready := self._core.ready()) is not None and (ready.answers or ready.reads):
+            for pending, fate in ready.answers:
+                self._open.settle(pending, fate, self._core.committed_index, self.log.next_index)
+            for done, _index in ready.reads:
+                answer(done, ReadIndexUnavailable())
+        self._gate.give_up(math.inf)
+        self._waiters.wake(MAX_INDEX)
 
     def deliver(self, source: str, message: Any) -> None:
         """A message of a peer has come."""
@@ -190,28 +245,31 @@ class LogDriver:
 
         Raises ValueError for no records, or for more than APPEND_MAX_BYTES: the front door stops both.
         """
-        size_bytes, packed_bytes = request.records.size_bytes, request.records.packed_bytes
-        if not request.records.count or packed_bytes > APPEND_MAX_BYTES:
-            raise ValueError(f"{request.records.count} records of {packed_bytes} bytes are no append")
-        append = self._open.add(request, done, self._clock.monotonic_ms())
-        if self._stopping is not None or self._ended:
-            self._open.refuse(append, NoLeader())
-        elif self._appends and (
-            len(self._appends) >= self._limits.max_pending_requests
-            or self._queued_bytes + size_bytes > self._limits.max_pending_bytes
-        ):
-            self._open.refuse(append, LeaderPendingFull())
-        else:
-            self._appends.append(append)
-            self._queued_bytes += size_bytes
-            self._ask_turn()
+        self._door.append(request, done, NoLeader() if self._ended else None)
+        self._ask_turn()
 
-    def read_index(self, done: Callable[[int | CommitlogError], None]) -> None:
+    def command(self, command: Command, done: CommandDone) -> None:
+        """Decide and commit a command at the leader; elsewhere NotLeader or NoLeader. done exactly once."""
+        self._door.command(command, done, NoLeader() if self._ended else None)
+        self._ask_turn()
+
+    def transfer(self, to: str | None) -> str:
+        """Begin to hand the lead to `to`, or to the best; return whom. Raises TransferFailed, AlreadyLeader.
+
+        What became of it shows in leader_id: the old leader goes on when the new one does not come up.
+        """
+        if self._ended or self._waiting_for_disk:
+            raise TransferFailed("this node does not lead, or stops")
+        target = self._core.transfer(to, self._clock.monotonic_ms())
+        self._guarded(self._carry_out)
+        return target
+
+    def read_index(self, done: ReadDone) -> None:
         """Ask for a linearizable read (R-08): done(index) once everything up to `index` is committed here."""
         if self._stopping is not None or self._ended:
             answer(done, ReadIndexUnavailable())
             return
-        self._readers.append(done)
+        self._gate.ask(done)
         self._ask_turn()
 
     def when_committed(self, index: int, done: Callable[[], None]) -> Waiter:
@@ -235,6 +293,16 @@ class LogDriver:
     @property
     def committed_index(self) -> int:
         return self._core.committed_index
+
+    @property
+    def state(self) -> LogState:
+        """What the log says beside its records, with what is not committed yet."""
+        return self._state
+
+    @property
+    def sound(self) -> bool:
+        """False while this replica may lack what it once acknowledged: it follows, and has no vote."""
+        return self._core.sound
 
     def status(self) -> ReplicaStatus:
         log = self.log
@@ -272,9 +340,19 @@ class LogDriver:
             self._fail(f"log {self.log_name}", error)
 
     def _fail(self, what: str, error: BaseException) -> None:
-        if not self._ended:
+        """End this log if it is damaged and somebody can mend it, else the node."""
+        if self._ended:
+            return
+        if not isinstance(error, storage_errors.CorruptLog) or self._damaged is None:
             self._ended = True
             self._fail_node(what, error)
+            return
+        try:
+            self.abandon()
+        except Exception as another:
+            self._fail_node(what, another)
+        else:
+            self._damaged(error)
 
     def _turn(self) -> None:
         core, now_ms = self._core, self._clock.monotonic_ms()
@@ -284,24 +362,33 @@ class LogDriver:
             self._carry_out()
         while self._inbox and not self._waiting_for_disk:
             source, message = self._inbox.popleft()
-            core.step(source, message, now_ms)
+            self._take(source, message, now_ms)
             self._carry_out()
         if self._tick_due and not self._waiting_for_disk:
             self._tick_due = False
             self._keep_house(now_ms)
             core.tick(now_ms)
             self._carry_out()
-        if self._readers and not self._waiting_for_disk:
-            readers, self._readers = self._readers, []
+        if not self._waiting_for_disk and (readers := self._gate.take()):
             for done in readers:
                 core.read_index(done, now_ms)
             self._carry_out()
-        if self._appends and not self._waiting_for_disk:
-            self._admit_appends(now_ms)
+        if self._door.has_waiting and not self._waiting_for_disk:
+            self._door.enter(now_ms)
+        self._stop_if_free()
+
+    def _take(self, source: str, message: Any, now_ms: int) -> None:
+        if isinstance(message, StateRequest):
+            self._transfer.serve(source, message)
+        elif isinstance(message, StateChunk):
+            self._transfer.take(source, message, now_ms)
+        else:
+            self._core.step(source, message, now_ms)
 
     def _keep_house(self, now_ms: int) -> None:
         self._syncer.tick(now_ms)
-        self._give_up_reads(now_ms)
+        self._gate.give_up(now_ms)
+        self._transfer.tick(self._core.leader_id, now_ms)
         self._checkpointer.tick(self._state, self._core.committed_index, now_ms)
         if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
             self._expired_ms = now_ms
@@ -317,7 +404,7 @@ class LogDriver:
                 control = self._core.wants_control
                 if control is None:
                     break
-                self._propose(encode_control(control), [], control=True)
+                self._door.open_term(control)
             elif ready.hard_state is None and ready.truncate is None:
                 self._finish(ready)
             else:
@@ -329,6 +416,10 @@ class LogDriver:
             self.log.settle(committed_index)
             self._state.committed(committed_index)
             self._waiters.wake(committed_index)
+            self._trimmer.look()
+        if self._healed is not None and self._core.sound:
+            healed, self._healed = self._healed, None
+            healed()
 
     def _wait_for_disk(self, ready: Ready) -> None:
         self._waiting_for_disk = True
@@ -353,31 +444,48 @@ class LogDriver:
             self._undo_state(ready)
             self._finish(ready)
             self._carry_out()
-            if self._stopping is None:
-                self._turn()
-            elif not self._waiting_for_disk:
-                self._stop(self._stopping)
+            self._turn()
 
         self._disk.submit(work, then)
 
     def _undo_state(self, ready: Ready) -> None:
-        if isinstance(ready.truncate, Reset):  # what this replica knows of the committed past stays known
-            self._state.truncate_after(self._core.committed_index)
-        elif ready.truncate is not None:
-            self._state.truncate_after(ready.truncate.index)
-        if ready.truncate is not None:
-            self._checkpointer.cut()
+        """What this replica knows of the committed past stays known, also when its log was emptied."""
+        if ready.truncate is None:
+            return
+        kept_index = self._core.committed_index if isinstance(ready.truncate, Reset) else ready.truncate.index
+        self._state.truncate_after(max(kept_index, self._state.committed_index))
+        self._checkpointer.cut()
+        self._configure()
+
+    def _configure(self) -> None:
+        """Let the core know who is in the group, if the log says something new (R-10)."""
+        membership = self._state.membership
+        if membership == self._membership:
+            return
+        self._membership = membership
+        now_ms = self._clock.monotonic_ms()
+        if membership is None:
+            self._core.configure(self._group, NO_INDEX, now_ms)
+        else:
+            group = GroupConfig(voters=membership.voters, learners=membership.learners)
+            self._core.configure(group, membership.since, now_ms)
+
+    def _state_is_whole(self) -> None:
+        self._core.electable = True
+        self._configure()
 
     def _finish(self, ready: Ready) -> None:
         """Everything but what only the disk thread may do."""
         now_ms = self._clock.monotonic_ms()
         stored = not ready.batches or self._store(ready.batches)
+        if ready.truncate is not None:
+            self._core.electable = self._transfer.is_whole
         for target, message in ready.messages:
             self._transport.send(target, self.log_id, message)
         for pending, fate in ready.answers:
             self._open.settle(pending, fate, self._core.committed_index, self.log.next_index)
         for done, index in ready.reads:
-            self._answer_reader(done, index)
+            self._gate.give(done, index, now_ms)
         for event in ready.events:
             self._journal_writer.event(event)
         if stored:
@@ -397,103 +505,9 @@ class LogDriver:
             if batch.is_control:
                 self._journal_writer.control(batch)
         self._syncer.written(self._clock.monotonic_ms())
+        self._configure()
         return True
 
     def _log_synced(self) -> None:
         self._synced = True
         self._guarded(self._turn)
-
-    # --- appends --------------------------------------------------------------------------------------
-
-    def _admit_appends(self, now_ms: int) -> None:
-        wall_ms = self._clock.now_ms()
-        while self._appends and not self._waiting_for_disk:
-            append = self._appends.popleft()
-            self._queued_bytes -= append.request.records.size_bytes
-            try:
-                self._admit(append, now_ms, wall_ms)
-            except CommitlogError as refusal:
-                self._open.refuse(append, refusal)
-        self._flush()
-
-    def _admit(self, append: OpenAppend, now_ms: int, wall_ms: int) -> None:
-        """Put the append into the batch of this turn, or find the answer of its first time."""
-        core, request, batch = self._core, append.request, self._batch
-        if not core.accepts_appends:
-            raise NoLeader if core.leader_id in (None, self.node_id) else NotLeader(core.leader_id)
-        if batch.decides_about(request) or not batch.has_room_for(request):
-            self._flush()
-        claim = check_repeat(self._state, request, batch, wall_ms)
-        if claim is not None:
-            self._join(append, claim, now_ms)
-            return
-        next_index = self.log.next_index + batch.count
-        check_conditions(self._state, request, term=core.term, next_index=next_index)
-        waiting = core.pending_appends + len(batch.appends)
-        waiting_bytes = self._open.size_bytes - self._queued_bytes - request.records.size_bytes
-        check_quota(self._limits, waiting, waiting_bytes, request)
-        batch.add(append)
-
-    def _join(self, append: OpenAppend, claim: Claim, now_ms: int) -> None:
-        """A repeat: it gets the first one's answer, now or when that has its acks."""
-        append.claim = claim
-        self._core.join(append.pending(claim.first_index, claim.last_index), now_ms)
-        self._carry_out()
-
-    def _flush(self) -> None:
-        """Write the batch of this turn, if there is one."""
-        batch = self._batch
-        if batch.records is None:
-            return
-        appends, body, marks = batch.appends, encode_body(batch.records), batch.marks
-        batch.start()
-        self._propose(body, appends, marks=marks)
-        self._carry_out()
-
-    def _propose(
-        self,
-        body: EncodedBody,
-        appends: list[OpenAppend],
-        *,
-        marks: Sequence[AppendMark] = (),
-        control: bool = False,
-    ) -> None:
-        """Stamp a batch for the log's end and hand it to the core."""
-        log, term = self.log, self._core.term
-        batch = stamp(
-            body,
-            log_id=self.log_id,
-            base_index=log.next_index,
-            term=term,
-            timestamp_ms=self._clock.now_ms(),
-            offset=log.end_offset,
-            previous_chain=log.last_chain,
-            control=control,
-            marks=marks,
-        )
-        stamped, first_index, pendings = Stamped(batch), batch.base_index, []
-        for append in appends:
-            next_index = first_index + append.request.records.count
-            append.stamped = stamped
-            pendings.append(append.pending(first_index, next_index - 1))
-            first_index = next_index
-        self._core.propose(batch, pendings, self._clock.monotonic_ms())
-
-    # --- answers --------------------------------------------------------------------------------------
-
-    def _answer_reader(self, done: Callable[[int | CommitlogError], None], index: int | None) -> None:
-        if index is None:
-            answer(done, ReadIndexUnavailable())
-            return
-        waiter = self.when_committed(index, lambda: done(index))
-        if waiter.done is not None:  # confirmed, but this replica has not got that far
-            deadline_ms = self._clock.monotonic_ms() + self._config.read_timeout_ms
-            self._confirmed_reads.append((deadline_ms, waiter, done))
-
-    def _give_up_reads(self, now_ms: float) -> None:
-        """Tell the readers whose index did not come until now_ms, so that nobody waits for ever."""
-        while self._confirmed_reads and self._confirmed_reads[0][0] <= now_ms:
-            _, waiter, done = self._confirmed_reads.popleft()
-            if waiter.done is not None:
-                waiter.cancel()
-                answer(done, ReadIndexUnavailable())

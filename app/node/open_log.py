@@ -24,9 +24,9 @@ from app.replication import (
 )
 from storage.checkpoint import CheckpointFile, SnapshotFile
 from storage.commitlog import Commitlog, CommitlogConfig
-from storage.errors import CorruptFile
+from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem
-from storage.hard_state import HardStateFile
+from storage.hard_state import HardState, HardStateFile
 from storage.journal import Journal
 
 
@@ -35,6 +35,15 @@ class LogLimits(AppendLimits, Protocol):
     def idempotency_ms(self) -> int:
         """For how long an idempotency key is remembered at least."""
         ...
+
+
+def open_journal(
+    files: FileSystem, data_folder: str, node_id: str, log_name: str, storage: CommitlogConfig
+) -> Journal:
+    """Recover a node's journal of a log. Raises CorruptLog, CorruptFile, DiskError."""
+    folder = f"{data_folder}/journal/{log_name}"
+    files.make_folders(folder)
+    return Journal(files, folder, node_id, log_name, storage)
 
 
 def open_raft_log(
@@ -57,17 +66,29 @@ def open_raft_log(
     fail: Callable[[str, BaseException], None],
     version: str,
     config: DriverConfig | None = None,
+    preferred_leader: str | None = None,
+    sound: bool = True,
+    healed: Callable[[], None] | None = None,
+    damaged: Callable[[CorruptLog], None] | None = None,
+    journal: Journal | None = None,
 ) -> LogDriver:
     """Recover one replica and put its parts together; `LogDriver.start` begins.
 
-    random: seeded by chance, so that no two lives of a node draw the same. Raises CorruptLog, CorruptFile
-    (this node must not take part in the log) and DiskError.
+    sound: false when the disk may have lost what this replica acknowledged or voted: it only follows, and
+    `healed` is called once it holds all that is committed. damaged: the log was found damaged while it ran,
+    and its driver has ended. journal: open already, None: it is opened here. random: seeded by chance, so
+    that no two lives of a node draw the same. Raises CorruptLog, CorruptFile (this node must not take part
+    in the log), DiskError.
     """
     folder = f"{data_folder}/logs/{log_name}"
-    journal_folder = f"{data_folder}/journal/{log_name}"
     files.make_folders(folder)
-    files.make_folders(journal_folder)
+    if journal is None:
+        journal = open_journal(files, data_folder, node_id, log_name, storage)
     hard_state_file = HardStateFile(files, f"{folder}/vote")
+    if not files.exists(f"{folder}/vote"):
+        if journal.next_seq or not sound:  # not the first life of this replica: it may have voted
+            raise CorruptFile(f"{folder}/vote", "missing")
+        hard_state_file.save(HardState())
     checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
     snapshot_file = SnapshotFile(files, f"{folder}/state")
     hard_state = hard_state_file.load()
@@ -85,6 +106,8 @@ def open_raft_log(
         committed_index=committed_index,
         config=raft,
         random=random,
+        sound=sound,
+        preferred_leader=preferred_leader,
     )
     return LogDriver(
         log_name=log_name,
@@ -93,7 +116,7 @@ def open_raft_log(
         core=core,
         log=log,
         state=state,
-        journal=Journal(files, journal_folder, node_id, log_name, storage),
+        journal=journal,
         hard_state_file=hard_state_file,
         checkpoint_file=checkpoint_file,
         snapshot_file=snapshot_file,
@@ -105,5 +128,8 @@ def open_raft_log(
         limits=limits,
         fail=fail,
         version=version,
+        group=group,
         config=config,
+        healed=healed,
+        damaged=damaged,
     )

@@ -1,34 +1,40 @@
 """Raft's core of one log at one member: terms, votes and leadership; the other files here do the rest.
 
 Pure (app/replication.py says how a driver runs it). Elections: a follower that misses its leader asks for
-pre-votes (R-03), then for votes (R-02); a leader that misses its majority stands down (R-04).
+pre-votes (R-03), then for votes (R-02); a leader that misses its majority stands down (R-04). A member that
+lost what it had promised (`sound` is false) only follows, until it holds all that its leader has committed.
 """
 
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from app.errors import InvariantError
+from app.errors import InvariantError, TransferFailed
+from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
 from app.raft.dispatcher import Dispatcher
 from app.raft.entry_handler import EntryHandler
+from app.raft.membership import GroupView, changed
 from app.raft.messages import (
     Heartbeat,
     HeartbeatAnswer,
     PushAnswer,
-    PushCode,
     PushRequest,
     RaftMessage,
     ReadIndexAnswer,
     ReadIndexRequest,
+    TimeoutNow,
     VoteAnswer,
     VoteRequest,
 )
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.reads import FollowerReads, LeaderReads, PeerReader
+from app.raft.refusals import refuse_older, refuse_push
 from app.raft.state import MemberState, Outbox
+from app.raft.transfer import Transfer
 from app.replication import (
     NO_INDEX,
+    ChangeKind,
     CoreStatus,
     Durability,
     GroupConfig,
@@ -59,39 +65,43 @@ class RaftCore:
         committed_index: int,
         config: RaftConfig,
         random: Random,
+        sound: bool = True,
+        preferred_leader: str | None = None,
     ) -> None:
-        """committed_index: of the checkpoint. random: draws timeouts, and ids that no other life uses."""
+        """committed_index: of the checkpoint. random: draws timeouts, and ids that no other life uses.
+
+        sound: false when this member's disk may have lost what it acknowledged or voted.
+        """
         self._config = config
         self._random = random
         self._log = log
-        self._idle_role = Role.FOLLOWER if node_id in group.voters else Role.LEARNER
         self._member = MemberState(
             node_id=node_id,
             group=group,
             durability=durability,
-            role=self._idle_role,
+            role=_idle_role(group, node_id),
             term=hard_state.term,
             voted_for=hard_state.voted_for,
             committed_index=min(committed_index, log.end_index),
+            sound=sound,
         )
+        self.electable = True
+        self._group_index = NO_INDEX  # of the record that made the group what it is
         self._outbox = Outbox()
         self._quorum = QuorumChecker(self._member, log, self._outbox, config)
-        self._peers = tuple(peer for peer in (*group.voters, *group.learners) if peer != node_id)
-        self._dispatchers = {
-            peer: Dispatcher(peer, self._member, log, self._outbox, self._quorum, config)
-            for peer in self._peers
-        }
+        self._dispatchers: dict[str, Dispatcher] = {}
+        self._set_dispatchers()
         self._handler = EntryHandler(self._member, log, self._outbox, config, random.getrandbits(53))
         self._leader_reads = LeaderReads(self._member, log, self._outbox)
         self._follower_reads = FollowerReads(self._member, self._outbox, config, random)
-        self._votes: dict[str, bool] = {}
-        self._pre_voting = False
+        self._ballot = Ballot(self._member, log, self._outbox)
+        self._transfer = Transfer(self._member, log, self._outbox, self._quorum, config, preferred_leader)
         self._opening: dict[str, Any] | None = None
         self._heard_ms: dict[str, int] = {}  # peer -> when it last answered this leader
         self._leader_heard_ms = -config.election_timeout_ms[1]
         self._election_due_ms = 0
         self._heartbeat_ms = 0
-        self._announced: tuple[Role, str | None, int] = (self._idle_role, None, hard_state.term)
+        self._announced: tuple[Role, str | None, int] = (self._member.role, None, hard_state.term)
 
     # --- what the driver asks ------------------------------------------------------------------------------
 
@@ -113,7 +123,19 @@ class RaftCore:
 
     @property
     def accepts_appends(self) -> bool:
-        return self._member.leads and self._opening is None
+        return self._member.leads and self._opening is None and not self.is_transferring
+
+    @property
+    def is_transferring(self) -> bool:
+        return self._transfer.target is not None
+
+    @property
+    def sound(self) -> bool:
+        return self._member.sound
+
+    @property
+    def group(self) -> GroupConfig:
+        return self._member.group
 
     @property
     def wants_control(self) -> dict[str, Any] | None:
@@ -146,23 +168,26 @@ class RaftCore:
 
     def start(self, now_ms: int) -> None:
         self._restart_election_timer(now_ms)
-        if self._member.group.voters == (self._member.node_id,):
+        if self._member.group.voters == (self._member.node_id,) and self._may_campaign:
             self._campaign(now_ms)
         self._settle(now_ms)
 
     def step(self, source: str, message: RaftMessage, now_ms: int) -> None:
-        """Take a message of a member of the group; those of strangers are dropped."""
-        if source not in self._dispatchers:
+        """Take a message of another node. One that this log does not know as a member yet may lead or ask for
+        a vote, as its group may be newer than ours (R-10); anything else of a stranger is dropped."""
+        if source not in self._dispatchers and not isinstance(
+            message, (VoteRequest, PushRequest, Heartbeat, TimeoutNow)
+        ):
             return
         if message.term > self._member.term and not self._adopt_term(message, now_ms):
             return
         if message.term < self._member.term:
-            self._refuse_older(source, message)
+            refuse_older(self._member, self._log, self._outbox, source, message)
         elif isinstance(message, PushRequest):
             if self._follow(source, message.leader_id, now_ms):
                 self._handler.handle(message, now_ms)
             else:
-                self._refuse_push(source, message)
+                refuse_push(self._member, self._log, self._outbox, source, message)
         elif isinstance(message, PushAnswer):
             if self._member.leads:
                 self._hear(source, now_ms)
@@ -178,7 +203,12 @@ class RaftCore:
         elif isinstance(message, VoteRequest):
             self._vote(source, message, now_ms)
         elif isinstance(message, VoteAnswer):
-            self._count_vote(source, message, now_ms)
+            if self._member.role is Role.CANDIDATE:
+                self._ballot.count(source, message)
+                self._count_votes(now_ms)
+        elif isinstance(message, TimeoutNow):
+            if source == self._member.leader_id and self._may_campaign:
+                self._campaign(now_ms, transfer=True)
         elif isinstance(message, ReadIndexRequest):
             if self._member.leads:
                 self._leader_reads.ask(PeerReader(source, message.id))
@@ -201,10 +231,13 @@ class RaftCore:
                 for dispatcher in self._dispatchers.values():
                     dispatcher.step(now_ms)
                 self._quorum.tick(now_ms)
+                if self._opening is None:
+                    self._transfer.prefer(self._dispatchers, self._heard_ms, now_ms)
+                self._transfer.go_on(now_ms)
         else:
             self._handler.tick(now_ms)
             self._follower_reads.tick(now_ms)
-            if now_ms >= self._election_due_ms and member.role is not Role.LEARNER:
+            if now_ms >= self._election_due_ms and self._may_campaign:
                 self._ask_pre_votes(now_ms)
         self._settle(now_ms)
 
@@ -227,6 +260,45 @@ class RaftCore:
         else:
             self._follower_reads.ask(token, now_ms)
         self._settle(now_ms)
+
+    def configure(self, group: GroupConfig, index: int, now_ms: int) -> None:
+        member = self._member
+        if group == member.group:
+            self._group_index = index
+            return
+        member.group, self._group_index = group, index
+        self._set_dispatchers()
+        if member.leads:
+            self._heard_ms = {peer: self._heard_ms.get(peer, now_ms) for peer in self._dispatchers}
+            self._quorum.regroup()
+        elif member.role is not Role.CANDIDATE or member.node_id not in group.voters:
+            member.role = _idle_role(group, member.node_id)
+        data = {"voters": list(group.voters), "learners": list(group.learners), "index": index}
+        self._outbox.tell("membership", member.term, data)
+        self._settle(now_ms)
+
+    def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
+        """Return the group with one member more, promoted or less; None when it is so already (R-10).
+
+        The driver writes it into the log. Raises what membership.changed raises.
+        """
+        member, log = self._member, self._log
+        committed_index = member.committed_index
+        settled = self._group_index <= committed_index and (
+            committed_index != NO_INDEX and log.term_at(committed_index) == member.term
+        )
+        awake_ms = now_ms - self._config.election_timeout_ms[1]
+        awake = tuple(peer for peer, heard_ms in self._heard_ms.items() if heard_ms >= awake_ms)
+        level = tuple(peer for peer, dispatcher in self._dispatchers.items() if dispatcher.is_level)
+        view = GroupView(member.group, settled, level, (*awake, member.node_id))
+        return changed(view, kind, node_id)
+
+    def transfer(self, to: str | None, now_ms: int) -> str:
+        if not self._member.leads or self._opening is not None:
+            raise TransferFailed("this node does not lead, or has only begun to")
+        target = self._transfer.begin(to, self._heard_ms, now_ms)
+        self._settle(now_ms)
+        return target
 
     def synced(self, now_ms: int) -> None:
         if self._member.leads:
@@ -251,7 +323,7 @@ class RaftCore:
     def abandon(self, ready: Ready, now_ms: int) -> None:
         if not self._member.leads:
             self._handler.not_written()
-        elif any(batch.is_control for batch in ready.batches):
+        elif self._log.last_term != self._member.term:
             self._stand_down(now_ms)  # a leader that cannot open its term is of no use
         else:
             self._quorum.drop(ready.batches[0].base_index)
@@ -270,6 +342,11 @@ class RaftCore:
                 self._quorum.check(now_ms)
             if self._leader_reads.wants_round:
                 self._broadcast(now_ms)
+            self._transfer.go_on(now_ms)
+            if self._is_removed:
+                self._leave(now_ms)
+        elif not self._member.sound:
+            self._member.sound = self._handler.holds_all_committed
         self._announce()
 
     def _announce(self) -> None:
@@ -290,7 +367,7 @@ class RaftCore:
         if isinstance(message, VoteRequest):
             if message.pre_vote:
                 return True
-            if self._hears_leader(now_ms):
+            if not message.transfer and self._hears_leader(now_ms):
                 return False  # a healthy group is not disturbed
         elif isinstance(message, VoteAnswer) and message.pre_vote and message.granted:
             return True  # the term that we asked about
@@ -310,7 +387,7 @@ class RaftCore:
         self._member.term, self._member.voted_for = term, None
         self._save()
         self._lose_leader()
-        self._member.role = self._idle_role
+        self._member.role = _idle_role(self._member.group, self._member.node_id)
         self._restart_election_timer(now_ms)
 
     def _lose_leader(self) -> None:
@@ -322,19 +399,25 @@ class RaftCore:
         """Stop leading without a newer term: the others will elect one."""
         self._close_term(now_ms)
         self._lose_leader()
-        self._member.role = self._idle_role
+        self._member.role = _idle_role(self._member.group, self._member.node_id)
         self._restart_election_timer(now_ms)
 
     def _close_term(self, now_ms: int) -> None:
         self._opening = None
         self._quorum.close_term(now_ms)
         self._leader_reads.close_term()
+        self._transfer.close_term()
 
     def _save(self) -> None:
         self._outbox.hard_state = HardState(self._member.term, self._member.voted_for)
 
     def _restart_election_timer(self, now_ms: int) -> None:
         self._election_due_ms = now_ms + self._random.randint(*self._config.election_timeout_ms)
+
+    @property
+    def _may_campaign(self) -> bool:
+        member = self._member
+        return member.sound and self.electable and member.node_id in member.group.voters
 
     def _ask_pre_votes(self, now_ms: int) -> None:
         """Find out whether an election could be won before any term is raised (R-03)."""
@@ -343,35 +426,22 @@ class RaftCore:
         if member.leader_id is not None:
             self._lose_leader()
         self._restart_election_timer(now_ms)
-        self._pre_voting = True
-        self._ask_votes(member.term + 1, now_ms)
+        self._ballot.open(member.term + 1, pre_vote=True)
+        self._count_votes(now_ms)
 
-    def _campaign(self, now_ms: int) -> None:
+    def _campaign(self, now_ms: int, *, transfer: bool = False) -> None:
         member = self._member
         member.role = Role.CANDIDATE
         member.term, member.voted_for = member.term + 1, member.node_id
         self._save()
         self._lose_leader()
         self._restart_election_timer(now_ms)
-        self._pre_voting = False
-        self._ask_votes(member.term, now_ms)
-
-    def _ask_votes(self, term: int, now_ms: int) -> None:
-        member, log = self._member, self._log
-        request = VoteRequest(term, log.end_index, log.last_term, self._pre_voting)
-        for voter in member.group.voters:
-            if voter != member.node_id:
-                self._outbox.send(voter, request)
-        self._votes = {member.node_id: True}
+        self._ballot.open(member.term, transfer=transfer)
         self._count_votes(now_ms)
 
     def _vote(self, source: str, request: VoteRequest, now_ms: int) -> None:
-        member, log = self._member, self._log
-        up_to_date = (request.last_term, request.last_index) >= (log.last_term, log.end_index)  # R-02
-        if request.pre_vote:
-            granted = request.term > member.term and up_to_date and not self._hears_leader(now_ms)
-        else:
-            granted = member.voted_for in (None, source) and member.leader_id is None and up_to_date
+        member = self._member
+        granted = grants(member, self._log, source, request, hears_leader=self._hears_leader(now_ms))
         if granted and not request.pre_vote:
             if member.voted_for is None:
                 member.voted_for = source
@@ -380,21 +450,10 @@ class RaftCore:
         term = request.term if granted else member.term
         self._outbox.send(source, VoteAnswer(term, granted, request.pre_vote))
 
-    def _count_vote(self, source: str, answer: VoteAnswer, now_ms: int) -> None:
-        member = self._member
-        if member.role is not Role.CANDIDATE or answer.pre_vote is not self._pre_voting:
-            return
-        asked_term = member.term + 1 if self._pre_voting else member.term
-        if answer.granted and answer.term != asked_term:
-            return
-        self._votes[source] = answer.granted
-        self._count_votes(now_ms)
-
     def _count_votes(self, now_ms: int) -> None:
-        votes = sum(self._votes.get(voter, False) for voter in self._member.group.voters)
-        if votes < self._member.majority:
+        if not self._ballot.is_won:
             return
-        if self._pre_voting:
+        if self._ballot.pre_vote:
             self._campaign(now_ms)
         else:
             self._lead(now_ms)
@@ -405,9 +464,34 @@ class RaftCore:
         member.role, member.leader_id = Role.LEADER, member.node_id
         self._handler.reset()
         self._opening = {"kind": "term", "leader": member.node_id}
-        self._heard_ms = dict.fromkeys(self._peers, now_ms)
+        self._heard_ms = dict.fromkeys(self._dispatchers, now_ms)
+        self._transfer.open_term(now_ms)
         self._quorum.open_term(now_ms)
         self._broadcast(now_ms)
+
+    # --- the group (R-09, R-10) ---------------------------------------------------------------------------
+
+    def _set_dispatchers(self) -> None:
+        """One for every other member; those who stay keep theirs."""
+        member, known = self._member, self._dispatchers
+        self._dispatchers = {
+            peer: known.get(peer)
+            or Dispatcher(peer, member, self._log, self._outbox, self._quorum, self._config)
+            for peer in (*member.group.voters, *member.group.learners)
+            if peer != member.node_id
+        }
+
+    @property
+    def _is_removed(self) -> bool:
+        """Whether this leader has led its own removal to the end."""
+        member = self._member
+        return member.node_id not in member.group.voters and self._group_index <= member.committed_index
+
+    def _leave(self, now_ms: int) -> None:
+        """Make room for a leader that is a member: the one that holds most need not wait for a timeout."""
+        marks, voters = self._quorum.watermarks, self._member.group.voters
+        self._outbox.send(max(voters, key=marks.__getitem__), TimeoutNow(self._member.term))
+        self._stand_down(now_ms)
 
     # --- leading and following -----------------------------------------------------------------------------
 
@@ -417,7 +501,7 @@ class RaftCore:
         self._heartbeat_ms = now_ms
         number = self._leader_reads.begin_round()
         heartbeat = Heartbeat(member.term, member.node_id, member.committed_index, number)
-        for peer in self._peers:
+        for peer in self._dispatchers:
             self._outbox.send(peer, heartbeat)
 
     def _hear(self, peer: str, now_ms: int) -> None:
@@ -433,35 +517,12 @@ class RaftCore:
         if member.leader_id is None:
             self._handler.reset()
             member.leader_id = leader_id
-            member.role = self._idle_role
+            member.role = _idle_role(member.group, member.node_id)
         self._leader_heard_ms = now_ms
         self._restart_election_timer(now_ms)
         return True
 
-    def _refuse_older(self, source: str, message: RaftMessage) -> None:
-        """The sender lives in an older term: tell it ours (D-21)."""
-        term = self._member.term
-        if isinstance(message, PushRequest):
-            self._refuse_push(source, message)
-        elif isinstance(message, Heartbeat):
-            self._outbox.send(source, HeartbeatAnswer(term, NO_INDEX))
-        elif isinstance(message, VoteRequest):
-            self._outbox.send(source, VoteAnswer(term, False, message.pre_vote))
-        elif isinstance(message, ReadIndexRequest):
-            self._outbox.send(source, ReadIndexAnswer(term, message.id, None))
 
-    def _refuse_push(self, source: str, request: PushRequest) -> None:
-        log = self._log
-        self._outbox.send(
-            source,
-            PushAnswer(
-                self._member.term,
-                request.type,
-                PushCode.REFUSED,
-                request.session,
-                0,
-                request.index,
-                log.begin_index,
-                log.end_index,
-            ),
-        )
+def _idle_role(group: GroupConfig, node_id: str) -> Role:
+    """What a member is that neither leads nor campaigns."""
+    return Role.FOLLOWER if node_id in group.voters else Role.LEARNER

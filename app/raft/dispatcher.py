@@ -112,6 +112,12 @@ class Dispatcher:
         watermark = self._quorum.watermarks.get(self.peer, NO_INDEX)
         return PeerStatus(self.peer, self.state.value, watermark, len(self._pending), lag_bytes)
 
+    @property
+    def is_level(self) -> bool:
+        """Whether the peer holds nearly all of the log, by `level_lag_bytes`."""
+        lag_bytes = self._log.end_offset - self._acked_offset
+        return self.state is DispatcherState.APPEND and lag_bytes <= self._config.level_lag_bytes
+
     # --- D-01 to D-03: the state ---------------------------------------------------------------------------
 
     def _refresh(self) -> bool:

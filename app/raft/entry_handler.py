@@ -60,6 +60,7 @@ class EntryHandler:
         self._owes_ack = False
         self._acked_index = NO_INDEX  # the last one told since the last comparison
         self._leader_committed = NO_INDEX
+        self._vouched_index = NO_INDEX  # the committed index, told to this very life after a comparison
         self._last_check_ms = 0
 
     def handle(self, request: PushRequest, now_ms: int) -> None:
@@ -71,6 +72,8 @@ class EntryHandler:
             return
         self._session = request.session
         self._leader_committed = max(self._leader_committed, request.committed_index)
+        if request.type in (PushType.APPEND, PushType.COMMIT):
+            self._vouched_index = max(self._vouched_index, request.committed_index)
         if request.type is PushType.APPEND:
             self._append(request, now_ms)
         elif request.type is PushType.COMMIT:
@@ -92,6 +95,20 @@ class EntryHandler:
         index = min(index, self.matched_index)
         if index > self._member.committed_index and index >= self._log.begin_index != NO_INDEX:
             self._member.committed_index = index
+
+    @property
+    def holds_all_committed(self) -> bool:
+        """Whether nothing that is committed could be missing here: what a damaged member must reach.
+
+        The leader told its committed index after it had compared with this life of the member, so it counts
+        on no acknowledgement of an earlier one; and its own term had begun to commit, so it knew all.
+        """
+        member, log, index = self._member, self._log, self._vouched_index
+        return (
+            index != NO_INDEX
+            and min(member.committed_index, member.held_index(log)) >= index
+            and log.term_at(index) == member.term
+        )
 
     def written(self, now_ms: int) -> None:
         """The log is as the last push asked; not necessarily on disk."""

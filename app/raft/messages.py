@@ -34,11 +34,12 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
 
 
 class VoteRequest(Message, frozen=True, array_like=True, tag=1):
-    """last_index, last_term: the candidate's log (R-02)."""
+    """last_index, last_term: the candidate's log (R-02). transfer: its leader told it to (R-09)."""
 
     last_index: int
     last_term: int
     pre_vote: bool = False
+    transfer: bool = False
 
 
 class VoteAnswer(Message, frozen=True, array_like=True, tag=2):
@@ -128,6 +129,29 @@ class ReadIndexAnswer(Message, frozen=True, array_like=True, tag=8):
     index: int | None
 
 
+class TimeoutNow(Message, frozen=True, array_like=True, tag=9):
+    """The leader hands over: campaign at once, without a pre-vote (R-09)."""
+
+
+class StateRequest(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=10):
+    """A replica whose log begins after the past asks for the log's state, from a byte of it on.
+
+    id: of the transfer, by which the pieces of one snapshot belong together.
+    """
+
+    id: int
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class StateChunk(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=11):
+    """A piece of the state; `total`: bytes of all pieces."""
+
+    id: int
+    offset: int
+    total: int
+    data: bytes
+
+
 RaftMessage = (
     VoteRequest
     | VoteAnswer
@@ -137,4 +161,6 @@ RaftMessage = (
     | PushAnswer
     | ReadIndexRequest
     | ReadIndexAnswer
+    | TimeoutNow
 )
+StateMessage = StateRequest | StateChunk

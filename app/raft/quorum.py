@@ -62,6 +62,14 @@ class QuorumChecker:
         self.needs_check = True
         self.publish(now_ms)
 
+    def regroup(self) -> None:
+        """The group has changed: newcomers have acknowledged nothing, who left does not count (R-10)."""
+        group, marks = self._state.group, self._watermarks
+        own = {self._state.node_id: marks[self._state.node_id]}
+        peers = {peer: marks.get(peer, NO_INDEX) for peer in (*group.voters, *group.learners)}
+        self._watermarks = peers | own
+        self.needs_check = True
+
     def close_term(self, now_ms: int) -> None:
         """The lead is lost: nobody knows what becomes of what still waits (D-23)."""
         self.publish(now_ms)

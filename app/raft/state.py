@@ -22,7 +22,10 @@ from storage.hard_state import HardState
 
 @dataclass(slots=True)
 class MemberState:
-    """The member as it stands. core.py alone sets role, term, vote and leader; committed_index grows."""
+    """The member as it stands. core.py alone sets role, term, vote and leader; committed_index grows.
+
+    sound: it holds all that it ever acknowledged; a damaged member neither votes nor campaigns.
+    """
 
     node_id: str
     group: GroupConfig
@@ -32,6 +35,7 @@ class MemberState:
     voted_for: str | None
     committed_index: int
     leader_id: str | None = None
+    sound: bool = True
 
     @property
     def leads(self) -> bool:

@@ -1,4 +1,4 @@
-"""Raft's messages as bytes: what stands in one frame of the transport, after the frame's own length.
+"""The messages of nodes as bytes: what stands in one frame of the transport, after the frame's own length.
 
 Little-endian; the sizes count the head and the batches alone:
 
@@ -22,13 +22,27 @@ from app.raft.messages import (
     RaftMessage,
     ReadIndexAnswer,
     ReadIndexRequest,
+    StateChunk,
+    StateMessage,
+    StateRequest,
+    TimeoutNow,
     VoteAnswer,
     VoteRequest,
+)
+from app.raft.repair_messages import (
+    DigestAnswer,
+    DigestRequest,
+    FetchAnswer,
+    FetchHead,
+    FetchRequest,
+    RepairMessage,
+    TermAnswer,
+    TermRequest,
 )
 from storage.batch import Batch, decode_batch
 from storage.errors import CorruptBatch
 
-HEAD_MAX_BYTES: Final = 4096
+HEAD_MAX_BYTES: Final = 1024 * 1024  # a piece of state is the largest
 _PREFIX = struct.Struct("<IIQ")
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(
@@ -40,6 +54,15 @@ _DECODER = msgspec.msgpack.Decoder(
     | PushAnswer
     | ReadIndexRequest
     | ReadIndexAnswer
+    | TimeoutNow
+    | StateRequest
+    | StateChunk
+    | FetchRequest
+    | FetchHead
+    | TermRequest
+    | TermAnswer
+    | DigestRequest
+    | DigestAnswer
 )
 
 
@@ -51,7 +74,7 @@ class CorruptFrame(Exception):
         self.reason = reason
 
 
-def encode(log_id: int, message: RaftMessage) -> list[bytes | memoryview]:
+def encode(log_id: int, message: RaftMessage | StateMessage | RepairMessage) -> list[bytes | memoryview]:
     """Return the frame as buffers to be sent one behind the other; log_id: 0 to 2**64 - 1."""
     if isinstance(message, PushRequest):
         head = PushHead(
@@ -66,14 +89,23 @@ def encode(log_id: int, message: RaftMessage) -> list[bytes | memoryview]:
             message.leader_begin,
             message.reset,
         )
-        data = _ENCODER.encode(head)
-        size = sum(batch.size_bytes for batch in message.batches)
-        return [_PREFIX.pack(len(data), size, log_id) + data, *[batch.data for batch in message.batches]]
+        return _with_head(log_id, head, message.batches)
+    if isinstance(message, FetchAnswer):
+        fetched = FetchHead(message.id, message.begin_index, message.settled_index, message.busy)
+        return _with_head(log_id, fetched, message.batches)
     data = _ENCODER.encode(message)
     return [_PREFIX.pack(len(data), 0, log_id) + data]
 
 
-def decode(frame: memoryview) -> tuple[int, RaftMessage]:
+def _with_head(
+    log_id: int, head: PushHead | FetchHead, batches: tuple[Batch, ...]
+) -> list[bytes | memoryview]:
+    data = _ENCODER.encode(head)
+    size = sum(batch.size_bytes for batch in batches)
+    return [_PREFIX.pack(len(data), size, log_id) + data, *[batch.data for batch in batches]]
+
+
+def decode(frame: memoryview) -> tuple[int, RaftMessage | StateMessage | RepairMessage]:
     """Invert `encode`; the batches are views of `frame`, checksums verified. Raises CorruptFrame."""
     if len(frame) < _PREFIX.size:
         raise CorruptFrame("shorter than its prefix")
@@ -85,9 +117,12 @@ def decode(frame: memoryview) -> tuple[int, RaftMessage]:
         head = _DECODER.decode(frame[_PREFIX.size : batches_start])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptFrame(f"head: {error}") from error
+    if isinstance(head, FetchHead):
+        batches = _decode_batches(frame[batches_start:], log_id)
+        return log_id, FetchAnswer(head.id, head.begin_index, head.settled_index, head.busy, batches)
     if not isinstance(head, PushHead):
         if batches_size:
-            raise CorruptFrame("only a push carries batches")
+            raise CorruptFrame("only a push and a fetched answer carry batches")
         return log_id, head
     return log_id, _with_batches(head, _decode_batches(frame[batches_start:], log_id))
 

@@ -14,6 +14,7 @@ from app.log_state import LogState
 from app.node import checkpoints, open_log
 from app.raft import core as core_module
 from app.raft import quorum as quorum_module
+from app.raft.ballot import Ballot
 from app.raft.core import RaftCore
 from app.raft.dispatcher import Dispatcher
 from app.raft.entry_handler import EntryHandler
@@ -263,13 +264,12 @@ def votes_go_to_logs_that_lack_records(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("R-01")
 def a_candidate_counts_refusals(patch: pytest.MonkeyPatch) -> None:
-    original = RaftCore._count_vote
+    original = Ballot.count
 
-    def count(self: RaftCore, source: str, answer: VoteAnswer, now_ms: int) -> None:
-        asked = self._member.term + 1 if self._pre_voting else self._member.term
-        original(self, source, VoteAnswer(asked, True, answer.pre_vote), now_ms)
+    def count(self: Ballot, source: str, answer: VoteAnswer) -> None:
+        original(self, source, VoteAnswer(self._term, True, answer.pre_vote))
 
-    patch.setattr(RaftCore, "_count_vote", count)
+    patch.setattr(Ballot, "count", count)
 
 
 @mutant(

@@ -13,6 +13,7 @@ from app.replication import (
     NO_INDEX,
     Acks,
     AppendFate,
+    ChangeKind,
     CoreEvent,
     Durability,
     GroupConfig,
@@ -24,7 +25,7 @@ from app.replication import (
 )
 from storage.batch import FIRST_CHAIN, AppendMark, Batch, EncodedBody, stamp
 from storage.hard_state import HardState
-from storage.records import RecordColumns, encode_body, encode_control
+from storage.records import RecordColumns, control_value, encode_body, encode_control
 
 LOG_ID = 7
 
@@ -173,7 +174,7 @@ class Member:
         self.readies: list[Ready] = []
         self.core = self._new_core(committed)
 
-    def _new_core(self, committed: int) -> RaftCore:
+    def _new_core(self, committed: int, sound: bool = True) -> RaftCore:
         return RaftCore(
             node_id=self.name,
             group=self.group.config,
@@ -183,14 +184,17 @@ class Member:
             committed_index=committed,
             config=self.group.raft,
             random=self.group.random,
+            sound=sound,
+            preferred_leader=self.group.preferred_leader,
         )
 
-    def restart(self, committed: int = NO_INDEX) -> None:
+    def restart(self, committed: int = NO_INDEX, sound: bool = True) -> None:
         """A new life with what is on disk."""
         keep = self.log.floor_batch_end(self.log.durable_index)
         self.log.batches = [batch for batch in self.log.batches if batch.last_index <= keep]
         self.log.durable_index = self.log.end_index
-        self.core = self._new_core(committed)
+        self.core = self._new_core(committed, sound)
+        self._follow_membership()
         self.core.start(self.group.now_ms)
         self.run()
 
@@ -227,6 +231,20 @@ class Member:
         self.core.synced(self.group.now_ms)
         self.run()
 
+    def change(self, kind: ChangeKind, node_id: str) -> None:
+        """Write the membership record of one change."""
+        group = self.core.change(kind, node_id, self.group.now_ms)
+        assert group is not None
+        value = {"kind": "membership", "voters": group.voters, "learners": group.learners, "nodes": {}}
+        control = self.log.stamp(encode_control(value), self.core.term, control=True)
+        self.core.propose(control, (), self.group.now_ms)
+        self.run()
+
+    def _follow_membership(self) -> None:
+        """What the driver does after each batch and cut."""
+        group, index = membership_of(self.log) or (self.group.config, NO_INDEX)
+        self.core.configure(group, index, self.group.now_ms)
+
     def run(self) -> None:
         """Carry out what the core wants, as the driver does."""
         core, log = self.core, self.log
@@ -250,6 +268,8 @@ class Member:
             stored = not (ready.batches and self.full)
             if stored:
                 log.write(ready.batches)
+            if stored and (ready.batches or ready.truncate):
+                self._follow_membership()
             for target, message in ready.messages:
                 self.group.send(self.name, target, message)
             self.answers += [(pending.token, fate) for pending, fate in ready.answers]
@@ -259,6 +279,15 @@ class Member:
                 core.advance(ready, self.group.now_ms)
             else:
                 core.abandon(ready, self.group.now_ms)
+
+
+def membership_of(log: MemoryLog) -> tuple[GroupConfig, int] | None:
+    """The group that the log's last membership record names, and its index."""
+    for batch in reversed(log.batches):
+        if batch.is_control and (value := control_value(batch)).get("kind") == "membership":
+            group = GroupConfig(voters=tuple(value["voters"]), learners=tuple(value["learners"]))
+            return group, batch.base_index
+    return None
 
 
 class Group:
@@ -274,6 +303,7 @@ class Group:
         hard_states: dict[str, HardState] | None = None,
         committed: dict[str, int] | None = None,
         seed: int = 1,
+        preferred_leader: str | None = None,
     ) -> None:
         """logs: of each member, or how many members with empty ones. Terms default to those of the logs."""
         if isinstance(logs, int):
@@ -284,6 +314,7 @@ class Group:
         self.durability = durability
         self.raft = raft or RaftConfig()
         self.random = Random(seed)
+        self.preferred_leader = preferred_leader
         self.now_ms = 10_000
         self.sent: deque[tuple[str, str, RaftMessage]] = deque()
         self.members: dict[str, Member] = {}
@@ -297,6 +328,14 @@ class Group:
 
     def __getitem__(self, name: str) -> Member:
         return self.members[name]
+
+    def join(self, name: str) -> Member:
+        """A new node whose configuration names the group that it will join, and itself."""
+        member = Member(name, self, MemoryLog(), HardState(), NO_INDEX)
+        self.members[name] = member
+        member.core.start(self.now_ms)
+        member.run()
+        return member
 
     @property
     def leader(self) -> Member:

@@ -1,188 +1,45 @@
-"""The driver of a log: real log, state, journal and core, on a disk that works when a test lets it."""
+"""The driver of a log: turns, appends, answers, syncs, reads and checkpoints."""
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from app.errors import CommitlogError
+from app.log_commands import SetFence
 from app.node.driver import LogDriver
-from app.node.open_log import open_raft_log
-from app.raft.config import RaftConfig
-from app.raft.messages import Heartbeat, HeartbeatAnswer, PushRequest, PushType, VoteAnswer, VoteRequest
+from app.raft.messages import (
+    Heartbeat,
+    HeartbeatAnswer,
+    PushRequest,
+    PushType,
+    ReadIndexAnswer,
+    VoteAnswer,
+    VoteRequest,
+)
 from app.replication import (
     Acks,
     AppendRequest,
     AppendResult,
     DriverConfig,
     Durability,
-    GroupConfig,
     Producer,
     Role,
-    SyncSource,
 )
 from storage import errors as storage_errors
 from storage.batch import AppendMark, Batch
 from storage.checkpoint import CheckpointFile
-from storage.commitlog import Commitlog, CommitlogConfig
+from storage.commitlog import Commitlog
 from storage.files import OsFileSystem
 from storage.records import BODY_SCHEMA, RecordColumns, RecordTable, encode_body, encode_control
-from tests.unit.raft.support import LOG_ID, MemoryLog
-
-
-@dataclass
-class Limits:
-    max_pending_requests: int = 100
-    max_pending_bytes: int = 1_000_000
-    idempotency_ms: int = 86_400_000
-
-
-@dataclass
-class Seams:
-    """Clock, scheduler, disk and transport in one: everything waits until a test lets it happen."""
-
-    now: int = 1_000
-    soon: deque[Callable[[], None]] = field(default_factory=deque)
-    work: deque[Callable[[], None]] = field(default_factory=deque)
-    sent: list[tuple[str, Any]] = field(default_factory=list)
-    failures: list[tuple[str, BaseException]] = field(default_factory=list)
-    disk_error: BaseException | None = None
-
-    def now_ms(self) -> int:
-        return 1_700_000_000_000 + self.now
-
-    def monotonic_ms(self) -> int:
-        return self.now
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self.soon.append(callback)
-
-    def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
-        def do() -> None:
-            try:
-                if self.disk_error is not None:
-                    raise self.disk_error
-                work()
-            except Exception as error:
-                then(None, error)
-            else:
-                then(None, None)
-
-        self.work.append(do)
-
-    def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
-        def do() -> None:
-            ticket = source.start_sync()
-            if ticket is not None:
-                ticket.run()
-                source.finish_sync(ticket)
-            then()
-
-        self.work.append(do)
-
-    def send(self, target: str, log_id: int, message: Any) -> None:
-        assert log_id == LOG_ID
-        self.sent.append((target, message))
-
-    def fail(self, what: str, error: BaseException) -> None:
-        self.failures.append((what, error))
-
-    def turn(self) -> None:
-        """One turn of the loop, without the disk."""
-        for _ in range(len(self.soon)):
-            self.soon.popleft()()
-
-    def run(self) -> None:
-        """Turns and disk until nothing is left to do."""
-        while self.soon or self.work:
-            (self.soon or self.work).popleft()()
-
-
-class Node:
-    def __init__(self, folder: Path, *voters: str, **options: Any) -> None:
-        self.folder = folder
-        self.voters = voters or ("n1",)
-        self.options = options
-        self.limits = options.pop("limits", Limits())
-        self.seams = Seams()
-        self.driver = self._open()
-        self.driver.start()
-        self.seams.run()
-
-    def _open(self) -> LogDriver:
-        seams = self.seams
-        return open_raft_log(
-            files=OsFileSystem(),
-            data_folder=str(self.folder),
-            log_name="default",
-            log_id=LOG_ID,
-            node_id="n1",
-            group=GroupConfig(voters=self.voters),
-            durability=self.options.get("durability", Durability.FSYNC),
-            raft=RaftConfig(),
-            storage=CommitlogConfig(),
-            limits=self.limits,
-            clock=seams,
-            disk=seams,
-            transport=seams,
-            scheduler=seams,
-            random=Random(1),
-            fail=seams.fail,
-            version="1.2.3",
-            config=self.options.get("config"),
-        )
-
-    def restart(self) -> None:
-        """kill -9 and start again: what was not synced may be there or not, what was is."""
-        before, self.seams = self.seams, Seams(now=self.seams.now + 1_000)
-        before.work.clear()
-        self.driver = self._open()
-        self.driver.start()
-        self.seams.run()
-
-    def ask(self, *values: bytes | None, **options: Any) -> list[AppendResult | CommitlogError]:
-        """Ask for one append; the list gets its answer."""
-        records = RecordColumns()
-        for value in values or (b"v",):
-            records.add(value)
-        answers: list[AppendResult | CommitlogError] = []
-        options.setdefault("digest", b"d" * 16)
-        self.driver.append(AppendRequest(records, **options), answers.append)
-        return answers
-
-    def append(self, *values: bytes | None, **options: Any) -> AppendResult | CommitlogError:
-        answers = self.ask(*values, **options)
-        self.seams.run()
-        [answer] = answers
-        return answer
-
-    def tick(self, ms: int) -> None:
-        self.seams.now += ms
-        self.driver.tick()
-        self.seams.run()
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event.data for event in self.driver.journal.read(0, 1_000)[0] if event.kind == kind]
+from tests.unit.raft.driver_support import Limits, Node, code, result
+from tests.unit.raft.support import MemoryLog
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
-
-
-def result(answer: AppendResult | CommitlogError) -> AppendResult:
-    assert isinstance(answer, AppendResult), answer
-    return answer
-
-
-def code(answer: AppendResult | CommitlogError) -> str:
-    assert isinstance(answer, CommitlogError), answer
-    return answer.code
 
 
 @pytest.mark.rule("D-28")
@@ -285,10 +142,10 @@ def test_match_term_is_checked_before_match_index(node: Node) -> None:
 
 
 def test_a_fence_comes_before_the_other_conditions(node: Node) -> None:
-    node.driver._state._fencing_token = "w-a"
+    node.command(SetFence("w-a"))
     assert code(node.append(match_term=7)) == "fenced"
     assert code(node.append(fencing_token="w-b")) == "fenced"
-    assert result(node.append(fencing_token="w-a")).first_index == 1
+    assert result(node.append(fencing_token="w-a")).first_index == 2
 
 
 @pytest.mark.rule("D-29")
@@ -557,11 +414,21 @@ def test_waiters_are_woken_by_their_commit_in_order_of_index(node: Node) -> None
     assert woken == [1, 2, 0]
 
 
+def confirmed_read(node: Node, index: int) -> list[int | CommitlogError]:
+    """A read at a follower that its leader has confirmed for `index`; the list gets its answer."""
+    answers: list[int | CommitlogError] = []
+    node.driver.read_index(answers.append)
+    node.seams.run()
+    _, request = node.seams.sent[-1]
+    node.driver.deliver("n2", ReadIndexAnswer(request.term, request.id, index))
+    node.seams.run()
+    return answers
+
+
 @pytest.mark.rule("R-08")
 def test_a_follower_answers_a_read_only_when_it_has_the_index(tmp_path: Path) -> None:
     node, log = follower_of_n2(tmp_path)
-    answers: list[int | CommitlogError] = []
-    node.driver._answer_reader(answers.append, 0)
+    answers = confirmed_read(node, 0)
     assert answers == []
     push_to(node, PushType.APPEND, 1, "n2", 0, log.batches[0])
     node.seams.run()
@@ -570,13 +437,11 @@ def test_a_follower_answers_a_read_only_when_it_has_the_index(tmp_path: Path) ->
 
 def test_a_confirmed_read_whose_index_does_not_come_is_given_up(tmp_path: Path) -> None:
     node, _ = follower_of_n2(tmp_path)
-    answers: list[int | CommitlogError] = []
-    node.driver._answer_reader(answers.append, 5)
-    node.driver._answer_reader(answers.append, 6)
+    answers = [confirmed_read(node, 5), confirmed_read(node, 6)]
     node.seams.now += DriverConfig().read_timeout_ms
     node.driver.tick()
     node.seams.run()
-    codes = [answer.code for answer in answers if isinstance(answer, CommitlogError)]
+    codes = [answer.code for each in answers for answer in each if isinstance(answer, CommitlogError)]
     assert codes == ["read-index-unavailable"] * 2
 
 
@@ -643,8 +508,9 @@ def test_a_stop_while_the_disk_is_waited_for_comes_after_it(tmp_path: Path) -> N
     node.seams.turn()  # the newer term is on its way to the disk
     stopped: list[bool] = []
     node.driver.stop(lambda: stopped.append(True))
-    assert code(node.ask()[0]) == "no-leader"
+    late = node.ask()
     node.seams.run()
+    assert code(late[0]) == "not-leader"
     assert code(answers[0]) == "term-changed"
     assert stopped == [True]
     assert node.events("stop") == [{}]

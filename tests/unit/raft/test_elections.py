@@ -166,10 +166,16 @@ def test_a_stale_leader_learns_of_the_newer_term_and_follows() -> None:
     assert (leader.leads, leader.core.term) == (False, 2)
 
 
-def test_strangers_are_not_heard() -> None:
+@pytest.mark.rule("R-10")
+def test_of_strangers_only_leaders_and_candidates_are_heard() -> None:
+    """The group here may be older than theirs; an answer, though, must be one of our own members'."""
     group = Group(3)
-    group["n1"].step("n9", Heartbeat(50, "n9", 5, 1))
-    assert (group["n1"].core.term, group["n1"].core.leader_id) == (0, None)
+    leader = group.elect("n1")
+    leader.step("n9", HeartbeatAnswer(50, 1))
+    leader.step("n9", VoteAnswer(50, True))
+    assert (leader.leads, leader.core.term) == (True, 1)
+    leader.step("n9", Heartbeat(50, "n9", 5, 1))
+    assert (leader.core.term, leader.core.leader_id) == (50, "n9")
 
 
 def test_a_learner_never_campaigns() -> None:

@@ -1,0 +1,224 @@
+"""The way into a log at its leader: appends and commands wait here for their turn, and become batches.
+
+Everything that has come since the last turn shares batches, as far as it fits (group commit). While the lead
+is handed over, all wait for the next leader to be known: then they enter here, or go there (R-09).
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from app.errors import CommitlogError, LeaderPendingFull, NoLeader, NotLeader
+from app.log_commands import Command
+from app.log_state import Claim, LogState
+from app.node.admission import Coalescing, check_conditions, check_quota, check_repeat
+from app.node.answers import CommandDone, Done, OpenAppend, OpenAppends, OpenCommand, Stamped
+from app.node.waiters import answer
+from app.replication import (
+    AppendLimits,
+    AppendRequest,
+    ChangeKind,
+    Clock,
+    DriverConfig,
+    GroupConfig,
+    ReplicationCore,
+)
+from storage.batch import BATCH_MAX_BYTES, AppendMark, EncodedBody, stamp
+from storage.commitlog import Commitlog
+from storage.records import encode_body, encode_control
+
+APPEND_MAX_BYTES = BATCH_MAX_BYTES - 1024 * 1024  # packed; the rest is for header and marks
+COMMAND_TIMEOUT_MS = 5_000
+COMMANDS_MAX = 1_000
+
+
+class Door:
+    """Owned by one driver. `carry_out` does what the core wants; `is_busy`: it waits for the disk."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        log_id: int,
+        core: ReplicationCore,
+        log: Commitlog,
+        state: LogState,
+        clock: Clock,
+        limits: AppendLimits,
+        config: DriverConfig,
+        open_appends: OpenAppends,
+        carry_out: Callable[[], None],
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self._node_id = node_id
+        self._log_id = log_id
+        self._core = core
+        self._log = log
+        self._state = state
+        self._clock = clock
+        self._limits = limits
+        self._open = open_appends
+        self._carry_out = carry_out
+        self._is_busy = is_busy
+        self._appends: deque[OpenAppend] = deque()
+        self._queued_bytes = 0  # of self._appends
+        self._commands: deque[OpenCommand] = deque()
+        self._batch = Coalescing(config.coalesce_max_bytes)
+
+    # --- what waits
+
+    def append(self, request: AppendRequest, done: Done, refusal: CommitlogError | None) -> None:
+        """Queue an append, or answer it at once with the refusal given. Raises ValueError (LogDriver)."""
+        size_bytes, packed_bytes = request.records.size_bytes, request.records.packed_bytes
+        if not request.records.count or packed_bytes > APPEND_MAX_BYTES:
+            raise ValueError(f"{request.records.count} records of {packed_bytes} bytes are no append")
+        append = self._open.add(request, done, self._clock.monotonic_ms())
+        if refusal is not None:
+            self._open.refuse(append, refusal)
+        elif self._appends and (
+            len(self._appends) >= self._limits.max_pending_requests
+            or self._queued_bytes + size_bytes > self._limits.max_pending_bytes
+        ):
+            self._open.refuse(append, LeaderPendingFull())
+        else:
+            self._appends.append(append)
+            self._queued_bytes += size_bytes
+
+    def command(self, command: Command, done: CommandDone, refusal: CommitlogError | None) -> None:
+        if refusal is None and len(self._commands) >= COMMANDS_MAX:
+            refusal = LeaderPendingFull()
+        if refusal is not None:
+            answer(done, refusal)
+        else:
+            self._commands.append(OpenCommand(command, done, self._clock.monotonic_ms() + COMMAND_TIMEOUT_MS))
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._appends or self._commands)
+
+    def refuse_all(self, refusal: CommitlogError) -> None:
+        for append in self._appends:
+            self._open.refuse(append, refusal)
+        for command in self._commands:
+            answer(command.done, refusal)
+        self._appends.clear()
+        self._commands.clear()
+        self._queued_bytes = 0
+
+    # --- entering
+
+    def enter(self, now_ms: int) -> None:
+        """Let in what waits, as long as the driver need not wait for the disk."""
+        if self._core.is_transferring:
+            return
+        while self._commands and not self._is_busy():
+            self._admit_command(self._commands.popleft(), now_ms)
+        wall_ms = self._clock.now_ms()
+        while self._appends and not self._is_busy():
+            append = self._appends.popleft()
+            self._queued_bytes -= append.request.records.size_bytes
+            try:
+                self._admit(append, now_ms, wall_ms)
+            except CommitlogError as refusal:
+                self._open.refuse(append, refusal)
+        self._flush()
+
+    def _check_leads(self) -> None:
+        core = self._core
+        if not core.accepts_appends:
+            raise NoLeader if core.leader_id in (None, self._node_id) else NotLeader(core.leader_id)
+
+    def _admit(self, append: OpenAppend, now_ms: int, wall_ms: int) -> None:
+        """Put the append into the batch of this turn, or find the answer of its first time."""
+        core, request, batch = self._core, append.request, self._batch
+        self._check_leads()
+        if batch.decides_about(request) or not batch.has_room_for(request):
+            self._flush()
+        claim = check_repeat(self._state, request, batch, wall_ms)
+        if claim is not None:
+            self._join(append, claim, now_ms)
+            return
+        next_index = self._log.next_index + batch.count
+        check_conditions(self._state, request, term=core.term, next_index=next_index)
+        waiting = core.pending_appends + len(batch.appends)
+        waiting_bytes = self._open.size_bytes - self._queued_bytes - request.records.size_bytes
+        check_quota(self._limits, waiting, waiting_bytes, request)
+        batch.add(append)
+
+    def _join(self, append: OpenAppend, claim: Claim, now_ms: int) -> None:
+        """A repeat: it gets the first one's answer, now or when that has its acks."""
+        append.claim = claim
+        self._core.join(append.pending(claim.first_index, claim.last_index), now_ms)
+        self._carry_out()
+
+    def _admit_command(self, command: OpenCommand, now_ms: int) -> None:
+        """Decide the command, and write its record; what is so already is answered once it is committed."""
+        try:
+            self._check_leads()
+            value = command.command.control(self._state, self)
+        except CommitlogError as refusal:
+            answer(command.done, refusal)
+            return
+        if value is None:
+            end_index = self._log.end_index
+            self._core.join(command.pending(end_index, end_index), now_ms)
+        else:
+            command.changed = True
+            self._propose(encode_control(value), [command], control=True)
+        self._carry_out()
+
+    def _flush(self) -> None:
+        """Write the batch of this turn, if there is one."""
+        batch = self._batch
+        if batch.records is None:
+            return
+        appends, body, marks = batch.appends, encode_body(batch.records), batch.marks
+        batch.start()
+        self._propose(body, appends, marks=marks)
+        self._carry_out()
+
+    def open_term(self, value: dict[str, Any]) -> None:
+        """Write the control record that the core wants."""
+        self._propose(encode_control(value), [], control=True)
+
+    def _propose(
+        self,
+        body: EncodedBody,
+        waiting: Sequence[OpenAppend | OpenCommand],
+        *,
+        marks: Sequence[AppendMark] = (),
+        control: bool = False,
+    ) -> None:
+        """Stamp a batch for the log's end and hand it to the core."""
+        log, term = self._log, self._core.term
+        batch = stamp(
+            body,
+            log_id=self._log_id,
+            base_index=log.next_index,
+            term=term,
+            timestamp_ms=self._clock.now_ms(),
+            offset=log.end_offset,
+            previous_chain=log.last_chain,
+            control=control,
+            marks=marks,
+        )
+        stamped, first_index, pendings = Stamped(batch), batch.base_index, []
+        for each in waiting:
+            next_index = first_index + each.count
+            each.stamped = stamped
+            pendings.append(each.pending(first_index, next_index - 1))
+            first_index = next_index
+        self._core.propose(batch, pendings, self._clock.monotonic_ms())
+
+    # --- what a command may look at
+
+    @property
+    def begin_index(self) -> int:
+        return self._log.begin_index
+
+    @property
+    def committed_index(self) -> int:
+        return self._core.committed_index
+
+    def changed_group(self, kind: ChangeKind, node_id: str) -> GroupConfig | None:
+        return self._core.change(kind, node_id, self._clock.monotonic_ms())

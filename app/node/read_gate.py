@@ -1,0 +1,50 @@
+"""Linearizable reads from the moment they are asked for until this replica has what they must see (R-08)."""
+
+from collections import deque
+from collections.abc import Callable
+
+from app.errors import CommitlogError, ReadIndexUnavailable
+from app.node.waiters import Waiter, answer
+
+ReadDone = Callable[[int | CommitlogError], None]
+WhenCommitted = Callable[[int, Callable[[], None]], Waiter]
+
+
+class ReadGate:
+    """Readers that wait for a confirmation of the lead, and then for the index that it gave them."""
+
+    def __init__(self, timeout_ms: int, when_committed: WhenCommitted) -> None:
+        """timeout_ms: of a confirmed read whose index this replica does not reach."""
+        self._timeout_ms = timeout_ms
+        self._when_committed = when_committed
+        self._asking: list[ReadDone] = []
+        self._confirmed: deque[tuple[int, Waiter, ReadDone]] = deque()  # deadline, waiter
+
+    def ask(self, done: ReadDone) -> None:
+        self._asking.append(done)
+
+    def take(self) -> list[ReadDone]:
+        """Return the readers of this turn: tokens for the core."""
+        asking, self._asking = self._asking, []
+        return asking
+
+    def give(self, done: ReadDone, index: int | None, now_ms: int) -> None:
+        """The core has an answer; None: leadership was not confirmed."""
+        if index is None:
+            answer(done, ReadIndexUnavailable())
+            return
+        waiter = self._when_committed(index, lambda: done(index))
+        if waiter.done is not None:  # confirmed, but this replica has not got that far
+            self._confirmed.append((now_ms + self._timeout_ms, waiter, done))
+
+    def give_up(self, now_ms: float) -> None:
+        """Tell the readers whose index did not come until now_ms, so that nobody waits for ever."""
+        while self._confirmed and self._confirmed[0][0] <= now_ms:
+            _, waiter, done = self._confirmed.popleft()
+            if waiter.done is not None:
+                waiter.cancel()
+                answer(done, ReadIndexUnavailable())
+
+    def refuse_all(self) -> None:
+        for done in self.take():
+            answer(done, ReadIndexUnavailable())

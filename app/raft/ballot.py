@@ -1,0 +1,52 @@
+"""One election as a candidate sees it, and how a member judges somebody else's (R-01 to R-03, R-09)."""
+
+from app.raft.messages import VoteAnswer, VoteRequest
+from app.raft.state import MemberState, Outbox
+from app.replication import ReplicaLog
+
+
+class Ballot:
+    """Asks every voter once and counts what they say. `pre_vote`: nothing is decided yet (R-03)."""
+
+    def __init__(self, member: MemberState, log: ReplicaLog, outbox: Outbox) -> None:
+        self._member = member
+        self._log = log
+        self._outbox = outbox
+        self._term = 0
+        self._votes: dict[str, bool] = {}
+        self.pre_vote = False
+
+    def open(self, term: int, *, pre_vote: bool = False, transfer: bool = False) -> None:
+        """Ask for `term`, starting with the own vote. transfer: the leader itself wants it so (R-09)."""
+        member, log = self._member, self._log
+        self._term, self.pre_vote = term, pre_vote
+        self._votes = {member.node_id: True}
+        request = VoteRequest(term, log.end_index, log.last_term, pre_vote, transfer)
+        for voter in member.group.voters:
+            if voter != member.node_id:
+                self._outbox.send(voter, request)
+
+    def count(self, source: str, answer: VoteAnswer) -> None:
+        """Take in an answer; one of another election changes nothing."""
+        if answer.pre_vote is self.pre_vote and (not answer.granted or answer.term == self._term):
+            self._votes[source] = answer.granted
+
+    @property
+    def is_won(self) -> bool:
+        """Whether a majority of the present voters has granted it."""
+        group = self._member.group
+        return sum(self._votes.get(voter, False) for voter in group.voters) >= self._member.majority
+
+
+def grants(
+    member: MemberState, log: ReplicaLog, source: str, request: VoteRequest, *, hears_leader: bool
+) -> bool:
+    """Whether the member's vote may go to the candidate; the term of a real request is adopted before.
+
+    A damaged member grants nothing: it may have forgotten what it acknowledged or voted (R-01, R-02).
+    """
+    if not member.sound or (request.last_term, request.last_index) < (log.last_term, log.end_index):  # R-02
+        return False
+    if request.pre_vote:
+        return request.term > member.term and not hears_leader
+    return member.voted_for in (None, source) and member.leader_id is None

@@ -1,0 +1,56 @@
+"""Who is in the group, as the log itself says it (R-10): learner first, then voter, one change at a time.
+
+Majorities of two groups that differ in one voter overlap, so no joint phase is needed (Raft thesis 4.1).
+"""
+
+from dataclasses import dataclass
+
+from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound, WouldLoseQuorum
+from app.replication import ChangeKind, GroupConfig
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """What the leader knows of its group at one instant.
+
+    settled: the last change and a record of this term are committed. level: peers that hold nearly all of the
+    log. awake: members heard within an election timeout, the leader among them.
+    """
+
+    group: GroupConfig
+    settled: bool
+    level: tuple[str, ...]
+    awake: tuple[str, ...]
+
+
+def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | None:
+    """Return the group after the change, None when it is so already.
+
+    Raises ChangeInProgress, NotCaughtUp (promotion of one that lags), WouldLoseQuorum (the voters that are
+    awake would be no majority), NotFound, InvalidRequest (the last voter).
+    """
+    group = view.group
+    voters, learners = group.voters, group.learners
+    if kind is ChangeKind.ADD and node_id in (*voters, *learners):
+        return None
+    if kind is ChangeKind.PROMOTE and node_id in voters:
+        return None
+    if kind is not ChangeKind.ADD and node_id not in (*voters, *learners):
+        raise NotFound(f"{node_id} is no member")
+    if voters == (node_id,):
+        raise InvalidRequest(("/path/id", f"{node_id} is the only voter"))
+    if not view.settled:
+        raise ChangeInProgress
+    if kind is ChangeKind.ADD:
+        return GroupConfig(voters=voters, learners=(*learners, node_id))
+    rest = tuple(learner for learner in learners if learner != node_id)
+    if kind is ChangeKind.PROMOTE:
+        if node_id not in view.level:
+            raise NotCaughtUp(node_id)
+        after = GroupConfig(voters=(*voters, node_id), learners=rest)
+    else:
+        after = GroupConfig(voters=tuple(voter for voter in voters if voter != node_id), learners=rest)
+    awake = sum(voter in view.awake for voter in after.voters)
+    if after.voters != voters and awake < len(after.voters) // 2 + 1:
+        raise WouldLoseQuorum(f"{awake} of {len(after.voters)} voters would be in reach")
+    return after

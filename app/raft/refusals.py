@@ -1,0 +1,46 @@
+"""What a member answers to a sender that it does not follow (D-21): the sender learns the term, no more."""
+
+from app.raft.messages import (
+    Heartbeat,
+    HeartbeatAnswer,
+    PushAnswer,
+    PushCode,
+    PushRequest,
+    RaftMessage,
+    ReadIndexAnswer,
+    ReadIndexRequest,
+    VoteAnswer,
+    VoteRequest,
+)
+from app.raft.state import MemberState, Outbox
+from app.replication import NO_INDEX, ReplicaLog
+
+
+def refuse_older(
+    member: MemberState, log: ReplicaLog, outbox: Outbox, source: str, message: RaftMessage
+) -> None:
+    """The sender lives in an older term: tell it ours."""
+    if isinstance(message, PushRequest):
+        refuse_push(member, log, outbox, source, message)
+    elif isinstance(message, Heartbeat):
+        outbox.send(source, HeartbeatAnswer(member.term, NO_INDEX))
+    elif isinstance(message, VoteRequest):
+        outbox.send(source, VoteAnswer(member.term, False, message.pre_vote))
+    elif isinstance(message, ReadIndexRequest):
+        outbox.send(source, ReadIndexAnswer(member.term, message.id, None))
+
+
+def refuse_push(
+    member: MemberState, log: ReplicaLog, outbox: Outbox, source: str, request: PushRequest
+) -> None:
+    answer = PushAnswer(
+        member.term,
+        request.type,
+        PushCode.REFUSED,
+        request.session,
+        0,
+        request.index,
+        log.begin_index,
+        log.end_index,
+    )
+    outbox.send(source, answer)

@@ -1,0 +1,105 @@
+"""Handing the lead to a chosen voter (R-09): take no more appends, make it level, let it campaign."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from app.errors import AlreadyLeader, TransferFailed
+from app.raft.config import RaftConfig
+from app.raft.dispatcher import Dispatcher
+from app.raft.messages import TimeoutNow
+from app.raft.quorum import QuorumChecker
+from app.raft.state import MemberState, Outbox
+from app.replication import ReplicaLog
+
+
+@dataclass(slots=True)
+class Attempt:
+    target: str
+    deadline_ms: int
+    asked: bool = False
+
+
+class Transfer:
+    """The leader's attempt under way, at most one: the lead is lost, or after `deadline_ms` all goes on."""
+
+    def __init__(
+        self,
+        member: MemberState,
+        log: ReplicaLog,
+        outbox: Outbox,
+        quorum: QuorumChecker,
+        config: RaftConfig,
+        preferred_leader: str | None,
+    ) -> None:
+        self._member = member
+        self._log = log
+        self._outbox = outbox
+        self._quorum = quorum
+        self._config = config
+        self._preferred_leader = preferred_leader
+        self._preferred_ms = 0  # when it was considered last
+        self._attempt: Attempt | None = None
+
+    @property
+    def target(self) -> str | None:
+        """Who is to lead next, None while no transfer is under way."""
+        return None if self._attempt is None else self._attempt.target
+
+    def begin(self, to: str | None, heard_ms: Mapping[str, int], now_ms: int) -> str:
+        """Choose the voter and begin; return it. to: None for the most up to date one.
+
+        heard_ms: when each peer was last heard. Raises AlreadyLeader, and TransferFailed for one that is no
+        voter or is silent; an attempt to somebody else that is under way is given up for this one.
+        """
+        member = self._member
+        if to == member.node_id:
+            raise AlreadyLeader(to)
+        awake = [
+            voter
+            for voter in member.group.voters
+            if voter != member.node_id and self._is_awake(voter, heard_ms, now_ms)
+        ]
+        if to is not None and to not in member.group.voters:
+            raise TransferFailed(f"{to} is no voter of this log")
+        if not awake or (to is not None and to not in awake):
+            raise TransferFailed(f"{to or 'no other voter'} answers at present")
+        target = to or max(awake, key=self._quorum.watermarks.__getitem__)
+        if self.target != target:
+            self._attempt = Attempt(target, now_ms + self._config.election_timeout_ms[1])
+        self.go_on(now_ms)
+        return target
+
+    def go_on(self, now_ms: int) -> None:
+        """Ask the target once it holds everything, all of it committed; give up when that takes too long."""
+        attempt, member = self._attempt, self._member
+        if attempt is None:
+            return
+        end_index = self._log.end_index
+        level = self._quorum.watermarks.get(attempt.target) == end_index == member.committed_index
+        if now_ms >= attempt.deadline_ms or attempt.target not in member.group.voters:
+            self._attempt = None
+        elif level and not attempt.asked:
+            attempt.asked = True
+            self._outbox.send(attempt.target, TimeoutNow(member.term))
+
+    def prefer(self, dispatchers: Mapping[str, Dispatcher], heard_ms: Mapping[str, int], now_ms: int) -> None:
+        """Hand over to the preferred leader once it could lead at once; looked at now and then."""
+        if now_ms - self._preferred_ms < self._config.preferred_leader_interval_ms or self._attempt:
+            return
+        self._preferred_ms = now_ms
+        preferred = self._preferred_leader
+        if preferred is None or preferred not in dispatchers or preferred not in self._member.group.voters:
+            return
+        if dispatchers[preferred].is_level and self._is_awake(preferred, heard_ms, now_ms):
+            self.begin(preferred, heard_ms, now_ms)
+
+    def _is_awake(self, peer: str, heard_ms: Mapping[str, int], now_ms: int) -> bool:
+        return now_ms - heard_ms[peer] <= self._config.election_timeout_ms[0]
+
+    def open_term(self, now_ms: int) -> None:
+        """This member begins to lead; the preferred leader gets time to come level."""
+        self._preferred_ms = now_ms
+
+    def close_term(self) -> None:
+        """This member leads no more."""
+        self._attempt = None

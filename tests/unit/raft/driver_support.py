@@ -1,0 +1,171 @@
+"""A driver with its real log, state, journal and core, on a disk that works when a test lets it."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from app.errors import CommitlogError
+from app.log_commands import Command, CommandResult
+from app.node.driver import LogDriver
+from app.node.open_log import open_raft_log
+from app.raft.config import RaftConfig
+from app.replication import AppendRequest, AppendResult, Durability, GroupConfig, SyncSource
+from storage.commitlog import CommitlogConfig
+from storage.files import OsFileSystem
+from storage.records import RecordColumns
+from tests.unit.raft.support import LOG_ID
+
+
+@dataclass
+class Limits:
+    max_pending_requests: int = 100
+    max_pending_bytes: int = 1_000_000
+    idempotency_ms: int = 86_400_000
+
+
+@dataclass
+class Seams:
+    """Clock, scheduler, disk and transport in one: everything waits until a test lets it happen."""
+
+    now: int = 1_000
+    soon: deque[Callable[[], None]] = field(default_factory=deque)
+    work: deque[Callable[[], None]] = field(default_factory=deque)
+    sent: list[tuple[str, Any]] = field(default_factory=list)
+    failures: list[tuple[str, BaseException]] = field(default_factory=list)
+    disk_error: BaseException | None = None
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000 + self.now
+
+    def monotonic_ms(self) -> int:
+        return self.now
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        def do() -> None:
+            try:
+                if self.disk_error is not None:
+                    raise self.disk_error
+                work()
+            except Exception as error:
+                then(None, error)
+            else:
+                then(None, None)
+
+        self.work.append(do)
+
+    def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
+        def do() -> None:
+            ticket = source.start_sync()
+            if ticket is not None:
+                ticket.run()
+                source.finish_sync(ticket)
+            then()
+
+        self.work.append(do)
+
+    def send(self, target: str, log_id: int, message: Any) -> None:
+        assert log_id == LOG_ID
+        self.sent.append((target, message))
+
+    def fail(self, what: str, error: BaseException) -> None:
+        self.failures.append((what, error))
+
+    def turn(self) -> None:
+        """One turn of the loop, without the disk."""
+        for _ in range(len(self.soon)):
+            self.soon.popleft()()
+
+    def run(self) -> None:
+        """Turns and disk until nothing is left to do."""
+        while self.soon or self.work:
+            (self.soon or self.work).popleft()()
+
+
+class Node:
+    def __init__(self, folder: Path, *voters: str, **options: Any) -> None:
+        self.folder = folder
+        self.voters = voters or ("n1",)
+        self.options = options
+        self.limits = options.pop("limits", Limits())
+        self.seams = Seams()
+        self.driver = self._open()
+        self.driver.start()
+        self.seams.run()
+
+    def _open(self) -> LogDriver:
+        seams = self.seams
+        return open_raft_log(
+            files=OsFileSystem(),
+            data_folder=str(self.folder),
+            log_name="default",
+            log_id=LOG_ID,
+            node_id="n1",
+            group=GroupConfig(voters=self.voters),
+            durability=self.options.get("durability", Durability.FSYNC),
+            raft=RaftConfig(),
+            storage=CommitlogConfig(),
+            limits=self.limits,
+            clock=seams,
+            disk=seams,
+            transport=seams,
+            scheduler=seams,
+            random=Random(1),
+            fail=seams.fail,
+            version="1.2.3",
+            config=self.options.get("config"),
+        )
+
+    def restart(self) -> None:
+        """kill -9 and start again: what was not synced may be there or not, what was is."""
+        before, self.seams = self.seams, Seams(now=self.seams.now + 1_000)
+        before.work.clear()
+        self.driver = self._open()
+        self.driver.start()
+        self.seams.run()
+
+    def ask(self, *values: bytes | None, **options: Any) -> list[AppendResult | CommitlogError]:
+        """Ask for one append; the list gets its answer."""
+        records = RecordColumns()
+        for value in values or (b"v",):
+            records.add(value)
+        answers: list[AppendResult | CommitlogError] = []
+        options.setdefault("digest", b"d" * 16)
+        self.driver.append(AppendRequest(records, **options), answers.append)
+        return answers
+
+    def append(self, *values: bytes | None, **options: Any) -> AppendResult | CommitlogError:
+        answers = self.ask(*values, **options)
+        self.seams.run()
+        [answer] = answers
+        return answer
+
+    def command(self, command: Command) -> CommandResult | CommitlogError:
+        answers: list[CommandResult | CommitlogError] = []
+        self.driver.command(command, answers.append)
+        self.seams.run()
+        [answer] = answers
+        return answer
+
+    def tick(self, ms: int) -> None:
+        self.seams.now += ms
+        self.driver.tick()
+        self.seams.run()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event.data for event in self.driver.journal.read(0, 1_000)[0] if event.kind == kind]
+
+
+def result(answer: AppendResult | CommitlogError) -> AppendResult:
+    assert isinstance(answer, AppendResult), answer
+    return answer
+
+
+def code(answer: AppendResult | CommandResult | CommitlogError) -> str:
+    assert isinstance(answer, CommitlogError), answer
+    return answer.code

@@ -1,0 +1,195 @@
+"""Membership changes, one at a time (R-10), and members that lost what they had promised."""
+
+import pytest
+
+from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound, WouldLoseQuorum
+from app.raft.messages import PushRequest, PushType, VoteRequest
+from app.replication import ChangeKind, GroupConfig, Role
+from storage.hard_state import HardState
+from tests.unit.raft.support import Group, Member
+
+
+def led_group(size: int = 3) -> tuple[Group, Member]:
+    group = Group(size)
+    leader = group.elect("n1")
+    group.settle()
+    return group, leader
+
+
+def added(group: Group, leader: Member, name: str) -> Member:
+    """A learner that has caught up."""
+    member = group.join(name)
+    leader.change(ChangeKind.ADD, name)
+    group.pass_time(300)
+    return member
+
+
+@pytest.mark.rule("R-10")
+def test_a_learner_gets_the_log_and_becomes_a_voter() -> None:
+    group, leader = led_group()
+    learner = added(group, leader, "n4")
+    assert (learner.core.role, learner.log.end_index) == (Role.LEARNER, leader.log.end_index)
+    leader.change(ChangeKind.PROMOTE, "n4")
+    group.pass_time(300)
+    for member in group.members.values():
+        assert member.core.group == GroupConfig(voters=("n1", "n2", "n3", "n4"))
+    assert learner.core.role is Role.FOLLOWER
+    leader.append(token="a")
+    group.settle("n1", "n4")
+    assert leader.answers == []  # two of four are no majority any more
+    group.settle()
+    assert [token for token, _ in leader.answers] == ["a"]
+
+
+@pytest.mark.rule("R-10")
+def test_a_change_counts_from_its_append() -> None:
+    group, leader = led_group()
+    leader.change(ChangeKind.REMOVE, "n3")
+    assert leader.core.group.voters == ("n1", "n2")
+    assert leader.core.committed_index < leader.log.end_index
+    group.settle("n1", "n2")
+    assert leader.core.committed_index == leader.log.end_index
+
+
+@pytest.mark.rule("R-10")
+def test_a_change_is_undone_when_its_record_is_truncated() -> None:
+    group, leader = led_group()
+    leader.change(ChangeKind.ADD, "n4")
+    group.take(source="n1")
+    assert leader.core.group.learners == ("n4",)
+    group.pass_time(3_000, "n2", "n3")
+    group.pass_time(5_000)
+    assert leader.core.group == group.config
+    assert leader.log.batches == group["n2"].log.batches
+
+
+@pytest.mark.rule("R-10")
+def test_one_change_at_a_time_and_none_before_the_term_is_open() -> None:
+    group, leader = led_group()
+    leader.change(ChangeKind.ADD, "n4")
+    with pytest.raises(ChangeInProgress):
+        leader.core.change(ChangeKind.ADD, "n5", group.now_ms)
+    group.settle()
+    assert leader.core.change(ChangeKind.ADD, "n5", group.now_ms) is not None
+
+    fresh = Group(3).elect("n1", "n1", "n2")
+    fresh.group.take(kind=PushRequest)
+    fresh_term_committed = fresh.core.committed_index == fresh.log.end_index
+    if not fresh_term_committed:
+        with pytest.raises(ChangeInProgress):
+            fresh.core.change(ChangeKind.ADD, "n4", fresh.group.now_ms)
+
+
+@pytest.mark.rule("R-10")
+def test_changes_that_make_no_sense_or_would_stop_the_group_are_refused() -> None:
+    group, leader = led_group()
+    now_ms = group.now_ms
+    assert leader.core.change(ChangeKind.ADD, "n2", now_ms) is None
+    assert leader.core.change(ChangeKind.PROMOTE, "n2", now_ms) is None
+    with pytest.raises(NotFound):
+        leader.core.change(ChangeKind.PROMOTE, "n9", now_ms)
+    leader.change(ChangeKind.ADD, "n4")
+    group.settle()
+    with pytest.raises(NotCaughtUp):
+        leader.core.change(ChangeKind.PROMOTE, "n4", group.now_ms)
+    group.pass_time(1_500, "n1", "n2")
+    with pytest.raises(WouldLoseQuorum):
+        leader.core.change(ChangeKind.REMOVE, "n2", group.now_ms)
+    assert leader.core.change(ChangeKind.REMOVE, "n3", group.now_ms) is not None
+    alone = Group(1).elect("n1")
+    with pytest.raises(InvalidRequest):
+        alone.core.change(ChangeKind.REMOVE, "n1", alone.group.now_ms)
+
+
+@pytest.mark.rule("R-10")
+def test_a_leader_that_is_removed_commits_its_removal_and_leaves() -> None:
+    group, leader = led_group()
+    leader.change(ChangeKind.REMOVE, "n1")
+    assert leader.leads
+    removal = leader.log.end_index
+    group.pass_time(200)
+    assert not leader.leads
+    assert leader.core.committed_index >= removal
+    assert group.leader.name in ("n2", "n3")
+    group.pass_time(5_000)
+    assert (leader.core.role, leader.core.term) == (Role.LEARNER, 1)
+
+
+@pytest.mark.rule("R-10")
+def test_a_removed_member_that_does_not_know_it_disturbs_nobody() -> None:
+    group, leader = led_group()
+    group.pass_time(200)
+    leader.change(ChangeKind.REMOVE, "n3")
+    group.pass_time(100, "n1", "n2")
+    term = leader.core.term
+    for _ in range(50):
+        group.pass_time(100, "n1", "n2")
+        group["n3"].tick()
+        group.settle()
+    assert (leader.leads, leader.core.term) == (True, term)
+
+
+@pytest.mark.rule("R-10")
+def test_a_new_voter_can_be_elected_by_a_member_that_never_heard_of_it() -> None:
+    group, leader = led_group(2)
+    added(group, leader, "n3")
+    leader.change(ChangeKind.PROMOTE, "n3")
+    group.settle("n1", "n3")
+    assert "n3" not in group["n2"].core.group.voters
+    group.pass_time(4_000, "n2", "n3")
+    assert group.leader.name == "n3"
+
+
+@pytest.mark.rule("R-10")
+def test_a_learner_may_vote_when_it_was_promoted_without_knowing() -> None:
+    group, leader = led_group(2)
+    learner = added(group, leader, "n3")
+    last = leader.log.end_index
+    learner.step("n2", VoteRequest(9, last, leader.log.last_term, transfer=True))
+    assert learner.saved[-1] == HardState(9, "n2")
+
+
+def damaged_group() -> tuple[Group, Member, Member]:
+    """n2 acknowledged three records, restarts without the last two, and knows that its disk is damaged."""
+    group = Group(3)
+    leader = group.elect("n1")
+    group.settle()
+    for _ in range(3):
+        leader.append()
+        group.settle()
+    member = group["n2"]
+    member.log.batches = member.log.batches[:2]
+    member.log.durable_index = member.log.end_index
+    member.restart(sound=False)
+    return group, leader, member
+
+
+@pytest.mark.rule("R-02")
+def test_a_damaged_member_gives_no_vote_and_does_not_campaign() -> None:
+    group, _, member = damaged_group()
+    group.pass_time(5_000, "n2")
+    assert (member.core.role, member.core.term) == (Role.FOLLOWER, 1)
+    group.pass_time(5_000, "n2", "n3")  # n3 has everything, but alone it is no majority
+    assert not group["n3"].leads
+
+
+@pytest.mark.rule("R-02")
+def test_a_damaged_member_votes_again_once_it_holds_all_that_is_committed() -> None:
+    group, leader, member = damaged_group()
+    assert not member.core.sound
+    group.pass_time(4_000)
+    assert member.core.sound
+    assert member.log.batches == leader.log.batches
+    group.pass_time(5_000, "n2", "n3")
+    assert group["n2"].leads or group["n3"].leads
+
+
+@pytest.mark.rule("R-02")
+def test_what_an_earlier_life_was_told_does_not_make_a_member_sound() -> None:
+    group, leader, member = damaged_group()
+    group.deliver(source="n1", kind=PushRequest)  # on their way since before
+    leader.append()
+    stale = [push for push in group.pushes("n2") if push.type is not PushType.COMPARE]
+    for push in stale:
+        member.step("n1", push)
+    assert not member.core.sound
