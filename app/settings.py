@@ -2,8 +2,10 @@
 
     [cluster] id                                     names the cluster; a node of another cluster is refused
     [[nodes]] id, listen, url, peer_listen, peer_address, data     (url, peer_address: the listeners)
+              ha_listen, ha_address                  for logs in controller and classic mode
     [[logs]]  name, replication, durability, replicas              (`default` exists without being named)
-    [raft] [storage] [limits] [http] [security]      the fields of the dataclasses of the same purpose
+              learners, min_in_sync_replicas, unclean, preferred   (controller mode)
+    [controller] [raft] [storage] [limits] [http] [security]       fields of the dataclasses so named
 
 A relative `data` folder is relative to the folder that the node is started in.
 """
@@ -11,7 +13,7 @@ A relative `data` folder is relative to the folder that the node is started in.
 import ipaddress
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +21,10 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
+from app.controller.commands import Refused
+from app.controller.config import ControllerConfig
+from app.controller.metadata import LogSpec
+from app.controller.settings_of_logs import check_spec
 from app.errors import ConfigError
 from app.raft.config import RaftConfig
 from app.replication import Durability
@@ -38,9 +44,11 @@ def check(holds: bool, complaint: str) -> None:
 
 
 class Replication(StrEnum):
-    """How a log is replicated (API.md §5). Controller and classic modes are not built yet."""
+    """How a log is replicated (API.md §5)."""
 
     RAFT = "raft"
+    CONTROLLER = "controller"  # a master that the controllers elect, and its SyncStateSet
+    CLASSIC = "classic"  # a master for ever, the first replica, and its slaves
 
 
 class AppendFront(StrEnum):
@@ -54,7 +62,8 @@ class AppendFront(StrEnum):
 class NodeSettings:
     """One node of the cluster.
 
-    listen, peer_listen: host:port to bind; url, peer_address: how others reach it.
+    listen, peer_listen, ha_listen: host:port to bind; url, peer_address, ha_address: how others reach it.
+    ha_listen may have port 0: any free one; ha_address None: what was bound.
     """
 
     id: str
@@ -63,16 +72,53 @@ class NodeSettings:
     peer_listen: str
     peer_address: str
     data: Path
+    ha_listen: str = "127.0.0.1:0"
+    ha_address: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """One log. replicas: ids of the nodes that vote in it, in the order of the configuration."""
+    """One log. replicas: ids of the nodes that keep it, in the order of the configuration; what the rest means
+    stands in app/controller/metadata.py (LogSpec)."""
 
     name: str
     replication: Replication
     durability: Durability
     replicas: tuple[str, ...]
+    learners: tuple[str, ...] = ()
+    min_in_sync_replicas: int = 1
+    unclean: bool = False
+    preferred: str | None = None
+    retention: Mapping[str, Any] | None = None
+
+    @property
+    def spec(self) -> LogSpec:
+        """The same as the controllers keep it."""
+        return LogSpec(
+            replication=self.replication.value,
+            replicas=self.replicas,
+            durability=self.durability.value,
+            retention=None if self.retention is None else dict(self.retention),
+            min_in_sync_replicas=self.min_in_sync_replicas,
+            learners=self.learners,
+            unclean=self.unclean,
+            preferred=self.preferred,
+        )
+
+    @classmethod
+    def of_spec(cls, name: str, spec: LogSpec) -> "LogSettings":
+        """Invert `spec`. Raises ValueError for a mode or durability that this version does not know."""
+        return cls(
+            name=name,
+            replication=Replication(spec.replication),
+            durability=Durability(spec.durability),
+            replicas=spec.replicas,
+            learners=spec.learners,
+            min_in_sync_replicas=spec.min_in_sync_replicas,
+            unclean=spec.unclean,
+            preferred=spec.preferred,
+            retention=spec.retention,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +189,7 @@ class Settings:
     node: NodeSettings
     nodes: tuple[NodeSettings, ...]
     logs: tuple[LogSettings, ...]
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
     storage: CommitlogConfig = field(default_factory=CommitlogConfig)
     limits: Limits = field(default_factory=Limits)
@@ -152,6 +199,21 @@ class Settings:
     def node_of(self, node_id: str | None) -> NodeSettings | None:
         """The node of that id; None for None and strangers."""
         return next((node for node in self.nodes if node.id == node_id), None)
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """The nodes that vote in `__controller`."""
+        return self.controller.nodes or tuple(node.id for node in self.nodes)
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The nodes that keep logs: all but controllers on processes of their own."""
+        return _brokers(self.controller, [node.id for node in self.nodes])
+
+
+def _brokers(controller: ControllerConfig, node_ids: Sequence[str]) -> tuple[str, ...]:
+    others = tuple(node for node in node_ids if node not in controller.nodes)
+    return others or tuple(node_ids)
 
 
 # --- the edge: one pydantic model of the file -----------------------------------------------------------
@@ -172,6 +234,8 @@ class _Node(_Table):
     data: Path
     url: str | None = None
     peer_address: str | None = None
+    ha_listen: str | None = None
+    ha_address: str | None = None
 
 
 class _Log(_Table):
@@ -179,6 +243,10 @@ class _Log(_Table):
     replication: Replication = Replication.RAFT
     durability: Durability = Durability.FSYNC
     replicas: int | tuple[str, ...] | None = None
+    learners: tuple[str, ...] = ()
+    min_in_sync_replicas: int = 1
+    unclean: bool = False
+    preferred: str | None = None
 
 
 def _table_of(config: type) -> type[BaseModel]:
@@ -192,6 +260,7 @@ def _table_of(config: type) -> type[BaseModel]:
 
 
 _SECTIONS: dict[str, type] = {
+    "controller": ControllerConfig,
     "raft": RaftConfig,
     "storage": CommitlogConfig,
     "limits": Limits,
@@ -250,8 +319,11 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
     node = next((node for node in nodes if node.id == node_id), None)
     if node is None:
         raise ConfigError(f"there is no node {node_id!r} in [[nodes]]: {', '.join(ids)}")
+    strangers = [name for name in sections["controller"].nodes if name not in ids]
+    check(not strangers, f"[controller] unknown nodes {', '.join(strangers)}")
+    brokers = list(_brokers(sections["controller"], ids))
     settings = Settings(
-        cluster_id=file.cluster.id, node=node, nodes=nodes, logs=_logs(file.logs, ids), **sections
+        cluster_id=file.cluster.id, node=node, nodes=nodes, logs=_logs(file.logs, ids, brokers), **sections
     )
     _check_exposure(settings)
     return settings
@@ -269,6 +341,10 @@ def _node(node: _Node) -> NodeSettings:
         _checked_address(f"{node.id}.{name}", address)
     peer_address = node.peer_address or node.peer_listen
     _checked_address(f"{node.id}.peer_address", peer_address)
+    ha_listen = node.ha_listen or f"{node.peer_listen.rpartition(':')[0]}:0"
+    _checked_address(f"{node.id}.ha_listen", ha_listen)
+    if node.ha_address is not None:
+        _checked_address(f"{node.id}.ha_address", node.ha_address)
     url = (node.url or f"http://{node.listen}").rstrip("/")
     check(url.startswith(("http://", "https://")), f"{node.id}.url must start with http:// or https://")
     return NodeSettings(
@@ -278,37 +354,52 @@ def _node(node: _Node) -> NodeSettings:
         peer_listen=node.peer_listen,
         peer_address=peer_address,
         data=node.data,
+        ha_listen=ha_listen,
+        ha_address=node.ha_address,
     )
 
 
-def _logs(tables: tuple[_Log, ...], node_ids: list[str]) -> tuple[LogSettings, ...]:
+def _logs(tables: tuple[_Log, ...], node_ids: list[str], brokers: list[str]) -> tuple[LogSettings, ...]:
     names = [table.name for table in tables]
     check(len(set(names)) == len(names), "two logs have the same name")
     if DEFAULT_LOG not in names:
         tables = (_Log(name=DEFAULT_LOG), *tables)
-    return tuple(
+    logs = tuple(
         LogSettings(
             name=table.name,
             replication=table.replication,
             durability=table.durability,
-            replicas=_replicas(table, node_ids),
+            replicas=_replicas(table, node_ids, brokers),
+            learners=table.learners,
+            min_in_sync_replicas=table.min_in_sync_replicas,
+            unclean=table.unclean,
+            preferred=table.preferred,
         )
         for table in tables
     )
+    for log in logs:
+        try:
+            check_spec(log.spec, node_ids)
+        except Refused as refused:
+            raise ConfigError(f"log {log.name}: {refused}") from refused
+    return logs
 
 
-def _replicas(table: _Log, node_ids: list[str]) -> tuple[str, ...]:
-    """A number takes that many nodes in the order of the file; absent: every node."""
+def _replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:
+    """A number takes that many brokers in the order of the file; absent: all of them. In classic mode the
+    first one named is the master."""
     wanted = table.replicas
     if wanted is None:
-        return tuple(node_ids)
+        return tuple(brokers)
     if isinstance(wanted, int):
-        check(1 <= wanted <= len(node_ids), f"log {table.name}: {wanted} replicas of {len(node_ids)} nodes")
-        return tuple(node_ids[:wanted])
+        check(1 <= wanted <= len(brokers), f"log {table.name}: {wanted} replicas of {len(brokers)} nodes")
+        return tuple(brokers[:wanted])
     check(len(wanted) > 0, f"log {table.name}: no replicas")
     check(len(set(wanted)) == len(wanted), f"log {table.name}: a replica is named twice")
     strangers = [replica for replica in wanted if replica not in node_ids]
     check(not strangers, f"log {table.name}: unknown nodes {', '.join(strangers)}")
+    if table.replication is Replication.CLASSIC:
+        return wanted
     return tuple(replica for replica in node_ids if replica in wanted)
 
 

@@ -92,7 +92,7 @@ class ReplicasManager:
         config: ControllerConfig,
         random: Random,
     ) -> None:
-        """address: of the node's HA listener. identity: as it was found on disk. random: draws check codes."""
+        """address: of the node's HA listener. identity: as found on disk. random: draws check codes."""
         self.log = log
         self.generation = generation
         self._node = node
