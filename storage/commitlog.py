@@ -1,24 +1,23 @@
 """One log on disk: segments of whole batches, appended by pwrite, made durable by group commit, read by mmap.
 
-The folder's layout and the steps of recovery and truncation: storage/README.md. Owned by one thread; only
-`SyncTicket.run`, `truncate_after` and `reset` wait for the disk and may run in the disk thread, the latter
-two while the owner changes nothing. What is promised after a crash: nothing up to `durable_index` is lost,
-nothing that was cut returns, and what remains is a prefix of what was appended.
+The folder's layout and the steps of recovery, truncation and trim: storage/README.md. Owned by one thread;
+only `SyncTicket.run`, `TrimTicket.run`, `truncate_after` and `reset` wait for the disk and may run in the
+disk thread, the latter two while the owner changes nothing. What is promised after a crash: nothing up to
+`durable_index` is lost, nothing that was cut returns, and what remains, from the begin on, is a prefix of
+what was appended.
 """
 
-import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from storage.batch import FIRST_CHAIN, Batch, follows_chain
-from storage.epoch_file import Epoch, encode_epochs, epoch_of
-from storage.errors import DiskError, InvariantError, StorageFull
-from storage.file_system import File, FileSystem, write_durably
-from storage.manifest import Intent, Manifest
+from storage.epoch_file import Epoch, epoch_of, epochs_from
+from storage.errors import DiskError, InvariantError
+from storage.file_system import FileSystem
 from storage.records import READ_SCHEMA, read_columns
-from storage.recovery import EPOCHS_NAME, Recovered, Recovery, cut_files, remove_segments, write_epochs
+from storage.recovery import Recovered, Recovery
 from storage.segment import IndexWrite, Segment
 from storage.segment_format import IndexEntry
 
@@ -48,20 +47,39 @@ class CommitlogConfig:
 class SyncTicket:
     """What was written when a sync began: `run` in any thread, then `finish_sync` in the owner's."""
 
-    def __init__(self, log: "Commitlog", generation: int, end_index: int, dirty: list[File]) -> None:
+    def __init__(self, log: "Commitlog", generation: int, end_index: int, dirty: list[Segment]) -> None:
         self._log = log
         self.generation = generation
         self.end_index = end_index
         self.dirty = dirty
         self.entries: list[IndexWrite] = []
         self.folder_changed = False
-        self.epochs: bytes | None = None
-        self.manifest: Manifest | None = None
+        self.mark: tuple[int, int] | None = None  # (index, end offset) of the durable point, None: it stays
         self.no_room = False  # the data is durable, but epochs or durable point could not be written
 
     def run(self) -> None:
         """Wait until it is on disk. Raises SyncFailed or DiskError: the node stops (R-11)."""
         self._log.carry_out(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TrimTicket:
+    """A begin that has moved in memory: `run` in any thread; nothing is to be done after it."""
+
+    log: "Commitlog"
+    base_index: int
+    base_offset: int
+    epoch: Epoch | None
+    holder: Segment
+    removed: list[Segment]
+
+    def run(self) -> None:
+        """Make the begin durable, and remove the segments before it. A crash at any step is finished later.
+
+        Raises StorageFull: run it again when there is room; until then the begin may come back at a restart.
+        Raises SyncFailed or DiskError: the node stops.
+        """
+        self.log.carry_out_trim(self)
 
 
 class Commitlog:
@@ -75,17 +93,16 @@ class Commitlog:
         self._folder = folder
         self._log_id = log_id
         self._config = config
-        self._manifest_file = recovered.manifest_file
-        self._manifest = recovered.manifest
+        self._disk = recovered.folder
+        self._base_index = recovered.manifest.base_index  # of the first batch held, or to come
+        self._base_offset = recovered.manifest.base_offset
+        self._marked_offset = recovered.manifest.durable_offset  # the durable point
         self._segments = recovered.segments
         self._epochs = recovered.epochs
-        self._epochs_changed = recovered.no_room
         self._folder_changed = False
         self._last = recovered.last_batch
         self._durable_index = self.end_index
         self._settled_index = NO_INDEX
-        self._generation = 0  # counts cuts: a sync that began before one proves nothing
-        self._disk = threading.Lock()  # held by whoever changes manifest, epoch file or names
         self._tail: list[Batch] = []
         self._tail_bases: list[int] = []
         self._tail_bytes = 0
@@ -114,7 +131,7 @@ class Commitlog:
 
     @property
     def begin_index(self) -> int:
-        return NO_INDEX if self._last is None else self._manifest.base_index
+        return NO_INDEX if self._last is None else self._base_index
 
     @property
     def end_index(self) -> int:
@@ -127,15 +144,15 @@ class Commitlog:
     @property
     def next_index(self) -> int:
         """end_index + 1; of an empty log 0, or the base of the last reset."""
-        return self._manifest.base_index if self._last is None else self._last.next_index
+        return self._base_index if self._last is None else self._last.next_index
 
     @property
     def begin_offset(self) -> int:
-        return self._manifest.base_offset
+        return self._base_offset
 
     @property
     def end_offset(self) -> int:
-        return self._manifest.base_offset if self._last is None else self._last.next_offset
+        return self._base_offset if self._last is None else self._last.next_offset
 
     @property
     def last_term(self) -> int:
@@ -148,7 +165,7 @@ class Commitlog:
 
     @property
     def epochs(self) -> tuple[Epoch, ...]:
-        return tuple(self._epochs)
+        return self._epochs
 
     # --- writing
 
@@ -158,7 +175,7 @@ class Commitlog:
         Raises StorageFull or DiskError: nothing was stored. Raises InvariantError if a batch does not follow.
         """
         epochs = self._check_follow(batches)
-        index, offset, last = self.end_index, self.end_offset, self._last
+        last = self._last
         try:
             start = 0
             for position, batch in enumerate(batches):
@@ -169,13 +186,12 @@ class Commitlog:
             self._write(batches[start:])
         except DiskError as error:
             try:
-                self._cut_to(index, offset, last)
+                self._cut_to(last)
             except DiskError as again:
                 raise InvariantError(f"a failed append could not be undone: {again}") from error
             raise
         if epochs:
-            self._epochs.extend(epochs)
-            self._epochs_changed = True
+            self._epochs = epochs_from((*self._epochs, *epochs), self._base_offset)
 
     def _check_follow(self, batches: Sequence[Batch]) -> list[Epoch]:
         """Return the epochs that the batches open. Raises InvariantError unless they follow the log's end."""
@@ -237,86 +253,70 @@ class Commitlog:
 
     def start_sync(self) -> SyncTicket | None:
         """Begin to make everything durable that is written now; None when all of it is."""
-        if self._durable_index == self.end_index and not self._epochs_changed:
+        if self._durable_index == self.end_index and self._epochs is self._disk.epochs:
             return None
-        dirty = [segment for segment in self._segments if segment.dirty]
-        for segment in dirty:
+        dirty: list[Segment] = []
+        for segment in reversed(self._segments):
+            if not segment.dirty:
+                break
             segment.dirty = False
-        ticket = SyncTicket(self, self._generation, self.end_index, [segment.file for segment in dirty])
+            dirty.insert(0, segment)
+        ticket = SyncTicket(self, self._disk.generation, self.end_index, dirty)
         ticket.folder_changed, self._folder_changed = self._folder_changed, False
-        if self._epochs_changed:
-            ticket.epochs, self._epochs_changed = encode_epochs(self._epochs), False
-        moved = self.end_offset - self._manifest.durable_offset
-        if moved >= self._config.mark_interval_bytes or len(dirty) > 1:
+        if self.end_offset - self._marked_offset >= self._config.mark_interval_bytes or len(dirty) > 1:
             self._plan_mark(ticket)
         return ticket
 
     def _plan_mark(self, ticket: SyncTicket) -> None:
         """Let the sync also move the durable point up, with the index entries that a restart will want."""
         for segment in reversed(self._segments):
+            if segment.mapped:
+                break
             if (entries := segment.take_unflushed()) is not None:
                 ticket.entries.append(entries)
-            elif segment.mapped:
-                break
-        ticket.manifest = replace(
-            self._manifest, durable_index=ticket.end_index, durable_offset=self.end_offset
-        )
+        ticket.mark = (ticket.end_index, self.end_offset)
 
     def carry_out(self, ticket: SyncTicket) -> None:
         """What SyncTicket.run does."""
-        with self._disk:
-            if ticket.generation != self._generation:
-                return  # a cut came in between, and synced what it left
-            for file in ticket.dirty:
-                file.sync()
-            if ticket.folder_changed:
-                self._files.sync_folder(self._folder)
-            try:
-                self._carry_out_mark(ticket)
-            except StorageFull:
-                ticket.no_room = True  # all of it can be made anew: tried again with the next sync
-
-    def _carry_out_mark(self, ticket: SyncTicket) -> None:
-        for entries in ticket.entries:
-            entries.write()
-        if any(entries.position == 0 for entries in ticket.entries):
-            self._files.sync_folder(self._folder)
-        if ticket.epochs is not None:
-            write_durably(self._files, f"{self._folder}/{EPOCHS_NAME}", ticket.epochs)
-        if ticket.manifest is not None:
-            self._manifest_file.save(ticket.manifest)
+        ticket.no_room = not self._disk.sync(
+            ticket.generation,
+            ticket.dirty,
+            ticket.folder_changed,
+            self._epochs,
+            ticket.entries,
+            ticket.mark,
+        )
 
     def finish_sync(self, ticket: SyncTicket) -> None:
         """Take note that the ticket's run has ended well; ignored when the log was cut meanwhile."""
-        if ticket.generation != self._generation:
+        if ticket.generation != self._disk.generation:
             return
         self._durable_index = max(self._durable_index, ticket.end_index)
         if ticket.no_room:
-            self._epochs_changed = True
             for segment in self._segments:
                 if not segment.mapped:
-                    segment.flushed = 0
-        elif ticket.manifest is not None:
-            self._manifest = ticket.manifest
+                    segment.flush_anew()
+        elif ticket.mark is not None:
+            self._marked_offset = max(self._marked_offset, ticket.mark[1])
             for segment in reversed(self._segments[:-1]):
                 if segment.mapped:
                     break
-                if segment.end_offset <= ticket.manifest.durable_offset:
-                    segment.map_index(segment.end_offset)
+                if segment.end_offset <= self._marked_offset:
+                    segment.seal(segment.end_offset)
 
     def close(self) -> None:
         """Make everything durable, move the durable point to the end, and give the files back."""
         ticket = self.start_sync()
         if ticket is None:
-            ticket = SyncTicket(self, self._generation, self.end_index, [])
-        if self.end_offset != self._manifest.durable_offset:
+            ticket = SyncTicket(self, self._disk.generation, self.end_index, [])
+        if self.end_offset != self._marked_offset:
             self._plan_mark(ticket)
         ticket.run()
         self.finish_sync(ticket)
         for segment in self._segments:
             segment.close()
 
-    # --- cutting
+    # --- cutting and trimming
 
     def settle(self, committed_index: int) -> None:
         """Take note that nothing up to `committed_index` will be cut (R-07): it is read without a copy."""
@@ -335,75 +335,91 @@ class Commitlog:
         if index < self.begin_index:
             if index not in (NO_INDEX, self.begin_index - 1):
                 raise InvariantError(f"{self._folder}: cut after {index}, before the log's begin")
-            self._cut_to(NO_INDEX, self._manifest.base_offset, None)
+            self._cut_to(None)
             return
         last = self.batch_at(index)
         if last.last_index != index:
             raise InvariantError(f"{self._folder}: cut after {index}, within {last!r}")
-        self._cut_to(index, last.next_offset, last)
+        self._cut_to(last)
 
     def reset(self, base_index: int, base_offset: int) -> None:
         """Empty the log; its next record has `base_index` at byte `base_offset`. Durable on return (D-12)."""
-        manifest = Manifest(self._log_id, base_index, base_offset, base_index - 1, base_offset, Intent.RESET)
-        removed = self._forget(0, None)
         self._settled_index = NO_INDEX
-        self._manifest = replace(manifest, intent=Intent.NONE)
-        self._durable_index = NO_INDEX
-        with self._disk:
-            self._manifest_file.save(manifest)
-            for segment in removed:
-                segment.close()
-            remove_segments(self._files, self._folder, 0)
-            write_durably(self._files, f"{self._folder}/{EPOCHS_NAME}", encode_epochs(()))
-            self._manifest_file.save(self._manifest)
+        self._empty(base_index, base_offset, ())
 
-    def _cut_to(self, index: int, offset: int, last: Batch | None) -> None:
-        """Intent, cut, sync, clear. In memory first: readers see the log before or after, never between."""
-        manifest = self._manifest
-        epochs = len(self._epochs)
-        removed = self._forget(offset, last)
+    def start_trim(self, index: int) -> TrimTicket | None:
+        """Let the log begin with the batch that holds `index`, or with the newest settled one before it.
+
+        Readers see the log before or after; `TrimTicket.run` makes it last. None when the begin stays.
+        Raises CorruptLog, DiskError; then nothing has changed.
+        """
+        index = min(index, self._settled_index)
+        if self._last is None or index <= self._base_index:
+            return None
+        segment = self._segment_of(index)
+        _, entry = segment.entry_of(index)
+        if entry.base_index == self._base_index:
+            return None
+        segment.begin_at(entry.offset)
+        position = self._segments.index(segment)
+        removed, self._segments = self._segments[:position], self._segments[position:]
+        self._base_index, self._base_offset = entry.base_index, entry.offset
+        self._marked_offset = max(self._marked_offset, entry.offset)
+        self._epochs = epochs_from(self._epochs, entry.offset)
+        self._cut_tail(0, bisect_left(self._tail_bases, entry.base_index))
+        epoch = self._epochs[0] if self._epochs and self._epochs[0].start_offset < entry.offset else None
+        return TrimTicket(self, entry.base_index, entry.offset, epoch, segment, removed)
+
+    def carry_out_trim(self, ticket: TrimTicket) -> None:
+        """What TrimTicket.run does."""
+        self._disk.trim(
+            ticket.base_index, ticket.base_offset, ticket.epoch, ticket.holder, ticket.removed, self._epochs
+        )
+
+    def _cut_to(self, last: Batch | None) -> None:
+        """Let `last` be the last batch, first in memory: readers see the log before or after."""
         if last is None:
-            index = manifest.base_index - 1
-        if offset < manifest.durable_offset:
-            manifest = replace(manifest, durable_index=index, durable_offset=offset)
-        self._manifest = manifest
-        self._durable_index = self.end_index
-        with self._disk:
-            self._manifest_file.save(replace(manifest, intent=Intent.TRUNCATE, cut_offset=offset))
-            for segment in removed:
-                segment.close()
-            cut_files(self._files, self._folder, offset)
-            for segment in self._segments:
-                if not segment.mapped:  # what is mapped was durable before
-                    segment.file.sync()
-                    segment.dirty = False
-            if len(self._epochs) < epochs:
-                try:
-                    write_epochs(self._files, self._folder, self._epochs)
-                except StorageFull:  # recovery drops what is too much in it; a sync will write it
-                    self._epochs_changed = True
-            self._files.sync_folder(self._folder)
-            self._manifest_file.save(manifest)
-
-    def _forget(self, offset: int, last: Batch | None) -> list[Segment]:
-        """Drop from memory everything at or past `offset`. Return the segments that go."""
-        self._generation += 1
+            self._empty(
+                self._base_index,
+                self._base_offset,
+                tuple(epoch for epoch in self._epochs if epoch.start_offset < self._base_offset),
+            )
+            return
+        offset = last.next_offset
+        self._disk.generation += 1
         kept = [segment for segment in self._segments if segment.base_offset < offset]
         removed = self._segments[len(kept) :]
         for segment in kept:
             if segment.end_offset > offset:
                 segment.cut(offset)
             elif not segment.mapped:
-                segment.flushed = 0  # a flush that was on its way is dropped
+                segment.flush_anew()  # a flush that was on its way is dropped
         self._segments = kept
         self._last = last
-        count = 0 if last is None else bisect_right(self._tail_bases, last.base_index)
-        self._tail_bytes -= sum(batch.size_bytes for batch in self._tail[count:])
-        del self._tail[count:], self._tail_bases[count:]
-        self._epochs = [epoch for epoch in self._epochs if epoch.start_offset < offset]
-        self._epochs_changed = bool(self._epochs)  # a sync that was on its way to write them is dropped
+        self._cut_tail(bisect_right(self._tail_bases, last.base_index), len(self._tail))
+        if self._epochs and self._epochs[-1].start_offset >= offset:
+            self._epochs = tuple(epoch for epoch in self._epochs if epoch.start_offset < offset)
         self._folder_changed = False
-        return removed
+        self._marked_offset = min(self._marked_offset, offset)
+        self._durable_index = self.end_index
+        unmapped = [segment for segment in kept if not segment.mapped]  # what is mapped was durable before
+        self._disk.cut(self.end_index, offset, removed, unmapped, self._epochs)
+
+    def _empty(self, base_index: int, base_offset: int, epochs: tuple[Epoch, ...]) -> None:
+        self._disk.generation += 1
+        removed, self._segments = self._segments, []
+        self._last = None
+        self._cut_tail(0, len(self._tail))
+        self._base_index, self._base_offset, self._epochs = base_index, base_offset, epochs
+        self._folder_changed = False
+        self._marked_offset = base_offset
+        self._durable_index = NO_INDEX
+        self._disk.reset(base_index, base_offset, removed, epochs)
+
+    def _cut_tail(self, first: int, end: int) -> None:
+        """Forget those of the newest batches kept in memory."""
+        self._tail_bytes -= sum(batch.size_bytes for batch in self._tail[first:end])
+        del self._tail[first:end], self._tail_bases[first:end]
 
     # --- reading
 
@@ -484,7 +500,10 @@ class Commitlog:
             if segment.entry(segment.index.count - 1).peak_timestamp_us < timestamp_us:
                 continue
             segment.verify_order()
-            batch = segment.batch_of_row(segment.index.row_at_or_after(timestamp_us))
+            row = segment.index.row_at_or_after(timestamp_us)
+            if row == segment.index.count:
+                continue  # the peak was of what was trimmed
+            batch = segment.batch_of_row(row)
             times = read_columns(batch).column(_TIMESTAMP).view("int64").to_numpy()
             return batch.base_index + int((times >= timestamp_us).argmax())
         return None

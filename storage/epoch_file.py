@@ -49,6 +49,14 @@ def epoch_of(batch: Batch) -> Epoch | None:
     return Epoch(batch.term, batch.term, leader, batch.base_index, batch.offset, batch.timestamp_ms)
 
 
+def epochs_from(epochs: Sequence[Epoch], base_offset: int) -> tuple[Epoch, ...]:
+    """Return the epochs without those that end at or before `base_offset`, where the log begins."""
+    first = 0
+    while first + 1 < len(epochs) and epochs[first + 1].start_offset <= base_offset:
+        first += 1
+    return tuple(epochs[first:])
+
+
 def encode_epochs(epochs: Sequence[Epoch]) -> bytes:
     """Return the content of the file."""
     parts = [_HEAD.pack(MAGIC, VERSION, 0, len(epochs), 0)]

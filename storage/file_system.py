@@ -65,6 +65,13 @@ class FileSystem(Protocol):
         """Return the names of the files and folders in `folder`, sorted."""
         ...
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return name and size in bytes of each file in `folder`, sorted by name; folders are left out.
+
+        No file is opened for it.
+        """
+        ...
+
     def make_folders(self, path: str) -> None:
         """Make the folder and its parents where they are missing; durable on return."""
         ...

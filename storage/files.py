@@ -139,6 +139,10 @@ class OsFileSystem:
         with _named(folder, "list"):
             return sorted(path.name for path in Path(folder).iterdir())
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        with _named(folder, "list"), os.scandir(folder) as entries:
+            return dict(sorted((entry.name, entry.stat().st_size) for entry in entries if entry.is_file()))
+
     def make_folders(self, path: str) -> None:
         missing = []
         folder = Path(path)

@@ -2,7 +2,7 @@
 
 Payload of the slots (storage/slots.py), magic `CLMF`, little-endian:
     log_id u64 | base_index i64 | base_offset i64 | durable_index i64 | durable_offset i64 | intent u8
-    cut_offset i64
+    cut_offset i64 | an epoch file (storage/epoch_file.py) of the one epoch `Manifest.epoch`, or nothing
 """
 
 import struct
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from storage.epoch_file import Epoch, decode_epochs, encode_epochs
 from storage.errors import CorruptFile
 from storage.file_system import FileSystem
 from storage.slots import SlotFile
@@ -31,7 +32,8 @@ class Manifest:
     """base: of the first batch held, or of the next one when the log is empty.
 
     durable_index, durable_offset: last index and exclusive end of a prefix that was synced: damage in it is
-    corruption, and recovery reads only what is past it.
+    corruption, and recovery reads only what is past it. Never before the base.
+    epoch: the one that began before the base and holds it: after a trim the log no longer tells of it.
     """
 
     log_id: int
@@ -41,6 +43,7 @@ class Manifest:
     durable_offset: int = 0
     intent: Intent = Intent.NONE
     cut_offset: int = 0
+    epoch: Epoch | None = None
 
 
 class ManifestFile:
@@ -55,26 +58,47 @@ class ManifestFile:
         payload = self._slots.load()
         if payload is None:
             return None
-        if len(payload) != _PAYLOAD.size:
-            raise CorruptFile(self.path, "wrong size")
-        log_id, base_index, base_offset, durable_index, durable_offset, intent, cut_offset = _PAYLOAD.unpack(
-            payload
-        )
-        if intent not in tuple(Intent):
-            raise CorruptFile(self.path, "unknown intent")
-        return Manifest(
-            log_id, base_index, base_offset, durable_index, durable_offset, Intent(intent), cut_offset
-        )
+        try:
+            return _decode(payload)
+        except ValueError as error:
+            raise CorruptFile(self.path, str(error)) from error
 
     def save(self, manifest: Manifest) -> None:
-        self._slots.save(
-            _PAYLOAD.pack(
-                manifest.log_id,
-                manifest.base_index,
-                manifest.base_offset,
-                manifest.durable_index,
-                manifest.durable_offset,
-                manifest.intent,
-                manifest.cut_offset,
-            )
-        )
+        self._slots.save(_encode(manifest))
+
+
+def _encode(manifest: Manifest) -> bytes:
+    fixed = _PAYLOAD.pack(
+        manifest.log_id,
+        manifest.base_index,
+        manifest.base_offset,
+        manifest.durable_index,
+        manifest.durable_offset,
+        manifest.intent,
+        manifest.cut_offset,
+    )
+    return fixed if manifest.epoch is None else fixed + encode_epochs((manifest.epoch,))
+
+
+def _decode(payload: bytes) -> Manifest:
+    """Invert _encode. Raises ValueError."""
+    if len(payload) < _PAYLOAD.size:
+        raise ValueError("wrong size")
+    log_id, base_index, base_offset, durable_index, durable_offset, intent, cut_offset = _PAYLOAD.unpack_from(
+        payload
+    )
+    epochs = decode_epochs(payload[_PAYLOAD.size :]) if len(payload) > _PAYLOAD.size else []
+    if intent not in tuple(Intent):
+        raise ValueError("unknown intent")
+    if len(epochs) > 1:
+        raise ValueError("more than one epoch")
+    return Manifest(
+        log_id,
+        base_index,
+        base_offset,
+        durable_index,
+        durable_offset,
+        Intent(intent),
+        cut_offset,
+        epochs[0] if epochs else None,
+    )

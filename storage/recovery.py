@@ -13,15 +13,22 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from storage.batch import FIRST_CHAIN, Batch, follows_chain
-from storage.epoch_file import Epoch, decode_epochs, encode_epochs, epoch_of
+from storage.epoch_file import Epoch, decode_epochs, encode_epochs, epoch_of, epochs_from
 from storage.errors import CorruptBatch, CorruptLog, StorageFull
 from storage.file_system import FileSystem, write_durably
+from storage.log_folder import (
+    EPOCHS_NAME,
+    MANIFEST_NAME,
+    LogFolder,
+    cut_files,
+    remove_segments,
+    remove_trimmed,
+    segment_offsets,
+)
 from storage.manifest import Intent, Manifest, ManifestFile
 from storage.segment import Scan, Segment
-from storage.segment_format import index_name, segment_name, segment_offset
+from storage.segment_format import segment_name, segment_offset
 
-MANIFEST_NAME: Final = "manifest"
-EPOCHS_NAME: Final = "epochs"
 REWRITE_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -29,45 +36,14 @@ REWRITE_BYTES: Final = 4 * 1024 * 1024
 class Recovered:
     """A log's folder that is whole, and what is known of it. All batches are durable.
 
-    no_room: the disk is full, and the epoch file may be behind.
+    manifest: as it stands on disk; on a full disk its durable point and the epoch file may be behind.
     """
 
-    manifest_file: ManifestFile
+    folder: LogFolder
     manifest: Manifest
     segments: list[Segment]
-    epochs: list[Epoch]
+    epochs: tuple[Epoch, ...]
     last_batch: Batch | None
-    no_room: bool
-
-
-def segment_offsets(files: FileSystem, folder: str) -> list[int]:
-    """Return the first offsets of the segments in the folder, in order."""
-    offsets = (segment_offset(name) for name in files.list(folder))
-    return sorted(offset for offset in offsets if offset is not None)
-
-
-def remove_segments(files: FileSystem, folder: str, from_offset: int) -> None:
-    """Remove the segments that begin at or past `from_offset`, the newest first; durable on return."""
-    for offset in reversed(segment_offsets(files, folder)):
-        if offset >= from_offset:
-            index_path = f"{folder}/{index_name(offset)}"
-            if files.exists(index_path):
-                files.remove(index_path)
-            files.remove(f"{folder}/{segment_name(offset)}")
-    files.sync_folder(folder)
-
-
-def cut_files(files: FileSystem, folder: str, cut_offset: int) -> None:
-    """Remove every byte of the log at or past `cut_offset`; durable on return, and may be repeated."""
-    remove_segments(files, folder, cut_offset)
-    for offset in segment_offsets(files, folder)[-1:]:
-        file = files.open(f"{folder}/{segment_name(offset)}")
-        try:
-            if file.size() > cut_offset - offset:
-                file.truncate(cut_offset - offset)
-            file.sync()
-        finally:
-            file.close()
 
 
 class Recovery:
@@ -83,7 +59,6 @@ class Recovery:
         self._segments: list[Segment] = []
         self._epochs: list[Epoch] = []
         self._last: Batch | None = None
-        self._no_room = False
 
     def run(self) -> Recovered:
         """Return the log as it is from now on. Raises CorruptLog, CorruptFile, DiskError."""
@@ -96,10 +71,11 @@ class Recovery:
         self._scan_tail()
         end_index = saved.base_index - 1 if self._last is None else self._last.last_index
         end_offset = saved.base_offset if self._last is None else self._last.next_offset
-        self._keep(replace(self._manifest, durable_index=end_index, durable_offset=end_offset))
-        return Recovered(
-            self._manifest_file, self._manifest, self._segments, self._epochs, self._last, self._no_room
-        )
+        epochs = epochs_from(self._epochs, saved.base_offset)
+        room = self._keep(replace(self._manifest, durable_index=end_index, durable_offset=end_offset), epochs)
+        folder = LogFolder(self._files, self._folder, self._manifest_file, self._manifest)
+        folder.epochs = epochs if room else None
+        return Recovered(folder, self._manifest, self._segments, epochs, self._last)
 
     def _damaged(self, offset: int, reason: str) -> CorruptLog:
         return CorruptLog(self._folder, offset, reason)
@@ -124,56 +100,61 @@ class Recovery:
             remove_segments(self._files, self._folder, 0)
             write_durably(self._files, f"{self._folder}/{EPOCHS_NAME}", encode_epochs(()))
         else:
+            remove_trimmed(self._files, self._folder, manifest.base_offset)
             return
         self._manifest = replace(manifest, intent=Intent.NONE, cut_offset=0)
         self._manifest_file.save(self._manifest)
 
     def _take_durable_segments(self) -> None:
-        """Open every segment that begins before the durable point, and verify the batch that ends there."""
+        """Take every segment that begins before the durable point; verify the batch that ends there.
+
+        Sealed ones are known by name and size, none is opened. The first one may begin with what was trimmed.
+        """
         manifest = self._manifest
-        durable_offset = manifest.durable_offset
-        offsets = [o for o in segment_offsets(self._files, self._folder) if o < durable_offset]
-        if durable_offset == manifest.base_offset:
-            if offsets:
-                raise self._damaged(offsets[0], "a segment before the log's begin")
+        base_offset, durable_offset = manifest.base_offset, manifest.durable_offset
+        sizes = self._files.sizes(self._folder)
+        offsets = [o for o in map(segment_offset, sizes) if o is not None and o < durable_offset]
+        if not offsets and durable_offset == base_offset:
             return
-        if not offsets or offsets[0] != manifest.base_offset:
-            raise self._damaged(manifest.base_offset, "the first segment is missing")
-        expected_index = manifest.base_index
+        if not offsets or offsets[0] > base_offset:
+            raise self._damaged(base_offset, "the first segment is missing")
         for offset, end in zip(offsets, [*offsets[1:], durable_offset], strict=True):
-            segment = Segment(self._files, self._folder, offset, self._log_id)
-            size = segment.file.size()
+            segment = Segment(self._files, self._folder, offset, self._log_id, base_offset)
+            size = sizes[segment_name(offset)]
             sealed = end != durable_offset
             if size < end - offset or (sealed and size > end - offset):
                 raise CorruptLog(segment.path, offset, f"has {size} bytes, not {end - offset}")
             if sealed:
-                segment.close()  # opened again when it is read
-                segment.map_index(end)
+                segment.seal(end)
             else:
                 segment.load_index(end)
-            if segment.base_index != expected_index:
-                raise CorruptLog(segment.path, offset, f"begins at index {segment.base_index}")
-            expected_index = segment.next_index
             self._segments.append(segment)
-        if expected_index != manifest.durable_index + 1:
-            raise self._damaged(durable_offset, f"index {expected_index - 1} stands at the durable point")
-        self._last = self._segments[-1].batch_of_row(self._segments[-1].index.count - 1)
+        if durable_offset > base_offset:
+            last = self._segments[-1]
+            self._last = last.batch_of_row(last.index.count - 1)
+            if self._last.last_index != manifest.durable_index:
+                raise self._damaged(
+                    durable_offset, f"index {self._last.last_index} ends at the durable point"
+                )
 
     def _read_epochs(self) -> None:
         """Take the epochs up to the durable point from their file, or make them anew from the log."""
         path = f"{self._folder}/{EPOCHS_NAME}"
-        durable_offset = self._manifest.durable_offset
+        manifest = self._manifest
+        if manifest.epoch is not None:
+            self._epochs.append(manifest.epoch)
         try:
             if not self._files.exists(path):
                 raise ValueError("missing")
-            epochs = decode_epochs(self._files.read(path))
-            self._epochs = [epoch for epoch in epochs if epoch.start_offset < durable_offset]
-            return
+            self._epochs += [
+                epoch
+                for epoch in decode_epochs(self._files.read(path))
+                if manifest.base_offset <= epoch.start_offset < manifest.durable_offset
+            ]
         except ValueError:
-            self._epochs = []
-        for segment in self._segments:
-            for row in segment.control_rows():
-                self._note_epoch(segment.path, segment.batch_of_row(row))
+            for segment in self._segments:
+                for row in segment.control_rows():
+                    self._note_epoch(segment.path, segment.batch_of_row(row))
 
     def _note_epoch(self, path: str, batch: Batch) -> None:
         try:
@@ -209,7 +190,7 @@ class Recovery:
 
     def _scan_segment(self, segment: Segment) -> tuple[int, str, bool]:
         """Accept what is valid. Return where it ends, why, and whether bytes are left over."""
-        scan = Scan(segment, self._log_id)
+        scan = Scan(segment, self._log_id, segment.end_offset)
         while (batch := scan.next_batch()) is not None:
             problem = self._problem(batch)
             if problem is not None:
@@ -243,8 +224,8 @@ class Recovery:
         self._manifest = replace(self._manifest, intent=Intent.NONE, cut_offset=0)
         self._manifest_file.save(self._manifest)
 
-    def _keep(self, manifest: Manifest) -> None:
-        """Make what the scan accepted durable, and say so in the manifest."""
+    def _keep(self, manifest: Manifest, epochs: tuple[Epoch, ...]) -> bool:
+        """Make what the scan accepted durable and say so in the manifest; False: no room to say so."""
         dirty = [segment for segment in self._segments if segment.dirty]
         for segment in dirty:
             self._rewrite(segment)
@@ -256,15 +237,23 @@ class Recovery:
             for segment in dirty:
                 if (entries := segment.take_unflushed()) is not None:
                     entries.write()
-            write_epochs(self._files, self._folder, self._epochs)
+            self._write_epochs(epochs)
             if manifest != self._manifest:
                 self._files.sync_folder(self._folder)
                 self._manifest_file.save(manifest)
                 self._manifest = manifest
         except StorageFull:  # the log is durable without them, and a sync will write them when there is room
-            self._no_room = True
             for segment in dirty:
-                segment.flushed = 0
+                segment.flush_anew()
+            return False
+        return True
+
+    def _write_epochs(self, epochs: tuple[Epoch, ...]) -> None:
+        """Write the epoch file when it differs; its name is durable, as loading the manifest synced it."""
+        path = f"{self._folder}/{EPOCHS_NAME}"
+        data = encode_epochs(epochs)
+        if not self._files.exists(path) or self._files.read(path) != data:
+            write_durably(self._files, path, data)
 
     def _rewrite(self, segment: Segment) -> None:
         """Write what was scanned once more: after a sync that failed, its pages may pass for clean (R-11)."""
@@ -273,11 +262,3 @@ class Recovery:
             size = min(REWRITE_BYTES, segment.end_offset - offset)
             place = offset - segment.base_offset
             segment.file.pwrite(segment.file.read(place, size), place)
-
-
-def write_epochs(files: FileSystem, folder: str, epochs: list[Epoch]) -> None:
-    """Bring the epoch file up to date; it is written only when it differs."""
-    path = f"{folder}/{EPOCHS_NAME}"
-    data = encode_epochs(epochs)
-    if not files.exists(path) or files.read(path) != data:
-        write_durably(files, path, data)

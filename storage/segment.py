@@ -27,6 +27,7 @@ class IndexWrite:
     path: str
     position: int
     data: bytes
+    end_offset: int  # of the log, behind the last of these batches
 
     def write(self) -> None:
         """Write and sync them, and end the file there; a new name is durable after the folder's sync."""
@@ -42,21 +43,29 @@ class IndexWrite:
 class Segment:
     """A file of whole batches. Positions are log offsets; `end_offset` is exclusive.
 
-    `dirty`: written since the last sync. `flushed`: entries that the index file holds already.
+    start_offset: where its batches begin; past base_offset, where the file begins, when those between were
+    trimmed: nothing is asked of them any more, and their entries (`skipped`) stay only in the index file.
+    `dirty`: written since the last sync. `flushed`: entries that the index file holds already. `mapped`: all
+    batches are durable, and the index is the file's own bytes, which are looked at when they are first
+    needed: start-up opens no sealed segment.
     """
 
-    def __init__(self, files: FileSystem, folder: str, base_offset: int, log_id: int) -> None:
+    def __init__(
+        self, files: FileSystem, folder: str, base_offset: int, log_id: int, start_offset: int = 0
+    ) -> None:
         self._files = files
         self._log_id = log_id
         self.base_offset = base_offset
-        self.end_offset = base_offset
+        self.start_offset = max(base_offset, start_offset)
+        self.end_offset = self.start_offset
         self.path = f"{folder}/{segment_name(base_offset)}"
         self.index_path = f"{folder}/{index_name(base_offset)}"
-        self.index = SegmentIndex()
-        self.mapped = False  # the index is the file's own bytes, not a copy
+        self.mapped = False
         self.ordered = True  # the order of the index was verified, or it was made here
         self.dirty = False
         self.flushed = 0
+        self.skipped = 0
+        self._index: SegmentIndex | None = SegmentIndex()
         self._file: File | None = None
 
     @property
@@ -66,12 +75,16 @@ class Segment:
         return self._file
 
     @property
-    def base_index(self) -> int:
-        return self.entry(0).base_index
+    def index(self) -> SegmentIndex:
+        """Raises CorruptLog when it has to be made anew and the segment is damaged, DiskError."""
+        if self._index is None:
+            self._map_index()
+        assert self._index is not None
+        return self._index
 
     @property
-    def next_index(self) -> int:
-        return self.entry(self.index.count - 1).last_index + 1
+    def base_index(self) -> int:
+        return self.entry(0).base_index
 
     def create(self) -> None:
         """Make the empty file; its name is durable after the next sync of the folder."""
@@ -88,10 +101,32 @@ class Segment:
     def cut(self, end_offset: int) -> None:
         """Forget, in memory, everything from `end_offset`, a batch boundary past the base, on."""
         self.verify_order()
-        self.index.cut(self.index.rows_until(end_offset))
-        self.flushed = 0  # a flush may have been on its way: write the file anew
-        self.mapped = False
+        rows = self.index.rows_until(end_offset)
+        if self.mapped:  # its own bytes from now on: the file will be written
+            self._index = SegmentIndex(self.index.encoded(0, rows))
+            self.mapped = False
+        self.index.cut(rows)
+        self.flush_anew()  # a flush may have been on its way
         self.end_offset = end_offset
+
+    def flush_anew(self) -> None:
+        """Let the next flush write the whole index file."""
+        self.flushed = self.skipped = 0
+
+    def begin_at(self, start_offset: int) -> None:
+        """Forget, in memory, everything before `start_offset`, a batch boundary."""
+        self.verify_order()
+        dropped = self.index.begin_at(start_offset)
+        self.start_offset = start_offset
+        if dropped <= self.flushed:
+            self.skipped, self.flushed = self.skipped + dropped, self.flushed - dropped
+        else:
+            self.flush_anew()
+
+    def sync(self) -> None:
+        """Make what was written durable; nothing when the segment was closed: it is no longer in the log."""
+        if self._file is not None:
+            self._file.sync()
 
     def take_unflushed(self) -> IndexWrite | None:
         """Return what the index file lacks, and count it as written; None when it lacks nothing."""
@@ -99,7 +134,9 @@ class Segment:
         if first == self.index.count:
             return None
         data = self.index.encoded(first, self.index.count)
-        return IndexWrite(self._files, self.index_path, first * ENTRY_SIZE_BYTES, data)
+        return IndexWrite(
+            self._files, self.index_path, (self.skipped + first) * ENTRY_SIZE_BYTES, data, self.end_offset
+        )
 
     def close(self) -> None:
         if self._file is not None:
@@ -126,7 +163,7 @@ class Segment:
         """Verify the order of an index that was mapped, once; a wrong one is made anew. Raises CorruptLog."""
         if not self.ordered:
             try:
-                self.index.check_order(self.base_offset, self.end_offset)
+                self.index.check_order(self.start_offset, self.end_offset)
                 self.ordered = True
             except DamagedIndex:
                 self.rebuild_index()
@@ -136,7 +173,8 @@ class Segment:
 
         Raises CorruptLog for damage, DiskError.
         """
-        start = self.entry(first).offset
+        entry = self.entry(first)
+        start, index = entry.offset, entry.base_index
         stop = self.entry(end - 1).next_offset
         position = start - self.base_offset
         size = stop - start
@@ -148,11 +186,11 @@ class Segment:
                 batch = decode_batch(rest, log_id=self._log_id)
             except CorruptBatch as error:
                 raise CorruptLog(self.path, offset, error.reason) from error
-            if batch.offset != offset:
+            if batch.offset != offset or batch.base_index != index:
                 raise CorruptLog(self.path, offset, "a batch of another place")
             batches.append(batch)
             rest = rest[batch.size_bytes :]
-            offset = batch.next_offset
+            offset, index = batch.next_offset, batch.next_index
         return batches
 
     def batch_of_row(self, row: int, *, mapped: bool = False) -> Batch:
@@ -169,55 +207,64 @@ class Segment:
         """Take the entries up to `end_offset`, a batch boundary, from the index file, or rebuild them."""
         self.end_offset = end_offset
         try:
-            if not self._files.exists(self.index_path):
-                raise DamagedIndex("missing")
-            data = self._files.read(self.index_path)
-            index = SegmentIndex(data)
+            index = SegmentIndex(self._index_bytes())
             index.cut(index.rows_until(end_offset))
-            index.check_order(self.base_offset, end_offset)
-            self.index, self.ordered, self.flushed = index, True, index.count
+            self.skipped = index.begin_at(self.start_offset)
+            index.check_order(self.start_offset, end_offset)
+            self._index, self.ordered, self.flushed = index, True, index.count
         except DamagedIndex:
             self.rebuild_index()
 
-    def map_index(self, end_offset: int) -> None:
-        """Use the index file of a sealed segment where it is; only its ends are read now."""
+    def seal(self, end_offset: int) -> None:
+        """All is durable up to `end_offset`, the segment's end: use the index file from now on."""
         self.end_offset = end_offset
+        self._index = None
+        self.mapped = True
+
+    def _map_index(self) -> None:
+        """Use the index file of a sealed segment where it is; only its ends are read now."""
         try:
-            if not self._files.exists(self.index_path):
-                raise DamagedIndex("missing")
-            file = self._files.open(self.index_path)
-            try:
-                size = file.size()
-                if size == 0 or size % ENTRY_SIZE_BYTES:
-                    raise DamagedIndex("size")
-                index = SegmentIndex(file.view(0, size))
-            finally:
-                file.close()
-            if index.entry(0).offset != self.base_offset:
+            index = SegmentIndex(self._index_bytes(mapped=True))
+            self.skipped = index.begin_at(self.start_offset)
+            if index.count == 0 or index.entry(0).offset != self.start_offset:
                 raise DamagedIndex("does not begin with the segment")
-            if index.entry(index.count - 1).next_offset != end_offset:
+            if index.entry(index.count - 1).next_offset != self.end_offset:
                 raise DamagedIndex("does not end with the segment")
-            self.index, self.ordered, self.flushed = index, False, index.count
-            self.mapped = True
+            self._index, self.ordered, self.flushed = index, False, index.count
         except DamagedIndex:
             self.rebuild_index()
+
+    def _index_bytes(self, *, mapped: bool = False) -> bytes | memoryview:
+        """Return the index file. Raises DamagedIndex when it is missing or, mapped, not of whole entries."""
+        if not self._files.exists(self.index_path):
+            raise DamagedIndex("missing")
+        if not mapped:
+            return self._files.read(self.index_path)
+        file = self._files.open(self.index_path)
+        try:
+            size = file.size()
+            if size == 0 or size % ENTRY_SIZE_BYTES:
+                raise DamagedIndex("size")
+            return file.view(0, size)
+        finally:
+            file.close()
 
     def rebuild_index(self) -> None:
         """Make the index anew from the durable batches up to `end_offset`. Raises CorruptLog."""
-        self.index = SegmentIndex()
-        end_offset, self.end_offset = self.end_offset, self.base_offset
-        scan = Scan(self, self._log_id)
-        while self.end_offset < end_offset:
+        index, end_offset = SegmentIndex(), self.end_offset
+        scan = Scan(self, self._log_id, self.start_offset)
+        while scan.offset < end_offset:
             batch = scan.next_batch()
             if batch is None:
-                raise CorruptLog(self.path, self.end_offset, scan.stopped_by)
-            self.accept(batch)
+                raise CorruptLog(self.path, scan.offset, scan.stopped_by)
+            index.append(batch)
+        self._index = index
         self.ordered = True
         self.mapped = False
-        self.flushed = 0
+        self.flushed = self.skipped = 0
         try:
-            write_durably(self._files, self.index_path, self.index.encoded(0, self.index.count))
-            self.flushed = self.index.count
+            write_durably(self._files, self.index_path, index.encoded(0, index.count))
+            self.flushed = index.count
         except StorageFull:
             pass  # written when the durable point moves; until then it is made anew at each start
 
@@ -228,33 +275,33 @@ class Segment:
 
 
 class Scan:
-    """Reads the batches of a segment one after the other from its `end_offset` on, by blocks, not by mapping.
+    """Reads the batches of a segment one after the other from `offset` on, by blocks, not by mapping.
 
     A mapped page that the disk cannot read kills the process; a read says so.
     """
 
-    def __init__(self, segment: Segment, log_id: int) -> None:
+    def __init__(self, segment: Segment, log_id: int, offset: int) -> None:
         self._segment = segment
         self._log_id = log_id
         self._size = segment.file.size()
         self._block = memoryview(b"")
-        self._block_offset = segment.end_offset
+        self._block_offset = offset
+        self.offset = offset
         self.stopped_by = ""
 
     @property
     def exhausted(self) -> bool:
-        """Whether every byte of the file belongs to an accepted batch."""
-        return self._segment.end_offset - self._segment.base_offset == self._size
+        """Whether every byte of the file was read as a batch."""
+        return self.offset - self._segment.base_offset == self._size
 
     def next_batch(self) -> Batch | None:
-        """Return the batch at the segment's end, None when no valid one is there; then see `stopped_by`."""
-        offset = self._segment.end_offset
+        """Return the batch at `offset` and go past it, None when no valid one is there: see `stopped_by`."""
         if self.exhausted:
             self.stopped_by = "the segment ends here"
             return None
-        position = offset - self._segment.base_offset
+        position = self.offset - self._segment.base_offset
         while True:
-            block = self._block[offset - self._block_offset :]
+            block = self._block[self.offset - self._block_offset :]
             try:
                 batch = decode_batch(block, log_id=self._log_id)
             except CorruptBatch as error:
@@ -262,11 +309,12 @@ class Scan:
                     self._block = memoryview(
                         self._segment.file.read(position, max(_SCAN_BYTES, 2 * len(block)))
                     )
-                    self._block_offset = offset
+                    self._block_offset = self.offset
                     continue
                 self.stopped_by = error.reason
                 return None
-            if batch.offset != offset:
+            if batch.offset != self.offset:
                 self.stopped_by = "a batch of another place"
                 return None
+            self.offset = batch.next_offset
             return batch

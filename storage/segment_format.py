@@ -57,7 +57,16 @@ def index_name(offset: int) -> str:
 
 def segment_offset(name: str) -> int | None:
     """Return the first offset of the segment with this file name, None for any other file."""
-    digits = name.removesuffix(SEGMENT_SUFFIX)
+    return _offset(name, SEGMENT_SUFFIX)
+
+
+def index_offset(name: str) -> int | None:
+    """Return the first offset of the segment whose index has this file name, None for any other file."""
+    return _offset(name, INDEX_SUFFIX)
+
+
+def _offset(name: str, suffix: str) -> int | None:
+    digits = name.removesuffix(suffix)
     if digits == name or len(digits) != OFFSET_DIGITS or not digits.isdecimal() or not digits.isascii():
         return None
     return int(digits)
@@ -151,11 +160,25 @@ class SegmentIndex:
         """Return the entries of rows first..end-1 as they stand on disk."""
         return bytes(self._buffer[first * ENTRY_SIZE_BYTES : end * ENTRY_SIZE_BYTES])
 
-    def check_order(self, base_offset: int, end_offset: int) -> None:
-        """Raise DamagedIndex unless the entries cover base_offset to end_offset without gaps, in order."""
+    def begin_at(self, offset: int) -> int:
+        """Forget the entries before `offset`, of what was trimmed; return how many. Raises DamagedIndex."""
+        offsets = self._columns["offset"][: self.count]
+        skipped = int(offsets.searchsorted(offset, "left"))
+        if skipped < self.count and self.entry(skipped).offset != offset:
+            raise DamagedIndex("has no such begin")
+        if skipped:
+            rest = self._buffer[skipped * ENTRY_SIZE_BYTES : self.count * ENTRY_SIZE_BYTES]
+            self.count -= skipped
+            self._use(rest if self.count else bytearray(16 * ENTRY_SIZE_BYTES))
+        return skipped
+
+    def check_order(self, start_offset: int, end_offset: int) -> None:
+        """Raise DamagedIndex unless the entries cover start_offset to end_offset without gaps, in order."""
+        if self.count == 0 and start_offset == end_offset:
+            return
         rows = self._columns[: self.count]
         ends = rows["offset"] + rows["size"]
-        if self.count == 0 or rows["offset"][0] != base_offset or ends[-1] != end_offset:
+        if self.count == 0 or rows["offset"][0] != start_offset or ends[-1] != end_offset:
             raise DamagedIndex("does not cover the segment")
         if not (
             np.array_equal(ends[:-1], rows["offset"][1:])
@@ -186,7 +209,11 @@ class SegmentIndex:
 
     def row_at_or_after(self, timestamp_us: int) -> int:
         """Return the first row that holds a record at or after the time; count for none."""
-        return int(self._columns["peak_timestamp_us"][: self.count].searchsorted(timestamp_us, "left"))
+        row = int(self._columns["peak_timestamp_us"][: self.count].searchsorted(timestamp_us, "left"))
+        if row == self.count or self._columns["max_timestamp_us"][row] >= timestamp_us:
+            return row
+        later = self._columns["max_timestamp_us"][row : self.count] >= timestamp_us  # the peak was trimmed
+        return row + int(later.argmax()) if later.any() else self.count
 
     def row_within(self, first: int, max_bytes: int) -> int:
         """Return the end (exclusive) of the rows from `first` that fit into `max_bytes`, at least one."""

@@ -82,7 +82,8 @@ class MemoryFile:
         self._files.operate()
         fits = len(whole)
         if self._files.space_bytes is not None:
-            fits = max(0, min(fits, self._files.free_bytes() + len(self._content.now) - offset))
+            room = max(0, self._files.free_bytes())  # what is overwritten needs none
+            fits = max(0, min(fits, room + len(self._content.now) - offset))
         self._content.change(Change(offset, bytes(whole[:fits])))
         if fits < len(whole):
             raise StorageFull(self._path, "write", "no space left")
@@ -166,6 +167,13 @@ class MemoryFiles:
         start = folder + "/"
         names = {name[len(start) :].partition("/")[0]: None for name in self._names if name.startswith(start)}
         return sorted(names)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return {
+            name: len(self._names[f"{folder}/{name}"].now)
+            for name in self.list(folder)
+            if f"{folder}/{name}" in self._names
+        }
 
     def make_folders(self, path: str) -> None:
         """A folder is there as soon as something is in it."""

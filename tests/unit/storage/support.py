@@ -1,6 +1,6 @@
 """Logs for the tests of storage: batches that follow, and what a log must look like."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -9,7 +9,7 @@ from storage.commitlog import NO_INDEX, Commitlog, CommitlogConfig
 from storage.epoch_file import decode_epochs
 from storage.file_system import FileSystem
 from storage.records import RecordColumns, encode_body, encode_control
-from tests.support.memory_files import MemoryFiles
+from tests.support.memory_files import MemoryFiles, PowerCut
 
 LOG_ID = 7
 FOLDER = "/data/logs/default"
@@ -118,3 +118,51 @@ def snapshot(files: MemoryFiles, folder: str = FOLDER) -> dict[str, bytes]:
 def epochs_on_disk(files: MemoryFiles, folder: str = FOLDER) -> list[tuple[int, str, int]]:
     epochs = decode_epochs(files.read(f"{folder}/epochs"))
     return [(epoch.term, epoch.leader, epoch.start_index) for epoch in epochs]
+
+
+def check_idempotent(files: MemoryFiles) -> None:
+    """A second recovery changes nothing; it only writes the manifest as it stands, to make it durable."""
+    before, operations = snapshot(files), files.operations
+    open_log(files)
+    assert (snapshot(files), files.operations) == (before, operations + DURABLE_LOAD_OPERATIONS)
+
+
+def crash_everywhere(
+    prepare: Callable[[MemoryFiles], Commitlog],
+    operation: Callable[[Commitlog], None],
+    check: Callable[[MemoryFiles, bool], None],
+) -> int:
+    """Cut the power before each operation on the disk in turn, with several fates of what was not synced.
+
+    check(files, done): the files after the crash; done: the operation had returned. Returns how many places.
+    """
+    place = 0
+    while True:
+        done = False
+        for seed in range(4):
+            files = MemoryFiles(Random(seed))
+            log = prepare(files)
+            files.power_cut_at = files.operations + place
+            try:
+                operation(log)
+                done = True
+            except PowerCut:
+                pass
+            files.crash()
+            check(files, done)
+            check_idempotent(files)
+        if done:
+            return place
+        place += 1
+
+
+def three_terms(files: MemoryFiles, *, synced: bool = True) -> Commitlog:
+    log = open_log(files)
+    for term in (1, 2, 3):
+        open_term(log, term, f"n{term}")
+        grow(log, 14, Random(term), sync=synced)
+    return log
+
+
+def expected_content() -> list[Batch]:
+    return content(three_terms(MemoryFiles()))

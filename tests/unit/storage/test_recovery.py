@@ -1,6 +1,5 @@
 """After any crash: what was durable is there, what was cut stays away, and a second start changes nothing."""
 
-from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -12,18 +11,21 @@ from storage.hard_state import HardState, HardStateFile
 from storage.segment_format import ENTRY_SIZE_BYTES
 from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.storage.support import (
-    DURABLE_LOAD_OPERATIONS,
     FOLDER,
     LOG_ID,
+    check_idempotent,
     check_whole,
     content,
+    crash_everywhere,
     epochs_on_disk,
+    expected_content,
     grow,
     next_batch,
     open_log,
     open_term,
     snapshot,
     sync_log,
+    three_terms,
 )
 
 FIRST_SEGMENT = f"{FOLDER}/{0:020d}.log"
@@ -34,13 +36,6 @@ def put(files: MemoryFiles, path: str, data: bytes) -> None:
     file.truncate(0)
     file.pwrite(data, 0)
     file.sync()
-
-
-def check_idempotent(files: MemoryFiles) -> None:
-    """A second recovery changes nothing; it only writes the manifest as it stands, to make it durable."""
-    before, operations = snapshot(files), files.operations
-    open_log(files)
-    assert (snapshot(files), files.operations) == (before, operations + DURABLE_LOAD_OPERATIONS)
 
 
 # --- the tail
@@ -247,47 +242,6 @@ def test_files_of_others_are_left_alone() -> None:
 # --- a crash between any two operations
 
 
-def crash_everywhere(
-    prepare: Callable[[MemoryFiles], Commitlog],
-    operation: Callable[[Commitlog], None],
-    check: Callable[[MemoryFiles, bool], None],
-) -> int:
-    """Cut the power before each operation on the disk in turn, with several fates of what was not synced.
-
-    check(files, done): the files after the crash; done: the operation had returned. Returns how many places.
-    """
-    place = 0
-    while True:
-        done = False
-        for seed in range(4):
-            files = MemoryFiles(Random(seed))
-            log = prepare(files)
-            files.power_cut_at = files.operations + place
-            try:
-                operation(log)
-                done = True
-            except PowerCut:
-                pass
-            files.crash()
-            check(files, done)
-            check_idempotent(files)
-        if done:
-            return place
-        place += 1
-
-
-def three_terms(files: MemoryFiles, *, synced: bool = True) -> Commitlog:
-    log = open_log(files)
-    for term in (1, 2, 3):
-        open_term(log, term, f"n{term}")
-        grow(log, 14, Random(term), sync=synced)
-    return log
-
-
-def expected_content() -> list[Batch]:
-    return content(three_terms(MemoryFiles()))
-
-
 @pytest.mark.rule("R-07")
 @pytest.mark.parametrize("keep", [0, 1, 10, 15, 16, 30, 44])
 @pytest.mark.parametrize("synced", [True, False])
@@ -374,7 +328,7 @@ def test_recovery_itself_may_crash_anywhere() -> None:
         assert content(open_log(files)) == whole[:21]
 
     def recover(log: Commitlog) -> None:
-        open_log(log._files)  # type: ignore[arg-type]
+        open_log(log._files)
 
     assert crash_everywhere(interrupted, recover, check) > 3
 
