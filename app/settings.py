@@ -78,8 +78,8 @@ class NodeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """One log. replicas: ids of the nodes that keep it, in the order of the configuration; what the rest means
-    stands in app/controller/metadata.py (LogSpec)."""
+    """One log. replicas: ids of the nodes that keep it, in the order of the configuration; the rest as
+    app/controller/metadata.py says (LogSpec)."""
 
     name: str
     replication: Replication

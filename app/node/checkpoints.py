@@ -106,17 +106,23 @@ class Checkpointer:
         self._disk.submit(work, then)
 
 
-def load_state(log: Commitlog, snapshot_file: SnapshotFile, *, idempotency_ms: int) -> LogState:
+def load_state(
+    log: Commitlog,
+    snapshot_file: SnapshotFile,
+    *,
+    idempotency_ms: int,
+    state_type: type[LogState] = LogState,
+) -> LogState:
     """Return the state of the log at its end: the snapshot and what came after it.
 
     A snapshot may rest on a batch that was cut since; then it goes back to what was committed at its time.
     Raises CorruptFile for a damaged snapshot.
     """
-    state = LogState(idempotency_ms=idempotency_ms)
+    state = state_type(idempotency_ms=idempotency_ms)
     payload = snapshot_file.load()
     if payload is not None:
         saved = msgspec.msgpack.decode(payload, type=_Saved)
-        state = LogState.restore(saved.snapshot, idempotency_ms=idempotency_ms)
+        state = state_type.restore(saved.snapshot, idempotency_ms=idempotency_ms)
         index = state.applied_index
         held = log.begin_index <= index <= log.end_index != NO_INDEX
         if not held or log.batch_at(index).header.chain != saved.chain:

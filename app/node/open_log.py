@@ -8,6 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
+from app.log_state import LogState
 from app.node.checkpoints import load_state
 from app.node.driver import LogDriver
 from app.raft.config import RaftConfig
@@ -71,12 +72,14 @@ def open_raft_log(
     healed: Callable[[], None] | None = None,
     damaged: Callable[[CorruptLog], None] | None = None,
     journal: Journal | None = None,
+    state_type: type[LogState] = LogState,
 ) -> LogDriver:
     """Recover one replica and put its parts together; `LogDriver.start` begins.
 
     sound: false when the disk may have lost what this replica acknowledged or voted: it only follows, and
     `healed` is called once it holds all that is committed. damaged: the log was found damaged while it ran,
-    and its driver has ended. journal: open already, None: it is opened here. random: seeded by chance, so
+    and its driver has ended. journal: open already, None: it is opened here. state_type: what the log says
+    beside its records, for a log that says more than others. random: seeded by chance, so
     that no two lives of a node draw the same. Raises CorruptLog, CorruptFile (this node must not take part
     in the log), DiskError.
     """
@@ -96,7 +99,7 @@ def open_raft_log(
     log = Commitlog.open(files, folder, log_id=log_id, config=storage, committed_index=committed_index)
     if hard_state.term < log.last_term:
         raise CorruptFile(f"{folder}/vote", f"term {hard_state.term} is older than the log's {log.last_term}")
-    state = load_state(log, snapshot_file, idempotency_ms=limits.idempotency_ms)
+    state = load_state(log, snapshot_file, idempotency_ms=limits.idempotency_ms, state_type=state_type)
     core = RaftCore(
         node_id=node_id,
         group=group,

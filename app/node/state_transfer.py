@@ -81,7 +81,7 @@ class StateTransfer:
             self._ask(source, size, now_ms)
             return
         self._asked_ms = None
-        taken = LogState.restore(b"".join(self._parts), idempotency_ms=self._state.idempotency_ms)
+        taken = type(self._state).restore(b"".join(self._parts), idempotency_ms=self._state.idempotency_ms)
         self._parts = []
         taken.truncate_after(taken.committed_index)
         if taken.applied_index < self._log.begin_index - 1:

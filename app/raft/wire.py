@@ -12,6 +12,13 @@ from typing import Final
 
 import msgspec
 
+from app.controller.messages import (
+    AnyControllerMessage,
+    BrokerHeartbeat,
+    BrokerHeartbeatAnswer,
+    CommandAnswer,
+    CommandRequest,
+)
 from app.raft.messages import (
     Heartbeat,
     HeartbeatAnswer,
@@ -42,6 +49,7 @@ from app.raft.repair_messages import (
 from storage.batch import Batch, decode_batch
 from storage.errors import CorruptBatch
 
+Message = RaftMessage | StateMessage | RepairMessage | AnyControllerMessage
 HEAD_MAX_BYTES: Final = 1024 * 1024  # a piece of state is the largest
 _PREFIX = struct.Struct("<IIQ")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -63,6 +71,10 @@ _DECODER = msgspec.msgpack.Decoder(
     | TermAnswer
     | DigestRequest
     | DigestAnswer
+    | CommandRequest
+    | CommandAnswer
+    | BrokerHeartbeat
+    | BrokerHeartbeatAnswer
 )
 
 
@@ -74,7 +86,7 @@ class CorruptFrame(Exception):
         self.reason = reason
 
 
-def encode(log_id: int, message: RaftMessage | StateMessage | RepairMessage) -> list[bytes | memoryview]:
+def encode(log_id: int, message: Message) -> list[bytes | memoryview]:
     """Return the frame as buffers to be sent one behind the other; log_id: 0 to 2**64 - 1."""
     if isinstance(message, PushRequest):
         head = PushHead(
@@ -105,7 +117,7 @@ def _with_head(
     return [_PREFIX.pack(len(data), size, log_id) + data, *[batch.data for batch in batches]]
 
 
-def decode(frame: memoryview) -> tuple[int, RaftMessage | StateMessage | RepairMessage]:
+def decode(frame: memoryview) -> tuple[int, Message]:
     """Invert `encode`; the batches are views of `frame`, checksums verified. Raises CorruptFrame."""
     if len(frame) < _PREFIX.size:
         raise CorruptFrame("shorter than its prefix")
