@@ -17,7 +17,7 @@ from app.api.append_parameters import parse_append_query
 from app.api.bodies import Heads, media_type_of, read_append
 from app.api.calls import JSON_TYPE, NO_FORWARD, REQUEST_ID, AppendCall, Response, problem_response
 from app.api.room import Room
-from app.errors import CommitlogError, Internal, NoLeader, NotLeader, QuorumTimeout
+from app.errors import CommitlogError, Internal, NoLeader, NotLeader, QuorumTimeout, Repairing
 from app.node.broker import Broker
 from app.node.driver import LogDriver
 from app.node.forward import Lost, NotSent, Relayed
@@ -318,6 +318,8 @@ class AppendHandler:
     # --- refusals -----------------------------------------------------------------------------------------
 
     def _not_leader(self, hosted: HostedLog) -> CommitlogError:
+        if hosted.repair is not None:
+            return Repairing()
         leader = self._broker.settings.node_of(hosted.leader_id)
         return NoLeader() if leader is None else NotLeader(leader.id, leader.url)
 
@@ -369,4 +371,4 @@ def _refused(relayed: Relayed) -> _Refusal | None:
         refusal = msgspec.json.decode(relayed.body, type=_Refusal)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return refusal if refusal.code in (NotLeader.code, NoLeader.code) else None
+    return refusal if refusal.code in (NotLeader.code, NoLeader.code, Repairing.code) else None

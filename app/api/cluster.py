@@ -233,12 +233,14 @@ async def events(
 ) -> Response:
     hosted = broker.find(log)
     wants_json(request)
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
+    journal = hosted.journal
+    if journal is None:
+        answer = await from_replica(request, broker, hosted)
+        assert isinstance(answer, Response)  # a log that is not kept here
+        return answer
     deadline_ms = broker.clock.monotonic_ms() + query.wait_ms
     while True:
-        found, next_seq, has_more = driver.journal.read(query.from_seq, query.limit)
+        found, next_seq, has_more = journal.read(query.from_seq, query.limit)
         left_ms = deadline_ms - broker.clock.monotonic_ms()
         if found or left_ms <= 0 or broker.stopping:
             break

@@ -12,7 +12,8 @@ from app.api.read_query import ReadQuery
 from app.api.reader import Range, Reader
 from app.api.reading import Page
 from app.api.rendering import EVENTS, as_json
-from app.errors import CommitlogError, Internal
+from app.errors import CommitlogError, Internal, Repairing
+from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,11 @@ def event_stream(
                 yield event
         except CommitlogError as error:
             yield _event("error", error.problem(instance, request_id))
+        except StorageError as error:
+            logger.error("event stream: %s", error, extra={"request_id": request_id})
+            damaged = reader.broker.repairs.report(error, "read")
+            refusal = Repairing() if damaged else Internal()
+            yield _event("error", refusal.problem(instance, request_id))
         except Exception:
             logger.exception("event stream failed", extra={"request_id": request_id})
             yield _event("error", Internal().problem(instance, request_id))

@@ -20,6 +20,8 @@ from app.api.read_query import NoQuery
 from app.api.routing import Node, body_answer, json_answer
 from app.errors import PROBLEMS, CommitlogError, NotFound
 from app.node.broker import Broker
+from app.node.hosted_log import HostedLog
+from app.node.repair import RepairState
 from app.replication import Role
 from app.version import VERSION
 
@@ -66,15 +68,15 @@ async def healthz(query: Nothing) -> Response:
 @router.get(
     "/readyz",
     summary="Whether this node can do its work",
-    description="503 while a log has no leader, or this node has not yet caught up with it.",
+    description="503 while a log has no leader or is repaired, or this node has not yet caught up with it.",
     responses=answers(example={"ready": True, "logs": {"default": True}}, of_a_log=False),
     response_class=Response,
 )
 async def readyz(broker: Node, query: Nothing) -> Response:
     logs = {
-        hosted.name: hosted.caught_up and hosted.leader_id is not None
+        hosted.name: hosted.caught_up and hosted.leader_id is not None and not hosted.repairing
         for hosted in broker.logs.values()
-        if hosted.driver is not None
+        if hosted.journal is not None
     }
     ready = all(logs.values()) and not broker.stopping
     headers = () if ready else ((b"retry-after", b"1"),)
@@ -121,6 +123,14 @@ class NodeCollector:
             ("log", "peer"),
             [((log, peer.id), peer.pending) for log, status in seen for peer in status.core.peers],
         )
+        kept = [hosted for hosted in broker.logs.values() if hosted.journal is not None]
+        repairs = (
+            (telemetry.REPAIRING, "1 from the first sign of damage until healed", lambda log: log.repairing),
+            (telemetry.REPAIR_WAITING, "1 while no peer can mend it", lambda log: _waits(log)),
+            (telemetry.REPAIRS, "Repairs begun since the start", lambda log: log.repairs_begun),
+        )
+        for name, text, of_log in repairs:
+            yield telemetry.gauge(name, text, ("log",), [((log.name,), float(of_log(log))) for log in kept])
         yield telemetry.gauge(
             telemetry.PEER_UP,
             "1 while this node's connection to the peer is open",
@@ -131,6 +141,10 @@ class NodeCollector:
                 if node.id != broker.node.id
             ],
         )
+
+
+def _waits(hosted: HostedLog) -> bool:
+    return hosted.repair is not None and hosted.repair.state is RepairState.WAITING
 
 
 @router.get(

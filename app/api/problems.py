@@ -11,7 +11,7 @@ from starlette.responses import Response
 from app.api.calls import problem_response
 from app.api.json_bodies import escape_pointer
 from app.api.routing import ExactResponse, broker_of, request_id_of
-from app.errors import CommitlogError, Internal, InvalidRequest, MethodNotAllowed, NotFound
+from app.errors import CommitlogError, Internal, InvalidRequest, MethodNotAllowed, NotFound, Repairing
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,10 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 async def _storage(request: Request, error: Exception) -> Response:
-    """A read met damage or a failed disk: say so in the log, not to the client."""
+    """A read met damage, which begins a repair, or a failed disk: the details are for the node's own log."""
+    assert isinstance(error, StorageError)
+    if broker_of(request).repairs.report(error, "read"):
+        return problem(request, Repairing())
     logger.error("storage: %s", error, extra={"request_id": request_id_of(request).decode("ascii")})
     return problem(request, Internal())
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from app.api.read_query import ReadQuery, Start
 from app.api.reading import SCAN_MAX_BYTES, Consistency, Page, Selection, select, window_of_last
-from app.errors import IndexOutOfRange, IndexTrimmed, NotYetReplicated
+from app.errors import IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
 from app.node.broker import Broker
 from app.node.driver import LogDriver
 from app.node.hosted_log import HostedLog
@@ -55,7 +55,7 @@ class Reader:
     async def confirm(self) -> None:
         """For a linearizable read: wait until this node has what was committed at the call (R-08).
 
-        Raises ReadIndexUnavailable.
+        Raises ReadIndexUnavailable, Repairing.
         """
         if self.consistency is Consistency.LINEARIZABLE:
             await self.broker.read_index(self.hosted)
@@ -68,14 +68,22 @@ class Reader:
     async def grown(self, index: int, timeout_s: float) -> bool:
         """Wait until `index` may be seen, at most so long; whether it may."""
         if self.consistency is not Consistency.LOCAL:
-            return await self.broker.committed(self.hosted, index, timeout_s)
+            grown = await self.broker.committed(self.hosted, index, timeout_s)
+            self.check_served()
+            return grown
         deadline = asyncio.get_running_loop().time() + timeout_s
         while self.visible_end < index and not self.broker.stopping:
             left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
                 break
             await self.broker.pause(min(left_s, _LOCAL_POLL_S))
+            self.check_served()
         return self.visible_end >= index
+
+    def check_served(self) -> None:
+        """Raises Repairing when the log was found damaged since this read began."""
+        if self.hosted.driver is not self.driver:
+            raise Repairing()
 
     # --- where a read starts and ends ---------------------------------------------------------------------
 
@@ -174,4 +182,5 @@ class Reader:
 
     def raw(self, from_index: int, end: int, max_bytes: int) -> list[Batch]:
         """Whole batches from the one that holds from_index; the last one may reach past `end`."""
+        self.check_served()
         return self.log.read_batches(from_index, max(max_bytes, _CHUNK_MIN_BYTES), end)

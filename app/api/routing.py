@@ -11,7 +11,7 @@ from app.api.calls import NO_FORWARD
 from app.api.calls import Response as Answer
 from app.api.negotiation import JSON, negotiate
 from app.api.rendering import as_json
-from app.errors import NoLeader, NotLeader
+from app.errors import NoLeader, NotLeader, Repairing
 from app.node.broker import Broker
 from app.node.driver import LogDriver
 from app.node.forward import Lost, NotSent
@@ -77,10 +77,12 @@ def wants_json(request: Request) -> None:
 async def from_replica(request: Request, broker: Broker, hosted: HostedLog) -> LogDriver | Response:
     """This node's driver; of a log that it does not keep, the answer of a node that does.
 
-    Raises NoLeader when none of them can be reached.
+    Raises NoLeader when none of them can be reached, Repairing while this node's copy is damaged.
     """
     if hosted.driver is not None:
         return hosted.driver
+    if hosted.repair is not None:
+        raise Repairing()
     if request.headers.get(NO_FORWARD.decode()) == "1":
         raise NotLeader(None)
     for node_id in hosted.settings.replicas:

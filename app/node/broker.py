@@ -5,6 +5,7 @@ DATA/node.json                whose folder it is: cluster and node
 DATA/logs/NAME/               the commit log of one log (storage/README.md), and beside it
     vote, checkpoint, state   term and vote (R-01), where a restart begins, the log's state there
 DATA/journal/NAME/            what this node has seen of that log
+DATA/repairing/NAME           the log is damaged, and does not vote (repair_marker.py)
 """
 
 import asyncio
@@ -16,19 +17,30 @@ from typing import Any, Final
 
 import msgspec
 
-from app.errors import CommitlogError, ConfigError, InvalidRequest, LogNotFound, ReadIndexUnavailable
+from app.errors import (
+    CommitlogError,
+    ConfigError,
+    InvalidRequest,
+    LogNotFound,
+    ReadIndexUnavailable,
+    Repairing,
+)
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThread
 from app.node.driver import LogDriver
 from app.node.forward import Forwarder
 from app.node.hosted_log import HostedLog
-from app.node.open_log import open_raft_log
+from app.node.open_log import open_journal, open_raft_log
+from app.node.repair import Damaged
+from app.node.repairs import Repairs
 from app.node.transport import PeerTransport
+from app.raft.repair_messages import PeerCall
 from app.replication import GroupConfig
 from app.settings import LOG_NAME, LogSettings, NodeSettings, Settings
 from app.telemetry import Meter
 from app.version import VERSION
 from storage.batch import log_id_of
+from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem, Lock, write_durably
 from storage.files import OsFileSystem
 
@@ -63,7 +75,8 @@ class Broker:
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._files: FileSystem = OsFileSystem()
-        self._by_id: dict[int, LogDriver] = {}
+        self._data = str(self.node.data.absolute())
+        self._by_id: dict[int, HostedLog] = {}
         self._lock: Lock | None = None
         self._disk = DiskThread(self._loop, self._fail)
         self.transport = PeerTransport(
@@ -74,6 +87,19 @@ class Broker:
             deliver=self._deliver,
             chance=random.SystemRandom(),
         )
+        self.repairs = Repairs(
+            settings=settings,
+            files=self._files,
+            disk=self._disk,
+            transport=self.transport,
+            clock=self.clock,
+            chance=random.SystemRandom(),
+            logs=self._by_id,
+            open_log=self._open,
+            serve=self._serve,
+            spawn=self.spawn,
+            fail=self._fail,
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._polls: dict[asyncio.Future[None], None] = {}
@@ -82,21 +108,19 @@ class Broker:
 
     async def start(self) -> None:
         """Open everything and take part. Raises ConfigError, storage.errors.StorageError or OSError."""
-        data = str(self.node.data.absolute())
+        data = self._data
         self._files.make_folders(data)
         self._lock = self._files.lock(f"{data}/lock")
         self._check_stamp(f"{data}/node.json")
-        for log in self.settings.logs:
-            log_id = log_id_of(self.settings.cluster_id, log.name)
-            driver = self._open(log, log_id, data) if self.node.id in log.replicas else None
-            self.logs[log.name] = HostedLog(log, log_id, driver)
+        opened = [(hosted, self._recover(hosted)) for hosted in map(self._host, self.settings.logs)]
         self._disk.start()
         await self.forwarder.start()
         await self.transport.start()
-        for hosted in self.logs.values():
-            if hosted.driver is not None:
-                hosted.driver.start()
-                self.spawn(self._watch_until_caught_up(hosted), f"catch up {hosted.name}")
+        for hosted, result in opened:
+            if isinstance(result, LogDriver):
+                self._serve(hosted, result)
+            elif result is not None:
+                self.repairs.begin(hosted, result, "start")
         self._tick_at = self._loop.time()
         self._tick()
         logger.info("node started", extra={"node": self.node.id, "logs": len(self.logs), "data": data})
@@ -106,7 +130,8 @@ class Broker:
         self.begin_stop()
         if self._timer is not None:
             self._timer.cancel()
-        drivers = [hosted.driver for hosted in self.logs.values() if hosted.driver is not None]
+        logs = list(self.logs.values())
+        drivers = [hosted.driver for hosted in logs if hosted.driver is not None]
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             stopped = [self._stopped(driver) for driver in drivers]
             await asyncio.gather(*stopped)
@@ -119,7 +144,9 @@ class Broker:
         self._disk.stop(_STOP_TIMEOUT_S)
         for driver in drivers:
             driver.log.close()
-            driver.journal.close()
+        for hosted in logs:
+            if hosted.journal is not None:
+                hosted.journal.close()
         if self._lock is not None:
             self._lock.release()
         logger.info("node stopped", extra={"node": self.node.id})
@@ -159,13 +186,35 @@ class Broker:
                 f"{found.format}), not to {stamp.node!r} of {stamp.cluster!r}"
             )
 
-    def _open(self, settings: LogSettings, log_id: int, data: str) -> LogDriver:
-        """Recover one log and build its driver. Blocks: nothing else runs yet."""
-        driver = open_raft_log(
+    def _host(self, settings: LogSettings) -> HostedLog:
+        """Know a log from here on, and open the journal if this node keeps a replica of it. Blocks."""
+        hosted = HostedLog(settings, log_id_of(self.settings.cluster_id, settings.name), None)
+        if self.node.id in settings.replicas:
+            hosted.journal = open_journal(
+                self._files, self._data, self.node.id, settings.name, self.settings.storage
+            )
+        self.logs[settings.name] = self._by_id[hosted.log_id] = hosted
+        return hosted
+
+    def _recover(self, hosted: HostedLog) -> LogDriver | Damaged | None:
+        """The driver of a log that this node keeps, or what is damaged in it. Blocks."""
+        if hosted.journal is None:
+            return None
+        hosted.healing = self.repairs.marker_of(hosted).exists
+        try:
+            return self._open(hosted, sound=not hosted.healing)
+        except (CorruptLog, CorruptFile) as error:
+            return error
+
+    def _open(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
+        """Recover one log and build its driver. Blocks: at the start nothing else runs yet, a repair does it
+        in a thread. Raises CorruptLog, CorruptFile, DiskError."""
+        settings = hosted.settings
+        return open_raft_log(
             files=self._files,
-            data_folder=data,
+            data_folder=self._data,
             log_name=settings.name,
-            log_id=log_id,
+            log_id=hosted.log_id,
             node_id=self.node.id,
             group=GroupConfig(voters=settings.replicas),
             durability=settings.durability,
@@ -179,9 +228,17 @@ class Broker:
             random=random.SystemRandom(),
             fail=self._fail,
             version=VERSION,
+            sound=sound,
+            healed=lambda: self.repairs.healed(hosted),
+            damaged=lambda error: self.repairs.begin(hosted, error, "replication"),
+            journal=hosted.journal,
         )
-        self._by_id[log_id] = driver
-        return driver
+
+    def _serve(self, hosted: HostedLog, driver: LogDriver) -> None:
+        """Take part in a log that is open."""
+        hosted.driver = driver
+        driver.start()
+        self.spawn(self._watch_until_caught_up(hosted), f"catch up {hosted.name}")
 
     # --- while it runs ----------------------------------------------------------------------------------
 
@@ -206,9 +263,10 @@ class Broker:
             logger.error("task %s failed", task.get_name(), exc_info=error)
 
     def _deliver(self, source: str, log_id: int, message: Any) -> None:
-        driver = self._by_id.get(log_id)
-        if driver is not None:
-            driver.deliver(source, message)
+        if isinstance(message, PeerCall):
+            self.repairs.take(source, log_id, message)
+        elif (hosted := self._by_id.get(log_id)) is not None and hosted.driver is not None:
+            hosted.driver.deliver(source, message)
 
     def _tick(self) -> None:
         """The one timer of all logs. Late ticks are not made up for."""
@@ -222,7 +280,8 @@ class Broker:
 
     async def _watch_until_caught_up(self, hosted: HostedLog) -> None:
         """A first linearizable read says that this node knows its leader and has what it has."""
-        while not hosted.caught_up:
+        driver = hosted.driver
+        while not hosted.caught_up and hosted.driver is driver:
             with contextlib.suppress(CommitlogError):
                 await self.read_index(hosted)
                 hosted.caught_up = True
@@ -233,13 +292,15 @@ class Broker:
     async def read_index(self, hosted: HostedLog) -> int:
         """The index that a linearizable read must see; it is committed here on return (R-08).
 
-        Waits for a leader to be elected and confirmed, at most `leader_wait_ms`. Raises ReadIndexUnavailable.
+        Waits for a leader to be elected and confirmed, at most `leader_wait_ms`. Raises ReadIndexUnavailable,
+        Repairing.
         """
-        driver = hosted.driver
-        assert driver is not None
         try:
             async with asyncio.timeout(self.settings.http.leader_wait_ms / 1000):
                 while not self.stopping:
+                    driver = hosted.driver
+                    if driver is None:
+                        raise Repairing()
                     future: asyncio.Future[int] = self._loop.create_future()
                     driver.read_index(_settle(future))
                     with contextlib.suppress(ReadIndexUnavailable):
@@ -252,7 +313,8 @@ class Broker:
     async def committed(self, hosted: HostedLog, index: int, timeout_s: float) -> bool:
         """Wait until `index` is committed here, for `timeout_s` or until the node stops; whether it is."""
         driver = hosted.driver
-        assert driver is not None
+        if driver is None:
+            raise Repairing()
         if driver.committed_index < index and timeout_s > 0 and not self.stopping:
             poll: asyncio.Future[None] = self._loop.create_future()
             self._polls[poll] = None

@@ -1,23 +1,39 @@
 """One log as this node knows it: its settings, the driver if it keeps a replica, and who leads."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from app.node.driver import LogDriver
 from app.replication import Role
 from app.settings import LogSettings
+from storage.journal import Journal
+
+if TYPE_CHECKING:
+    from app.node.repair import LogRepair, Mended
 
 
 class HostedLog:
-    """A configured log. `driver` is None at a node that keeps no replica. Owned by the event loop."""
+    """A configured log. `driver` is None at a node that keeps no replica, and while its replica is repaired;
+    `journal` is None only at the former. Owned by the event loop."""
 
     def __init__(self, settings: LogSettings, log_id: int, driver: LogDriver | None) -> None:
         self.settings = settings
         self.name = settings.name
         self.log_id = log_id
         self.driver = driver
+        self.journal: Journal | None = None
+        self.repair: LogRepair | None = None  # under way; nothing of the log is served meanwhile
+        self.mended: Mended | None = None  # by the last repair, until it is healed
+        self.healing = False  # served again, but it may lack what it acknowledged, and has no vote
+        self.repairs_begun = 0
         self.caught_up = False  # a linearizable read has succeeded here since the start
         self._seen: tuple[Role, str | None, int] | None = None
         self._watchers: dict[asyncio.Future[None], None] = {}
+
+    @property
+    def repairing(self) -> bool:
+        """From the first sign of damage until the replica is as good as any other."""
+        return self.repair is not None or self.healing
 
     @property
     def leader_id(self) -> str | None:

@@ -1,6 +1,6 @@
 """The durable note that a log of this node is damaged: from before its files are touched until it is healed.
 
-DATA/repairing/NAME is one line: CRC32C in hexadecimal, a space, JSON. It lies outside the log's own folder, so
+DATA/repairing/NAME is one line: CRC32C in hexadecimal, a space, JSON. It lies outside the log's folder, so
 that it outlives whatever becomes of that, and it keeps what the node had promised (term and vote, R-01) while
 the vote file may be moved away. A note that cannot be read still counts: there is damage, and no promise is
 known.

@@ -53,7 +53,7 @@ class ByteBudget:
 
 @dataclass(slots=True)
 class Digest:
-    """Of neighbouring batches up to `last_index`. value: over their headers (the body's checksum is in it)."""
+    """Of neighbouring batches up to `last_index`. value: over their headers, body checksums in them."""
 
     last_index: int
     value: bytes

@@ -1,0 +1,422 @@
+"""Mending one log of this node while the others go on (R-01, R-07; DESIGN §2).
+
+    1. the note (repair_marker.py), durable before any file is touched; the event `corruption`
+    2. find every damaged stretch, fetch it from a peer that has it settled, put it in place
+    3. what peers cannot mend (structure, a stretch that all have trimmed) is set aside: the log starts empty
+       and gets everything from its leader
+    4. open the log again. It does not vote until it holds all that its leader has committed; then the note
+       goes, and the event `repair` says what was done
+
+A crash at any moment begins again at 2. What no peer can give yet is asked for again and again, with pauses.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from app.node.driver import LogDriver
+from app.node.peer_calls import PeerCalls
+from app.node.repair_fetch import Fetch
+from app.node.repair_marker import Note, RepairMarker
+from app.raft.repair_messages import FetchAnswer, FetchRequest, TermAnswer, TermRequest
+from app.replication import Clock
+from storage.batch import Batch
+from storage.checkpoint import CheckpointFile
+from storage.commitlog import Commitlog, CommitlogConfig
+from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull
+from storage.file_system import FileSystem
+from storage.hard_state import HardState, HardStateFile
+
+if TYPE_CHECKING:
+    from storage.repair import Damage
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Damaged = CorruptLog | CorruptFile
+
+ANSWER_TIMEOUT_S: Final = 2.0
+SAME_TROUBLE_MAX: Final = 3  # so often may one file be found damaged before the log is set aside
+_TOLD_MAX: Final = 100  # stretches that an event names
+_RETRY_FIRST_S: Final = 0.2
+_RETRY_LAST_S: Final = 5.0
+
+
+class RepairState(StrEnum):
+    SURVEYING = "surveying"
+    FETCHING = "fetching"
+    WAITING = "waiting"  # no peer can help yet
+    OPENING = "opening"
+    CATCHING_UP = "catching up"  # open, but it does not vote yet
+
+
+@dataclass(slots=True)
+class Mended:
+    """What was done so far: the data of the event `repair`."""
+
+    stretches: list[dict[str, int]] = field(default_factory=list)
+    batches: int = 0
+    size_bytes: int = 0
+    peers: dict[str, None] = field(default_factory=dict)
+    small_files: dict[str, None] = field(default_factory=dict)
+    set_aside: bool = False
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "stretches": self.stretches[:_TOLD_MAX],
+            "batches": self.batches,
+            "bytes": self.size_bytes,
+            "peers": list(self.peers),
+            "small_files": list(self.small_files),
+            "set_aside": self.set_aside,
+        }
+
+
+class RepairHost(Protocol):
+    """What the node does for a repair, on the loop but for `open_log`."""
+
+    def tell(self, kind: str, data: dict[str, Any]) -> None:
+        """Write an event to the journal of the log."""
+        ...
+
+    def open_log(self) -> LogDriver:
+        """Open the log unsound; blocks, in a thread. Raises CorruptLog, CorruptFile, DiskError."""
+        ...
+
+    def serve(self, driver: LogDriver) -> None:
+        """The log is open: take part with it."""
+        ...
+
+    def fail(self, what: str, error: BaseException) -> None: ...
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Do `work` in a thread of its own. A node that stops does not wait for it: it may be cut short."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        problem: BaseException | None = None
+        try:
+            result = work()
+        except Exception as error:
+            problem = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, problem)
+
+    threading.Thread(target=run, name="repair", daemon=True).start()
+    return await future
+
+
+class LogRepair:
+    """One log that is offline. `run` ends when it is served again, or when the node must stop."""
+
+    def __init__(
+        self,
+        *,
+        host: RepairHost,
+        files: FileSystem,
+        folder: str,
+        log_name: str,
+        log_id: int,
+        node_id: str,
+        voters: Sequence[str],
+        storage: CommitlogConfig,
+        marker: RepairMarker,
+        calls: PeerCalls,
+        clock: Clock,
+        trouble: Damaged,
+        found_by: str,
+    ) -> None:
+        """trouble: what was found first. voters: of the group, this node among them."""
+        self.trouble = trouble
+        self.found_by = found_by
+        self.state = RepairState.SURVEYING
+        self.mended = Mended()
+        self.left: list[Damage] = []  # stretches not mended yet
+        self._host = host
+        self._files = files
+        self._folder = folder
+        self._log_name = log_name
+        self._log_id = log_id
+        self._node_id = node_id
+        self._peers = tuple(voter for voter in voters if voter != node_id)
+        self._majority = len(voters) // 2 + 1
+        self._storage = storage
+        self._marker = marker
+        self._calls = calls
+        self._clock = clock
+        self._seen: dict[str, int] = {}  # damaged file or folder -> how often
+        self._told_waiting = False
+
+    async def run(self) -> None:
+        logger.error(
+            "log damaged, repair begins",
+            extra={"log": self._log_name, "found_by": self.found_by, "damage": str(self.trouble)},
+        )
+        told = False
+        while True:
+            try:
+                await in_thread(self._note)
+                if not told:
+                    self._host.tell("corruption", self._corruption())
+                told = True
+                self._host.serve(await self._open())
+                return
+            except StorageFull as error:
+                self._wait(f"no room: {error}")
+                await asyncio.sleep(_RETRY_LAST_S)
+            except DiskError as error:
+                self._host.fail(f"repair of log {self._log_name}", error)
+                return
+
+    def _corruption(self) -> dict[str, Any]:
+        trouble = self.trouble
+        offset = trouble.offset if isinstance(trouble, CorruptLog) else None
+        return {
+            "file": trouble.path.removeprefix(self._folder).lstrip("/"),
+            "offset": offset,
+            "reason": trouble.reason,
+            "found_by": self.found_by,
+        }
+
+    # --- the note, and what was promised ----------------------------------------------------------------
+
+    def _note(self) -> None:
+        """Mark the log, and keep what it has promised as long as that can be read."""
+        known = self._marker.load()
+        promised = None if known is None else known.promised
+        path = f"{self._folder}/vote"
+        try:
+            if self._files.exists(path):
+                vote = HardStateFile(self._files, path).load()
+                if promised is None or vote.term >= promised[0]:
+                    promised = (vote.term, vote.voted_for)
+        except CorruptFile:
+            pass  # `_mend_vote` asks the others
+        reason, found_by, since_ms = str(self.trouble), self.found_by, self._clock.now_ms()
+        if known is not None and known.since_ms:
+            reason, found_by, since_ms = known.reason, known.found_by, known.since_ms
+        self._marker.save(Note(reason, found_by, since_ms, promised))
+
+    async def _mend_vote(self) -> None:
+        """A lost vote: this node may have voted for anybody in any term that another voter has reached.
+
+        So all of them are asked, and it votes for itself in the latest: for nobody else in any of them.
+        """
+        term = await in_thread(self._last_term)
+        asked = list(self._peers)
+        pause_s = _RETRY_FIRST_S
+        while asked:
+            answers = await asyncio.gather(
+                *(self._calls.ask(peer, self._log_id, TermRequest, ANSWER_TIMEOUT_S) for peer in asked)
+            )
+            for peer, answer in zip(list(asked), answers, strict=True):
+                if isinstance(answer, TermAnswer):
+                    term = max(term, answer.term)
+                    asked.remove(peer)
+            if asked:
+                self._wait(f"the vote is lost: the terms of {', '.join(asked)} are needed")
+                await asyncio.sleep(pause_s)
+                pause_s = min(_RETRY_LAST_S, 2 * pause_s)
+        promise = HardState(term, self._node_id)
+
+        def save() -> None:
+            note = self._marker.load() or Note(str(self.trouble), self.found_by, self._clock.now_ms())
+            self._marker.save(Note(note.reason, note.found_by, note.since_ms, (term, self._node_id)))
+            self._save_vote(promise)
+
+        await in_thread(save)
+        self.mended.small_files["vote"] = None
+
+    def _last_term(self) -> int:
+        """The term of the log's last batch; 0 when the log itself is damaged: it is looked at later."""
+        try:
+            log = Commitlog.open(self._files, self._folder, log_id=self._log_id, config=self._storage)
+        except (CorruptLog, CorruptFile):
+            return 0
+        term = log.last_term
+        log.close()
+        return term
+
+    def _save_vote(self, promise: HardState) -> None:
+        path = f"{self._folder}/vote"
+        if self._files.exists(path):
+            self._files.remove(path)
+            self._files.sync_folder(self._folder)
+        HardStateFile(self._files, path).save(promise)
+
+    # --- from damage to an open log ---------------------------------------------------------------------
+
+    async def _open(self) -> LogDriver:
+        """Open the log, and mend whatever prevents it, until it opens."""
+        trouble: Damaged | None = self.trouble
+        while True:
+            if trouble is not None:
+                await self._mend(trouble)
+            self.state = RepairState.OPENING
+            try:
+                driver = await in_thread(self._host.open_log)
+            except (CorruptLog, CorruptFile) as error:
+                logger.warning("log %s: still damaged: %s", self._log_name, error)
+                trouble = error
+                continue
+            self.state = RepairState.CATCHING_UP
+            return driver
+
+    async def _mend(self, trouble: Damaged) -> None:
+        """Mend one trouble. One that keeps coming back ends with a fresh start."""
+        self._seen[trouble.path] = self._seen.get(trouble.path, 0) + 1
+        name = trouble.path.rpartition("/")[2]
+        if self._seen[trouble.path] > SAME_TROUBLE_MAX:
+            await self._set_aside(f"damaged again and again: {trouble}")
+        elif name == "vote":
+            await self._mend_vote()
+        elif name == "checkpoint":
+            await in_thread(lambda: self._remove("checkpoint"))  # the leader will say what is committed
+        elif name == "state":
+            await self._mend_state()
+        else:
+            await self._mend_batches()
+
+    def _remove(self, name: str) -> None:
+        path = f"{self._folder}/{name}"
+        if self._files.exists(path):
+            self._files.remove(path)
+            self._files.sync_folder(self._folder)
+        self.mended.small_files[name] = None
+
+    async def _mend_state(self) -> None:
+        """The snapshot of the log's state is made anew from the log, unless the log's beginning is gone."""
+
+        def begins_at_zero() -> bool:
+            log = Commitlog.open(self._files, self._folder, log_id=self._log_id, config=self._storage)
+            whole = log.begin_offset == 0
+            log.close()
+            return whole
+
+        if await in_thread(begins_at_zero):
+            await in_thread(lambda: self._remove("state"))
+            checkpoint = CheckpointFile(self._files, f"{self._folder}/checkpoint")
+            await in_thread(lambda: _forget_snapshot(checkpoint))
+        else:
+            await self._set_aside("the state is damaged, and the log has been trimmed")
+
+    async def _mend_batches(self) -> None:
+        from storage.repair import survey
+
+        self.state = RepairState.SURVEYING
+        found = await in_thread(lambda: survey(self._files, self._folder, self._log_id))
+        if found.structural:
+            await self._set_aside(found.structural)
+            return
+        self.left = list(found.damages)
+        while self.left:
+            damage = self.left[0]
+            logger.warning(
+                "log %s: indexes %d to %d are damaged (%s)",
+                self._log_name, damage.first_index, damage.last_index, damage.reason,
+            )  # fmt: skip
+            if not await self._mend_stretch(damage):
+                await self._set_aside(f"no peer has indexes {damage.first_index} to {damage.last_index}")
+                return
+            del self.left[0]
+
+    async def _mend_stretch(self, damage: "Damage") -> bool:
+        """Fetch one stretch and put it in place; whether any peer has it as it stood here."""
+        from storage.repair import patch
+
+        batches = await self._fetch(damage)
+        if batches is None:
+            return False
+        try:
+            await in_thread(lambda: patch(self._files, self._folder, self._log_id, damage, batches))
+        except CorruptLog as error:
+            logger.error("log %s: what peers have does not fit: %s", self._log_name, error)
+            return False
+        mended = self.mended
+        mended.stretches.append({"first_index": damage.first_index, "last_index": damage.last_index})
+        mended.batches += len(batches)
+        mended.size_bytes += sum(batch.size_bytes for batch in batches)
+        return True
+
+    async def _fetch(self, damage: "Damage") -> list[Batch] | None:
+        """The stretch as a peer has settled it; None when no peer ever will."""
+        if not self._peers:
+            await self._wait_for_operator(f"indexes {damage.first_index} to {damage.last_index} are damaged")
+        fetch = Fetch(damage.first_index, damage.last_index, self._peers, self._majority)
+        self.state = RepairState.FETCHING
+        while not fetch.complete:
+            if fetch.hopeless:
+                return None
+            if fetch.waits:
+                seen = ", ".join(f"{peer} {outlook}" for peer, outlook in fetch.outlook.items())
+                self._wait(f"indexes {damage.first_index} to {damage.last_index}: {seen}")
+            ask = fetch.next()
+            if ask.pause_ms:
+                await asyncio.sleep(ask.pause_ms / 1000)
+
+            def request(call_id: int, first_index: int = ask.first_index) -> FetchRequest:
+                return FetchRequest(call_id, first_index, damage.last_index)
+
+            answer = await self._calls.ask(ask.peer, self._log_id, request, ANSWER_TIMEOUT_S)
+            if isinstance(answer, FetchAnswer) and answer.batches:
+                self.state = RepairState.FETCHING
+                self.mended.peers[ask.peer] = None
+            fetch.took(ask.peer, answer if isinstance(answer, FetchAnswer) else None)
+        return fetch.batches
+
+    # --- the last resort --------------------------------------------------------------------------------
+
+    async def _set_aside(self, reason: str) -> None:
+        """Move the log's files away, kept for the operator, and start empty; what was promised stays."""
+        if not self._peers:
+            await self._wait_for_operator(reason)
+        logger.error("log %s: set aside, it starts anew from its leader: %s", self._log_name, reason)
+
+        from storage.repair import set_aside
+
+        def work() -> None:
+            self._note()  # the promise, before the vote file is moved
+            note = self._marker.load()
+            set_aside(self._files, self._folder)
+            self._files.make_folders(self._folder)
+            if note is not None and note.hard_state is not None:
+                self._save_vote(note.hard_state)
+
+        await in_thread(work)
+        self.left = []
+        self._seen.clear()
+        self.mended.set_aside = True
+
+    async def _wait_for_operator(self, reason: str) -> None:
+        """A group of one: nobody else has these records, and none are thrown away here."""
+        self._wait(f"{reason}; no other node has this log: restore its folder from a copy")
+        await asyncio.Event().wait()
+
+    def _wait(self, reason: str) -> None:
+        """No peer can help yet: say so once; the metric goes on saying it."""
+        self.state = RepairState.WAITING
+        if not self._told_waiting:
+            self._told_waiting = True
+            logger.error("log %s: its repair waits: %s", self._log_name, reason)
+            self._host.tell("repair", {"state": "waiting", "reason": reason})
+
+
+def _forget_snapshot(checkpoint_file: CheckpointFile) -> None:
+    """The checkpoint must not name a snapshot that is not there."""
+    checkpoint = checkpoint_file.load()
+    checkpoint_file.save(replace(checkpoint, state_index=-1))

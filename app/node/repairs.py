@@ -1,0 +1,214 @@
+"""The logs of this node that are damaged: taken offline one by one, mended (repair.py), and served again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from random import Random
+from typing import Any, Protocol
+
+from app.node.driver import LogDriver
+from app.node.hosted_log import HostedLog
+from app.node.peer_calls import PeerCalls
+from app.node.repair import Damaged, LogRepair, in_thread
+from app.node.repair_marker import RepairMarker
+from app.node.repair_server import RepairServer
+from app.raft.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
+from app.replication import Clock, Disk, Transport
+from app.settings import Settings
+from storage.errors import CorruptLog, DiskError, StorageError, StorageFull
+from storage.file_system import FileSystem
+
+logger = logging.getLogger(__name__)
+
+
+class Opener(Protocol):
+    def __call__(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
+        """Recover a log and build its driver; blocks. Raises CorruptLog, CorruptFile, DiskError."""
+        ...
+
+
+class Repairs:
+    """Owned by the event loop. A log is under repair at most once at a time."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        files: FileSystem,
+        disk: Disk,
+        transport: Transport,
+        clock: Clock,
+        chance: Random,
+        logs: Mapping[int, HostedLog],
+        open_log: Opener,
+        serve: Callable[[HostedLog, LogDriver], None],
+        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        """logs: by id, as the node keeps it. serve(hosted, driver): the log is open again, take part."""
+        self._settings = settings
+        self._data = str(settings.node.data.absolute())
+        self._files = files
+        self._disk = disk
+        self._clock = clock
+        self._logs = logs
+        self._open_log = open_log
+        self._serve = serve
+        self._spawn = spawn
+        self._fail = fail
+        self.calls = PeerCalls(transport, chance)
+        self._server = RepairServer(clock, transport.send, self._found)
+
+    def marker_of(self, hosted: HostedLog) -> RepairMarker:
+        return RepairMarker(self._files, self._data, hosted.name)
+
+    # --- messages ---------------------------------------------------------------------------------------
+
+    def take(self, source: str, log_id: int, message: PeerCall) -> None:
+        """A question of a peer, or its answer to one of ours."""
+        if not isinstance(message, FetchRequest | TermRequest | DigestRequest):
+            self.calls.answered(source, log_id, message)
+            return
+        hosted = self._logs.get(log_id)
+        driver = None if hosted is None else hosted.driver
+        self._spawn(self._server.answer(source, log_id, driver, message), "answer a peer")
+
+    # --- damage -----------------------------------------------------------------------------------------
+
+    def report(self, error: StorageError, found_by: str) -> bool:
+        """An error of the storage came up somewhere: if a log of ours is damaged, begin its repair.
+
+        Whether that is so. The journal of a log is not the log.
+        """
+        if isinstance(error, CorruptLog):
+            for hosted in self._logs.values():
+                folder = self._folder_of(hosted)
+                if error.path == folder or error.path.startswith(f"{folder}/"):
+                    self.begin(hosted, error, found_by)
+                    return True
+        return False
+
+    def _found(self, log_id: int, error: CorruptLog, found_by: str) -> None:
+        self.begin(self._logs[log_id], error, found_by)
+
+    def _folder_of(self, hosted: HostedLog) -> str:
+        return f"{self._data}/logs/{hosted.name}"
+
+    def begin(self, hosted: HostedLog, trouble: Damaged, found_by: str) -> None:
+        """Take the log offline, if it is not so already, and mend it in the background."""
+        if hosted.repair is not None or hosted.journal is None:
+            return
+        driver, hosted.driver, hosted.caught_up = hosted.driver, None, False
+        hosted.repair = LogRepair(
+            host=_Host(self, hosted),
+            files=self._files,
+            folder=self._folder_of(hosted),
+            log_name=hosted.name,
+            log_id=hosted.log_id,
+            node_id=self._settings.node.id,
+            voters=hosted.settings.replicas,
+            storage=self._settings.storage,
+            marker=self.marker_of(hosted),
+            calls=self.calls,
+            clock=self._clock,
+            trouble=trouble,
+            found_by=found_by,
+        )
+        hosted.repairs_begun += 1
+        if driver is not None:
+            driver.abandon()
+        hosted.wake()
+        self._spawn(self._run(hosted, hosted.repair, driver), f"repair {hosted.name}")
+
+    async def _run(self, hosted: HostedLog, repair: LogRepair, driver: LogDriver | None) -> None:
+        await self._disk_is_done()
+        if driver is not None:
+            await self._close(driver)
+        await repair.run()
+
+    async def _close(self, driver: LogDriver) -> None:
+        """Give back the files of a log whose driver has ended."""
+        try:
+            await in_thread(driver.log.close)
+        except StorageError as error:  # it is not believed any more, so nothing rests on this
+            logger.warning("log %s: not closed cleanly: %s", driver.log_name, error)
+
+    async def _disk_is_done(self) -> None:
+        """Wait until the disk thread has done what it was given so far: the files are nobody's then."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def then(_result: Any, _error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result(None)
+
+        self._disk.submit(lambda: None, then)
+        await done
+
+    # --- and back ---------------------------------------------------------------------------------------
+
+    def opened(self, hosted: HostedLog, driver: LogDriver) -> None:
+        """A repair has made the log whole; it serves from here on, and votes once it is healed."""
+        assert hosted.repair is not None
+        hosted.mended, hosted.repair, hosted.healing = hosted.repair.mended, None, True
+        self._serve(hosted, driver)
+
+    def open_unsound(self, hosted: HostedLog) -> LogDriver:
+        return self._open_log(hosted, sound=False)
+
+    def healed(self, hosted: HostedLog) -> None:
+        """The replica holds all that its leader has committed: the note goes, and it votes again."""
+        marker = self.marker_of(hosted)
+
+        def then(_result: Any, error: BaseException | None) -> None:
+            if isinstance(error, StorageFull):
+                logger.warning("log %s: no room to remove the note of its repair", hosted.name)
+            elif error is not None:
+                self._fail(f"log {hosted.name}: note of a repair", error)
+            elif hosted.repair is None:
+                self._told_healed(hosted)
+
+        self._disk.submit(marker.remove, then)
+
+    def _told_healed(self, hosted: HostedLog) -> None:
+        mended, hosted.mended, hosted.healing = hosted.mended, None, False
+        data: dict[str, Any] = {"state": "healed"}
+        if mended is not None:
+            data |= mended.as_data()
+        logger.warning("log healed", extra={"log": hosted.name, **data})
+        self.tell(hosted, "repair", data)
+
+    def tell(self, hosted: HostedLog, kind: str, data: dict[str, Any]) -> None:
+        """Write an event to the journal of a log, whether it is served or not."""
+        journal = hosted.journal
+        if journal is None:
+            return
+        term = 0 if hosted.driver is None else hosted.driver.term
+        try:
+            journal.append(kind, term, data, self._clock.now_ms())
+        except StorageFull:
+            logger.warning("log %s: no room for the event %s %s", hosted.name, kind, data)
+            return
+        except DiskError as error:
+            self._fail(f"journal of log {hosted.name}", error)
+            return
+        self._disk.request_sync(journal, lambda: None)
+
+
+class _Host:
+    """app.node.repair.RepairHost for one log."""
+
+    def __init__(self, repairs: Repairs, hosted: HostedLog) -> None:
+        self._repairs = repairs
+        self._hosted = hosted
+
+    def tell(self, kind: str, data: dict[str, Any]) -> None:
+        self._repairs.tell(self._hosted, kind, data)
+
+    def open_log(self) -> LogDriver:
+        return self._repairs.open_unsound(self._hosted)
+
+    def serve(self, driver: LogDriver) -> None:
+        self._repairs.opened(self._hosted, driver)
+
+    def fail(self, what: str, error: BaseException) -> None:
+        self._repairs._fail(what, error)
