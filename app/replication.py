@@ -184,6 +184,7 @@ class AppendFate(StrEnum):
     ACKNOWLEDGED = "acknowledged"
     TERM_CHANGED = "term-changed"  # D-23, outcome unknown
     TIMED_OUT = "quorum-timeout"  # D-26, outcome unknown
+    TOO_FEW_SLAVES = "flush-slave-timeout"  # H-07: the master keeps it
     REFUSED = "refused"  # it was never stored: Core.abandon
 
 

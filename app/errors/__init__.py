@@ -53,10 +53,12 @@ from app.errors.operations import (
     WouldLoseQuorum,
 )
 from app.errors.service import (
+    FlushSlaveTimeout,
     Internal,
     LeaderPendingFull,
     LeaderTransferring,
     NoLeader,
+    NotEnoughInSync,
     NotYetReplicated,
     QuorumTimeout,
     ReadIndexUnavailable,
@@ -76,6 +78,7 @@ __all__ = [
     "CursorNotFound",
     "EpochNotFound",
     "Fenced",
+    "FlushSlaveTimeout",
     "Forbidden",
     "IdempotencyKeyReused",
     "IndexMismatch",
@@ -93,6 +96,7 @@ __all__ = [
     "NoLeader",
     "NotAcceptable",
     "NotCaughtUp",
+    "NotEnoughInSync",
     "NotFound",
     "NotLeader",
     "NotMaterialized",

@@ -84,6 +84,40 @@ class QuorumTimeout(CommitlogError):
         return {"first_index": self.first_index}
 
 
+class NotEnoughInSync(CommitlogError):
+    """The SyncStateSet is smaller than the log's `min_in_sync_replicas` (C-12): nothing was appended."""
+
+    code, title, http_status, retryable = "not-enough-in-sync", "Too few replicas are in sync", 503, True
+    retry_after_s = 1
+
+    def __init__(self, in_sync: int, min_in_sync_replicas: int) -> None:
+        super().__init__(f"{in_sync} replicas are in sync, the log asks for {min_in_sync_replicas}")
+        self.in_sync = in_sync
+        self.min_in_sync_replicas = min_in_sync_replicas
+
+    def fields(self) -> dict[str, Any]:
+        return {"in_sync": self.in_sync, "min_in_sync_replicas": self.min_in_sync_replicas}
+
+
+class FlushSlaveTimeout(CommitlogError):
+    """The master of a classic log has the append durably, but too few slaves took it in time (H-07)."""
+
+    code, title, http_status, retryable = (
+        "flush-slave-timeout",
+        "Too few slaves took the append in time; the master keeps it",
+        504,
+        True,
+    )
+    outcome = Outcome.APPLIED
+
+    def __init__(self, first_index: int) -> None:
+        super().__init__()
+        self.first_index = first_index
+
+    def fields(self) -> dict[str, Any]:
+        return {"first_index": self.first_index}
+
+
 class NotYetReplicated(CommitlogError):
     """This node did not reach the index of `Commitlog-Min-Index` in time."""
 

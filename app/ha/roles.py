@@ -45,7 +45,7 @@ class MasterRole:
     sync_state_set, sync_state_set_epoch: as the controller has them; this replica is in the set.
     replicas: all that are registered, this one among them.
     unclean_epoch: the newest epoch of this log that an unclean election opened, NO_EPOCH for none: what was
-    confirmed before that epoch may have been lost, and a slave that still holds it gives it up by a loss receipt.
+    confirmed before it may have been lost, and a slave that still holds it gives it up by a loss receipt.
 
     A master epoch is opened once, by one life of one process: a core that has been master of `master_epoch`
     in an earlier life (it is in its vote file), or whose log has records of it or of a newer one, does not
@@ -110,7 +110,7 @@ RoleMessage = MasterRole | SlaveRole | SyncStateSetChanged | Lease
 
 @dataclass(frozen=True, slots=True)
 class SetRequest:
-    """An AlterSyncStateSet that the master wants: to be asked with both epochs, until it is settled (C-06)."""
+    """An AlterSyncStateSet that the master wants, asked with both epochs until it is settled (C-06)."""
 
     master_epoch: int
     sync_state_set_epoch: int  # the one it rests on
@@ -132,7 +132,7 @@ class HaView(Protocol):
 
     @property
     def log_epoch(self) -> int:
-        """The epoch of the last record in the log, NO_EPOCH of an empty one: what elections compare (C-05)."""
+        """The epoch of the log's last record, NO_EPOCH of an empty log: what elections compare (C-05)."""
         ...
 
     @property
@@ -149,8 +149,8 @@ class HaView(Protocol):
     def wanted_sync_state_set(self) -> tuple[str, ...] | None:
         """The set that the master wants to have (C-07, C-08), None when the one it has will do.
 
-        The same value stays until SyncStateSetChanged brings a newer set epoch, or until another one is wanted:
-        ask again (with pauses) while it is there. `set_request` is the whole request.
+        The same value stays until SyncStateSetChanged brings a newer set epoch, or another one is wanted: ask
+        again (with pauses) while it is there. `set_request` is the whole request.
         """
         ...
 

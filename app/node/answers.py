@@ -2,7 +2,14 @@
 
 from collections.abc import Callable
 
-from app.errors import CommitlogError, QuorumTimeout, RequestOutstanding, StorageFull, TermChanged
+from app.errors import (
+    CommitlogError,
+    FlushSlaveTimeout,
+    QuorumTimeout,
+    RequestOutstanding,
+    StorageFull,
+    TermChanged,
+)
 from app.log_commands import Command, CommandResult
 from app.log_state import Claim
 from app.node.waiters import answer
@@ -102,6 +109,8 @@ class OpenAppends:
             self._answer(append, TermChanged())
         elif fate is AppendFate.REFUSED:
             self._answer(append, StorageFull())
+        elif fate is AppendFate.TOO_FEW_SLAVES:
+            self._answer(append, FlushSlaveTimeout(pending.first_index))
         elif append.claim is not None:
             self._answer(append, RequestOutstanding())
         else:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from app.raft.messages import RaftMessage
 from app.replication import (
     AppendFate,
     CoreEvent,
@@ -58,7 +57,7 @@ class Outbox:
         self.hard_state: HardState | None = None
         self.truncate: TruncateAfter | Reset | None = None
         self.batches: list[Batch] = []
-        self.messages: list[tuple[str, RaftMessage]] = []
+        self.messages: list[tuple[str, Any]] = []
         self.answers: list[tuple[PendingAppend, AppendFate]] = []
         self.reads: list[tuple[Any, int | None]] = []
         self.events: list[CoreEvent] = []
@@ -68,7 +67,7 @@ class Outbox:
         """Whether the log is about to change: what it says is not yet what it will say."""
         return bool(self.truncate or self.batches)
 
-    def send(self, target: str, message: RaftMessage) -> None:
+    def send(self, target: str, message: Any) -> None:
         self.messages.append((target, message))
 
     def tell(self, kind: str, term: int, data: dict[str, Any]) -> None:

@@ -1,0 +1,48 @@
+"""A slave puts batches together from the pieces of frames (H-03). PURE."""
+
+import struct
+from typing import Final
+
+from storage.batch import HEADER_SIZE_BYTES, Batch, decode_batch
+from storage.errors import PartialBatch
+
+_SIZE: Final = struct.Struct("<I")
+_SIZE_AT: Final = 8  # storage/batch.py
+
+
+class Assembler:
+    """Holds at most one batch that is not whole yet, and what came with the last frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._needed = HEADER_SIZE_BYTES
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes of a batch are here that is not whole."""
+        return len(self._buffer)
+
+    def clear(self) -> None:
+        self._buffer = bytearray()
+        self._needed = HEADER_SIZE_BYTES
+
+    def feed(self, body: bytes) -> list[Batch]:
+        """Return the batches that `body` completes, both checksums verified. Raises CorruptBatch."""
+        buffer = self._buffer
+        buffer += body
+        batches: list[Batch] = []
+        at = 0
+        while len(buffer) - at >= self._needed:
+            # A header that is whole is checked before its body is waited for: a wrong size cannot wedge us.
+            (size,) = _SIZE.unpack_from(buffer, at + _SIZE_AT)
+            data = bytes(memoryview(buffer)[at : at + max(size, HEADER_SIZE_BYTES)])
+            try:
+                batch = decode_batch(data)
+            except PartialBatch:
+                self._needed = size
+                break
+            batches.append(batch)
+            at += batch.size_bytes
+            self._needed = HEADER_SIZE_BYTES
+        del buffer[:at]
+        return batches

@@ -1,0 +1,42 @@
+"""The constants of the A, C-07 and H rules: `[ha]` of the configuration file; RocketMQ's beside ours."""
+
+from dataclasses import dataclass, fields
+
+from app.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class HaConfig:
+    """Times are monotonic milliseconds, sizes bytes. Raises ConfigError for values that contradict."""
+
+    ha_send_heartbeat_interval_ms: int = 200  # H-02; RocketMQ: 5 000
+    ha_housekeeping_interval_ms: int = 2_000  # H-05; RocketMQ: 20 000
+    ha_transfer_batch_size: int = 32 * KIB  # H-06
+    ha_max_time_slave_not_catchup_ms: int = 1_500  # C-07; RocketMQ: 15 000
+    ha_reconnect_interval_ms: int = 300  # H-01; RocketMQ: 5 000
+    ha_handshake_timeout_ms: int = 2_000  # until a connection that says nothing (useful) is closed
+    ha_window_bytes: int = MIB  # handed to one connection before it says that it has room for more
+    ha_watermarks_interval_ms: int = 3_000  # a master tells the journal where everybody stands
+    ha_watermarks_moving_interval_ms: int = 500  # ... at most so often while they move
+    ha_read_index_timeout_ms: int = 1_000  # a slave asks its master what a linearizable read must see
+    ha_sync_from_last_file: bool = False  # A-09: an empty AutoSwitch slave starts at the last segment
+    ha_handshake_by_number: bool = False  # speak the 16-byte handshake of newer builds as a slave
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not isinstance(value, bool) and value <= 0:
+                raise ConfigError(f"{item.name} must be positive")
+        if self.ha_send_heartbeat_interval_ms * 2 > self.ha_housekeeping_interval_ms:
+            raise ConfigError(
+                "ha_send_heartbeat_interval_ms must be at most half of ha_housekeeping_interval_ms"
+            )
+        if self.ha_send_heartbeat_interval_ms * 2 > self.ha_max_time_slave_not_catchup_ms:
+            raise ConfigError(
+                "ha_send_heartbeat_interval_ms must be at most half of ha_max_time_slave_not_catchup_ms"
+            )
+        if self.ha_transfer_batch_size > 4 * MIB:
+            raise ConfigError("ha_transfer_batch_size must be at most 4 MiB")

@@ -1,0 +1,349 @@
+"""The bytes of AutoSwitch (A-07, A-08) and classic HA (H-02, H-03). PURE. All numbers big-endian.
+
+    slave -> master, AutoSwitch
+      handshake       state(4)=1 sync_from_last_file(2) async_learner(2) address_length(4) address(50)
+      by number       state(4)=1 sync_from_last_file(2) async_learner(2) replica_number(8)   newer builds
+      ack             state(4)=2 max_offset(8)
+    master -> slave, AutoSwitch
+      answer          state(4)=1 body_size(4) offset(8) epoch(4) body: entries of epoch(4) start_offset(8)
+      transfer        state(4)=2 body_size(4) offset(8) epoch(4) epoch_start_offset(8) confirm_offset(8) body
+    classic
+      report          max_offset(8)                            slave -> master
+      frame           offset(8) size(4) body                   master -> slave; size 0: heartbeat
+
+    before them, where many logs share a listener, and only there
+      preface         magic(4) "CLHA" version(2) flags(2) log_id(8)   flags bit 0: handshake by number
+
+A preface cannot be taken for a first frame: no state and no offset begins like that.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from app.ha.roles import ADDRESS_MAX_BYTES
+
+TRANSFER_MAX_BYTES: Final = 4 * 1024 * 1024  # of one frame's body; ours are far smaller (H-06)
+EPOCHS_MAX: Final = 1_000_000  # of one handshake's answer
+MAX_INT64: Final = 2**63 - 1
+
+PREFACE_MAGIC: Final = b"CLHA"
+PREFACE_VERSION: Final = 1
+FLAG_BY_NUMBER: Final = 1
+
+PREFACE: Final = struct.Struct(">4sHHQ")
+HANDSHAKE: Final = struct.Struct(">ihhi50s")
+HANDSHAKE_BY_NUMBER: Final = struct.Struct(">ihhq")
+ANSWER: Final = struct.Struct(">iiqi")
+ENTRY: Final = struct.Struct(">iq")
+TRANSFER: Final = struct.Struct(">iiqiqq")
+ACK: Final = struct.Struct(">iq")
+REPORT: Final = struct.Struct(">q")
+CLASSIC: Final = struct.Struct(">qi")
+_STATE: Final = struct.Struct(">i")
+
+Buffer = bytes | memoryview
+
+
+class CorruptFrame(Exception):
+    """Bytes that are no frame of the protocol: the connection is closed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class HaState(IntEnum):
+    """What a connection is in (A-02), and the first field of every AutoSwitch frame."""
+
+    READY = 0
+    HANDSHAKE = 1
+    TRANSFER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Preface:
+    """Which log a connection is about."""
+
+    log_id: int
+    by_number: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """A slave introduces itself: by its address, or (number > 0) by what the controller calls it."""
+
+    address: str
+    sync_from_last_file: bool = False
+    is_learner: bool = False
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """Where an epoch of a log begins, as the wire has it."""
+
+    epoch: int
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeAnswer:
+    """The master's epochs, oldest first, and where its log ends."""
+
+    max_offset: int
+    epoch: int
+    epochs: tuple[EpochStart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes of the master's log, all of one epoch (A-05); an empty body is a heartbeat."""
+
+    offset: int
+    epoch: int
+    epoch_start_offset: int
+    confirm_offset: int
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The slave holds everything below max_offset; its first one says where the transfer starts."""
+
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicReport:
+    """The same in classic HA."""
+
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicFrame:
+    """Bytes of the master's log; an empty body is a heartbeat."""
+
+    offset: int
+    body: bytes = b""
+
+
+Frame = Handshake | HandshakeAnswer | Transfer | Ack | ClassicReport | ClassicFrame
+
+
+def encode_preface(preface: Preface) -> bytes:
+    """Return its 16 bytes."""
+    flags = FLAG_BY_NUMBER if preface.by_number else 0
+    return PREFACE.pack(PREFACE_MAGIC, PREFACE_VERSION, flags, preface.log_id)
+
+
+def encode(frame: Frame) -> tuple[Buffer, ...]:
+    """Return the frame's bytes as buffers to be written one behind the other.
+
+    Raises ValueError for an address that has no room (A-07) and struct.error for numbers out of range.
+    """
+    match frame:
+        case Transfer(offset, epoch, start, confirm, body):
+            return (TRANSFER.pack(HaState.TRANSFER, len(body), offset, epoch, start, confirm), body)
+        case Ack(max_offset):
+            return (ACK.pack(HaState.TRANSFER, max_offset),)
+        case ClassicFrame(offset, body):
+            return (CLASSIC.pack(offset, len(body)), body)
+        case ClassicReport(max_offset):
+            return (REPORT.pack(max_offset),)
+        case HandshakeAnswer(max_offset, epoch, epochs):
+            entries = b"".join(ENTRY.pack(entry.epoch, entry.start_offset) for entry in epochs)
+            return (ANSWER.pack(HaState.HANDSHAKE, len(entries), max_offset, epoch), entries)
+        case Handshake():
+            return (_encode_handshake(frame),)
+
+
+def _encode_handshake(frame: Handshake) -> bytes:
+    flags = (int(frame.sync_from_last_file), int(frame.is_learner))
+    if frame.number:
+        return HANDSHAKE_BY_NUMBER.pack(HaState.HANDSHAKE, *flags, frame.number)
+    address = frame.address.encode()
+    if not 0 < len(address) <= ADDRESS_MAX_BYTES:
+        raise ValueError(f"the handshake has room for an address of 1 to {ADDRESS_MAX_BYTES} bytes")
+    return HANDSHAKE.pack(HaState.HANDSHAKE, *flags, len(address), address)
+
+
+# --- decoding ---------------------------------------------------------------------------------------------
+
+Decode = Callable[[memoryview], tuple[Any, int] | None]
+"""The first frame of the bytes and its size in bytes, None while it is partial. Raises CorruptFrame."""
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames (H-03): partial ones wait, many may come at once.
+
+    The buffer is recycled: what was decoded leaves it, so that it never holds more than one partial frame
+    and what came in the last read. `decode` bounds a frame as soon as its fixed part is there.
+    """
+
+    __slots__ = ("_buffer", "_decode")
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._buffer = bytearray()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much of a partial frame is held."""
+        return len(self._buffer)
+
+    def feed(self, data: Buffer) -> list[Any]:
+        """Return the frames that `data` completes. Raises CorruptFrame: the stream cannot be read on."""
+        buffer = self._buffer
+        buffer += data
+        frames = []
+        at = 0
+        with memoryview(buffer) as view:
+            while at < len(buffer):
+                with view[at:] as rest:
+                    found = self._decode(rest)
+                if found is None:
+                    break
+                frame, size = found
+                frames.append(frame)
+                at += size
+        del buffer[:at]
+        return frames
+
+
+def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
+    """The first bytes of a connection to a shared listener."""
+    if bytes(view[:4]) != PREFACE_MAGIC[: min(4, len(view))]:
+        raise CorruptFrame("no preface")
+    if len(view) < PREFACE.size:
+        return None
+    _, version, flags, log_id = PREFACE.unpack_from(view)
+    if version != PREFACE_VERSION or flags & ~FLAG_BY_NUMBER:
+        raise CorruptFrame(f"preface version {version} flags {flags}")
+    return Preface(log_id, bool(flags & FLAG_BY_NUMBER)), PREFACE.size
+
+
+def decode_from_slave(view: memoryview) -> tuple[Handshake | Ack, int] | None:
+    """What a master reads, the seed's handshake (A-07)."""
+    return _decode_from_slave(view, by_number=False)
+
+
+def decode_from_slave_by_number(view: memoryview) -> tuple[Handshake | Ack, int] | None:
+    """What a master reads from newer builds, whose handshake has 16 bytes."""
+    return _decode_from_slave(view, by_number=True)
+
+
+def _decode_from_slave(view: memoryview, *, by_number: bool) -> tuple[Handshake | Ack, int] | None:
+    state = _state_of(view)
+    if state is None:
+        return None
+    if state == HaState.TRANSFER:
+        if len(view) < ACK.size:
+            return None
+        return Ack(_offset("ack", ACK.unpack_from(view)[1])), ACK.size
+    if state != HaState.HANDSHAKE:
+        raise CorruptFrame(f"state {state} from a slave")
+    layout = HANDSHAKE_BY_NUMBER if by_number else HANDSHAKE
+    if len(view) < layout.size:
+        return None
+    _, last_file, learner, *name = layout.unpack_from(view)
+    if last_file not in (0, 1) or learner not in (0, 1):
+        raise CorruptFrame(f"handshake flags {last_file} {learner}")
+    if by_number:
+        if name[0] < 1:
+            raise CorruptFrame(f"replica number {name[0]}")
+        return Handshake("", bool(last_file), bool(learner), name[0]), layout.size
+    length, padded = name
+    if not 0 < length <= ADDRESS_MAX_BYTES:
+        raise CorruptFrame(f"an address of {length} bytes")
+    try:
+        address = padded[:length].decode("ascii")
+    except UnicodeDecodeError as error:
+        raise CorruptFrame("an address that is not ASCII") from error
+    return Handshake(address, bool(last_file), bool(learner)), layout.size
+
+
+def decode_from_master(view: memoryview) -> tuple[HandshakeAnswer | Transfer, int] | None:
+    """What an AutoSwitch slave reads."""
+    state = _state_of(view)
+    if state is None:
+        return None
+    if state == HaState.TRANSFER:
+        return _decode_transfer(view)
+    if state == HaState.HANDSHAKE:
+        return _decode_answer(view)
+    raise CorruptFrame(f"state {state} from a master")
+
+
+def _decode_transfer(view: memoryview) -> tuple[Transfer, int] | None:
+    if len(view) < TRANSFER.size:
+        return None
+    _, size, offset, epoch, start, confirm = TRANSFER.unpack_from(view)
+    _check_size(size, TRANSFER_MAX_BYTES)
+    _offset("transfer", offset)
+    if epoch < 1 or not 0 <= start <= offset or confirm < 0:
+        raise CorruptFrame(f"transfer of epoch {epoch} from {start}, confirmed {confirm}")
+    end = TRANSFER.size + size
+    if len(view) < end:
+        return None
+    return Transfer(offset, epoch, start, confirm, bytes(view[TRANSFER.size : end])), end
+
+
+def _decode_answer(view: memoryview) -> tuple[HandshakeAnswer, int] | None:
+    if len(view) < ANSWER.size:
+        return None
+    _, size, max_offset, epoch = ANSWER.unpack_from(view)
+    _check_size(size, EPOCHS_MAX * ENTRY.size)
+    _offset("handshake", max_offset)
+    if size % ENTRY.size or epoch < 1:
+        raise CorruptFrame(f"handshake of epoch {epoch} with a body of {size} bytes")
+    end = ANSWER.size + size
+    if len(view) < end:
+        return None
+    epochs = tuple(EpochStart(*entry) for entry in ENTRY.iter_unpack(view[ANSWER.size : end]))
+    last = EpochStart(0, 0)
+    for entry in epochs:
+        if entry.epoch <= last.epoch or entry.start_offset < last.start_offset:
+            raise CorruptFrame(f"epoch {entry.epoch} at {entry.start_offset} follows {last.epoch}")
+        last = entry
+    if last.start_offset > max_offset or last.epoch > epoch:
+        raise CorruptFrame(f"epoch {last.epoch} at {last.start_offset} lies past the log's end")
+    return HandshakeAnswer(max_offset, epoch, epochs), end
+
+
+def decode_report(view: memoryview) -> tuple[ClassicReport, int] | None:
+    """What a classic master reads (H-02)."""
+    if len(view) < REPORT.size:
+        return None
+    return ClassicReport(_offset("report", REPORT.unpack_from(view)[0])), REPORT.size
+
+
+def decode_classic(view: memoryview) -> tuple[ClassicFrame, int] | None:
+    """What a classic slave reads (H-03)."""
+    if len(view) < CLASSIC.size:
+        return None
+    offset, size = CLASSIC.unpack_from(view)
+    _offset("frame", offset)
+    _check_size(size, TRANSFER_MAX_BYTES)
+    end = CLASSIC.size + size
+    if len(view) < end:
+        return None
+    return ClassicFrame(offset, bytes(view[CLASSIC.size : end])), end
+
+
+def _state_of(view: memoryview) -> int | None:
+    return None if len(view) < _STATE.size else int(_STATE.unpack_from(view)[0])
+
+
+def _offset(what: str, offset: int) -> int:
+    if offset < 0:
+        raise CorruptFrame(f"{what} with offset {offset}")
+    return offset
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if not 0 <= size <= max_bytes:
+        raise CorruptFrame(f"a body of {size} bytes")

@@ -1,0 +1,136 @@
+"""The log as HA sees it: bytes. From byte positions, which travel, to indexes, which the API speaks. PURE."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from app.ha.epochs import EpochSpan, spans
+from app.ha.frames import EpochStart
+from app.replication import NO_INDEX, Durability, ReplicaLog
+from storage.batch import FIRST_CHAIN, Batch, follows_chain
+from storage.epoch_file import Epoch
+
+
+class HaLog(ReplicaLog, Protocol):
+    """What an HA core reads of its log beyond app.replication.ReplicaLog; storage's Commitlog has it."""
+
+    @property
+    def begin_offset(self) -> int: ...
+    @property
+    def last_chain(self) -> bytes: ...
+    @property
+    def epochs(self) -> Sequence[Epoch]: ...
+    @property
+    def last_segment_index(self) -> int:
+        """Index of the first record of the newest segment, NO_INDEX of an empty log (A-09, H-06)."""
+        ...
+
+
+def is_empty(log: HaLog) -> bool:
+    return log.end_index == NO_INDEX
+
+
+def held_index(log: HaLog, durability: Durability) -> int:
+    """The last index that this replica may acknowledge: on disk with `fsync`, else written (R-11)."""
+    return log.durable_index if durability is Durability.FSYNC else log.end_index
+
+
+def offset_after(log: HaLog, index: int) -> int:
+    """Return the byte after the batch that ends at `index`; of NO_INDEX the log's begin."""
+    if index == log.end_index:
+        return log.end_offset
+    if index == NO_INDEX or index < log.begin_index:
+        return log.begin_offset
+    return log.batch_at(index).next_offset
+
+
+def index_before(log: HaLog, offset: int) -> int:
+    """Return the last index of the batches that lie wholly below `offset`, NO_INDEX for none."""
+    if is_empty(log) or offset <= log.begin_offset:
+        return NO_INDEX
+    if offset >= log.end_offset:
+        return log.end_index
+    low, high = log.begin_index, log.end_index
+    found = NO_INDEX
+    while low <= high:
+        batch = log.batch_at((low + high) // 2)
+        if batch.next_offset <= offset:
+            found, low = batch.last_index, batch.next_index
+        else:
+            high = batch.base_index - 1
+    return found
+
+
+def epoch_starts(log: HaLog) -> tuple[EpochStart, ...]:
+    """Return the log's epochs, oldest first, as a handshake lists them (A-07).
+
+    A log that begins within an epoch whose opening it never had lists it from its own begin.
+    """
+    if is_empty(log):
+        return ()
+    known = [EpochStart(epoch.epoch, epoch.start_offset) for epoch in log.epochs]
+    first = log.term_at(log.begin_index)
+    if not known or known[0].epoch != first:
+        known.insert(0, EpochStart(first, log.begin_offset))
+    return tuple(known)
+
+
+def epoch_spans(log: HaLog) -> tuple[EpochSpan, ...]:
+    return spans(epoch_starts(log), log.end_offset)
+
+
+class LogEnd:
+    """Where the next batch must begin, moved on batch by batch before they are written."""
+
+    def __init__(self, log: HaLog) -> None:
+        self.next_index = log.next_index
+        self.offset = log.end_offset
+        self.epoch = log.last_term
+        self._chain: bytes | None = log.last_chain
+        if is_empty(log):  # after a reset nothing is known of what went before
+            self._chain = FIRST_CHAIN if log.end_offset == 0 else None
+
+    def start_at(self, batch: Batch) -> None:
+        """The log is emptied, and begins with this batch."""
+        self.next_index, self.offset, self.epoch = batch.base_index, batch.offset, 0
+        self._chain = FIRST_CHAIN if batch.offset == 0 else None
+
+    def why_not(self, batch: Batch, log_id: int) -> str | None:
+        """Why a valid batch cannot be the next one, None when it can."""
+        if batch.header.log_id != log_id:
+            return "a batch of another log"
+        if batch.base_index != self.next_index or batch.offset != self.offset:
+            return f"{batch!r} does not follow index {self.next_index - 1} at {self.offset}"
+        if batch.term < self.epoch:
+            return f"{batch!r} follows a record of epoch {self.epoch}"
+        if self._chain is not None and not follows_chain(batch, self._chain):
+            return f"{batch!r} belongs to another history"
+        return None
+
+    def pass_by(self, batch: Batch) -> None:
+        """The batch will be written."""
+        self.next_index, self.offset, self.epoch = batch.next_index, batch.next_offset, batch.term
+        self._chain = batch.header.chain
+
+
+class Boundaries:
+    """Byte positions at which batches end, and the indexes there: those between two moving marks."""
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[int, int]] = deque()  # (next_offset, last_index)
+
+    def add(self, batch: Batch) -> None:
+        self._ends.append((batch.next_offset, batch.last_index))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def clear(self) -> None:
+        self._ends.clear()
+
+    def take_until(self, offset: int) -> tuple[int, int] | None:
+        """Drop every end up to `offset`; return the last of them, None when there was none."""
+        last = None
+        while self._ends and self._ends[0][0] <= offset:
+            last = self._ends.popleft()
+        return last

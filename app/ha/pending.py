@@ -1,0 +1,77 @@
+"""Appends that wait at a master for their acks (C-12, H-07). PURE."""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from app.replication import Acks, AppendFate, PendingAppend
+
+NEVER_MS = 1 << 62
+
+
+def _last_index(append: PendingAppend) -> int:
+    return append.last_index
+
+
+Answers = list[tuple[PendingAppend, AppendFate]]
+
+
+class PendingAppends:
+    """Every append leaves exactly once, by one of the methods that return answers, in order of index."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Acks, deque[PendingAppend]] = {acks: deque() for acks in Acks}
+        self._next_deadline_ms = NEVER_MS  # none times out before it
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def add(self, appends: Sequence[PendingAppend]) -> None:
+        """New appends of one batch, in index order, behind all that wait."""
+        for append in appends:
+            self._waiting[append.acks].append(append)
+            self._next_deadline_ms = min(self._next_deadline_ms, append.deadline_ms)
+
+    def join(self, append: PendingAppend) -> None:
+        """An append that was in the log before takes its place among those that wait."""
+        insort(self._waiting[append.acks], append, key=_last_index)
+        self._next_deadline_ms = min(self._next_deadline_ms, append.deadline_ms)
+
+    def drop(self, first_index: int) -> Answers:
+        """What begins at or past first_index was never stored."""
+        dropped: list[PendingAppend] = []
+        for waiting in self._waiting.values():
+            while waiting and waiting[-1].first_index >= first_index:
+                dropped.append(waiting.pop())
+        return _answers(dropped, AppendFate.REFUSED)
+
+    def release(self, reached: Mapping[Acks, int]) -> Answers:
+        """reached: the last index whose acks of that kind are complete."""
+        done: list[PendingAppend] = []
+        for acks, waiting in self._waiting.items():
+            while waiting and waiting[0].last_index <= reached[acks]:
+                done.append(waiting.popleft())
+        return _answers(done, AppendFate.ACKNOWLEDGED)
+
+    def time_out(self, now_ms: int, fate: AppendFate) -> Answers:
+        """Those whose deadline has come."""
+        if now_ms < self._next_deadline_ms:
+            return []
+        late: list[PendingAppend] = []
+        for acks, waiting in self._waiting.items():
+            late += (append for append in waiting if append.deadline_ms <= now_ms)
+            self._waiting[acks] = deque(append for append in waiting if append.deadline_ms > now_ms)
+        left = (append.deadline_ms for waiting in self._waiting.values() for append in waiting)
+        self._next_deadline_ms = min(left, default=NEVER_MS)
+        return _answers(late, fate)
+
+    def close(self) -> Answers:
+        """The epoch is over: nobody knows yet what becomes of what still waits (D-23)."""
+        left = [append for waiting in self._waiting.values() for append in waiting]
+        for waiting in self._waiting.values():
+            waiting.clear()
+        return _answers(left, AppendFate.TERM_CHANGED)
+
+
+def _answers(appends: list[PendingAppend], fate: AppendFate) -> Answers:
+    return [(append, fate) for append in sorted(appends, key=_last_index)]
