@@ -164,6 +164,11 @@ class Commitlog:
         return FIRST_CHAIN if self._last is None else self._last.header.chain
 
     @property
+    def last_segment_index(self) -> int:
+        """Index of the newest segment's first record: where a replica without data may begin (A-09, H-06)."""
+        return NO_INDEX if self._last is None else self._segments[-1].base_index
+
+    @property
     def epochs(self) -> tuple[Epoch, ...]:
         return self._epochs
 
