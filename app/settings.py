@@ -4,8 +4,10 @@
     [[nodes]] id, listen, url, peer_listen, peer_address, data     (url, peer_address: the listeners)
               ha_listen, ha_address                  for logs in controller and classic mode
     [[logs]]  name, replication, durability, replicas              (`default` exists without being named)
+              retention_ms, retention_bytes                        (absent: those of [retention])
               learners, min_in_sync_replicas, unclean, preferred   (controller mode)
-    [controller] [raft] [storage] [limits] [http] [security]       fields of the dataclasses so named
+    [controller] [raft] [storage] [retention] [scrub] [limits] [http] [security]
+                                                           fields of the dataclasses so named
 
 A relative `data` folder is relative to the folder that the node is started in.
 """
@@ -89,7 +91,7 @@ class LogSettings:
     min_in_sync_replicas: int = 1
     unclean: bool = False
     preferred: str | None = None
-    retention: Mapping[str, Any] | None = None
+    retention: Mapping[str, Any] | None = None  # {"ms", "bytes"}: a missing one is that of [retention]
 
     @property
     def spec(self) -> LogSpec:
@@ -136,6 +138,33 @@ class Limits:
         for name, value in vars(self).items():
             check(value > 0, f"{name} must be positive")
         check(self.max_record_bytes <= self.max_request_bytes, "max_record_bytes is past max_request_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionConfig:
+    """How long and how much a log keeps that does not say so itself; None: for ever. Never past a fence."""
+
+    ms: int | None = None  # since the record's timestamp
+    bytes: int | None = None  # as stored
+    check_interval_ms: int = 30_000
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check(value is None or value > 0, f"{name} must be positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScrubConfig:
+    """The background scrub, which reads every batch again to find old damage while there are good copies."""
+
+    enabled: bool = True
+    bytes_per_s: int = 8 * MIB
+    interval_ms: int = 24 * 60 * 60 * 1000  # from the end of one to the beginning of the next
+    start_delay_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        for name in ("bytes_per_s", "interval_ms", "start_delay_ms"):
+            check(getattr(self, name) > 0, f"{name} must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +221,8 @@ class Settings:
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
     storage: CommitlogConfig = field(default_factory=CommitlogConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+    scrub: ScrubConfig = field(default_factory=ScrubConfig)
     limits: Limits = field(default_factory=Limits)
     http: HttpSettings = field(default_factory=HttpSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
@@ -247,6 +278,8 @@ class _Log(_Table):
     min_in_sync_replicas: int = 1
     unclean: bool = False
     preferred: str | None = None
+    retention_ms: int | None = Field(None, gt=0)
+    retention_bytes: int | None = Field(None, gt=0)
 
 
 def _table_of(config: type) -> type[BaseModel]:
@@ -263,6 +296,8 @@ _SECTIONS: dict[str, type] = {
     "controller": ControllerConfig,
     "raft": RaftConfig,
     "storage": CommitlogConfig,
+    "retention": RetentionConfig,
+    "scrub": ScrubConfig,
     "limits": Limits,
     "http": HttpSettings,
     "security": SecuritySettings,
@@ -374,6 +409,7 @@ def _logs(tables: tuple[_Log, ...], node_ids: list[str], brokers: list[str]) -> 
             min_in_sync_replicas=table.min_in_sync_replicas,
             unclean=table.unclean,
             preferred=table.preferred,
+            retention=_retention(table),
         )
         for table in tables
     )
@@ -383,6 +419,11 @@ def _logs(tables: tuple[_Log, ...], node_ids: list[str], brokers: list[str]) -> 
         except Refused as refused:
             raise ConfigError(f"log {log.name}: {refused}") from refused
     return logs
+
+
+def _retention(table: _Log) -> dict[str, int] | None:
+    given = {"ms": table.retention_ms, "bytes": table.retention_bytes}
+    return {name: value for name, value in given.items() if value is not None} or None
 
 
 def _replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:

@@ -1,0 +1,133 @@
+"""Retention by age and size: the leader looks now and then, and trims what is too old or too much (API.md §5).
+
+A trim is a record of the log (Trim in app/log_commands.py), so every replica removes the same. Readers' fences
+and the newest committed batch stay; a log that only holds control records beside it is left alone, for a
+trim writes one itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.errors import CommitlogError
+from app.log_commands import Trim
+from app.log_state import LogState
+from app.node.driver import LogDriver
+from app.node.hosted_log import HostedLog
+from app.replication import NO_INDEX, Clock
+from app.settings import RetentionConfig
+from storage.commitlog import Commitlog
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+_LOOK_BYTES: Final = 1024 * 1024  # of what would go, in search of a data record
+_STEP_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long and how much a log keeps. ms: since the record's timestamp; bytes: as stored. None: for ever."""
+
+    ms: int | None = None
+    bytes: int | None = None
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, Any] | None, default: RetentionConfig) -> "Retention":
+        """chosen: {"ms", "bytes"} of the log, a missing one is the default's, null keeps for ever."""
+        chosen = chosen or {}
+        return cls(chosen.get("ms", default.ms), chosen.get("bytes", default.bytes))
+
+
+def retained_from(
+    log: Commitlog, state: LogState, committed_index: int, retention: Retention, now_ms: int
+) -> int | None:
+    """The index below which everything may go, None when nothing may. Raises CorruptLog, DiskError."""
+    begin = log.begin_index
+    if begin == NO_INDEX or committed_index < begin:
+        return None
+    until = max(_young_from(log, retention.ms, now_ms), _small_from(log, retention.bytes))
+    until = min(until, committed_index + 1)
+    fence = state.fenced_below(until)
+    if fence is not None:
+        until = min(until, fence[1])
+    if until <= max(begin, state.trim_index) or not _holds_data(log, begin, until):
+        return None
+    return until
+
+
+def _young_from(log: Commitlog, ms: int | None, now_ms: int) -> int:
+    """The first index that is young enough."""
+    if ms is None:
+        return log.begin_index
+    found = log.first_index_at_or_after(now_ms - ms)
+    return log.next_index if found is None else found
+
+
+def _small_from(log: Commitlog, size_bytes: int | None) -> int:
+    """The first index of the newest batches that take at most size_bytes, found by bisection."""
+    if size_bytes is None or log.end_offset - log.begin_offset <= size_bytes:
+        return log.begin_index
+    target = log.end_offset - size_bytes
+    low, high = log.begin_index, log.next_index  # the batch that holds low begins before target
+    while low < high:
+        middle = (low + high) // 2
+        batch = log.batch_at(middle)
+        if batch.offset >= target:
+            high = batch.base_index
+        else:
+            low = batch.next_index
+    return high
+
+
+def _holds_data(log: Commitlog, begin: int, until: int) -> bool:
+    """Whether a data record would go. Control records alone are not worth another one."""
+    at, looked = begin, 0
+    while at < until and looked < _LOOK_BYTES:
+        for batch in log.read_batches(at, _STEP_BYTES, until - 1):
+            if not batch.is_control and batch.last_index < until:
+                return True
+            looked += batch.size_bytes
+            at = batch.next_index
+    return at < until
+
+
+class RetentionKeeper:
+    """Looks at the logs that this node leads. Owned by the event loop."""
+
+    def __init__(self, default: RetentionConfig, clock: Clock) -> None:
+        self._default = default
+        self._clock = clock
+
+    async def run(self, logs: Mapping[str, HostedLog]) -> None:
+        """For as long as the node runs. logs: as the node keeps them."""
+        while True:
+            await asyncio.sleep(self._default.check_interval_ms / 1000)
+            self.look(logs.values())
+
+    def look(self, logs: Iterable[HostedLog]) -> None:
+        """Trim what is due."""
+        for hosted in list(logs):
+            if hosted.leads and hosted.driver is not None:
+                try:
+                    self._trim(hosted, hosted.driver)
+                except StorageError as error:  # the scrub or the next read will deal with damage
+                    logger.error("log %s: retention: %s", hosted.name, error)
+
+    def _trim(self, hosted: HostedLog, driver: LogDriver) -> None:
+        retention = Retention.of(hosted.settings.retention, self._default)
+        committed_index = min(driver.committed_index, driver.log.durable_index)
+        now_ms = self._clock.now_ms()
+        until_index = retained_from(driver.log, driver.state, committed_index, retention, now_ms)
+        if until_index is None:
+            return
+
+        def done(result: object) -> None:
+            if isinstance(result, CommitlogError):
+                logger.warning("log %s: retention: %s", hosted.name, result)
+            else:
+                logger.info("retention", extra={"log": hosted.name, "until_index": until_index})
+
+        driver.command(Trim(until_index), done)
