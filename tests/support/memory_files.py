@@ -54,19 +54,22 @@ class Content:
             if fate < 0.4:
                 continue
             if fate < 0.7 and change.data is not None:
-                change = Change(change.offset, _torn(change.data, random))
-            change.apply(self.durable)
+                for part in _torn(change.offset, change.data, random):
+                    part.apply(self.durable)
+            else:
+                change.apply(self.durable)
         self.changes.clear()
         self.now = bytearray(self.durable)
 
 
-def _torn(data: bytes, random: Random) -> bytes:
-    """A prefix of the data, or all of it with one sector of zeros."""
+def _torn(offset: int, data: bytes, random: Random) -> list[Change]:
+    """A prefix of the data, or all of it but one sector: there stays what was, zeros past the old end."""
     if random.random() < 0.7:
-        return data[: random.randrange(len(data) + 1)]
+        return [Change(offset, data[: random.randrange(len(data) + 1)])]
     hole = random.randrange(len(data) // SECTOR_BYTES + 1) * SECTOR_BYTES
-    size = len(data[hole : hole + SECTOR_BYTES])
-    return data[:hole] + bytes(size) + data[hole + size :]
+    behind = data[hole + SECTOR_BYTES :]
+    parts = [Change(offset, data[:hole])]
+    return [*parts, Change(offset + hole + SECTOR_BYTES, behind)] if behind else parts
 
 
 class MemoryFile:
