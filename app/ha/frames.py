@@ -11,10 +11,11 @@
       report          max_offset(8)                            slave -> master
       frame           offset(8) size(4) body                   master -> slave; size 0: heartbeat
 
-    before them, where many logs share a listener, and only there
-      preface         magic(4) "CLHA" version(2) flags(2) log_id(8)   flags bit 0: handshake by number
+    before them, from our own slaves
+      preface         magic(4) "CLHA" version(1) flags(1) replica(2) log_id(8)   flags bit 0: by number
 
-A preface cannot be taken for a first frame: no state and no offset begins like that.
+The preface says which log of a shared listener is meant, and which of the log's replicas comes. It cannot be
+taken for a first frame (no state and no offset begins like that), so a listener of one log does without.
 """
 
 import struct
@@ -33,7 +34,7 @@ PREFACE_MAGIC: Final = b"CLHA"
 PREFACE_VERSION: Final = 1
 FLAG_BY_NUMBER: Final = 1
 
-PREFACE: Final = struct.Struct(">4sHHQ")
+PREFACE: Final = struct.Struct(">4sBBHQ")
 HANDSHAKE: Final = struct.Struct(">ihhi50s")
 HANDSHAKE_BY_NUMBER: Final = struct.Struct(">ihhq")
 ANSWER: Final = struct.Struct(">iiqi")
@@ -65,9 +66,10 @@ class HaState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preface:
-    """Which log a connection is about."""
+    """Which log a connection is about; replica: place of the slave among the log's replicas, from 1, 0 unknown."""
 
     log_id: int
+    replica: int = 0
     by_number: bool = False
 
 
@@ -137,7 +139,7 @@ Frame = Handshake | HandshakeAnswer | Transfer | Ack | ClassicReport | ClassicFr
 def encode_preface(preface: Preface) -> bytes:
     """Return its 16 bytes."""
     flags = FLAG_BY_NUMBER if preface.by_number else 0
-    return PREFACE.pack(PREFACE_MAGIC, PREFACE_VERSION, flags, preface.log_id)
+    return PREFACE.pack(PREFACE_MAGIC, PREFACE_VERSION, flags, preface.replica, preface.log_id)
 
 
 def encode(frame: Frame) -> tuple[Buffer, ...]:
@@ -215,15 +217,15 @@ class FrameReader:
 
 
 def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
-    """The first bytes of a connection to a shared listener."""
-    if bytes(view[:4]) != PREFACE_MAGIC[: min(4, len(view))]:
+    """The first bytes of a connection to a shared listener; garbage is known by its first byte."""
+    if bytes(view[:4]) != PREFACE_MAGIC[: len(view)]:
         raise CorruptFrame("no preface")
     if len(view) < PREFACE.size:
         return None
-    _, version, flags, log_id = PREFACE.unpack_from(view)
+    _, version, flags, replica, log_id = PREFACE.unpack_from(view)
     if version != PREFACE_VERSION or flags & ~FLAG_BY_NUMBER:
         raise CorruptFrame(f"preface version {version} flags {flags}")
-    return Preface(log_id, bool(flags & FLAG_BY_NUMBER)), PREFACE.size
+    return Preface(log_id, replica, bool(flags & FLAG_BY_NUMBER)), PREFACE.size
 
 
 def decode_from_slave(view: memoryview) -> tuple[Handshake | Ack, int] | None:

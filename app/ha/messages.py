@@ -20,7 +20,12 @@ OUTGOING: Final = "out-"  # ... and of those that the core opened; node ids have
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The connection is there: for the core that asked for it, or because a slave came."""
+    """The connection is there: for the core that asked for it, or because a slave came.
+
+    replica: place of the slave among the log's replicas, from 1, if it said so, else 0.
+    """
+
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Sender:
     """
 
     def __init__(self, log: HaLog, next_index: int, offset: int, held_index: int) -> None:
-        """Begin with the batch of next_index, at offset; the slave holds everything up to held_index."""
+        """Begin at offset, in the batch of next_index; the slave holds every batch up to held_index."""
         self._log = log
         self._next_index = next_index
         self._current: Batch | None = None  # sent in part

@@ -1,0 +1,288 @@
+"""The core of a classic log at a slave (H-01 to H-05, H-08), which never becomes master by itself. PURE.
+
+The slave stores the master's log byte for byte. It commits, and serves, what it holds: the master sends only
+what it holds durably itself, and nothing of a classic log is ever cut.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from app.errors import CommitlogError, InvariantError, TransferFailed
+from app.ha.assembly import Assembler
+from app.ha.config import HaConfig
+from app.ha.frames import ClassicFrame, ClassicReport
+from app.ha.log import HaLog, LogEnd, held_index, is_empty, offset_after
+from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Opened
+from app.raft.config import RaftConfig
+from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
+from app.raft.reads import FollowerReads
+from app.raft.state import MemberState, Outbox
+from app.replication import CoreStatus, Durability, GroupConfig, PendingAppend, Ready, Reset, Role
+from storage.batch import Batch
+from storage.epoch_file import epoch_of
+from storage.errors import CorruptBatch
+
+
+class ClassicSlaveCore:
+    """Satisfies ReplicationCore. Invariants: its log is a prefix of the master's, from where it began; the
+    offset that it reports is as durable as the log asks for."""
+
+    electable = True
+    is_transferring = False
+    sound = True
+    accepts_appends = False
+    pending_appends = 0
+    wants_control: dict[str, Any] | None = None
+    refusal: CommitlogError | None = None
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        replicas: tuple[str, ...],
+        master_id: str,
+        master_address: str,
+        log_id: int,
+        log: HaLog,
+        durability: Durability,
+        committed_index: int,
+        config: HaConfig,
+        random: Random,
+    ) -> None:
+        """master_address: host:port where the master takes slaves of this log."""
+        self._log = log
+        self._log_id = log_id
+        self._config = config
+        self._address = master_address
+        self._member = MemberState(
+            node_id=node_id,
+            group=GroupConfig(voters=replicas),
+            durability=durability,
+            role=Role.SLAVE,
+            term=log.last_term,
+            voted_for=None,
+            committed_index=min(committed_index, log.end_index),
+            leader_id=master_id,
+        )
+        self._outbox = Outbox()
+        reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
+        self._reads = FollowerReads(self._member, self._outbox, reads, random)
+        self._assembler = Assembler()
+        self._connections = 0
+        self._key = ""
+        self._connected = False
+        self._connecting = False
+        self._retry_ms = 0
+        self._heard_ms = 0
+        self._reported_ms = 0
+        self._reported_offset: int | None = None  # on this connection
+        self._next_offset: int | None = None  # of this connection's stream, once it has begun
+
+    # --- what the driver asks ------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> Role:
+        return Role.SLAVE
+
+    @property
+    def term(self) -> int:
+        return self._member.term
+
+    @property
+    def leader_id(self) -> str | None:
+        return self._member.leader_id
+
+    @property
+    def committed_index(self) -> int:
+        return self._member.committed_index
+
+    def status(self) -> CoreStatus:
+        member = self._member
+        return CoreStatus(
+            role=Role.SLAVE,
+            term=member.term,
+            leader_id=member.leader_id,
+            committed_index=member.committed_index,
+            master=member.leader_id,
+            epoch=member.term,
+            confirm_offset=offset_after(self._log, member.committed_index),
+        )
+
+    def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
+        """Only the master knows them."""
+        return {}
+
+    # --- connection ----------------------------------------------------------------------------------------
+
+    def start(self, now_ms: int) -> None:
+        self._retry_ms = now_ms
+        self._learn()
+        data = {"role": Role.SLAVE.value, "leader": self._member.leader_id}
+        self._outbox.tell("role", self._member.term, data)
+
+    def tick(self, now_ms: int) -> None:
+        config = self._config
+        if not (self._connected or self._connecting):
+            if now_ms >= self._retry_ms:
+                self._connect(now_ms)
+        elif now_ms - self._heard_ms > config.ha_housekeeping_interval_ms:  # H-05
+            self._leave("the master is silent", now_ms)
+        elif self._connected and (
+            now_ms - self._reported_ms >= config.ha_send_heartbeat_interval_ms  # H-02
+        ):
+            self._report(now_ms)
+        self._reads.tick(now_ms)
+
+    def _connect(self, now_ms: int) -> None:
+        self._connections += 1
+        self._key = f"{OUTGOING}{self._connections}"
+        self._connecting = True
+        self._heard_ms = now_ms
+        self._outbox.send(self._key, Connect(self._address))
+
+    def _leave(self, reason: str, now_ms: int) -> None:
+        self._outbox.send(self._key, Disconnect(reason))
+        self._forget(now_ms)
+
+    def _forget(self, now_ms: int) -> None:
+        self._connected = self._connecting = False
+        self._reported_offset = self._next_offset = None
+        self._retry_ms = now_ms + self._config.ha_reconnect_interval_ms  # H-01
+        self._assembler.clear()
+
+    def step(self, source: str, message: Any, now_ms: int) -> None:
+        if isinstance(message, ReadIndexAnswer):
+            if source == self._member.leader_id:
+                self._reads.answered(message, now_ms)
+        elif isinstance(message, ReadIndexRequest):
+            self._outbox.send(source, ReadIndexAnswer(message.term, message.id, None))
+        elif source.startswith(INCOMING):
+            if not isinstance(message, Closed):
+                self._outbox.send(source, Disconnect("not the master"))
+        elif source != self._key or not (self._connected or self._connecting):
+            return
+        elif isinstance(message, Opened):
+            self._connected, self._connecting = True, False
+            self._heard_ms = now_ms
+            self._report(now_ms)
+        elif isinstance(message, Closed):
+            self._forget(now_ms)
+        elif isinstance(message, ClassicFrame):
+            self._heard_ms = now_ms
+            self._take(message, now_ms)
+        else:
+            self._leave(f"{type(message).__name__} from the master", now_ms)
+
+    # --- reports -------------------------------------------------------------------------------------------
+
+    @property
+    def _held_offset(self) -> int:
+        if is_empty(self._log):
+            return 0
+        return offset_after(self._log, held_index(self._log, self._member.durability))
+
+    def _report(self, now_ms: int) -> None:
+        """Say how far we are (H-02). The first report says where to begin: then all must be durable."""
+        log = self._log
+        all_held = held_index(log, self._member.durability) == log.end_index
+        if self._reported_offset is not None or all_held:
+            self._reported_ms = now_ms
+            self._reported_offset = self._held_offset
+            self._outbox.send(self._key, ClassicReport(self._reported_offset))
+
+    def _learn(self) -> None:
+        """What is held is committed."""
+        member = self._member
+        member.term = max(member.term, self._log.last_term)
+        member.committed_index = max(member.committed_index, held_index(self._log, member.durability))
+
+    def _moved(self, now_ms: int) -> None:
+        self._learn()
+        if self._connected and self._reported_offset != self._held_offset:
+            self._report(now_ms)
+
+    # --- the stream ----------------------------------------------------------------------------------------
+
+    def _take(self, frame: ClassicFrame, now_ms: int) -> None:
+        """Store what a frame completes; what does not fit costs the connection and stores nothing (H-04)."""
+        problem = self._why_not(frame)
+        batches: list[Batch] = []
+        if problem is None:
+            try:
+                batches = self._assembler.feed(frame.body)
+                problem = self._why_not_these(batches)
+            except CorruptBatch as error:
+                problem = error.reason
+        if problem is not None:
+            self._outbox.truncate = None
+            data = {"reason": problem, "master": self._member.leader_id}
+            self._outbox.tell("corruption", self._member.term, data)
+            self._leave(problem, now_ms)
+        else:
+            self._outbox.batches += batches
+
+    def _why_not(self, frame: ClassicFrame) -> str | None:
+        """Why the frame cannot come next on this connection, None when it can."""
+        if self._reported_offset is None:
+            return "a frame before this slave's report"
+        expected = self._next_offset
+        if expected is None and not is_empty(self._log):
+            expected = self._log.end_offset
+        if expected is not None and frame.offset != expected:
+            return f"the master is at {frame.offset}, this slave at {expected}"
+        if frame.body:
+            self._next_offset = frame.offset + len(frame.body)
+        return None
+
+    def _why_not_these(self, batches: Sequence[Batch]) -> str | None:
+        end = LogEnd(self._log)
+        for batch in batches:
+            if end.epoch == 0:  # an empty log begins anywhere
+                if (batch.base_index, batch.offset) != (end.next_index, end.offset):
+                    self._outbox.truncate = Reset(batch.base_index, batch.offset)
+                    end.start_at(batch)
+            elif batch.term > end.epoch and epoch_of(batch) is None:
+                return f"epoch {batch.term} does not open with {batch!r}"
+            if (problem := end.why_not(batch, self._log_id)) is not None:
+                return problem
+            end.pass_by(batch)
+        return None
+
+    # --- what the driver has done --------------------------------------------------------------------------
+
+    def synced(self, now_ms: int) -> None:
+        self._moved(now_ms)
+
+    def ready(self) -> Ready | None:
+        return self._outbox.take()
+
+    def advance(self, ready: Ready, now_ms: int) -> None:
+        if ready.batches:
+            self._moved(now_ms)
+
+    def abandon(self, ready: Ready, now_ms: int) -> None:
+        self._leave("no room on the disk", now_ms)
+
+    def stop(self, now_ms: int) -> None:
+        if self._connected or self._connecting:
+            self._leave("this node stops", now_ms)
+        self._reads.fail()
+
+    # --- what a slave does not do --------------------------------------------------------------------------
+
+    def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
+        raise InvariantError("a batch was proposed to a slave")
+
+    def join(self, append: PendingAppend, now_ms: int) -> None:
+        raise InvariantError("a repeat waits at a slave")
+
+    def read_index(self, token: Any, now_ms: int) -> None:
+        """The master knows what a linearizable read must see."""
+        self._reads.ask(token, now_ms)
+
+    def transfer(self, to: str | None, now_ms: int) -> str:
+        raise TransferFailed("the roles of a classic log are its configuration (H-01)")
+
+    def configure(self, group: GroupConfig, index: int, now_ms: int) -> None:
+        """Who replicates the log is in the configuration, not in the log."""
