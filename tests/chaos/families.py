@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import leaders
+from tests.chaos import disks, leaders, networks
 from tests.chaos.session import World
 
 
@@ -22,4 +22,13 @@ FAMILIES: dict[str, Family] = {
     "kill-leader": Family(leaders.kill_leader, 600),
     "machine-lost": Family(leaders.lose_leader_machine, 400),
     "stop-leader": Family(leaders.stop_leader, 400),
+    "pause": Family(networks.pause, 400),
+    "partition": Family(networks.partition, 900),
+    "flaky": Family(networks.flaky, 400),
+    "slow-links": Family(networks.slow_links, 300),
+    "power-cut": Family(disks.power_cut, 600),
+    "power-cut-replicated": Family(disks.power_cut_replicated, 300),
+    "disk-errors": Family(disks.disk_errors, 300),
+    "read-errors": Family(disks.read_errors, 150),
+    "full-disk": Family(disks.full_disk, 200),
 }

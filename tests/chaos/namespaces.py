@@ -94,7 +94,9 @@ class SwitchedNetwork:
             assert self._switch.stdin is not None
             self._switch.stdin.close()
             await asyncio.to_thread(self._switch.wait, _TIMEOUT_S)
-        for home in self._homes.values():
+        for node, home in self._homes.items():
+            for side in ("port", "client"):
+                _run(f"ip link delete {side}-{node}")
             home.kill()
             await asyncio.to_thread(home.wait, _TIMEOUT_S)
 

@@ -115,14 +115,17 @@ async def open_cluster(
 
 @asynccontextmanager
 async def under_load(world: World, cluster: FaultCluster, **options: object) -> AsyncIterator[Session]:
-    """Clients that work until the end of the `with`; then the links are healed, and the history is judged.
+    """As `working`; then the history is judged. All nodes must run when the `with` ends."""
+    async with working(world, cluster, **options) as session:
+        yield session
+    await judge(session)
 
-    options: of the Workload. All nodes must run when the `with` ends.
-    """
-    workload = Workload(
-        [cluster.url(node) for node in cluster.ids],
-        **{"pause_s": PACE_S, **options},  # type: ignore[arg-type]
-    )
+
+@asynccontextmanager
+async def working(world: World, cluster: FaultCluster, **options: object) -> AsyncIterator[Session]:
+    """Clients that work until the end of the `with`, when the links are healed. options: of the Workload."""
+    everywhere = [cluster.url(node) for node in cluster.ids]
+    workload = Workload(**{"urls": everywhere, "pause_s": PACE_S, **options})  # type: ignore[arg-type]
     session = Session(cluster, workload, world.report)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(workload.run())
@@ -133,7 +136,6 @@ async def under_load(world: World, cluster: FaultCluster, **options: object) -> 
             with contextlib.suppress(BrokenPipeError):
                 cluster.heal()
             workload.stop()
-    await judge(session)
 
 
 async def judge(session: Session) -> None:

@@ -62,6 +62,10 @@ class FaultCluster(Cluster):
     def pid(self, node: str) -> int:
         return self._processes[node].pid
 
+    def ended(self) -> list[str]:
+        """Nodes whose process has ended by itself, and that nobody has waited for."""
+        return [node for node, process in self._processes.items() if process.poll() is not None]
+
     def pause(self, node: str) -> None:
         self.away.append(node)
         super().pause(node)
