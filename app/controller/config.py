@@ -19,6 +19,7 @@ class ControllerConfig:
     lease_ms: int = 1_500  # what the answer to a heartbeat grants, counted from its sending
     retry_interval_ms: int = 100  # an unanswered request is asked again, at whoever is active by then
     scan_interval_ms: int = 50  # how often the active controller looks for masters that have gone
+    election_timeout_ms: tuple[int, int] = (300, 600)  # of `__controller`: leases must outlive an election
     trim_after_records: int = 10_000  # of events that a snapshot covers, before the log is compacted (C-09)
 
     def __post_init__(self) -> None:
@@ -27,6 +28,9 @@ class ControllerConfig:
                 raise ConfigError(f"{name} must be positive")
         if len(set(self.nodes)) != len(self.nodes):
             raise ConfigError("nodes names a node twice")
+        shortest, longest = self.election_timeout_ms
+        if not 0 < shortest < longest:
+            raise ConfigError("election_timeout_ms must be a range: the smaller number first")
         if self.lease_ms >= self.broker_timeout_ms:
             raise ConfigError("lease_ms must be below broker_timeout_ms: a lease ends before an election")
         if self.heartbeat_interval_ms * 2 > self.lease_ms:

@@ -6,6 +6,7 @@ of the log's state is the snapshot of the metadata, and what it covers may be tr
 """
 
 from collections import deque
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,8 @@ from app.log_state import DAY_MS, LogState
 from storage.batch import Batch
 from storage.errors import CorruptBatch
 from storage.records import read_columns
+
+NEWS_MAX: Final = 10_000
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -30,11 +33,18 @@ class MetadataLogState(LogState):
         super().__init__(idempotency_ms=idempotency_ms)
         self._metadata = Metadata()
         self._waiting: deque[tuple[int, AnyEvent]] = deque()  # (index, event), not committed yet
+        self._news: deque[tuple[int, AnyEvent]] = deque(maxlen=NEWS_MAX)
 
     @property
     def metadata(self) -> Metadata:
         """What is committed. Read it anew each time: a state taken over brings another object."""
         return self._metadata
+
+    def take_news(self) -> list[tuple[int, AnyEvent]]:
+        """The events taken in since the last call, oldest first: for journals. At most NEWS_MAX are kept."""
+        news = list(self._news)
+        self._news.clear()
+        return news
 
     def apply(self, batch: Batch) -> None:
         """As LogState.apply. Raises CorruptBatch too for a record that is no event."""
@@ -60,7 +70,9 @@ class MetadataLogState(LogState):
 
     def _take_committed(self) -> None:
         while self._waiting and self._waiting[0][0] <= self.committed_index:
-            self._metadata.apply(*self._waiting.popleft())
+            index, event = self._waiting.popleft()
+            self._metadata.apply(index, event)
+            self._news.append((index, event))
 
     def snapshot(self) -> bytes:
         waiting = [(index, encode_event(event)) for index, event in self._waiting]

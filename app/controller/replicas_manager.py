@@ -111,6 +111,7 @@ class ReplicasManager:
         self._given_up_epoch = 0  # this copy is master by the metadata, and acts as none
         self._alive: tuple[str, ...] | None = None  # as the active controller said last
         self._leaving = False
+        self._has_left = False
 
     @property
     def replica_id(self) -> int:
@@ -145,6 +146,9 @@ class ReplicasManager:
             self._saving = True  # `step` asks for it
         elif isinstance(command, RegisterReplica):
             self._registered = True
+        elif isinstance(command, StepDown):
+            self._has_left = command.leaving
+            self._pause_until_ms = now_ms + self._config.retry_interval_ms
 
     def heartbeat_answered(
         self,
@@ -164,6 +168,10 @@ class ReplicasManager:
     def leave(self) -> None:
         """The node stops: give the mastership up."""
         self._leaving = True
+
+    def has_left(self, log: Log | None) -> bool:
+        """Whether nothing is left to be given up, or the controller knows of it."""
+        return self._has_left or log is None or not self._is_master(log)
 
     # --- what follows --------------------------------------------------------------------------------------
 
