@@ -20,6 +20,7 @@ class Unset(Enum):
 
 
 UNSET = Unset.UNSET
+ABSENT = -1  # as a revision: there must be none yet
 
 
 class LeaderView(Protocol):
@@ -85,7 +86,7 @@ class SetFence:
 
 @dataclass(frozen=True, slots=True)
 class MoveCursor:
-    """Let the reader `name` go on at `position`. if_match: the revision it must be at; None: any."""
+    """Let the reader `name` go on at `position`. if_match: the revision to be found, or ABSENT; None: any."""
 
     name: str
     position: int
@@ -113,7 +114,8 @@ class DropCursor:
 
 def _check_revision(state: LogState, name: str, if_match: int | None) -> None:
     cursor = state.cursors.get(name)
-    if if_match is not None and (cursor is None or cursor.revision != if_match):
+    revision = ABSENT if cursor is None else cursor.revision
+    if if_match is not None and revision != if_match:
         raise CursorMoved(name)
 
 

@@ -1,12 +1,15 @@
 """The front door of a node as one ASGI application. Importing this starts nothing."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from app.api import cluster, health, problems, reads
+from app.api import cluster, fences, health, members, problems, reads
 from app.api.append_front import AppendFront
 from app.api.append_openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.appends import AppendHandler
@@ -44,7 +47,7 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     )
     app.state.broker = broker
     app.openapi_version = "3.0.3"  # what the Swagger UI of the package index shows
-    routers = [_append_router(front), *(part.router for part in (reads, cluster, health))]
+    routers = [_append_router(front), *(part.router for part in (reads, cluster, fences, members, health))]
     for router in routers:
         app.include_router(router)
     app.state.routes = [route for router in routers for route in router.routes]
@@ -52,7 +55,18 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     _complete_openapi(app)
     direct = front if settings.http.append_front is AppendFrontChoice.ASGI else None
     room = Room(settings.http.max_open_reads, settings.http.max_open_bytes)
-    return Edge(app, direct, tokens, broker.meter, room)
+    return Edge(app, direct, tokens, broker.meter, room, _actions_of(app.state.routes))
+
+
+def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:
+    """The methods of each `…:action` that a route has."""
+    actions: dict[str, tuple[str, ...]] = {}
+    for route in routes:
+        if isinstance(route, APIRoute):
+            _, separator, action = route.path.rpartition("/")[2].rpartition(":")
+            if separator:
+                actions[action] = (*actions.get(action, ()), *sorted(route.methods or ()))
+    return actions
 
 
 def _append_router(front: AppendFront) -> APIRouter:

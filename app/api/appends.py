@@ -294,7 +294,7 @@ class AppendHandler:
             leader = replicas[attempts % len(replicas)]
         if leader == self._broker.node.id:
             return None
-        return self._broker.settings.node_of(leader)
+        return self._broker.nodes.find(leader)
 
     async def _send(self, call: AppendCall, target: NodeSettings, left_ms: int) -> Relayed:
         query = [part for part in call.query.split(b"&") if part and not part.startswith(b"timeout_ms=")]
@@ -320,7 +320,7 @@ class AppendHandler:
     def _not_leader(self, hosted: HostedLog) -> CommitlogError:
         if hosted.repair is not None:
             return Repairing()
-        leader = self._broker.settings.node_of(hosted.leader_id)
+        leader = self._broker.nodes.find(hosted.leader_id)
         return NoLeader() if leader is None else NotLeader(leader.id, leader.url)
 
     def _problem(self, call: AppendCall, error: CommitlogError, hosted: HostedLog | None = None) -> Response:
@@ -341,7 +341,7 @@ def log_headers(broker: Broker, hosted: HostedLog) -> list[tuple[bytes, bytes]]:
         (b"commitlog-term", b"%d" % driver.term),
         (b"commitlog-committed-index", b"%d" % driver.committed_index),
     ]
-    leader = broker.settings.node_of(driver.leader_id)
+    leader = broker.nodes.find(driver.leader_id)
     if leader is not None:
         headers.insert(0, (b"commitlog-leader", leader.url.encode("latin-1")))
     return headers

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from app.api.append_parameters import MAX_ORDINAL
 from app.api.appends import log_headers
 from app.api.epochs import epoch_object
+from app.api.members import member_objects
 from app.api.openapi import (
     CLUSTER_EXAMPLE,
     EPOCH_EXAMPLE,
@@ -23,7 +24,6 @@ from app.errors import EpochNotFound
 from app.node.broker import Broker
 from app.node.driver import LogDriver
 from app.node.hosted_log import HostedLog
-from app.version import VERSION
 from storage.journal import Event
 
 router = APIRouter()
@@ -42,23 +42,9 @@ Nothing = Annotated[NoQuery, Query()]
 async def cluster(request: Request, broker: Node, query: Nothing) -> Response:
     wants_json(request)
     settings = broker.settings
-    voters = {replica: True for log in settings.logs for replica in log.replicas}
-    nodes = []
-    for node in settings.nodes:
-        version = VERSION if node.id == broker.node.id else broker.transport.peer_version(node.id)
-        nodes.append(
-            {
-                "id": node.id,
-                "url": node.url,
-                "peer_address": node.peer_address,
-                "voter": node.id in voters,
-                "alive": version is not None,
-                "version": version,
-            }
-        )
     content = {
         "id": settings.cluster_id,
-        "nodes": nodes,
+        "nodes": member_objects(broker),
         "logs": list(broker.logs),
         "limits": asdict(settings.limits),
     }
@@ -123,7 +109,7 @@ def _status_object(broker: Broker, hosted: HostedLog, driver: LogDriver) -> dict
     core = seen.core
     peers = []
     for peer in core.peers:
-        node = broker.settings.node_of(peer.id)
+        node = broker.nodes.find(peer.id)
         peers.append(
             {
                 "id": peer.id,

@@ -5,6 +5,7 @@ Appends go straight to their plain ASGI front (when that is chosen), everything 
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,7 +14,7 @@ from app.api.append_front import AppendFront, append_log_of
 from app.api.calls import REQUEST_ID, Response, problem_response, request_id_of
 from app.api.room import Room
 from app.api.tokens import Tokens
-from app.errors import CommitlogError, Internal, NotFound
+from app.errors import CommitlogError, Internal, MethodNotAllowed, NotFound
 from app.telemetry import Meter
 
 logger = logging.getLogger(__name__)
@@ -25,15 +26,22 @@ class Edge:
     """An ASGI application. `front` None: FastAPI takes the appends too."""
 
     def __init__(
-        self, inner: ASGIApp, front: AppendFront | None, tokens: Tokens, meter: Meter, room: Room
+        self,
+        inner: ASGIApp,
+        front: AppendFront | None,
+        tokens: Tokens,
+        meter: Meter,
+        room: Room,
+        actions: Mapping[str, Sequence[str]],
     ) -> None:
-        """room: for everything but appends, which have their own, and probes."""
+        """room: for everything but appends, which have their own, and probes. actions: methods by name."""
         self._inner = inner
         self._front = front
         self._tokens = tokens
         self._tokens_needed = tokens.needed
         self._meter = meter
         self._room = room
+        self._actions = actions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,8 +65,7 @@ class Edge:
         counted = not appends and path not in _PROBES
         try:
             self._tokens.check(method, path, headers.get(b"authorization"))
-            if ":" in path.rpartition("/")[2]:
-                raise NotFound(f"there is nothing at {path}")  # no action of that name exists
+            self._check_action(method, path)
             if counted:
                 self._room.enter(0)
         except CommitlogError as error:
@@ -74,6 +81,20 @@ class Edge:
         finally:
             if counted:
                 self._room.leave(0)
+
+    def _check_action(self, method: str, path: str) -> None:
+        """A path's last part may end in `:action`, which must not be taken for a part of a name.
+
+        Raises NotFound, MethodNotAllowed.
+        """
+        _, separator, action = path.rpartition("/")[2].rpartition(":")
+        if not separator:
+            return
+        methods = self._actions.get(action)
+        if methods is None:
+            raise NotFound(f"there is nothing at {path}")
+        if ("GET" if method == "HEAD" else method) not in methods:
+            raise MethodNotAllowed(method, methods)
 
     async def _through(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
         """To FastAPI. A HEAD is a GET whose body nobody sees."""

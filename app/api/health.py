@@ -137,7 +137,7 @@ class NodeCollector:
             ("peer",),
             [
                 ((node.id,), float(broker.transport.peer_version(node.id) is not None))
-                for node in broker.settings.nodes
+                for node in broker.nodes
                 if node.id != broker.node.id
             ],
         )

@@ -57,6 +57,7 @@ _APPEND = msgspec.json.Decoder(AppendIn)
 _RECORD = msgspec.json.Decoder(RecordIn)
 _SYNTAX = msgspec.json.Decoder(Raw)
 _T = TypeVar("_T")
+_S = TypeVar("_S", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
@@ -80,6 +81,11 @@ def decode_append(body: bytes) -> AppendIn:
         if extra:
             raise InvalidRequest(*((f"/{name}", "stands in a record, not beside records") for name in extra))
     return request
+
+
+def decode_as(kind: type[_S], body: bytes) -> _S:
+    """Read any other JSON body. Raises InvalidJson or InvalidRequest."""
+    return _decode(msgspec.json.Decoder(kind), body, "")
 
 
 def records_of(request: AppendIn, limits: Limits) -> RecordColumns:

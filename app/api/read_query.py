@@ -95,5 +95,9 @@ class WatermarksQuery(Query):
     term: Index | None = Field(None, description="Only this term; one that is no longer held gives {}")
 
 
+class OneLogQuery(Query):
+    log: str | None = Field(None, description="Of this log alone; without it of every Raft log")
+
+
 class NoQuery(Query):
     """No parameters at all."""

@@ -99,7 +99,7 @@ async def from_leader(request: Request, broker: Broker, hosted: HostedLog) -> Lo
     loop_time = broker.clock.monotonic_ms
     deadline_ms = loop_time() + broker.settings.http.leader_wait_ms
     while not hosted.leads:  # `driver` is not None here
-        leader = broker.settings.node_of(hosted.leader_id)
+        leader = broker.nodes.find(hosted.leader_id)
         if leader is not None:
             if request.headers.get(NO_FORWARD.decode()) == "1":
                 raise NotLeader(leader.id, leader.url)
@@ -117,7 +117,7 @@ async def _passed_on(
     request: Request, broker: Broker, node_id: str, silence_s: float
 ) -> StreamingResponse | None:
     """Another node's answer; None when it cannot be reached or does not lead (any more)."""
-    target = broker.settings.node_of(node_id)
+    target = broker.nodes.find(node_id)
     assert target is not None
     path = request.scope.get("raw_path") or request.url.path.encode()
     query = request.scope["query_string"]

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +25,9 @@ from app.errors import (
     ReadIndexUnavailable,
     Repairing,
 )
+from app.log_state import Address
 from app.node.clock import LoopScheduler, SystemClock
+from app.node.directory import Directory
 from app.node.disk import DiskThread
 from app.node.driver import LogDriver
 from app.node.forward import Forwarder
@@ -34,6 +36,7 @@ from app.node.open_log import open_journal, open_raft_log
 from app.node.repair import Damaged
 from app.node.repairs import Repairs
 from app.node.transport import PeerTransport
+from app.raft.messages import PushRequest
 from app.raft.repair_messages import PeerCall
 from app.replication import GroupConfig
 from app.settings import LOG_NAME, LogSettings, NodeSettings, Settings
@@ -43,6 +46,7 @@ from storage.batch import log_id_of
 from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem, Lock, write_durably
 from storage.files import OsFileSystem
+from storage.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ class Broker:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.node: NodeSettings = settings.node
+        self.nodes = Directory(settings.nodes)
         self.meter = Meter()
         self.clock = SystemClock()
         self.forwarder = Forwarder(settings.security)
@@ -83,6 +88,7 @@ class Broker:
             cluster_id=settings.cluster_id,
             node_id=self.node.id,
             listen=self.node.peer_listen,
+            address=self.node.peer_address,
             peers=[(peer.id, peer.peer_address) for peer in settings.nodes if peer.id != self.node.id],
             deliver=self._deliver,
             chance=random.SystemRandom(),
@@ -100,6 +106,7 @@ class Broker:
             spawn=self.spawn,
             fail=self._fail,
         )
+        self._learned: dict[int, Mapping[str, Address]] = {}  # by log: what was taken from it
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._polls: dict[asyncio.Future[None], None] = {}
@@ -189,12 +196,14 @@ class Broker:
     def _host(self, settings: LogSettings) -> HostedLog:
         """Know a log from here on, and open the journal if this node keeps a replica of it. Blocks."""
         hosted = HostedLog(settings, log_id_of(self.settings.cluster_id, settings.name), None)
-        if self.node.id in settings.replicas:
-            hosted.journal = open_journal(
-                self._files, self._data, self.node.id, settings.name, self.settings.storage
-            )
+        folder = f"{self._data}/logs/{settings.name}"
+        if self.node.id in settings.replicas or self._files.exists(folder):  # it joined later (R-10)
+            hosted.journal = self._open_journal(settings)
         self.logs[settings.name] = self._by_id[hosted.log_id] = hosted
         return hosted
+
+    def _open_journal(self, settings: LogSettings) -> Journal:
+        return open_journal(self._files, self._data, self.node.id, settings.name, self.settings.storage)
 
     def _recover(self, hosted: HostedLog) -> LogDriver | Damaged | None:
         """The driver of a log that this node keeps, or what is damaged in it. Blocks."""
@@ -228,6 +237,7 @@ class Broker:
             random=random.SystemRandom(),
             fail=self._fail,
             version=VERSION,
+            preferred_leader=settings.preferred,
             sound=sound,
             healed=lambda: self.repairs.healed(hosted),
             damaged=lambda error: self.repairs.begin(hosted, error, "replication"),
@@ -267,6 +277,17 @@ class Broker:
             self.repairs.take(source, log_id, message)
         elif (hosted := self._by_id.get(log_id)) is not None and hosted.driver is not None:
             hosted.driver.deliver(source, message)
+        elif hosted is not None and hosted.journal is None and isinstance(message, PushRequest):
+            self._join(hosted)
+
+    def _join(self, hosted: HostedLog) -> None:
+        """A leader counts this node as a member of a log that the configuration does not give it (R-10)."""
+        hosted.journal = self._open_journal(hosted.settings)
+        result = self._recover(hosted)
+        if isinstance(result, LogDriver):
+            self._serve(hosted, result)
+        elif result is not None:
+            self.repairs.begin(hosted, result, "start")
 
     def _tick(self) -> None:
         """The one timer of all logs. Late ticks are not made up for."""
@@ -277,6 +298,14 @@ class Broker:
             if hosted.driver is not None:
                 hosted.driver.tick()
                 hosted.look()
+                self._learn_nodes(hosted.driver)
+
+    def _learn_nodes(self, driver: LogDriver) -> None:
+        """Connect to the members that the log has taught us of (R-10)."""
+        if driver.addresses is not self._learned.get(driver.log_id):
+            self._learned[driver.log_id] = driver.addresses
+            for node in self.nodes.learn(driver.addresses):
+                self.transport.add_peer(node.id, node.peer_address)
 
     async def _watch_until_caught_up(self, hosted: HostedLog) -> None:
         """A first linearizable read says that this node knows its leader and has what it has."""

@@ -10,12 +10,12 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.errors import NoLeader, ReadIndexUnavailable, TransferFailed
 from app.log_commands import Command
-from app.log_state import LogState, Membership
+from app.log_state import Address, LogState, Membership
 from app.node.answers import CommandDone, Done, OpenAppends
 from app.node.checkpoints import Checkpointer
 from app.node.door import Door
@@ -53,6 +53,7 @@ from storage.journal import Journal
 logger = logging.getLogger(__name__)
 
 EXPIRE_INTERVAL_MS = 60_000
+NOBODY: Mapping[str, Address] = {}
 MAX_INDEX = 2**63 - 1
 
 
@@ -298,6 +299,24 @@ class LogDriver:
     def state(self) -> LogState:
         """What the log says beside its records, with what is not committed yet."""
         return self._state
+
+    @property
+    def group(self) -> GroupConfig:
+        """Who is in the group as this replica knows it."""
+        membership = self._membership
+        if membership is None:
+            return self._group
+        return GroupConfig(voters=membership.voters, learners=membership.learners)
+
+    @property
+    def addresses(self) -> Mapping[str, Address]:
+        """Members that the log itself says how to reach; the same object until that changes."""
+        return NOBODY if self._membership is None else self._membership.nodes
+
+    @property
+    def is_transferring(self) -> bool:
+        """Whether this node is handing over the lead (R-09)."""
+        return self._core.is_transferring
 
     @property
     def sound(self) -> bool:

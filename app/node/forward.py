@@ -32,6 +32,8 @@ _PASSED_ON: Final = frozenset(
         b"accept",
         b"authorization",
         b"idempotency-key",
+        b"if-match",
+        b"if-none-match",
         b"last-event-id",
         b"commitlog-key",
         b"commitlog-timestamp",

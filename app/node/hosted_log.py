@@ -40,6 +40,16 @@ class HostedLog:
         return None if self.driver is None else self.driver.leader_id
 
     @property
+    def voters(self) -> tuple[str, ...]:
+        """Of the newest group that is known here, else of the configuration."""
+        return self.settings.replicas if self.driver is None else self.driver.group.voters
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Voters and learners."""
+        return self.voters if self.driver is None else (*self.voters, *self.driver.group.learners)
+
+    @property
     def leads(self) -> bool:
         return self.driver is not None and self.driver.role is Role.LEADER
 

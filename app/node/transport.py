@@ -3,11 +3,13 @@
 Every node keeps one outgoing connection to each peer and sends on it alone; what the peer says comes in
 on the peer's own connection. A frame is its length (u32, little-endian) and that many bytes:
 
-    first frame out     hello: JSON {"protocol", "cluster", "from", "to", "version"}
+    first frame out     hello: JSON {"protocol", "cluster", "from", "to", "address", "version"}
     first frame back    welcome: the same of the other side, or {"refused": reason}; nothing else goes back
     every other frame   one message: app/raft/wire.py
 
-A stranger, a node of another cluster and a frame that is not ours cost the connection, never the node.
+A node of another cluster and a frame that is not ours cost the connection, never the node. A node of this
+cluster that we do not know is a member that some log has not told us of yet (R-10): its hello says where it
+is reached.
 What is sent in one turn of the loop leaves in one write. Sending is best effort: with too many bytes
 waiting, messages are dropped, and the dispatcher's timers send again (D-07). Without a connection only the
 small ones of the last moments are kept: a COMPARE or vote of a cluster that starts should not wait for a
@@ -32,7 +34,7 @@ from app.version import VERSION
 
 log = logging.getLogger(__name__)
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 FRAME_MAX_BYTES: Final = 80 * MIB  # one batch at its largest, and the head of its push
 HELLO_MAX_BYTES: Final = 4096
 SEND_MAX_BYTES: Final = 128 * MIB  # waiting for one peer; beyond it messages are dropped
@@ -50,12 +52,16 @@ Deliver = Callable[[str, int, Any], None]
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who speaks to whom. `to` guards against an address that now belongs to another node."""
+    """Who speaks to whom. `to` guards against an address that now belongs to another node.
+
+    address: host:port at which the other nodes reach the sender.
+    """
 
     protocol: int
     cluster: str
     source: str = msgspec.field(name="from")
     target: str = msgspec.field(name="to")
+    address: str
     version: str
 
 
@@ -116,32 +122,50 @@ class PeerTransport:
         cluster_id: str,
         node_id: str,
         listen: str,
+        address: str,
         peers: Sequence[tuple[str, str]],
         deliver: Deliver,
         chance: random.Random,
     ) -> None:
-        """peers: (id, host:port) of the other nodes. deliver(source, log_id, message): what came in."""
+        """address: host:port at which others reach this node. peers: (id, host:port) of those known already.
+
+        deliver(source, log_id, message): what came in.
+        """
         self.cluster_id = cluster_id
         self.node_id = node_id
+        self.address = address
         self._listen = split_address(listen)
+        self._chance = chance
         self._deliver = deliver
         self._incoming: dict[_Incoming, None] = {}  # in order of arrival
-        self._outgoing = {
-            peer_id: _Outgoing(self, peer_id, split_address(address), chance) for peer_id, address in peers
-        }
+        self._outgoing: dict[str, _Outgoing] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self.closing = False
+        self._started = False
+        for peer_id, peer_address in peers:
+            self.add_peer(peer_id, peer_address)
+
+    def add_peer(self, peer_id: str, address: str) -> None:
+        """Keep a connection to one more node; nothing changes for one that is known. Raises ValueError."""
+        if peer_id == self.node_id or peer_id in self._outgoing:
+            return
+        peer = self._outgoing[peer_id] = _Outgoing(self, peer_id, split_address(address), self._chance)
+        if self._started:
+            self._connect(peer)
+
+    def _connect(self, peer: "_Outgoing") -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(peer.keep_connected(), name=f"connect {peer.peer_id}"))
 
     async def start(self) -> None:
         """Listen, and keep connecting to every peer. Raises OSError when the address cannot be bound."""
         loop = asyncio.get_running_loop()
         host, port = self._listen
         self._server = await loop.create_server(lambda: _Incoming(self), host, port)
-        self._tasks = [
-            loop.create_task(peer.keep_connected(), name=f"connect {peer.peer_id}")
-            for peer in self._outgoing.values()
-        ]
+        self._started = True
+        for peer in self._outgoing.values():
+            self._connect(peer)
 
     async def stop(self) -> None:
         self.closing = True
@@ -165,9 +189,6 @@ class PeerTransport:
         """The version that a peer said on the connection that is open to it; None while there is none."""
         peer = self._outgoing.get(peer_id)
         return None if peer is None else peer.version
-
-    def knows(self, peer_id: str) -> bool:
-        return peer_id in self._outgoing
 
     def received(self, source: str, frame: memoryview) -> None:
         log_id, message = wire.decode(frame)
@@ -251,10 +272,13 @@ class _Incoming(_Connection):
             self.close()
             return
         self._source = hello.source
+        owner.add_peer(hello.source, hello.address)
         owner.heard_from(hello.source)
         self._reader.raise_limit(FRAME_MAX_BYTES)
         self._reply(
-            msgspec.json.encode(Hello(PROTOCOL, owner.cluster_id, owner.node_id, hello.source, VERSION))
+            msgspec.json.encode(
+                Hello(PROTOCOL, owner.cluster_id, owner.node_id, hello.source, owner.address, VERSION)
+            )
         )
 
     def _reply(self, frame: bytes) -> None:
@@ -274,9 +298,17 @@ def _judge(frame: memoryview, owner: PeerTransport) -> tuple[str, Hello | None]:
         return "another cluster", None
     if hello.target != owner.node_id:
         return f"this is {owner.node_id}, not {hello.target}", None
-    if not owner.knows(hello.source):
-        return f"{hello.source} is no peer of {owner.node_id}", None
+    if hello.source == owner.node_id or not _is_address(hello.address):
+        return f"{hello.source} at {hello.address} cannot be a peer of {owner.node_id}", None
     return "", hello
+
+
+def _is_address(text: str) -> bool:
+    try:
+        split_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 class _Outgoing(_Connection):
@@ -331,7 +363,9 @@ class _Outgoing(_Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         owner = self._owner
-        hello = msgspec.json.encode(Hello(PROTOCOL, owner.cluster_id, owner.node_id, self.peer_id, VERSION))
+        hello = msgspec.json.encode(
+            Hello(PROTOCOL, owner.cluster_id, owner.node_id, self.peer_id, owner.address, VERSION)
+        )
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=MIB)
         _bound_silence(self._transport)

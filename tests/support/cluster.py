@@ -81,14 +81,19 @@ class Cluster:
         sections: Mapping[str, Mapping[str, object]] | None = None,
         peer_addresses: Mapping[str, str] | None = None,
         cluster_id: str = "test",
+        joining: int = 0,
     ) -> None:
-        """sections: more of the configuration. peer_addresses: of proxies before the peer listeners."""
+        """sections: more of the configuration. peer_addresses: of proxies before the peer listeners.
+
+        joining: the last so many nodes are not known to the others; their own configuration names them all.
+        """
         self.folder = folder
         self.ids = [f"n{number}" for number in range(1, nodes + 1)]
         ports = free_ports(2 * nodes)
         self.rest_ports = dict(zip(self.ids, ports[:nodes], strict=True))
         self.peer_ports = dict(zip(self.ids, ports[nodes:], strict=True))
         self.config = folder / "cluster.toml"
+        self.joining = self.ids[nodes - joining :]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._client = httpx.Client(timeout=30.0)
         self._write(cluster_id, logs, sections or {}, peer_addresses or {})
@@ -113,7 +118,11 @@ class Cluster:
                     "data": self.folder / node,
                 }
             )
-        self.config.write_text(configuration(cluster_id, nodes, logs, sections))
+        known = [node for node in nodes if node["id"] not in self.joining]
+        self.config.write_text(configuration(cluster_id, known, logs, sections))
+        for node_id in self.joining:
+            path = self.folder / f"{node_id}.toml"
+            path.write_text(configuration(cluster_id, nodes, logs, sections))
 
     # --- processes ---------------------------------------------------------------------------------------
 
@@ -126,7 +135,8 @@ class Cluster:
 
     def command(self, node: str) -> list[str]:
         """The command line of a node."""
-        return [sys.executable, "-m", "app.node.server", "--config", str(self.config), "--node", node]
+        config = self.folder / f"{node}.toml" if node in self.joining else self.config
+        return [sys.executable, "-m", "app.node.server", "--config", str(config), "--node", node]
 
     def kill(self, node: str) -> None:
         """End a node by SIGKILL, and wait until it is gone."""

@@ -59,6 +59,7 @@ class Pair:
             cluster_id=cluster,
             node_id=name,
             listen=self.addresses[k],
+            address=self.addresses[k],
             peers=[(f"n{2 - k}", self.addresses[1 - k])],
             deliver=deliver,
             chance=random.Random(1),
@@ -167,7 +168,15 @@ async def knock(address: str, *frames: bytes) -> bytes:
 
 def hello(**changes: Any) -> bytes:
     frame = msgspec.json.encode(
-        {"protocol": 1, "cluster": "c", "from": "n2", "to": "n1", "version": "0", **changes}
+        {
+            "protocol": 2,
+            "cluster": "c",
+            "from": "n2",
+            "to": "n1",
+            "address": "127.0.0.1:1",
+            "version": "0",
+            **changes,
+        }
     )
     return len(frame).to_bytes(4, "little") + frame
 
@@ -177,8 +186,9 @@ def hello(**changes: Any) -> bytes:
     [
         (hello(cluster="other"), b"another cluster"),
         (hello(to="n3"), b"this is n1, not n3"),
-        (hello(**{"from": "n9"}), b"n9 is no peer of n1"),
-        (hello(protocol=2), b"protocol 1"),
+        (hello(**{"from": "n1"}), b"n1 at 127.0.0.1:1 cannot be a peer of n1"),
+        (hello(address="somewhere"), b"n2 at somewhere cannot be a peer of n1"),
+        (hello(protocol=1), b"protocol 2"),
         (hello(more=1), b"not a hello"),
         (b"\x02\x00\x00\x00{}", b"not a hello"),
         (b"GET / HTTP/1.1\r\n\r\n", b""),

@@ -1,0 +1,201 @@
+"""Who is in the cluster and who leads: members come, are promoted, leave; the lead moves (R-09, R-10)."""
+
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from app.api.json_bodies import Name
+from app.api.leader_calls import at_leader, body_of, committed_command, shaped
+from app.api.openapi import answers
+from app.api.read_query import NoQuery, OneLogQuery
+from app.api.routing import Node, json_answer, wants_json
+from app.errors import InvalidRequest, NotFound, TransferFailed
+from app.log_commands import ChangeMembers
+from app.log_state import Address
+from app.node.broker import Broker
+from app.node.driver import LogDriver
+from app.node.hosted_log import HostedLog
+from app.replication import ChangeKind
+from app.settings import Replication, split_address
+from app.version import VERSION
+
+router = APIRouter(tags=["cluster"])
+
+Nothing = Annotated[NoQuery, Query()]
+MemberId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$", examples=["n4"])]
+MEMBER_EXAMPLE: Final = {
+    "id": "n4",
+    "url": "http://127.0.0.1:8104",
+    "peer_address": "127.0.0.1:9104",
+    "voter": False,
+    "alive": True,
+    "version": VERSION,
+}
+_TRANSFER_POLL_S: Final = 0.05
+_REFUSALS: Final = ("change-in-progress", "not-caught-up", "would-lose-quorum", "no-leader", "quorum-timeout")
+
+
+OneLog = Annotated[OneLogQuery, Query()]
+
+
+class MemberIn(msgspec.Struct, forbid_unknown_fields=True):
+    """url: base URL of its REST. peer_address: host:port for the other nodes."""
+
+    id: Name
+    url: Name
+    peer_address: Name
+
+
+class TransferIn(msgspec.Struct, forbid_unknown_fields=True):
+    """to: the voter that is to lead; without it the most up to date one."""
+
+    to: Name | None = None
+    log: Name = "default"
+
+
+def member_objects(broker: Broker) -> list[dict[str, Any]]:
+    """Every known node as API.md §2 shows it. voter: of some log, by the newest group that is known here."""
+    voters: dict[str, None] = {}
+    for hosted in broker.logs.values():
+        voters.update(dict.fromkeys(hosted.voters))
+    members = []
+    for node in broker.nodes:
+        version = VERSION if node.id == broker.node.id else broker.transport.peer_version(node.id)
+        members.append(
+            {
+                "id": node.id,
+                "url": node.url,
+                "peer_address": node.peer_address,
+                "voter": node.id in voters,
+                "alive": version is not None,
+                "version": version,
+            }
+        )
+    return members
+
+
+@router.get(
+    "/v1/cluster/members",
+    summary="The nodes of the cluster",
+    responses=answers(example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    response_class=Response,
+)
+async def members(request: Request, broker: Node, query: Nothing) -> Response:
+    wants_json(request)
+    return json_answer({"members": member_objects(broker)})
+
+
+@router.post(
+    "/v1/cluster/members",
+    summary="Let a node join as a learner",
+    description="It gets the log and counts for nothing yet. One change of a log at a time.",
+    responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    response_class=Response,
+)
+async def add_member(request: Request, broker: Node, query: OneLog) -> Response:
+    wants_json(request)
+    body = await body_of(request)
+    asked = shaped(MemberIn, body)
+    _check_address(asked)
+    change = ChangeMembers(ChangeKind.ADD, asked.id, Address(asked.url, asked.peer_address))
+    return await _change(request, broker, query.log, change, body)
+
+
+@router.post(
+    "/v1/cluster/members/{id}:promote",
+    summary="Make a learner a voter",
+    responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    response_class=Response,
+)
+async def promote_member(request: Request, broker: Node, id: MemberId, query: OneLog) -> Response:
+    wants_json(request)
+    return await _change(request, broker, query.log, ChangeMembers(ChangeKind.PROMOTE, id), b"")
+
+
+@router.delete(
+    "/v1/cluster/members/{id}",
+    summary="Let a node leave",
+    description="A leader that is removed hands over the lead once its removal is committed.",
+    responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    response_class=Response,
+)
+async def remove_member(request: Request, broker: Node, id: MemberId, query: OneLog) -> Response:
+    wants_json(request)
+    return await _change(request, broker, query.log, ChangeMembers(ChangeKind.REMOVE, id), b"")
+
+
+async def _change(
+    request: Request, broker: Broker, log: str | None, change: ChangeMembers, body: bytes
+) -> Response:
+    """The change in one log, or in each Raft log in turn; the first refusal ends it."""
+    if log is not None:
+        return await _change_one(request, broker, broker.find(log), change, body, b"")
+    chosen = [
+        hosted
+        for hosted in broker.logs.values()
+        if hosted.settings.replication is Replication.RAFT and hosted.driver is not None
+    ]
+    if change.kind is not ChangeKind.ADD:
+        chosen = [hosted for hosted in chosen if change.node_id in hosted.members]
+        if not chosen:
+            raise NotFound(f"{change.node_id} is no member")
+    for hosted in chosen:
+        query = b"log=" + quote(hosted.name).encode()
+        answer = await _change_one(request, broker, hosted, change, body, query)
+        if answer.status_code != 200:
+            return answer
+    return json_answer({"members": member_objects(broker)})
+
+
+async def _change_one(
+    request: Request, broker: Broker, hosted: HostedLog, change: ChangeMembers, body: bytes, query: bytes
+) -> Response:
+    async def act(driver: LogDriver) -> Response:
+        await committed_command(driver, change)
+        return json_answer({"members": member_objects(broker)})
+
+    return await at_leader(request, broker, hosted, act, body, query)
+
+
+def _check_address(asked: MemberIn) -> None:
+    if not asked.url.startswith(("http://", "https://")):
+        raise InvalidRequest(("/url", "a base URL such as http://127.0.0.1:8104"))
+    try:
+        split_address(asked.peer_address)
+    except ValueError as error:
+        raise InvalidRequest(("/peer_address", str(error))) from error
+
+
+@router.post(
+    "/v1/cluster/leader:transfer",
+    summary="Hand over the lead of a log",
+    description="The leader takes no appends until the chosen voter holds everything; those that come wait.",
+    responses=answers(
+        "transfer-failed",
+        "already-leader",
+        "no-leader",
+        example={"log": "default", "leader": "n2", "term": 8},
+    ),
+    response_class=Response,
+)
+async def transfer(request: Request, broker: Node, query: Nothing) -> Response:
+    wants_json(request)
+    body = await body_of(request)
+    asked = shaped(TransferIn, body)
+    hosted = broker.find(asked.log)
+
+    async def act(driver: LogDriver) -> Response:
+        target = driver.transfer(asked.to)
+        term = driver.term
+        deadline_ms = broker.clock.monotonic_ms() + 2 * broker.settings.raft.election_timeout_ms[1]
+        while driver.leader_id != target:
+            if broker.clock.monotonic_ms() >= deadline_ms or (hosted.leads and not driver.is_transferring):
+                raise TransferFailed(f"{target} did not take over")
+            await hosted.leadership_changed(_TRANSFER_POLL_S)
+        content = {"log": asked.log, "leader": target, "term": max(driver.term, term)}
+        return json_answer(content)
+
+    return await at_leader(request, broker, hosted, act, body)
