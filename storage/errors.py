@@ -4,6 +4,7 @@ StorageError
 ├── CorruptBatch          bytes that are no valid batch
 │   └── PartialBatch      ... because they end too early
 ├── CorruptLog            damage at or before the durable point of a log: reported, never cut
+├── PatchRefused          batches that do not fit into the damage of a log
 ├── CorruptFile           a small file (vote, checkpoint, manifest, snapshot) that cannot be believed
 ├── InvalidBody           a client's body is not what it claims to be
 │   ├── BodyTooLarge      ... or exceeds a limit
@@ -38,6 +39,10 @@ class CorruptLog(StorageError):
     def __init__(self, path: str, offset: int, reason: str) -> None:
         super().__init__(f"{path}: damaged at log offset {offset}: {reason}")
         self.path, self.offset, self.reason = path, offset, reason
+
+
+class PatchRefused(StorageError):
+    """The batches do not fit between the intact neighbours of a damage; nothing was written."""
 
 
 class CorruptFile(StorageError):

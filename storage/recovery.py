@@ -26,7 +26,8 @@ from storage.log_folder import (
     segment_offsets,
 )
 from storage.manifest import Intent, Manifest, ManifestFile
-from storage.segment import Scan, Segment
+from storage.scan import Scan
+from storage.segment import Segment
 from storage.segment_format import segment_name, segment_offset
 
 REWRITE_BYTES: Final = 4 * 1024 * 1024
@@ -62,10 +63,7 @@ class Recovery:
 
     def run(self) -> Recovered:
         """Return the log as it is from now on. Raises CorruptLog, CorruptFile, DiskError."""
-        self._files.make_folders(self._folder)
-        self._read_manifest()
-        self._finish_intent()
-        saved = self._manifest
+        saved = self.prepare()
         self._take_durable_segments()
         self._read_epochs()
         self._scan_tail()
@@ -76,6 +74,13 @@ class Recovery:
         folder = LogFolder(self._files, self._folder, self._manifest_file, self._manifest)
         folder.epochs = epochs if room else None
         return Recovered(folder, self._manifest, self._segments, epochs, self._last)
+
+    def prepare(self) -> Manifest:
+        """Finish what was begun when the log was last used, and return its manifest. Raises as `run` does."""
+        self._files.make_folders(self._folder)
+        self._read_manifest()
+        self._finish_intent()
+        return self._manifest
 
     def _damaged(self, offset: int, reason: str) -> CorruptLog:
         return CorruptLog(self._folder, offset, reason)
@@ -190,7 +195,7 @@ class Recovery:
 
     def _scan_segment(self, segment: Segment) -> tuple[int, str, bool]:
         """Accept what is valid. Return where it ends, why, and whether bytes are left over."""
-        scan = Scan(segment, self._log_id, segment.end_offset)
+        scan = Scan(segment.file, segment.base_offset, self._log_id, segment.end_offset)
         while (batch := scan.next_batch()) is not None:
             problem = self._problem(batch)
             if problem is not None:

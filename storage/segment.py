@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from storage.batch import FLAG_CONTROL, Batch, decode_batch
-from storage.errors import CorruptBatch, CorruptLog, PartialBatch, StorageFull
+from storage.errors import CorruptBatch, CorruptLog, StorageFull
 from storage.file_system import File, FileSystem, write_durably
+from storage.scan import Scan
 from storage.segment_format import (
     ENTRY_SIZE_BYTES,
     DamagedIndex,
@@ -15,8 +15,6 @@ from storage.segment_format import (
     index_name,
     segment_name,
 )
-
-_SCAN_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +250,7 @@ class Segment:
     def rebuild_index(self) -> None:
         """Make the index anew from the durable batches up to `end_offset`. Raises CorruptLog."""
         index, end_offset = SegmentIndex(), self.end_offset
-        scan = Scan(self, self._log_id, self.start_offset)
+        scan = Scan(self.file, self.base_offset, self._log_id, self.start_offset)
         while scan.offset < end_offset:
             batch = scan.next_batch()
             if batch is None:
@@ -272,49 +270,3 @@ class Segment:
         """Count a batch that stands at the end of what was recovered so far."""
         self.index.append(batch)
         self.end_offset = batch.next_offset
-
-
-class Scan:
-    """Reads the batches of a segment one after the other from `offset` on, by blocks, not by mapping.
-
-    A mapped page that the disk cannot read kills the process; a read says so.
-    """
-
-    def __init__(self, segment: Segment, log_id: int, offset: int) -> None:
-        self._segment = segment
-        self._log_id = log_id
-        self._size = segment.file.size()
-        self._block = memoryview(b"")
-        self._block_offset = offset
-        self.offset = offset
-        self.stopped_by = ""
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every byte of the file was read as a batch."""
-        return self.offset - self._segment.base_offset == self._size
-
-    def next_batch(self) -> Batch | None:
-        """Return the batch at `offset` and go past it, None when no valid one is there: see `stopped_by`."""
-        if self.exhausted:
-            self.stopped_by = "the segment ends here"
-            return None
-        position = self.offset - self._segment.base_offset
-        while True:
-            block = self._block[self.offset - self._block_offset :]
-            try:
-                batch = decode_batch(block, log_id=self._log_id)
-            except CorruptBatch as error:
-                if isinstance(error, PartialBatch) and len(block) < self._size - position:
-                    self._block = memoryview(
-                        self._segment.file.read(position, max(_SCAN_BYTES, 2 * len(block)))
-                    )
-                    self._block_offset = self.offset
-                    continue
-                self.stopped_by = error.reason
-                return None
-            if batch.offset != self.offset:
-                self.stopped_by = "a batch of another place"
-                return None
-            self.offset = batch.next_offset
-            return batch

@@ -134,7 +134,7 @@ class MemoryFiles:
         self.power_cut_at: int | None = None  # the operation before which the power fails
         self.space_bytes: int | None = None  # of all files together
         self.syncs_fail = False
-        self._random = random or Random(0)
+        self.random = random or Random(0)
         self._names: dict[str, Content] = {}
         self._durable: dict[str, Content] = {}
         self._renames: dict[
@@ -207,13 +207,13 @@ class MemoryFiles:
     def crash(self) -> None:
         """The power fails: what no sync has covered is there, torn, or gone. All locks are free."""
         for changes in self._renames.values():
-            for name, content in changes[: self._random.randrange(len(changes) + 1)]:
+            for name, content in changes[: self.random.randrange(len(changes) + 1)]:
                 _put(self._durable, name, content)
         self._renames.clear()
         self.power_cut_at = None
         self._names = dict(self._durable)
         for content in self._names.values():
-            content.crash(self._random)
+            content.crash(self.random)
         self._locks.clear()
 
     def _found(self, path: str) -> Content:

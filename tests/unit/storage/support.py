@@ -112,7 +112,7 @@ def check_whole(log: Commitlog, expected: Sequence[Batch]) -> None:
 
 def snapshot(files: MemoryFiles, folder: str = FOLDER) -> dict[str, bytes]:
     """Every file of the folder."""
-    return {name: files.read(f"{folder}/{name}") for name in files.list(folder)}
+    return {name: files.read(f"{folder}/{name}") for name in files.sizes(folder)}
 
 
 def epochs_on_disk(files: MemoryFiles, folder: str = FOLDER) -> list[tuple[int, str, int]]:
