@@ -17,6 +17,7 @@ from spark_jobs.errors import LogClash, Refused, ShortRead, Trimmed, Unreachable
 from spark_jobs.planning import check_dense
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
+STORED_BATCHES = "application/vnd.commitlog.batch"
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 15.0  # longer than a replica waits for Commitlog-Min-Index
 GIVE_UP_S = 60.0
@@ -123,6 +124,29 @@ class LogClient:
             return None
         return Place(records["term"][0].as_py(), records["offset"][0].as_py())
 
+    def stored_batch(self, index: int) -> bytes:
+        """The stored batch that holds a committed record, as it stands in the replicas' files."""
+        query = {"from_index": index, "until_index": index + 1, "limit": 1, "max_bytes": 1}
+        headers = {"Accept": STORED_BATCHES, "Commitlog-Min-Index": str(index)}
+
+        def ask(endpoint: str) -> bytes:
+            sent = {**query, "include": "control", "consistency": "committed"}
+            answer = self._request(endpoint, self._path("/records"), sent, headers)
+            if not answer.data:
+                raise Unreachable(f"{endpoint}: does not hold the batch of index {index} yet")
+            return bytes(answer.data)
+
+        return self._over_endpoints(ask)
+
+    def first_index_at(self, timestamp_ms: int) -> int:
+        """An index that no record at or after a time stands before: a replica that is behind may name an
+        earlier one than the others.
+        """
+        answer = self._any(
+            "/records", from_timestamp=timestamp_ms, limit=1, include="control", consistency="committed"
+        )
+        return int(answer["records"][0]["index"] if answer["records"] else answer["next_index"])
+
     def read(self, first: int, until: int) -> Iterator[pa.Table]:
         """All records of [first, until), control records included, as tables of READ columns, in order.
 
@@ -133,6 +157,15 @@ class LogClient:
             records = self._read_once(first, until, max_bytes=MAX_READ_BYTES)
             first += records.num_rows
             yield records
+
+    def table_path(self, table: str) -> str | None:
+        """Where one of the log's Delta tables lies, None when the service does not know of it."""
+        try:
+            return str(self._any(f"/tables/{table}")["path"])
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            return None
 
     def nodes(self) -> list[Node]:
         """The members of the cluster, in its order."""

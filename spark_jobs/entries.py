@@ -23,10 +23,10 @@ from spark_jobs.tables import (
     table_properties,
 )
 from spark_jobs.transforms import entries
+from spark_jobs.union import LOG_ID_PROPERTY
 
 APPLICATION = "commitlog-entries"
 SMALL_BATCH_RECORDS = 20_000  # up to here a micro-batch becomes one file: many tiny ones slow every reader
-LOG_ID_PROPERTY = "commitlog.logId"
 
 
 class EntriesJob:

@@ -28,12 +28,19 @@ class Trimmed(SourceError):
 
     def __init__(self, log: str, index: int, begin_index: int) -> None:
         super().__init__(
-            f"log {log!r} begins at index {begin_index}: the records from {index} on were trimmed before "
-            "they were "
-            "read. They are lost to this query. To go on without them, set failOnDataLoss to false; "
-            "a materializer that holds a fencing cursor keeps retention from passing it."
+            f"log {log!r} begins at index {begin_index}: the records from {index} to {begin_index - 1} were "
+            "trimmed before they were read. They are lost to this query. To go on without them, set "
+            "failOnDataLoss to false; a materializer that holds a fencing cursor keeps retention from "
+            "passing it."
         )
         self.begin_index = begin_index
+
+
+class TableUnreadable(SourceError):
+    """A Delta table that tail=union cannot read."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"tail=union cannot read the table at {path}: {reason}")
 
 
 class LogClash(SourceError):

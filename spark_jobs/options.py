@@ -22,7 +22,20 @@ NAMES = (
     "failOnDataLoss",
     "stream",
     "includeControl",
+    "dataFolder",
+    "tail",
+    "table",
 )
+NOT_FOR_EVENTS = (
+    "endingIndex",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "includeControl",
+    "dataFolder",
+    "tail",
+    "table",
+)
+UNION = "union"
 Start = int | str | dict[str, int]
 
 
@@ -32,7 +45,8 @@ class SourceOptions:
 
     endpoints: base URLs of replicas, none with a slash at its end. starting_index: inclusive, EARLIEST,
     LATEST, None where the kind of query decides; for events also the next seq by node. ending_index:
-    inclusive, or LATEST.
+    inclusive, or LATEST. data_folders: of nodes on this machine, whose files are read in place. union: the
+    Delta table, and what the log has beyond it; table: where it lies, None to ask the service.
     """
 
     endpoints: tuple[str, ...]
@@ -46,6 +60,9 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     stream: str = RECORDS
     include_control: bool = False
+    data_folders: tuple[str, ...] = ()
+    union: bool = False
+    table: str | None = None
 
     def for_batch(self) -> "SourceOptions":
         """The same for a batch query, with its default start.
@@ -65,6 +82,8 @@ class SourceOptions:
         """
         if self.ending_index != LATEST:
             raise OptionError("endingIndex is for batch queries: a stream has no end")
+        if self.union:
+            raise OptionError("tail=union is for batch queries: start a stream where the table ends")
         return replace(self, starting_index=LATEST if self.starting_index is None else self.starting_index)
 
 
@@ -94,14 +113,27 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
         stream=stream,
         include_control=_flag(values, "includeControl", default=False),
+        data_folders=tuple(part.strip() for part in values.get("dataFolder", "").split(",") if part.strip()),
+        union=_union(values),
+        table=values.get("table"),
     )
     if stream == EVENTS:
-        for name in ("endingIndex", "maxBytesPerTrigger", "minPartitions", "includeControl"):
+        for name in NOT_FOR_EVENTS:
             if name in values:
                 raise OptionError(
                     f"{name} does not apply to stream=events: each node's journal is one partition"
                 )
     return options
+
+
+def _union(values: Mapping[str, str]) -> bool:
+    if values.get("tail", UNION) != UNION:
+        raise OptionError(f"tail: {values['tail']!r} is not {UNION!r}, the only one there is")
+    if "table" in values and "tail" not in values:
+        raise OptionError("table goes with tail=union: to read a table alone, use Delta")
+    if "tail" in values and values.get("includeControl", "false").lower() == "true":
+        raise OptionError("includeControl does not go with tail=union: the table holds data records only")
+    return "tail" in values
 
 
 def _endpoints(text: str) -> tuple[str, ...]:

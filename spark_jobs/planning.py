@@ -21,19 +21,28 @@ class RecordsOffset:
     """How far a query has read a log.
 
     next_index: the first index not read. term: of the record before it; 0 when there is none, None when it
-    was trimmed and cannot be told. log_id: names the log and its cluster.
+    was trimmed and cannot be told. log_id: names the log and its cluster. lost: indexes that the query has
+    passed over so far because they were trimmed before it came (failOnDataLoss=false).
     """
 
     next_index: int
     term: int | None
     log_id: str
+    lost: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {"next_index": self.next_index, "term": self.term, "log_id": self.log_id}
+        return {
+            "next_index": self.next_index,
+            "term": self.term,
+            "log_id": self.log_id,
+            "lost": self.lost,
+        }
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> "RecordsOffset":
-        return cls(int(offset["next_index"]), offset["term"], str(offset["log_id"]))
+        return cls(
+            int(offset["next_index"]), offset["term"], str(offset["log_id"]), int(offset.get("lost", 0))
+        )
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "4",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.streaming.stopTimeout": "30s",
+    "spark.sql.python.filterPushdown.enabled": "true",  # pushdown.py
     # a notebook and a job may look at the tables from one folder: no embedded metastore is ever opened
     "spark.sql.catalogImplementation": "in-memory",
 }

@@ -6,12 +6,19 @@
 The classes here only translate between Spark and the pure modules: options.py, planning.py, client.py.
 """
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -34,13 +41,13 @@ from spark_jobs.planning import (
     check_not_shorter,
     check_same_log,
     check_same_term,
-    rotate,
-    split_range,
 )
+from spark_jobs.pushdown import Bounds, bounds_of, narrow
+from spark_jobs.reading import RecordsPartition, plan_partitions, read_records
 from spark_jobs.source_events import EventsBatchReader, EventsStreamReader
+from spark_jobs.union import FilesPartition, plan_union, read_files
 
-MAX_BATCH_ROWS = 8_192
-RECORDS_ARROW = schemas.arrow_schema(schemas.RECORDS)
+NO_TERM = -1
 
 
 class CommitlogDataSource(DataSource):
@@ -56,12 +63,23 @@ class CommitlogDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse_options(self.options).for_batch()
         check_schema(self.schema(), schema)
-        return EventsBatchReader(options) if options.stream == EVENTS else RecordsBatchReader(options)
+        if options.stream == EVENTS:
+            return EventsBatchReader(options)
+        return FilteringBatchReader(options) if filters_are_pushed() else RecordsBatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = parse_options(self.options).for_stream()
         check_schema(self.schema(), schema)
         return EventsStreamReader(options) if options.stream == EVENTS else RecordsStreamReader(options)
+
+
+def filters_are_pushed() -> bool:
+    """Whether Spark plans this read with its filters (spark.sql.python.filterPushdown.enabled).
+
+    It refuses a reader that takes filters while that is off, which is its default, and tells a data source
+    nothing of its settings; but it pushes filters in a module of its own.
+    """
+    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
 
 
 def check_schema(own: StructType, wanted: StructType) -> None:
@@ -72,41 +90,55 @@ def check_schema(own: StructType, wanted: StructType) -> None:
         )
 
 
-class RecordsPartition(InputPartition):
-    """The indexes [first, until), read from `endpoints` in this order."""
-
-    def __init__(self, first: int, until: int, endpoints: Sequence[str]) -> None:
-        super().__init__((first, until))
-        self.first = first
-        self.until = until
-        self.endpoints = list(endpoints)
-
-
 class RecordsBatchReader(DataSourceReader):
     """Reads the indexes from startingIndex to endingIndex, both inclusive, as they are at planning."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
+        self.bounds = Bounds()
 
     def partitions(self) -> list[InputPartition]:
         client = open_client(self.options)
+        partitions: list[InputPartition] = []
+        try:
+            if self.options.union:
+                partitions, first, until = plan_union(self.options, client, self.bounds)
+                first, until = narrow_range(self.options, client, first, until, self.bounds)
+                lost_from = None
+            else:
+                first, until, lost_from = self._range(client)
+        finally:
+            client.close()
+        partitions += plan_partitions(self.options, first, until, lost_from=lost_from)
+        return partitions or [RecordsPartition(first, first, self.options.endpoints)]
+
+    def _range(self, client: LogClient) -> tuple[int, int, int | None]:
+        """First index, exclusive end, and the first index that was asked for and lost, None for none.
+
+        Raises OptionError, Trimmed, LogClash.
+        """
         tail = client.tail(confirmed=True)
-        client.close()
-        first = first_index(self.options, tail)
-        until = tail.next_index
-        if isinstance(self.options.ending_index, int):
-            until = self.options.ending_index + 1
-            if until > tail.next_index:
-                raise OptionError(f"endingIndex {until - 1} is past the last index, {tail.next_index - 1}")
-        if first > until:
-            raise OptionError(f"startingIndex {first} is past the end of what is to be read, {until - 1}")
-        return plan_partitions(self.options, first, until) or [
-            RecordsPartition(first, first, self.options.endpoints)
-        ]
+        first, until = asked_range(self.options, tail)
+        lost_from = None
+        if isinstance(self.options.starting_index, int) and self.options.starting_index < first:
+            lost_from = self.options.starting_index
+        narrowed = narrow_range(self.options, client, first, until, self.bounds)
+        return *narrowed, lost_from if narrowed[0] == first else None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, FilesPartition):
+            return read_files(self.options, partition)
         assert isinstance(partition, RecordsPartition)
         return read_records(self.options, partition)
+
+
+class FilteringBatchReader(RecordsBatchReader):
+    """The same, told of the query's filters: it leaves out indexes that they rule out (pushdown.py)."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take note of them all; Spark evaluates them all again."""
+        self.bounds = bounds_of(filters)
+        return filters
 
 
 class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -141,16 +173,26 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = RecordsOffset.from_json(start)
+        while True:
+            try:
+                return self._latest(offset, limit) or start
+            except Trimmed:  # between two looks; the next one begins where the log does now
+                if self.options.fail_on_data_loss:
+                    raise
+
+    def _latest(self, offset: RecordsOffset, limit: ReadLimit) -> dict[str, Any] | None:
+        """The end of the next micro-batch, None when there is nothing new."""
         tail = self.client.tail(confirmed=False)
         if tail.confirmed:
             check_not_shorter(self.options.log, offset, tail.next_index)
         until = tail.next_index if self.target is None else min(tail.next_index, self.target)
         first = self._first_held(offset.next_index, tail)
         if until <= first:
-            return start
+            return None
         self._verify(offset)
         until = self._admit(first, until, limit)
-        self.latest = self._offset_at(until, offset.log_id)
+        lost = offset.lost + first - offset.next_index
+        self.latest = replace(self._offset_at(until, offset.log_id), lost=lost)
         return self.latest.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -164,7 +206,10 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin.next_index >= until.next_index:
             return []
         first = self._first_held(begin.next_index, self.client.tail(confirmed=False))
-        return plan_partitions(self.options, first, until.next_index)
+        first = min(first, until.next_index)
+        return plan_partitions(
+            self.options, first, until.next_index, last_term=until.term, lost_from=begin.next_index
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RecordsPartition)
@@ -209,6 +254,34 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             check_same_term(self.options.log, offset, self._offset_at(offset.next_index, offset.log_id).term)
 
 
+def asked_range(options: SourceOptions, tail: Tail) -> tuple[int, int]:
+    """[first, until) of a batch query in a log with this tail. Raises OptionError, Trimmed, LogClash."""
+    first, until = first_index(options, tail), tail.next_index
+    if isinstance(options.ending_index, int):
+        until = options.ending_index + 1
+        if until > tail.next_index:
+            raise OptionError(f"endingIndex {until - 1} is past the last index, {tail.next_index - 1}")
+    if first > until:
+        raise OptionError(f"startingIndex {first} is past the end of what is to be read, {until - 1}")
+    return first, until
+
+
+def narrow_range(
+    options: SourceOptions, client: LogClient, first: int, until: int, bounds: Bounds
+) -> tuple[int, int]:
+    """The part of [first, until) that can hold what the filters ask for. Raises Trimmed."""
+
+    def term_of(index: int) -> int:
+        place = client.place(index)
+        if place is None:
+            if options.fail_on_data_loss:
+                raise Trimmed(options.log, index, client.tail(confirmed=False).begin_index)
+            return NO_TERM  # below any: the search goes on behind it
+        return place.term
+
+    return narrow(first, until, bounds, first_at=client.first_index_at, term_of=term_of)
+
+
 def open_client(options: SourceOptions) -> LogClient:
     return LogClient(options.endpoints, options.log, options.token)
 
@@ -226,42 +299,3 @@ def first_index(options: SourceOptions, tail: Tail) -> int:
     if first < tail.begin_index and options.fail_on_data_loss:
         raise Trimmed(options.log, first, tail.begin_index)
     return max(first, tail.begin_index)
-
-
-def plan_partitions(options: SourceOptions, first: int, until: int) -> list[InputPartition]:
-    """[first, until) in minPartitions parts, each of which begins at another replica."""
-    return [
-        RecordsPartition(begin, end, rotate(options.endpoints, first + number))
-        for number, (begin, end) in enumerate(split_range(first, until, options.min_partitions))
-    ]
-
-
-def read_records(options: SourceOptions, partition: RecordsPartition) -> Iterator[pa.RecordBatch]:
-    """The partition's rows, in order, in batches that Spark takes as they are."""
-    client = LogClient(partition.endpoints, options.log, options.token)
-    first = partition.first
-    try:
-        while first < partition.until:
-            try:
-                for records in client.read(first, partition.until):
-                    first += records.num_rows
-                    yield from rows(options, records)
-            except Trimmed as error:
-                if options.fail_on_data_loss:
-                    raise
-                first = min(error.begin_index, partition.until)
-    finally:
-        client.close()
-
-
-def rows(options: SourceOptions, records: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Records as the service sends them in the source's schema, cut and joined to MAX_BATCH_ROWS rows."""
-    if not options.include_control:
-        is_data = pc.equal(records["type"], "data")
-        if not pc.all(is_data).as_py():
-            records = records.filter(is_data)
-    log = pa.chunked_array([pa.repeat(pa.scalar(options.log), records.num_rows)])
-    columns = [log if name == "log" else records[name] for name in RECORDS_ARROW.names]
-    table = pa.table(columns, names=RECORDS_ARROW.names).cast(RECORDS_ARROW)
-    for start in range(0, table.num_rows, MAX_BATCH_ROWS):
-        yield from table.slice(start, MAX_BATCH_ROWS).combine_chunks().to_batches()

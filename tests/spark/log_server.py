@@ -103,6 +103,7 @@ class FakeReplica:
         self.stall_at: int | None = None  # a read of records past this index waits for `resume`
         self.stalled, self.resume = threading.Event(), threading.Event()
         self.requests: list[str] = []
+        self.sent = 0  # records in all answers
         self.url = ""
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -189,7 +190,11 @@ class FakeReplica:
     async def read(self, request: Request) -> Response:
         query = request.query_params
         self.requests.append(str(request.url))
-        first, until = int(query["from_index"]), int(query["until_index"])
+        until = int(query.get("until_index", self.log.next_index))
+        if "from_timestamp" in query:
+            first = self.first_at(int(query["from_timestamp"]))
+        else:
+            first = int(query["from_index"])
         if first < self.log.begin_index:
             return problem(410, "index-trimmed", begin_index=self.log.begin_index)
         if int(request.headers.get("commitlog-min-index", "-1")) > self.visible:
@@ -201,6 +206,7 @@ class FakeReplica:
         found = self.log.records[first:end]
         if query.get("include") != "control":
             found = [record for record in found if record["type"] == "data"]
+        self.sent += len(found)
         headers = {"Commitlog-Next-Index": str(max(first, end))}
         if "arrow" not in request.headers.get("accept", ""):
             records = [{"index": record["index"], "type": record["type"]} for record in found]
@@ -210,6 +216,14 @@ class FakeReplica:
             self.cut_answers -= 1
             body = body[: len(body) // 2]
         return Response(body, media_type="application/vnd.apache.arrow.stream", headers=headers)
+
+    def first_at(self, timestamp_ms: int) -> int:
+        later = (
+            record["index"]
+            for record in self.log.records[self.log.begin_index : self.visible + 1]
+            if record["timestamp"] >= timestamp_ms * 1_000
+        )
+        return next(later, self.visible + 1)
 
     async def events(self, request: Request) -> Response:
         first = int(request.query_params.get("from_seq", "0"))

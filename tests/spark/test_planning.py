@@ -108,7 +108,7 @@ def test_options_have_the_contracts_names_and_defaults() -> None:
         ({}, "endpoint: give the base URL"),
         ({"endpoint": "127.0.0.1:1"}, "is not a URL"),
         ({**ENDPOINT, "maxOffsetsPerTrigger": "1"}, "unknown option 'maxOffsetsPerTrigger'"),
-        ({**ENDPOINT, "tail": "union"}, "unknown option 'tail'"),
+        ({**ENDPOINT, "tail": "both"}, "tail: 'both' is not"),
         ({**ENDPOINT, "startingIndex": "-1"}, "startingIndex: '-1' is neither"),
         ({**ENDPOINT, "endingIndex": "earliest"}, "endingIndex: 'earliest' is neither"),
         ({**ENDPOINT, "maxRecordsPerTrigger": "0"}, "not a whole number above 0"),

@@ -44,7 +44,7 @@ def test_a_batch_reads_the_range_it_is_told_ends_included(batch: Batch) -> None:
         ({"startingIndex": 500}, "it ends before index 102, startingIndex is 500"),
         ({"startingIndex": 60, "endingIndex": 50}, "past the end of what is to be read"),
         ({"log": "other/log"}, "404"),
-        ({"tail": "union"}, "unknown option"),
+        ({"tail": "both"}, "tail: 'both' is not"),
     ],
 )
 def test_a_batch_that_cannot_be_read_says_why(

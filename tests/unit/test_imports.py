@@ -31,7 +31,7 @@ LAYERS = {  # package -> what it may not import
     "app/raft": ("app.node", "app.api", "app.cli", "spark_jobs", "tests"),
     "app/node": ("app.cli", "app.demo", "spark_jobs", "tests"),
     "app/api": ("app.cli", "app.demo", "spark_jobs", "tests"),
-    "spark_jobs": ("app", "storage", "tests"),
+    "spark_jobs": ("app.node", "app.api", "app.cli", "app.demo", "app.raft", "tests"),
 }
 
 

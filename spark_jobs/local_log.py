@@ -1,0 +1,153 @@
+"""A log's files on this machine, read in place: the same records as over HTTP, without a copy on the way.
+
+The files belong to a running node: they are opened to read, and nothing but whole batches is believed. What
+is committed, a replica says: it names the batch that ends the range, and a batch whose header equals that one
+ends the same history, since the header holds a digest of all before it (storage/batch.py). Committed bytes
+are never cut, so they alone are mapped; whatever else is looked at is copied first.
+"""
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from storage.batch import Batch, decode_batch, follows_chain
+from storage.errors import PartialBatch, StorageError
+from storage.file_system import File, FileSystem
+from storage.records import READ_SCHEMA, read_columns
+from storage.segment_format import DamagedIndex, SegmentIndex, index_name, segment_name, segment_offset
+
+LOOK_BYTES = 1024 * 1024  # read at once while a batch is looked for
+PAGE_BYTES = 4 * 1024 * 1024  # of stored batches in one table
+
+
+class NotHere(Exception):
+    """These files do not hold the range, or not as the replicas have it: read it over HTTP. Says why."""
+
+
+class LocalLog:
+    """The files of one log in a node's data folder. log_id: what every batch must belong to."""
+
+    def __init__(self, files: FileSystem, data_folder: str, log: str, log_id: int) -> None:
+        self._files = files
+        self._folder = f"{data_folder.rstrip('/')}/logs/{log}"
+        self._log_id = log_id
+
+    def read(self, first: int, last: Batch) -> Iterator[pa.Table]:
+        """All records from `first` to the end of `last`, a committed batch, as tables of READ_SCHEMA.
+
+        Nothing is given before `last` was found here. Raises NotHere, at any time: what was given by then is
+        right.
+        """
+        try:
+            if self._find(last.base_index) != last:
+                raise NotHere(f"{self._folder} holds another batch at index {last.base_index}")
+            yield from self._tables(self._find(first).offset, first, last)
+        except (StorageError, ValueError) as error:
+            raise NotHere(f"{self._folder}: {error}") from error
+
+    def _tables(self, offset: int, first: int, last: Batch) -> Iterator[pa.Table]:
+        """The mapped batches from `offset` to `last`, PAGE_BYTES at once."""
+        page: list[pa.RecordBatch] = []
+        size = 0
+        before: Batch | None = None
+        for batch in self._mapped(offset, last.next_offset):
+            if before is not None and not follows_chain(batch, before.header.chain):
+                raise NotHere(f"{self._folder}: another history from index {batch.base_index} on")
+            before = batch
+            rows = read_columns(batch)
+            page.append(rows.slice(max(0, first - batch.base_index)))
+            size += batch.size_bytes
+            if size >= PAGE_BYTES:
+                yield pa.Table.from_batches(page, READ_SCHEMA)
+                page, size = [], 0
+        if before != last:
+            raise NotHere(f"{self._folder}: another history before index {last.base_index}")
+        if page:
+            yield pa.Table.from_batches(page, READ_SCHEMA)
+
+    def _mapped(self, offset: int, until_offset: int) -> Iterator[Batch]:
+        """The batches from one place in the log to another, views of the files."""
+        starts = [*self._segments(), sys.maxsize]
+        while offset < until_offset:
+            at = bisect_right(starts, offset) - 1
+            base, end = starts[at], min(starts[at + 1], until_offset)
+            file = self._open(base)
+            try:
+                rest = file.view(offset - base, end - offset)
+            finally:
+                file.close()
+            while offset < end:
+                batch = decode_batch(rest, log_id=self._log_id)
+                if batch.offset != offset:
+                    raise NotHere(f"{self._folder}: a batch of another place at {offset}")
+                yield batch
+                rest = rest[batch.size_bytes :]
+                offset = batch.next_offset
+
+    def _find(self, index: int) -> Batch:
+        """The batch that holds an index, a copy. Raises NotHere."""
+        starts = self._segments()
+        at = bisect_right(starts, index, key=self._base_index) - 1
+        if at < 0:
+            raise NotHere(f"{self._folder} begins after index {index}")
+        base = starts[at]
+        file = self._open(base)
+        try:
+            position = self._hint(base, index) - base
+            while True:
+                batch = self._copy(file, position)
+                if batch.base_index <= index <= batch.last_index:
+                    return batch
+                position += batch.size_bytes
+        except PartialBatch:
+            raise NotHere(f"{self._folder} ends before index {index}") from None
+        finally:
+            file.close()
+
+    def _hint(self, base: int, index: int) -> int:
+        """Offset of a batch at or before an index: the index file may lag behind, or be anything."""
+        try:
+            rows = SegmentIndex(self._files.read(f"{self._folder}/{index_name(base)}"))
+            row = rows.row_of_index(index)
+            entry = rows.entry(row) if row >= 0 else None
+            if entry is None or entry.base_index > index:
+                return base
+            file = self._open(base)
+            try:
+                batch = self._copy(file, entry.offset - base)
+            finally:
+                file.close()
+        except (StorageError, DamagedIndex, ValueError):
+            return base
+        return entry.offset if batch.base_index == entry.base_index else base
+
+    def _base_index(self, base: int) -> int:
+        file = self._open(base)
+        try:
+            return self._copy(file, 0).base_index
+        except PartialBatch:
+            return sys.maxsize  # the node has made the file, and not written yet
+        finally:
+            file.close()
+
+    def _copy(self, file: File, position: int) -> Batch:
+        """The batch at a position of a segment. Raises CorruptBatch."""
+        size = LOOK_BYTES
+        while True:
+            block = file.read(position, size)
+            try:
+                return decode_batch(block, log_id=self._log_id)
+            except PartialBatch:
+                if len(block) < size:
+                    raise
+                size *= 4
+
+    def _segments(self) -> list[int]:
+        """Where the segments begin, in bytes of the log, in order."""
+        found = (segment_offset(name) for name in self._files.list(self._folder))
+        return sorted(offset for offset in found if offset is not None)
+
+    def _open(self, base: int) -> File:
+        return self._files.open(f"{self._folder}/{segment_name(base)}")

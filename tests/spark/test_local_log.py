@@ -1,0 +1,96 @@
+"""A log's files read in place: what a replica calls committed, verified, or nothing."""
+
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs.local_log import LocalLog, NotHere
+from storage.batch import Batch
+from storage.records import read_columns
+from tests.support.memory_files import MemoryFiles
+from tests.unit.storage.support import LOG_ID, content, grow, next_batch, open_log, open_term, three_terms
+
+
+def local(files: MemoryFiles, log_id: int = LOG_ID) -> LocalLog:
+    return LocalLog(files, "/data", "default", log_id)
+
+
+def read(files: MemoryFiles, first: int, last: Batch, log_id: int = LOG_ID) -> pa.Table:
+    return pa.concat_tables(local(files, log_id).read(first, last))
+
+
+def test_every_range_comes_as_it_was_stored_across_segments() -> None:
+    files = MemoryFiles()
+    batches = content(three_terms(files))
+    stored = pa.Table.from_batches([read_columns(batch) for batch in batches])
+    assert len([name for name in files.list("/data/logs/default") if name.endswith(".log")]) > 1
+    chance = Random(1)
+    for _ in range(60):
+        first = chance.randrange(stored.num_rows)
+        last = chance.choice([batch for batch in batches if batch.last_index >= first])
+        assert read(files, first, last) == stored.slice(first, last.next_index - first)
+
+
+def test_an_index_file_that_lags_lies_or_is_missing_changes_nothing() -> None:
+    whole = MemoryFiles()
+    batches = content(three_terms(whole))
+    expected = read(whole, 0, batches[-1])
+    for damage in ("missing", "empty", "foreign", "shifted"):
+        files = MemoryFiles()
+        three_terms(files)
+        for name in files.list("/data/logs/default"):
+            if name.endswith(".index"):
+                path = f"/data/logs/default/{name}"
+                data = files.read(path)
+                if damage == "missing":
+                    files.remove(path)
+                else:
+                    file = files.open(path)
+                    file.truncate(0)
+                    content_of = {"empty": b"", "foreign": bytes(640), "shifted": data[64:] + data[:64]}
+                    file.pwrite(content_of[damage], 0)
+        assert read(files, 0, batches[-1]) == expected
+        assert read(files, 17, batches[-1]) == expected.slice(17)
+
+
+def test_nothing_is_given_of_a_log_that_is_not_the_replicas() -> None:
+    files = MemoryFiles()
+    log = open_log(files)
+    open_term(log, 1)
+    grow(log, 5)
+    here = content(log)
+    other_files = MemoryFiles()
+    other = open_log(other_files)
+    open_term(other, 1)
+    grow(other, 4)
+    beyond = next_batch(other, [b"never replicated here"])
+    assert beyond.base_index == here[5].base_index  # the same place in the log, other records
+    with pytest.raises(NotHere, match="another batch at index"):
+        read(files, 0, beyond)
+    with pytest.raises(NotHere, match="another log"):
+        read(files, 0, here[-1], LOG_ID + 1)
+    grow(other, 30, Random(3))
+    with pytest.raises(NotHere, match="ends before"):
+        read(files, 0, content(other)[-1])
+    with pytest.raises(NotHere, match="/elsewhere"):
+        list(LocalLog(files, "/elsewhere", "default", LOG_ID).read(0, here[-1]))
+
+
+def test_damage_is_found_and_what_came_before_it_is_right() -> None:
+    files = MemoryFiles()
+    batches = content(three_terms(files))
+    expected = pa.Table.from_batches([read_columns(batch) for batch in batches])
+    victim = batches[len(batches) // 2]
+    names = [name for name in files.list("/data/logs/default") if name.endswith(".log")]
+    base = max(int(name[:20]) for name in names if int(name[:20]) <= victim.offset)
+    file = files.open(f"/data/logs/default/{base:020d}.log")
+    at = victim.offset - base + victim.size_bytes - 20
+    file.pwrite(bytes([file.read(at, 1)[0] ^ 1]), at)
+    given: list[pa.Table] = []
+    with pytest.raises(NotHere, match="checksum"):
+        given.extend(local(files).read(0, batches[-1]))
+    count = sum(table.num_rows for table in given)
+    assert count <= victim.base_index
+    if given:
+        assert pa.concat_tables(given) == expected.slice(0, count)
