@@ -278,8 +278,8 @@ class _Log(_Table):
     min_in_sync_replicas: int = 1
     unclean: bool = False
     preferred: str | None = None
-    retention_ms: int | None = Field(None, gt=0)
-    retention_bytes: int | None = Field(None, gt=0)
+    retention_ms: int | None = Field(default=None, gt=0)
+    retention_bytes: int | None = Field(default=None, gt=0)
 
 
 def _table_of(config: type) -> type[BaseModel]:

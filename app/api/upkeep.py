@@ -1,6 +1,6 @@
 """Keeping a log in order: trimming it, and comparing its replicas."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request
@@ -12,13 +12,37 @@ from app.api.leader_calls import at_leader, body_of, committed_command, shaped
 from app.api.openapi import answers
 from app.api.read_query import NoQuery
 from app.api.routing import LogName, Node, json_answer, wants_json
+from app.errors import IndexTrimmed, InvalidRequest, Repairing
 from app.log_commands import Trim
+from app.node.broker import Broker
 from app.node.driver import LogDriver
+from app.node.hosted_log import HostedLog
+from app.node.verify import Comparison, Verifier, settled_end
+from storage.errors import CorruptLog
 
 router = APIRouter(tags=["logs"])
 
 Nothing = Annotated[NoQuery, Query()]
 TRIM_EXAMPLE = {"log": "default", "begin_index": 40, "until_index": 42}
+VERIFY_EXAMPLE: dict[str, Any] = {
+    "log": "default",
+    "node": "n1",
+    "from_index": 0,
+    "until_index": 45,
+    "has_more": False,
+    "deep": False,
+    "equal": False,
+    "complete": True,
+    "first_difference": 17,
+    "groups": [["n1", "n2"], ["n3"]],
+    "replicas": [
+        {"node": "n1", "state": "same", "until_index": 45, "first_difference": None},
+        {"node": "n2", "state": "same", "until_index": 45, "first_difference": None},
+        {"node": "n3", "state": "differs", "until_index": 17, "first_difference": 17},
+    ],
+    "batches": 40,
+    "bytes": 65536,
+}
 
 
 class TrimIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,3 +73,95 @@ async def trim(request: Request, broker: Node, log: LogName, query: Nothing) -> 
         return json_answer(content, headers=log_headers(broker, hosted))
 
     return await at_leader(request, broker, hosted, act, body)
+
+
+class VerifyIn(msgspec.Struct, forbid_unknown_fields=True):
+    """from_index: null: the log's begin. until_index: exclusive; null: all that is committed. deep: from the
+    disk, every chain made anew."""
+
+    from_index: Ordinal | None = None
+    until_index: Ordinal | None = None
+    deep: bool = False
+
+
+@router.post(
+    "/v1/logs/{log}:verify",
+    summary="Compare the replicas of a log",
+    description="Compares this node's replica with every other, batch by batch, by their hash chains and "
+    "checksums. `first_difference` is the first index at which two differ, `groups` says who is like whom "
+    "there. Takes a few seconds at most: with `has_more` go on at `until_index`. A damaged one mends itself; "
+    "a difference is only reported. `complete` is false when a replica could not be compared.",
+    responses=answers("index-trimmed", example=VERIFY_EXAMPLE),
+    response_class=Response,
+)
+async def verify(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
+    hosted = broker.find(log)
+    wants_json(request)
+    body = await body_of(request)
+    asked = shaped(VerifyIn, body)
+    if hosted.repair is not None:
+        raise Repairing()
+
+    async def act(driver: LogDriver) -> Response:
+        first, until = _range_of(driver, asked)
+        verifier = Verifier(broker.repairs.calls, driver, _others(broker, hosted), deep=asked.deep)
+        try:
+            result = await verifier.compare(first, until)
+        except CorruptLog as error:
+            broker.repairs.begin(hosted, error, "verify")
+            raise Repairing() from error
+        if not result.equal:
+            broker.repairs.differs(hosted, result)
+        content = {"log": log, "node": broker.node.id, **_report(result, until), "deep": asked.deep}
+        return json_answer(
+            {name: content[name] for name in VERIFY_EXAMPLE}, headers=log_headers(broker, hosted)
+        )
+
+    if hosted.driver is not None:
+        return await act(hosted.driver)
+    return await at_leader(request, broker, hosted, act, body)
+
+
+def _range_of(driver: LogDriver, asked: VerifyIn) -> tuple[int, int]:
+    """Raises IndexTrimmed, InvalidRequest."""
+    begin, end = max(driver.log.begin_index, 0), settled_end(driver)
+    first = begin if asked.from_index is None else asked.from_index
+    until = end if asked.until_index is None else asked.until_index
+    if first < begin:
+        raise IndexTrimmed(begin)
+    if until > end:
+        raise InvalidRequest(("/until_index", f"at most {end}: only what is committed is compared"))
+    if first > until:
+        raise InvalidRequest(("/from_index", f"is past the end, {until}"))
+    return first, until
+
+
+def _others(broker: Broker, hosted: HostedLog) -> list[str]:
+    """Every other replica, as the log itself says or else the configuration."""
+    assert hosted.driver is not None
+    members = hosted.driver.state.membership
+    nodes = hosted.settings.replicas if members is None else (*members.voters, *members.learners)
+    return [node for node in nodes if node != broker.node.id]
+
+
+def _report(result: Comparison, until: int) -> dict[str, Any]:
+    return {
+        "from_index": result.from_index,
+        "until_index": result.until_index,
+        "has_more": result.until_index < until and any(each.compares for each in result.replicas[1:]),
+        "equal": result.equal,
+        "complete": result.complete,
+        "first_difference": result.first_difference,
+        "groups": result.groups,
+        "replicas": [
+            {
+                "node": each.node,
+                "state": each.state,
+                "until_index": each.until_index,
+                "first_difference": each.first_difference,
+            }
+            for each in result.replicas
+        ],
+        "batches": result.batches,
+        "bytes": result.size_bytes,
+    }

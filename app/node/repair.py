@@ -14,25 +14,25 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from app.node.driver import LogDriver
 from app.node.peer_calls import PeerCalls
 from app.node.repair_fetch import Fetch
 from app.node.repair_marker import Note, RepairMarker
 from app.raft.repair_messages import FetchAnswer, FetchRequest, TermAnswer, TermRequest
-from app.replication import Clock
+from app.replication import NO_INDEX, Clock
 from storage.batch import Batch
 from storage.checkpoint import CheckpointFile
 from storage.commitlog import Commitlog, CommitlogConfig
-from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull
+from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, StorageFull
 from storage.file_system import FileSystem
 from storage.hard_state import HardState, HardStateFile
-
-if TYPE_CHECKING:
-    from storage.repair import Damage
+from storage.patch import patch, set_aside
+from storage.survey import Damage, Survey, survey
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,6 @@ class RepairState(StrEnum):
     FETCHING = "fetching"
     WAITING = "waiting"  # no peer can help yet
     OPENING = "opening"
-    CATCHING_UP = "catching up"  # open, but it does not vote yet
 
 
 @dataclass(slots=True)
@@ -193,24 +192,10 @@ class LogRepair:
             "found_by": self.found_by,
         }
 
-    # --- the note, and what was promised ----------------------------------------------------------------
+    # --- what was promised ------------------------------------------------------------------------------
 
     def _note(self) -> None:
-        """Mark the log, and keep what it has promised as long as that can be read."""
-        known = self._marker.load()
-        promised = None if known is None else known.promised
-        path = f"{self._folder}/vote"
-        try:
-            if self._files.exists(path):
-                vote = HardStateFile(self._files, path).load()
-                if promised is None or vote.term >= promised[0]:
-                    promised = (vote.term, vote.voted_for)
-        except CorruptFile:
-            pass  # `_mend_vote` asks the others
-        reason, found_by, since_ms = str(self.trouble), self.found_by, self._clock.now_ms()
-        if known is not None and known.since_ms:
-            reason, found_by, since_ms = known.reason, known.found_by, known.since_ms
-        self._marker.save(Note(reason, found_by, since_ms, promised))
+        self._marker.save(Note(str(self.trouble), self.found_by, self._clock.now_ms()))
 
     async def _mend_vote(self) -> None:
         """A lost vote: this node may have voted for anybody in any term that another voter has reached.
@@ -234,18 +219,19 @@ class LogRepair:
                 pause_s = min(_RETRY_LAST_S, 2 * pause_s)
         promise = HardState(term, self._node_id)
 
-        def save() -> None:
-            note = self._marker.load() or Note(str(self.trouble), self.found_by, self._clock.now_ms())
-            self._marker.save(Note(note.reason, note.found_by, note.since_ms, (term, self._node_id)))
-            self._save_vote(promise)
-
-        await in_thread(save)
+        await in_thread(lambda: self._save_vote(promise))
         self.mended.small_files["vote"] = None
 
     def _last_term(self) -> int:
         """The term of the log's last batch; 0 when the log itself is damaged: it is looked at later."""
         try:
-            log = Commitlog.open(self._files, self._folder, log_id=self._log_id, config=self._storage)
+            log = Commitlog.open(
+                self._files,
+                self._folder,
+                log_id=self._log_id,
+                config=self._storage,
+                committed_index=self._committed_index(),
+            )
         except (CorruptLog, CorruptFile):
             return 0
         term = log.last_term
@@ -263,19 +249,15 @@ class LogRepair:
 
     async def _open(self) -> LogDriver:
         """Open the log, and mend whatever prevents it, until it opens."""
-        trouble: Damaged | None = self.trouble
+        trouble: Damaged = self.trouble
         while True:
-            if trouble is not None:
-                await self._mend(trouble)
-            self.state = RepairState.OPENING
             try:
-                driver = await in_thread(self._host.open_log)
+                await self._mend(trouble)
+                self.state = RepairState.OPENING
+                return await in_thread(self._host.open_log)
             except (CorruptLog, CorruptFile) as error:
                 logger.warning("log %s: still damaged: %s", self._log_name, error)
                 trouble = error
-                continue
-            self.state = RepairState.CATCHING_UP
-            return driver
 
     async def _mend(self, trouble: Damaged) -> None:
         """Mend one trouble. One that keeps coming back ends with a fresh start."""
@@ -285,10 +267,9 @@ class LogRepair:
             await self._set_aside(f"damaged again and again: {trouble}")
         elif name == "vote":
             await self._mend_vote()
-        elif name == "checkpoint":
-            await in_thread(lambda: self._remove("checkpoint"))  # the leader will say what is committed
-        elif name == "state":
-            await self._mend_state()
+        elif name in ("checkpoint", "state"):
+            # What is committed the leader says; the state is replayed, or taken from it (state_transfer.py).
+            await in_thread(lambda: self._remove(name))
         else:
             await self._mend_batches()
 
@@ -299,27 +280,9 @@ class LogRepair:
             self._files.sync_folder(self._folder)
         self.mended.small_files[name] = None
 
-    async def _mend_state(self) -> None:
-        """The snapshot of the log's state is made anew from the log, unless the log's beginning is gone."""
-
-        def begins_at_zero() -> bool:
-            log = Commitlog.open(self._files, self._folder, log_id=self._log_id, config=self._storage)
-            whole = log.begin_offset == 0
-            log.close()
-            return whole
-
-        if await in_thread(begins_at_zero):
-            await in_thread(lambda: self._remove("state"))
-            checkpoint = CheckpointFile(self._files, f"{self._folder}/checkpoint")
-            await in_thread(lambda: _forget_snapshot(checkpoint))
-        else:
-            await self._set_aside("the state is damaged, and the log has been trimmed")
-
     async def _mend_batches(self) -> None:
-        from storage.repair import survey
-
         self.state = RepairState.SURVEYING
-        found = await in_thread(lambda: survey(self._files, self._folder, self._log_id))
+        found = await in_thread(self._survey)
         if found.structural:
             await self._set_aside(found.structural)
             return
@@ -327,7 +290,7 @@ class LogRepair:
         while self.left:
             damage = self.left[0]
             logger.warning(
-                "log %s: indexes %d to %d are damaged (%s)",
+                "log %s: indexes %d to %d are damaged: %s",
                 self._log_name, damage.first_index, damage.last_index, damage.reason,
             )  # fmt: skip
             if not await self._mend_stretch(damage):
@@ -335,69 +298,69 @@ class LogRepair:
                 return
             del self.left[0]
 
-    async def _mend_stretch(self, damage: "Damage") -> bool:
-        """Fetch one stretch and put it in place; whether any peer has it as it stood here."""
-        from storage.repair import patch
+    def _survey(self) -> Survey:
+        return survey(self._files, self._folder, self._log_id, self._committed_index())
 
-        batches = await self._fetch(damage)
-        if batches is None:
-            return False
+    def _committed_index(self) -> int:
         try:
-            await in_thread(lambda: patch(self._files, self._folder, self._log_id, damage, batches))
-        except CorruptLog as error:
-            logger.error("log %s: what peers have does not fit: %s", self._log_name, error)
-            return False
-        mended = self.mended
-        mended.stretches.append({"first_index": damage.first_index, "last_index": damage.last_index})
-        mended.batches += len(batches)
-        mended.size_bytes += sum(batch.size_bytes for batch in batches)
-        return True
+            return CheckpointFile(self._files, f"{self._folder}/checkpoint").load().committed_index
+        except CorruptFile:
+            return NO_INDEX
 
-    async def _fetch(self, damage: "Damage") -> list[Batch] | None:
-        """The stretch as a peer has settled it; None when no peer ever will."""
+    async def _mend_stretch(self, damage: Damage) -> bool:
+        """Fetch one stretch and put it in place, piece by piece; whether any peer has it as it stood here."""
         if not self._peers:
             await self._wait_for_operator(f"indexes {damage.first_index} to {damage.last_index} are damaged")
         fetch = Fetch(damage.first_index, damage.last_index, self._peers, self._majority)
-        self.state = RepairState.FETCHING
-        while not fetch.complete:
-            if fetch.hopeless:
-                return None
+        rest: Damage | None = damage
+        while rest is not None:
+            batches = await self._fetch(fetch)
+            if not batches:
+                return False
+            try:
+                rest = await in_thread(partial(self._patch, rest, batches))
+            except PatchRefused as error:
+                logger.error("log %s: what peers have does not fit: %s", self._log_name, error)
+                return False
+            self.mended.batches += len(batches)
+            self.mended.size_bytes += sum(batch.size_bytes for batch in batches)
+        self.mended.stretches.append({"first_index": damage.first_index, "last_index": damage.last_index})
+        return True
+
+    def _patch(self, damage: Damage, batches: Sequence[Batch]) -> Damage | None:
+        return patch(self._files, self._folder, self._log_id, damage, batches)
+
+    async def _fetch(self, fetch: Fetch) -> Sequence[Batch]:
+        """The next piece of a stretch; none when no peer will ever have it as it stood here."""
+        while not fetch.hopeless:
             if fetch.waits:
-                seen = ", ".join(f"{peer} {outlook}" for peer, outlook in fetch.outlook.items())
-                self._wait(f"indexes {damage.first_index} to {damage.last_index}: {seen}")
-            ask = fetch.next()
-            if ask.pause_ms:
-                await asyncio.sleep(ask.pause_ms / 1000)
-
-            def request(call_id: int, first_index: int = ask.first_index) -> FetchRequest:
-                return FetchRequest(call_id, first_index, damage.last_index)
-
-            answer = await self._calls.ask(ask.peer, self._log_id, request, ANSWER_TIMEOUT_S)
-            if isinstance(answer, FetchAnswer) and answer.batches:
+                seen = ", ".join(f"{peer}: {outlook}" for peer, outlook in fetch.outlook.items())
+                self._wait(f"indexes {fetch.next_index} to {fetch.last_index}: {seen}")
+            else:
                 self.state = RepairState.FETCHING
+            ask = fetch.next()
+            await asyncio.sleep(ask.pause_ms / 1000)
+            answer = await self._calls.ask(
+                ask.peer,
+                self._log_id,
+                lambda call_id: FetchRequest(call_id, fetch.next_index, fetch.last_index),
+                ANSWER_TIMEOUT_S,
+            )
+            batches = fetch.took(ask.peer, answer if isinstance(answer, FetchAnswer) else None)
+            if batches:
                 self.mended.peers[ask.peer] = None
-            fetch.took(ask.peer, answer if isinstance(answer, FetchAnswer) else None)
-        return fetch.batches
+                return batches
+        return ()
 
     # --- the last resort --------------------------------------------------------------------------------
 
     async def _set_aside(self, reason: str) -> None:
-        """Move the log's files away, kept for the operator, and start empty; what was promised stays."""
+        """Move the log's files away, kept for the operator, and start empty; the vote stays."""
         if not self._peers:
             await self._wait_for_operator(reason)
         logger.error("log %s: set aside, it starts anew from its leader: %s", self._log_name, reason)
 
-        from storage.repair import set_aside
-
-        def work() -> None:
-            self._note()  # the promise, before the vote file is moved
-            note = self._marker.load()
-            set_aside(self._files, self._folder)
-            self._files.make_folders(self._folder)
-            if note is not None and note.hard_state is not None:
-                self._save_vote(note.hard_state)
-
-        await in_thread(work)
+        await in_thread(lambda: set_aside(self._files, self._folder))
         self.left = []
         self._seen.clear()
         self.mended.set_aside = True
@@ -414,9 +377,3 @@ class LogRepair:
             self._told_waiting = True
             logger.error("log %s: its repair waits: %s", self._log_name, reason)
             self._host.tell("repair", {"state": "waiting", "reason": reason})
-
-
-def _forget_snapshot(checkpoint_file: CheckpointFile) -> None:
-    """The checkpoint must not name a snapshot that is not there."""
-    checkpoint = checkpoint_file.load()
-    checkpoint_file.save(replace(checkpoint, state_index=-1))

@@ -38,26 +38,22 @@ class Ask:
 
 
 class Fetch:
-    """Collects neighbouring batches from first_index to last_index, in order.
+    """Gets neighbouring batches from first_index to last_index, in order, piece by piece.
 
     Ends in one of two ways: `complete`, or `hopeless`: no peer will ever have the stretch as it stood here.
     """
 
     def __init__(self, first_index: int, last_index: int, peers: Sequence[str], majority: int) -> None:
         """peers: at least one. majority: how many voters of the group are one."""
-        self.first_index = first_index
+        self.next_index = first_index
         self.last_index = last_index
-        self.batches: list[Batch] = []
+        self._before: Batch | None = None  # the last one given
         self.outlook: dict[str, Outlook] = dict.fromkeys(peers, Outlook.SILENT)
         self._peers = tuple(peers)
         self._majority = majority
         self._turn = 0
         self._fruitless = 0  # answers in a row that brought nothing
         self._never_rounds = 0
-
-    @property
-    def next_index(self) -> int:
-        return self.batches[-1].next_index if self.batches else self.first_index
 
     @property
     def complete(self) -> bool:
@@ -85,16 +81,19 @@ class Fetch:
             pause_ms = min(PAUSE_LAST_MS, PAUSE_FIRST_MS << min(rounds - 1, 10))
         return Ask(peer, self.next_index, pause_ms)
 
-    def took(self, peer: str, answer: FetchAnswer | None) -> None:
-        """The answer of the peer that was asked; None: none came in time."""
+    def took(self, peer: str, answer: FetchAnswer | None) -> tuple[Batch, ...]:
+        """The answer of the peer that was asked, None: none came in time. Return the batches that follow."""
         self.outlook[peer] = self._judge(answer)
-        if self.outlook[peer] is Outlook.GIVEN:
+        if self.outlook[peer] is Outlook.GIVEN and answer is not None:
             self._fruitless = self._never_rounds = 0
-            return  # it goes on giving
+            self._before = answer.batches[-1]
+            self.next_index = self._before.next_index
+            return answer.batches  # and it goes on giving
         self._turn += 1
         self._fruitless += 1
         if self._fruitless % len(self._peers) == 0:
             self._end_round()
+        return ()
 
     def _judge(self, answer: FetchAnswer | None) -> Outlook:
         if answer is None:
@@ -105,20 +104,17 @@ class Fetch:
             return Outlook.TRIMMED
         if not answer.batches:
             return Outlook.NOT_YET
-        return self._take(answer.batches)
+        return Outlook.GIVEN if self._follow(answer.batches) else Outlook.OTHER
 
-    def _take(self, batches: Sequence[Batch]) -> Outlook:
-        before = self.batches[-1] if self.batches else None
+    def _follow(self, batches: Sequence[Batch]) -> bool:
+        before, next_index = self._before, self.next_index
         for batch in batches:
-            if batch.base_index != self.next_index or batch.last_index > self.last_index:
-                self.batches.clear()
-                return Outlook.OTHER
+            if batch.base_index != next_index or batch.last_index > self.last_index:
+                return False
             if before is not None and not follows_chain(batch, before.header.chain):
-                self.batches.clear()  # two peers of two histories: begin anew with the second
-                return Outlook.OTHER
-            self.batches.append(batch)
-            before = batch
-        return Outlook.GIVEN
+                return False
+            before, next_index = batch, batch.next_index
+        return True
 
     def _end_round(self) -> None:
         """Count the rounds in which a majority has answered that it never committed this."""

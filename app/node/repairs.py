@@ -12,6 +12,7 @@ from app.node.peer_calls import PeerCalls
 from app.node.repair import Damaged, LogRepair, in_thread
 from app.node.repair_marker import RepairMarker
 from app.node.repair_server import RepairServer
+from app.node.verify import Comparison, ReplicaState
 from app.raft.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
 from app.replication import Clock, Disk, Transport
 from app.settings import Settings
@@ -176,6 +177,17 @@ class Repairs:
             data |= mended.as_data()
         logger.warning("log healed", extra={"log": hosted.name, **data})
         self.tell(hosted, "repair", data)
+
+    def differs(self, hosted: HostedLog, found: Comparison) -> None:
+        """Two replicas hold different committed records: nobody can mend that here, everybody should know."""
+        data: dict[str, Any] = {
+            "found_by": "verify",
+            "first_difference": found.first_difference,
+            "groups": found.groups,
+            "damaged": [each.node for each in found.replicas if each.state is ReplicaState.DAMAGED],
+        }
+        logger.error("replicas differ", extra={"log": hosted.name, **data})
+        self.tell(hosted, "corruption", data)
 
     def tell(self, hosted: HostedLog, kind: str, data: dict[str, Any]) -> None:
         """Write an event to the journal of a log, whether it is served or not."""

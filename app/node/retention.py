@@ -1,8 +1,8 @@
-"""Retention by age and size: the leader looks now and then, and trims what is too old or too much (API.md §5).
+"""Retention by age and size: the leader looks now and then, and trims what is too old or too much.
 
-A trim is a record of the log (Trim in app/log_commands.py), so every replica removes the same. Readers' fences
-and the newest committed batch stay; a log that only holds control records beside it is left alone, for a
-trim writes one itself.
+A trim is a record of the log (app/log_commands.py), so every replica removes the same. Readers' fences and
+the newest committed batch stay; a log that only holds control records beside it is left alone, for a trim
+writes one itself.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _STEP_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long and how much a log keeps. ms: since the record's timestamp; bytes: as stored. None: for ever."""
+    """How long (ms since the record's timestamp) and how much (bytes as stored) is kept. None: for ever."""
 
     ms: int | None = None
     bytes: int | None = None
