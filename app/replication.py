@@ -288,6 +288,11 @@ class ReplicationCore(Protocol):
         ...
 
     @property
+    def refusal(self) -> CommitlogError | None:
+        """Why new appends are refused although this replica leads (C-12); None when they are not."""
+        ...
+
+    @property
     def is_transferring(self) -> bool:
         """Whether the lead is being handed over: appends wait until it is known who leads (R-09)."""
         ...

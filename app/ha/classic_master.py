@@ -1,8 +1,8 @@
-"""The core of a classic log at its master (H-06, H-07), which is master for ever: roles are configuration. PURE.
+"""The core of a classic log at its master (H-06, H-07), which is so for ever: roles are configuration. PURE.
 
-Slaves get only what the master itself may acknowledge (on disk with `fsync`): classic frames know no epochs, so
-a master that lost what its slaves hold could not be told from a sound one. The master opens an epoch with a
-control record when its log is empty, or was written by another master before.
+Slaves get only what the master itself may acknowledge (on disk with `fsync`): classic frames know no epochs,
+so a master that lost what its slaves hold could not be told from a sound one. The master opens an epoch with
+a control record when its log is empty, or was written by another master before.
 """
 
 from collections.abc import Sequence

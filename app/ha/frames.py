@@ -66,7 +66,7 @@ class HaState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preface:
-    """Which log a connection is about; replica: place of the slave among the log's replicas, from 1, 0 unknown."""
+    """Which log a connection is about. replica: the slave's place among the log's, from 1; 0 unknown."""
 
     log_id: int
     replica: int = 0

@@ -138,6 +138,8 @@ class Door:
         if claim is not None:
             self._join(append, claim, now_ms)
             return
+        if core.refusal is not None:
+            raise core.refusal
         next_index = self._log.next_index + batch.count
         check_conditions(self._state, request, term=core.term, next_index=next_index)
         waiting = core.pending_appends + len(batch.appends)

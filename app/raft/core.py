@@ -6,10 +6,11 @@ lost what it had promised (`sound` is false) only follows, until it holds all th
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 
-from app.errors import InvariantError, TransferFailed
+from app.errors import CommitlogError, InvariantError, TransferFailed
 from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
 from app.raft.dispatcher import Dispatcher
@@ -86,6 +87,8 @@ class RaftCore:
             sound=sound,
         )
         self.electable = True
+        self.refusal: CommitlogError | None = None  # a majority is all that it needs
+        self._leaving = False  # this leader is no member any more
         self._group_index = NO_INDEX  # of the record that made the group what it is
         self._outbox = Outbox()
         self._quorum = QuorumChecker(self._member, log, self._outbox, config)
@@ -403,6 +406,7 @@ class RaftCore:
         self._restart_election_timer(now_ms)
 
     def _close_term(self, now_ms: int) -> None:
+        self._leaving = False
         self._opening = None
         self._quorum.close_term(now_ms)
         self._leader_reads.close_term()
@@ -488,10 +492,13 @@ class RaftCore:
         return member.node_id not in member.group.voters and self._group_index <= member.committed_index
 
     def _leave(self, now_ms: int) -> None:
-        """Make room for a leader that is a member: the one that holds most need not wait for a timeout."""
-        marks, voters = self._quorum.watermarks, self._member.group.voters
-        self._outbox.send(max(voters, key=marks.__getitem__), TimeoutNow(self._member.term))
-        self._stand_down(now_ms)
+        """Make room for a leader that is a member: hand over to it, or give up when that takes too long."""
+        if not self._leaving:
+            self._leaving = True
+            with suppress(TransferFailed):
+                self._transfer.begin(None, self._heard_ms, now_ms)
+        if not self.is_transferring:
+            self._stand_down(now_ms)
 
     # --- leading and following -----------------------------------------------------------------------------
 

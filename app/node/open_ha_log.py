@@ -1,0 +1,206 @@
+"""From a node's folders to a driver of a log in controller or classic mode; as open_log.py does it for Raft.
+
+The folders are the same. The vote file holds the newest master epoch that this replica knows, and its own id
+if it has opened that epoch itself: an epoch is opened once (A-01).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from app.ha.auto_switch import AutoSwitchCore
+from app.ha.classic_master import ClassicMasterCore
+from app.ha.classic_slave import ClassicSlaveCore
+from app.ha.config import HaConfig
+from app.log_state import LogState
+from app.node.checkpoints import load_state
+from app.node.driver import LogDriver
+from app.node.open_log import LogLimits, open_journal
+from app.replication import (
+    Clock,
+    Disk,
+    DriverConfig,
+    Durability,
+    GroupConfig,
+    ReplicationCore,
+    Scheduler,
+    Transport,
+)
+from storage.checkpoint import CheckpointFile, SnapshotFile
+from storage.commitlog import Commitlog, CommitlogConfig
+from storage.errors import CorruptFile, CorruptLog
+from storage.file_system import FileSystem
+from storage.hard_state import HardState, HardStateFile
+from storage.journal import Journal
+
+
+@dataclass(frozen=True, kw_only=True)
+class HaNode:
+    """What all logs of one node share. transport: carries HA messages and those between nodes (HaLink)."""
+
+    files: FileSystem
+    data_folder: str
+    node_id: str
+    storage: CommitlogConfig
+    limits: LogLimits
+    ha: HaConfig
+    clock: Clock
+    disk: Disk
+    transport: Transport
+    scheduler: Scheduler
+    random: Random
+    fail: Callable[[str, BaseException], None]
+    version: str
+    driver: DriverConfig | None = None
+
+
+class Replica:
+    """One replica's files, recovered; what every mode needs before it makes its core."""
+
+    def __init__(
+        self, node: HaNode, log_name: str, log_id: int, durability: Durability, journal: Journal | None
+    ) -> None:
+        """Raises CorruptLog, CorruptFile (this node must not take part in the log), DiskError."""
+        files = node.files
+        self._node = node
+        self._name = log_name
+        self.log_id = log_id
+        self.durability = durability
+        folder = f"{node.data_folder}/logs/{log_name}"
+        files.make_folders(folder)
+        self._journal = journal or open_journal(files, node.data_folder, node.node_id, log_name, node.storage)
+        self._hard_state_file = HardStateFile(files, f"{folder}/vote")
+        if not files.exists(f"{folder}/vote"):
+            if self._journal.next_seq:  # not the first life of this replica: it may have opened an epoch
+                raise CorruptFile(f"{folder}/vote", "missing")
+            self._hard_state_file.save(HardState())
+        self._checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
+        self._snapshot_file = SnapshotFile(files, f"{folder}/state")
+        self.hard_state = self._hard_state_file.load()
+        self.committed_index = self._checkpoint_file.load().committed_index
+        self.log = Commitlog.open(
+            files, folder, log_id=log_id, config=node.storage, committed_index=self.committed_index
+        )
+        self._state: LogState = load_state(
+            self.log, self._snapshot_file, idempotency_ms=node.limits.idempotency_ms
+        )
+
+    def driver(
+        self,
+        core: ReplicationCore,
+        replicas: tuple[str, ...],
+        damaged: Callable[[CorruptLog], None] | None,
+    ) -> LogDriver:
+        node = self._node
+        return LogDriver(
+            log_name=self._name,
+            log_id=self.log_id,
+            node_id=node.node_id,
+            core=core,
+            log=self.log,
+            state=self._state,
+            journal=self._journal,
+            hard_state_file=self._hard_state_file,
+            checkpoint_file=self._checkpoint_file,
+            snapshot_file=self._snapshot_file,
+            clock=node.clock,
+            disk=node.disk,
+            transport=node.transport,
+            scheduler=node.scheduler,
+            durability=self.durability,
+            limits=node.limits,
+            fail=node.fail,
+            version=node.version,
+            group=GroupConfig(voters=replicas),
+            config=node.driver,
+            damaged=damaged,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AutoSwitchLog:
+    """A log in controller mode: the manager delivers roles to `driver` and reads `core` (app/ha/roles.py)."""
+
+    driver: LogDriver
+    core: AutoSwitchCore
+
+
+def open_auto_switch_log(
+    node: HaNode,
+    *,
+    log_name: str,
+    log_id: int,
+    address: str,
+    replicas: tuple[str, ...],
+    durability: Durability,
+    min_in_sync_replicas: int = 1,
+    journal: Journal | None = None,
+    damaged: Callable[[CorruptLog], None] | None = None,
+) -> AutoSwitchLog:
+    """Recover one replica; `driver.start` begins. It waits for a role.
+
+    address: of this node's HA listener, as the others reach it. replicas: of the configuration.
+    journal, damaged: as in open_raft_log. Raises CorruptLog, CorruptFile, DiskError.
+    """
+    replica = Replica(node, log_name, log_id, durability, journal)
+    core = AutoSwitchCore(
+        node_id=node.node_id,
+        address=address,
+        log_id=log_id,
+        group=GroupConfig(voters=replicas),
+        log=replica.log,
+        durability=durability,
+        hard_state=replica.hard_state,
+        committed_index=replica.committed_index,
+        config=node.ha,
+        min_in_sync_replicas=min_in_sync_replicas,
+        random=node.random,
+    )
+    return AutoSwitchLog(replica.driver(core, replicas, damaged), core)
+
+
+def open_classic_log(
+    node: HaNode,
+    *,
+    log_name: str,
+    log_id: int,
+    replicas: tuple[str, ...],
+    master_id: str,
+    master_address: str,
+    sync_slaves: int,
+    durability: Durability,
+    journal: Journal | None = None,
+    damaged: Callable[[CorruptLog], None] | None = None,
+) -> LogDriver:
+    """Recover one replica of a classic log: its core is the master's or a slave's, by configuration.
+
+    master_address: where the master takes slaves of this log. sync_slaves: how many must hold a synchronous
+    append. Raises CorruptLog, CorruptFile, DiskError.
+    """
+    replica = Replica(node, log_name, log_id, durability, journal)
+    core: ClassicMasterCore | ClassicSlaveCore
+    if master_id == node.node_id:
+        core = ClassicMasterCore(
+            node_id=node.node_id,
+            replicas=replicas,
+            log=replica.log,
+            durability=durability,
+            hard_state=replica.hard_state,
+            committed_index=replica.committed_index,
+            config=node.ha,
+            sync_slaves=sync_slaves,
+        )
+    else:
+        core = ClassicSlaveCore(
+            node_id=node.node_id,
+            replicas=replicas,
+            master_id=master_id,
+            master_address=master_address,
+            log_id=log_id,
+            log=replica.log,
+            durability=durability,
+            committed_index=replica.committed_index,
+            config=node.ha,
+            random=node.random,
+        )
+    return replica.driver(core, replicas, damaged)

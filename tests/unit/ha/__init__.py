@@ -1,0 +1,1 @@
+"""AutoSwitch and classic HA."""

@@ -1,0 +1,436 @@
+"""A group of AutoSwitch replicas in one thread: production core, driver, store, codecs; a scripted controller
+that never errs, but elects, loses answers and is cut off; simulated time, disks and connections."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from app.errors import CommitlogError
+from app.ha.auto_switch import AutoSwitchCore
+from app.ha.config import HaConfig
+from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SetRequest, SlaveRole, SyncStateSetChanged
+from app.node.driver import LogDriver
+from app.node.open_ha_log import HaNode, open_auto_switch_log
+from app.replication import NO_INDEX, AppendRequest, AppendResult, DriverConfig, Durability, Role
+from storage.batch import Batch, log_id_of
+from storage.commitlog import Commitlog, CommitlogConfig
+from storage.errors import StorageError
+from storage.records import decode_body
+from tests.simulation.clients import Client, Ledger, Reader
+from tests.simulation.disk import DiskThread, DiskTiming
+from tests.simulation.world import Life, World, WorldClock, WorldScheduler
+from tests.support.memory_files import MemoryFiles
+from tests.unit.ha.streams import StreamNetwork
+
+LOG_NAME = "default"
+LOG_ID = log_id_of("ha", LOG_NAME)
+TICK_US = 20_000
+HEARTBEAT_US = 100_000
+LEASE_MS = 400
+TIMEOUT_US = 600_000
+QUICK = HaConfig(
+    ha_send_heartbeat_interval_ms=60,
+    ha_housekeeping_interval_ms=400,
+    ha_max_time_slave_not_catchup_ms=400,
+    ha_reconnect_interval_ms=60,
+    ha_handshake_timeout_ms=400,
+    ha_transfer_batch_size=1024,
+    ha_window_bytes=4096,
+)
+
+
+class Violation(AssertionError):
+    """The group broke a promise; the seed replays it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    max_pending_requests: int = 1_000
+    max_pending_bytes: int = 16 * 1024 * 1024
+    idempotency_ms: int = 24 * 60 * 60 * 1000
+
+
+class Node:
+    """One replica over all its lives; its disk outlives them."""
+
+    driver: LogDriver
+    core: AutoSwitchCore
+    log: Commitlog
+
+    def __init__(self, group: "Group", name: str) -> None:
+        self.name = name
+        self.files = MemoryFiles(Random(group.world.random.getrandbits(64)))
+        self.life = Life(name, alive=False)
+        self._group = group
+
+    @property
+    def alive(self) -> bool:
+        return self.life.alive
+
+    @property
+    def held_index(self) -> int:
+        return self.log.durable_index if self._group.fsync else self.log.end_index
+
+    def start(self) -> None:
+        group = self._group
+        life = self.life = Life(self.name)
+        host = group.network.attach(
+            self.name, life, lambda source, message: self.driver.deliver(source, message)
+        )
+        world = group.world
+        node = HaNode(
+            files=self.files,
+            data_folder="data",
+            node_id=self.name,
+            storage=CommitlogConfig(segment_max_bytes=16 * 1024, mark_interval_bytes=8 * 1024),
+            limits=Limits(),
+            ha=group.config,
+            clock=WorldClock(world),
+            disk=DiskThread(world, life, group.disk),
+            transport=host,
+            scheduler=WorldScheduler(world, life),
+            random=Random(world.random.getrandbits(64)),
+            fail=self._fail,
+            version="simulated",
+            driver=DriverConfig(snapshot_interval_ms=2_000, checkpoint_interval_ms=300),
+        )
+        try:
+            opened = open_auto_switch_log(
+                node,
+                log_name=LOG_NAME,
+                log_id=LOG_ID,
+                address=self.name,
+                replicas=group.names,
+                durability=group.durability,
+                min_in_sync_replicas=group.min_in_sync,
+            )
+        except StorageError as error:
+            raise Violation(f"{self.name} cannot come back: {error!r}") from error
+        self.driver, self.core, self.log = opened.driver, opened.core, opened.driver.log
+        self.driver.start()
+        self._tick(life)
+
+    def _tick(self, life: Life) -> None:
+        if life.alive:
+            self.driver.tick()
+            self._group.world.after(TICK_US, lambda: self._tick(life), life)
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
+
+    def crash(self) -> None:
+        """kill -9, and with `fsync` every other time a power cut too."""
+        self.life.alive = False
+        self._group.network.crashed(self.name)
+        if self._group.fsync and self._group.world.random.random() < 0.5:
+            self.files.crash()
+
+    def tell(self, message: object) -> None:
+        self.driver.deliver(MANAGER, message)
+
+    def append(self, request: AppendRequest, done: Callable[[AppendResult | CommitlogError], None]) -> None:
+        if self.alive:
+            self.driver.append(request, done)
+
+    def read_index(self, done: Callable[[int | CommitlogError], None]) -> None:
+        if self.alive:
+            self.driver.read_index(done)
+
+
+@dataclass
+class Controller:
+    """What the controllers have agreed on, and how a manager would tell it. Cut off nodes hear nothing."""
+
+    group: "Group"
+    epoch: int = 0
+    master: str | None = None
+    members: tuple[str, ...] = ()
+    set_epoch: int = 0
+    elections: int = 0
+    refused: int = 0
+    accepted: int = 0
+    heard_us: dict[str, int] = field(default_factory=dict)
+    cut: dict[str, None] = field(default_factory=dict)
+    never_in_set: dict[str, None] = field(default_factory=dict)  # learners
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        return tuple(
+            Replica(name, name, number, name in self.never_in_set)
+            for number, name in enumerate(self.group.names, 1)
+        )
+
+    def reaches(self, name: str) -> bool:
+        return self.group.nodes[name].alive and name not in self.cut
+
+    def start(self) -> None:
+        for name in self.group.names:
+            self._heartbeat(name)
+        self._watch()
+
+    def _heartbeat(self, name: str) -> None:
+        """One beat of a broker's manager: heartbeat, metadata, its wish for another set."""
+        world = self.group.world
+        world.after(world.random.randint(HEARTBEAT_US // 2, HEARTBEAT_US), lambda: self._heartbeat(name))
+        node = self.group.nodes[name]
+        if not self.reaches(name):
+            return
+        life, core, sent_ms = node.life, node.core, world.now_us // 1000
+        request = core.set_request
+        needs_election = core.needs_election
+        self.heard_us[name] = world.now_us
+        if request is not None:
+            self._alter(name, request)
+        if needs_election and self.master == name:
+            self.master = None
+            self.elect()
+        if world.random.random() < 0.15:
+            return  # the answer is lost
+        role = self._role_of(name)
+
+        def answer() -> None:
+            if name not in self.cut:
+                node.tell(Lease(sent_ms + LEASE_MS))
+                node.tell(role)
+
+        world.after(world.random.randint(100, 60_000), answer, life)
+
+    def _role_of(self, name: str) -> MasterRole | SlaveRole:
+        if self.master == name:
+            return MasterRole(self.epoch, self.members, self.set_epoch, self.replicas)
+        return SlaveRole(self.master, self.epoch, self.replicas)
+
+    def _alter(self, name: str, request: SetRequest) -> None:
+        """C-06, all its refusals; the answer comes late, or never."""
+        world = self.group.world
+
+        def arrive() -> None:
+            current = (self.master, self.epoch, self.set_epoch)
+            live = all(self._is_live(member) for member in request.members)
+            if current != (name, request.master_epoch, request.sync_state_set_epoch) or not live:
+                self.refused += 1
+                return
+            self.accepted += 1
+            self.members, self.set_epoch = request.members, self.set_epoch + 1
+            changed = SyncStateSetChanged(self.epoch, self.set_epoch, self.members)
+            node = self.group.nodes[name]
+            if world.random.random() < 0.7 and self.reaches(name):
+                world.after(world.random.randint(100, 80_000), lambda: node.tell(changed), node.life)
+
+        world.after(world.random.randint(100, 80_000), arrive)
+
+    def _is_live(self, name: str) -> bool:
+        return self.group.world.now_us - self.heard_us.get(name, -TIMEOUT_US) < TIMEOUT_US
+
+    def _watch(self) -> None:
+        if self.master is None or not self._is_live(self.master):
+            self.elect()
+        self.group.world.after(HEARTBEAT_US, self._watch)
+
+    def elect(self, candidate: str | None = None) -> bool:
+        """C-05: a live member of the set, the larger epoch and offset first."""
+        among = self.members or tuple(n for n in self.group.names if n not in self.never_in_set)
+        live = [name for name in among if self._is_live(name) and self.reaches(name)]
+        if not live or (candidate is not None and candidate not in live):
+            return False
+        nodes = self.group.nodes
+        best = candidate or max(live, key=lambda name: (nodes[name].core.log_epoch, nodes[name].core.max_offset))
+        self.epoch += 1
+        self.master, self.members, self.set_epoch = best, (best,), self.set_epoch + 1
+        self.elections += 1
+        self.group.world.note(f"elect {best} {self.epoch}")
+        for name in self.group.names:
+            if self.reaches(name) and self.group.world.random.random() < 0.7:
+                nodes[name].tell(self._role_of(name))
+        return True
+
+
+class Group:
+    """`run` lets it live, `settle` heals it and proves that everything acknowledged is there, everywhere."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        nodes: int = 3,
+        clients: int = 3,
+        durability: Durability = Durability.FSYNC,
+        faults: bool = True,
+        min_in_sync: int = 1,
+        learners: tuple[str, ...] = (),
+        config: HaConfig = QUICK,
+    ) -> None:
+        self.world = World(seed)
+        self.config = config
+        self.durability = durability
+        self.fsync = durability is Durability.FSYNC
+        self.min_in_sync = min_in_sync
+        self.disk = DiskTiming(slow_us=60_000)
+        self.network = StreamNetwork(self.world)
+        self.names = tuple(f"n{number + 1}" for number in range(nodes))
+        self.nodes = {name: Node(self, name) for name in self.names}
+        self.ledger = Ledger()
+        self.controller = Controller(self, never_in_set=dict.fromkeys(learners))
+        self.truncations = 0
+        self._faults = faults
+        self._committed: dict[int, Batch] = {}  # by base index
+        self._committed_index = NO_INDEX
+        self._seen: dict[str, tuple[Life, int, int]] = {}  # life, committed index, end index
+        self._masters: dict[int, str] = {}
+        for node in self.nodes.values():
+            node.start()
+        doors = list(self.nodes.values())
+        for number in range(clients):
+            Client(f"c{number}", self.world, doors, self.ledger, (1_000, 60_000)).start()
+        Reader(self.world, doors, self.ledger, (1_000, 60_000)).start()
+        self.controller.start()
+        if faults:
+            self.world.after(1_000_000, self._strike)
+
+    # --- faults --------------------------------------------------------------------------------------------
+
+    def _strike(self) -> None:
+        if not self._faults:
+            return
+        chance = self.world.random
+        self.world.after(chance.randint(30_000, 900_000), self._strike)
+        name = chance.choice(self.names)
+        lasting_us = chance.randint(20_000, 1_500_000)
+        kind = chance.choices(
+            ["crash", "crash_all", "cut", "isolate", "operator", "line"], weights=[4, 1, 3, 2, 3, 2]
+        )[0]
+        self.world.note(f"{kind} {name}")
+        if kind == "crash":
+            self._down(name, lasting_us)
+        elif kind == "crash_all":
+            for each in self.names:
+                self._down(each, lasting_us)
+        elif kind == "cut":  # from its controller only
+            self.controller.cut[name] = None
+            self.world.after(lasting_us, lambda: self.controller.cut.pop(name, None) and None)
+        elif kind == "isolate":
+            self.controller.cut[name] = None
+            for other in self.names:
+                self.network.cuts[name, other] = None
+            self.world.after(lasting_us, self._mend)
+        elif kind == "line":
+            other = chance.choice(self.names)
+            self.network.cuts[name, other] = None
+            self.world.after(lasting_us, self._mend)
+        else:
+            self.controller.elect(name)
+
+    def _mend(self) -> None:
+        self.network.mend()
+        self.controller.cut.clear()
+
+    def _down(self, name: str, lasting_us: int) -> None:
+        node = self.nodes[name]
+        if node.alive:
+            node.crash()
+            self.world.after(lasting_us, lambda: None if node.alive else node.start())
+
+    # --- running -------------------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        self.run_until(lambda: False, seconds)
+
+    def run_until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Live until done() or for so many simulated seconds; whether it was done. Raises Violation."""
+        limit_us = self.world.now_us + int(seconds * 1_000_000)
+        highest = self.ledger.highest_index
+        while not done():
+            next_us = self.world.next_us
+            if next_us is None or next_us > limit_us:
+                return False
+            life = self.world.step()
+            if life is not None:
+                self._check(self.nodes[life.name])
+            if self.ledger.violation is not None:
+                raise Violation(self.ledger.violation)
+            if self.ledger.highest_index > highest:
+                highest = self.ledger.highest_index
+                self._check_held_by_the_set(highest)
+        return True
+
+    def settle(self, seconds: float = 20) -> None:
+        """End all faults; soon every replica holds and has confirmed what was acknowledged, all the same."""
+        self._faults = False
+        self._mend()
+        for node in self.nodes.values():
+            if not node.alive:
+                node.start()
+        promised = dict(self.ledger.acknowledged)
+        target = self.ledger.highest_index
+
+        def even() -> bool:
+            return all(node.driver.committed_index >= target for node in self.nodes.values())
+
+        if not self.run_until(even, seconds):
+            ends = {name: (n.driver.committed_index, n.log.end_index) for name, n in self.nodes.items()}
+            raise Violation(f"not even: {ends}, {target} was acknowledged")
+        for node in self.nodes.values():
+            self._check_acknowledged(node, promised)
+
+    # --- what must hold ------------------------------------------------------------------------------------
+
+    def _check(self, node: Node) -> None:
+        """After each thing that a node does."""
+        committed_index = node.driver.committed_index
+        life, before, end_before = self._seen.get(node.name, (node.life, NO_INDEX, NO_INDEX))
+        if life is node.life and committed_index < before:
+            raise Violation(f"{node.name}: committed index fell from {before} to {committed_index}")
+        if committed_index > node.log.end_index:
+            raise Violation(f"{node.name}: {committed_index} committed past its end")
+        if node.log.end_index < end_before:
+            self.truncations += 1
+        self._seen[node.name] = (node.life, committed_index, node.log.end_index)
+        if life is not node.life or committed_index > before:
+            self._check_committed(node, committed_index)
+        if node.driver.role is Role.MASTER:
+            owner = self._masters.setdefault(node.driver.term, node.name)
+            if owner != node.name:
+                raise Violation(f"epoch {node.driver.term} has two masters: {owner}, {node.name}")
+            if node.core.accepts_appends and node.log.end_index < self._committed_index:
+                if node.driver.term == self.controller.epoch:
+                    raise Violation(f"{node.name} is master without {self._committed_index}")
+
+    def _check_committed(self, node: Node, committed_index: int) -> None:
+        """What one replica ever saw as confirmed never changes anywhere."""
+        index = max(min(self._committed_index + 1, committed_index), 0)
+        while index <= committed_index:
+            batch = node.log.batch_at(index)
+            known = self._committed.setdefault(batch.base_index, batch)
+            if known != batch:
+                raise Violation(f"{node.name}: confirmed {batch}, but {known} was confirmed before")
+            index = batch.next_index
+        self._committed_index = max(self._committed_index, committed_index)
+
+    def _check_held_by_the_set(self, index: int) -> None:
+        """An ack says that every member of the set has it, as durably as the log asks (C-12)."""
+        for name in self.controller.members:
+            if self.nodes[name].held_index < index:
+                raise Violation(f"{index} was acknowledged, {name} of the set {self.controller.members} lacks it")
+
+    def _check_acknowledged(self, node: Node, promised: dict[str, int]) -> None:
+        places: dict[str, int] = {}
+        index = max(node.log.begin_index, 0)
+        while index <= node.driver.committed_index:
+            batch = node.log.batch_at(index)
+            known = self._committed.get(batch.base_index)
+            if known is not None and known != batch:
+                raise Violation(f"{node.name}: {batch} diverges from {known}")
+            if not batch.is_control:
+                for place, value in enumerate(values_of(batch), batch.base_index):
+                    if places.setdefault(value, place) != place:
+                        raise Violation(f"{node.name}: {value} stands at {places[value]} and at {place}")
+            index = batch.next_index
+        for key, index in promised.items():
+            if places.get(key, NO_INDEX) != index:
+                raise Violation(
+                    f"{node.name}: {key} was acknowledged at {index}, stands at {places.get(key)}"
+                )
+
+
+def values_of(batch: Batch) -> list[str]:
+    return [value.decode() for value in decode_body(batch.header, batch.body).column("value").to_pylist()]
