@@ -19,6 +19,8 @@ COMMANDS = {
     "logs": "app.cli.inspect",
     "epochs": "app.cli.inspect",
     "watermarks": "app.cli.inspect",
+    "leader": "app.cli.members",
+    "members": "app.cli.members",
     "tables": "app.cli.tables",
     "materialize": "app.cli.tables",
     "sim": "app.cli.sim",

@@ -52,17 +52,31 @@ class Checkpointer:
         self._checkpoint_ms: int | None = None
         self._snapshot_ms: int | None = None
         self._taken: tuple[int, bytes] | None = None  # (index, payload), until that index is durable
+        self._demanded = False
 
     def tick(self, state: LogState, committed_index: int, now_ms: int) -> None:
         """Save what is due."""
         if self._checkpoint_ms is None or self._snapshot_ms is None:
             self._checkpoint_ms = self._snapshot_ms = now_ms
-        if now_ms - self._snapshot_ms >= self._config.snapshot_interval_ms:
+        demanded, self._demanded = self._demanded, False
+        if now_ms - self._snapshot_ms >= self._config.snapshot_interval_ms or (
+            demanded and self._taken is None
+        ):
             self._snapshot_ms = now_ms
             self._take(state)
-        if now_ms - self._checkpoint_ms >= self._config.checkpoint_interval_ms and not self._saving:
+        due = demanded or now_ms - self._checkpoint_ms >= self._config.checkpoint_interval_ms
+        if due and not self._saving:
             self._checkpoint_ms = now_ms
             self.save(committed_index)
+
+    @property
+    def state_index(self) -> int:
+        """The state after this index is safe on the disk; NO_INDEX: none that this life has saved."""
+        return self._saved.state_index
+
+    def demand(self) -> None:
+        """Save the state with the next tick."""
+        self._demanded = True
 
     def save_all(self, state: LogState, committed_index: int) -> None:
         """Save everything: the last act of a clean stop. The log must be durable by then."""

@@ -125,7 +125,7 @@ class LogDriver:
         self._syncer = LogSyncer(log, disk, durability, self._config, self._log_synced)
         self._checkpointer = Checkpointer(log, checkpoint_file, snapshot_file, disk, self._config, self._fail)
 
-        self._trimmer = Trimmer(log, state, disk, self._fail)
+        self._trimmer = Trimmer(log, state, self._checkpointer, disk, self._fail)
         self._transfer = StateTransfer(log_id, log, state, transport, self._state_is_whole)
         self._waiters = CommitWaiters()
         self._gate = ReadGate(self._config.read_timeout_ms, self.when_committed)
@@ -166,7 +166,6 @@ class LogDriver:
     def _start(self) -> None:
         self._core.electable = self._transfer.is_whole
         self._configure()
-        self._trimmer.look()
         self._core.start(self._clock.monotonic_ms())
         self._carry_out()
 
@@ -408,6 +407,7 @@ class LogDriver:
         self._syncer.tick(now_ms)
         self._gate.give_up(now_ms)
         self._transfer.tick(self._core.leader_id, now_ms)
+        self._trimmer.look()
         self._checkpointer.tick(self._state, self._core.committed_index, now_ms)
         if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
             self._expired_ms = now_ms
@@ -435,7 +435,6 @@ class LogDriver:
             self.log.settle(committed_index)
             self._state.committed(committed_index)
             self._waiters.wake(committed_index)
-            self._trimmer.look()
         if self._healed is not None and self._core.sound:
             healed, self._healed = self._healed, None
             healed()

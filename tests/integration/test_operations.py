@@ -1,5 +1,6 @@
 """Members, transfers, fences and cursors over REST, with real processes (R-09, R-10)."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -7,7 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from app.cli.main import cli
+from app.client import CommitlogClient, ConditionFailed
+from app.client.operations import Operations
 from tests.support.cluster import Cluster, eventually
 
 
@@ -112,7 +117,7 @@ def test_a_planned_stop_hands_over_first(tmp_path: Path) -> None:
 def test_a_node_joins_is_promoted_and_another_leaves_while_appends_go_on(tmp_path: Path, named: bool) -> None:
     """Whether its own configuration counts it among the log's replicas or not."""
     logs = ({"name": "default", "replicas": ["n1", "n2", "n3"]},) if named else ()
-    cluster = Cluster(tmp_path, 4, joining=1)
+    cluster = Cluster(tmp_path, 4, joining=1, logs=logs)
     try:
         cluster.start("n1", "n2", "n3")
         cluster.wait_ready("n1", "n2", "n3")
@@ -164,6 +169,37 @@ def promoted(cluster: Cluster, node: str) -> bool:
 def voters(cluster: Cluster, node: str) -> list[str]:
     members = cluster.get(node, "/v1/cluster/members").json()["members"]
     return sorted(member["id"] for member in members if member["voter"])
+
+
+def test_the_command_line_moves_the_lead_and_lists_members(cluster: Cluster) -> None:
+    runner = CliRunner()
+    target = cluster.follower()
+    place = ["--endpoint", cluster.url("n1"), "--json"]
+    moved = runner.invoke(cli, ["leader", "transfer", "--to", target, *place])
+    assert (moved.exit_code, json.loads(moved.output)["leader"]) == (0, target), moved.output
+    assert cluster.leader() == target
+    failed = runner.invoke(cli, ["leader", "transfer", "--to", "n9", *place])
+    assert failed.exit_code == 1
+    listed = runner.invoke(cli, ["members", "list", *place])
+    assert [member["id"] for member in json.loads(listed.output)["members"]] == cluster.ids
+    assert "n1" in runner.invoke(cli, ["members", "list", *place[:2]]).output
+    nobody = runner.invoke(cli, ["members", "promote", "n9", *place])
+    assert nobody.exit_code == 4
+
+
+def test_the_client_keeps_cursors_and_fences(cluster: Cluster) -> None:
+    with CommitlogClient(cluster.url("n2")) as client:
+        operations = Operations(client)
+        first = operations.move_cursor("reader", 3, fence=True, if_match="")
+        assert operations.cursor("reader") == first
+        second = operations.move_cursor("reader", 4, fence=True, if_match=first.version)
+        with pytest.raises(ConditionFailed):
+            operations.move_cursor("reader", 5, if_match=first.version)
+        assert operations.drop_cursor("reader", if_match=second.version).index == 4
+        operations.set_fence("a", match_token=None)
+        with pytest.raises(ConditionFailed):
+            client.append(["x"])
+        operations.set_fence(None)
 
 
 def test_a_fence_admits_only_its_token(cluster: Cluster) -> None:

@@ -1,0 +1,97 @@
+"""What operators and readers ask of a cluster beside appends and reads: members, lead, fences, cursors."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from app.client.client import CommitlogClient
+from app.client.connection import Answer
+
+JSON_TYPE = "application/json"
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where a reader goes on. version: for `if_match` of the next move."""
+
+    name: str
+    index: int
+    fence: bool
+    version: str
+
+
+class Operations:
+    """Calls of one client. Each may be repeated without harm; all raise ClientError."""
+
+    def __init__(self, client: CommitlogClient) -> None:
+        self._connection = client.connection
+        self._log = f"/v1/logs/{quote(client.log, safe='')}"
+        self._log_name = client.log
+
+    def members(self) -> list[dict[str, Any]]:
+        """The nodes of the cluster, learners included."""
+        return self._members("GET", "/v1/cluster/members")
+
+    def add_member(self, node_id: str, url: str, peer_address: str) -> list[dict[str, Any]]:
+        """Let a node join as a learner of every log."""
+        member = {"id": node_id, "url": url, "peer_address": peer_address}
+        return self._members("POST", "/v1/cluster/members", member)
+
+    def promote_member(self, node_id: str) -> list[dict[str, Any]]:
+        """Make a learner a voter, once it has caught up."""
+        return self._members("POST", f"/v1/cluster/members/{quote(node_id, safe='')}:promote")
+
+    def remove_member(self, node_id: str) -> list[dict[str, Any]]:
+        return self._members("DELETE", f"/v1/cluster/members/{quote(node_id, safe='')}")
+
+    def transfer_leader(self, to: str | None = None) -> dict[str, Any]:
+        """Hand the lead of the client's log to `to`, or to the most up to date voter."""
+        asked = {"log": self._log_name} if to is None else {"log": self._log_name, "to": to}
+        return self._call("POST", "/v1/cluster/leader:transfer", asked)[0]
+
+    def set_fence(self, token: str | None, **match_token: str | None) -> dict[str, Any]:
+        """From now on every append needs `token` (None: none). match_token=...: only if that is set now."""
+        return self._call("POST", f"{self._log}:fence", {"token": token, **match_token})[0]
+
+    def cursor(self, name: str) -> Cursor:
+        return self._cursor("GET", name)
+
+    def move_cursor(
+        self, name: str, index: int, *, fence: bool = False, if_match: str | None = None
+    ) -> Cursor:
+        """Let the reader go on at `index`. if_match: only from that version on; "": only if there is none."""
+        return self._cursor("PUT", name, {"index": index, "fence": fence}, if_match)
+
+    def drop_cursor(self, name: str, *, if_match: str | None = None) -> Cursor:
+        return self._cursor("DELETE", name, None, if_match)
+
+    def _cursor(
+        self, method: str, name: str, body: Mapping[str, Any] | None = None, if_match: str | None = None
+    ) -> Cursor:
+        headers = {}
+        if if_match is not None:
+            headers = {"If-Match": if_match} if if_match else {"If-None-Match": "*"}
+        found, answer = self._call(method, f"{self._log}/cursors/{quote(name, safe='')}", body, headers)
+        return Cursor(found["name"], found["index"], found["fence"], answer.headers["ETag"])
+
+    def _members(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        return list(self._call(method, path, body)[0]["members"])
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[dict[str, Any], Answer]:
+        answer = self._connection.call(
+            method,
+            path,
+            headers={**(headers or {}), "Content-Type": JSON_TYPE},
+            body=None if body is None else json.dumps(body).encode(),
+            wait_s=10.0,
+        )
+        document: dict[str, Any] = json.loads(answer.data)
+        return document, answer
