@@ -71,7 +71,11 @@ class DiskThread:
     def _start_round(self) -> None:
         round_ = self._dirty
         self._dirty = {}
-        tickets = [(source, source.start_sync()) for source in round_]
+        try:
+            tickets = [(source, source.start_sync()) for source in round_]
+        except Exception as error:
+            self._stop_node("begin of a sync", error)
+            return
         work = [ticket.run for _source, ticket in tickets if ticket is not None]
 
         def run() -> None:
@@ -95,9 +99,13 @@ class DiskThread:
         if error is not None:
             self._stop_node("sync", error)
             return
-        for source, ticket in tickets:
-            if ticket is not None:
-                source.finish_sync(ticket)
+        try:
+            for source, ticket in tickets:
+                if ticket is not None:
+                    source.finish_sync(ticket)
+        except Exception as problem:
+            self._stop_node("end of a sync", problem)
+            return
         self._syncing = bool(self._dirty)
         if self._syncing:
             self._start_round()  # what was written meanwhile need not wait for the answers below

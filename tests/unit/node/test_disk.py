@@ -153,3 +153,28 @@ def test_an_answer_that_raises_stops_the_node_once() -> None:
         assert len(failures) == 1
 
     run(test)
+
+
+@pytest.mark.rule("R-11")
+@pytest.mark.parametrize("moment", ["start_sync", "finish_sync"])
+def test_a_source_that_raises_stops_the_node_and_nobody_waits_for_ever(moment: str) -> None:
+    class Broken(Source):
+        def start_sync(self) -> Any:
+            if moment == "start_sync":
+                raise OSError("broken")
+            return super().start_sync()
+
+        def finish_sync(self, ticket: Ticket) -> None:
+            raise OSError("broken")
+
+    async def test(disk: DiskThread, failures: list[str]) -> None:
+        source = Broken()
+        told: list[str] = []
+        source.write()
+        disk.request_sync(source, lambda: told.append("synced"))
+        await until_failed(failures)
+        await asyncio.sleep(0.02)
+        assert told == []
+        assert [failure.rpartition(": ")[2] for failure in failures] == ["broken"]
+
+    run(test)
