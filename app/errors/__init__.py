@@ -2,6 +2,7 @@
 
 base.py        what all have; ConfigError
 client.py      the caller's doing: 4xx
+logs.py        creating, changing and deleting logs; elections
 operations.py  members, lead, trims, cursors
 service.py     the service's state: 5xx; the outcome may be unknown
 
@@ -43,6 +44,12 @@ from app.errors.client import (
     Unauthenticated,
     UnsupportedMediaType,
 )
+from app.errors.logs import (
+    ConfigChanged,
+    LogDeleting,
+    LogExists,
+    NoEligibleReplica,
+)
 from app.errors.operations import (
     AlreadyLeader,
     ChangeInProgress,
@@ -73,6 +80,7 @@ __all__ = [
     "AlreadyLeader",
     "ChangeInProgress",
     "CommitlogError",
+    "ConfigChanged",
     "ConfigError",
     "CursorMoved",
     "CursorNotFound",
@@ -91,8 +99,11 @@ __all__ = [
     "InvariantError",
     "LeaderPendingFull",
     "LeaderTransferring",
+    "LogDeleting",
+    "LogExists",
     "LogNotFound",
     "MethodNotAllowed",
+    "NoEligibleReplica",
     "NoLeader",
     "NotAcceptable",
     "NotCaughtUp",

@@ -17,10 +17,12 @@ from typing import Any, Final
 
 import msgspec
 
+from app.controller.messages import AnyControllerMessage
 from app.errors import (
     CommitlogError,
     ConfigError,
     InvalidRequest,
+    LogDeleting,
     LogNotFound,
     ReadIndexUnavailable,
     Repairing,
@@ -32,16 +34,19 @@ from app.node.disk import DiskThread
 from app.node.driver import LogDriver
 from app.node.forward import Forwarder
 from app.node.hosted_log import HostedLog
-from app.node.open_log import open_journal, open_raft_log
+from app.node.metadata_folders import LogFolders
+from app.node.metadata_logs import MetadataLogs
+from app.node.metadata_service import CONTROLLER_LOG, MetadataService, controller_log
+from app.node.open_log import open_journal
+from app.node.opener import LogOpener
 from app.node.repair import Damaged
 from app.node.repairs import Repairs
+from app.node.retention import RetentionKeeper
 from app.node.transport import PeerTransport
 from app.raft.messages import PushRequest
 from app.raft.repair_messages import PeerCall
-from app.replication import GroupConfig
 from app.settings import LOG_NAME, LogSettings, NodeSettings, Settings
 from app.telemetry import Meter
-from app.version import VERSION
 from storage.batch import log_id_of
 from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem, Lock, write_durably
@@ -91,6 +96,7 @@ class Broker:
             address=self.node.peer_address,
             peers=[(peer.id, peer.peer_address) for peer in settings.nodes if peer.id != self.node.id],
             deliver=self._deliver,
+            lost=lambda peer: self.metadata.server.disconnected(peer),
             chance=random.SystemRandom(),
         )
         self.repairs = Repairs(
@@ -106,6 +112,34 @@ class Broker:
             spawn=self.spawn,
             fail=self._fail,
         )
+        self._opener = LogOpener(
+            settings=settings,
+            files=self._files,
+            clock=self.clock,
+            disk=self._disk,
+            transport=self.transport,
+            loop=self._loop,
+            fail=self._fail,
+            healed=self.repairs.healed,
+            damaged=lambda hosted, error: self.repairs.begin(hosted, error, "replication"),
+        )
+        self.metadata = MetadataService(
+            settings=settings,
+            files=self._files,
+            clock=self.clock,
+            disk=self._disk,
+            transport=self.transport,
+            scheduler=LoopScheduler(self._loop),
+            random=random.SystemRandom(),
+            connected=self.transport.connected,
+            find=self.hosted,
+            tell=self.repairs.tell,
+            fail=self._fail,
+        )
+        self._folders = LogFolders(self._files, self._data)
+        self._metadata_logs = MetadataLogs(
+            node_id=self.node.id, metadata=self.metadata, host=self, folders=self._folders
+        )
         self._learned: dict[int, Mapping[str, Address]] = {}  # by log: what was taken from it
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -119,7 +153,10 @@ class Broker:
         self._files.make_folders(data)
         self._lock = self._files.lock(f"{data}/lock")
         self._check_stamp(f"{data}/node.json")
-        opened = [(hosted, self._recover(hosted)) for hosted in map(self._host, self.settings.logs)]
+        self._folders.finish_removals()
+        self.metadata.hosted = self._host(controller_log(self.settings))
+        configured = [self._host(log) for log in self.settings.logs]
+        opened = [(hosted, self._recover(hosted)) for hosted in (self.metadata.hosted, *configured)]
         self._disk.start()
         await self.forwarder.start()
         await self.transport.start()
@@ -128,21 +165,25 @@ class Broker:
                 self._serve(hosted, result)
             elif result is not None:
                 self.repairs.begin(hosted, result, "start")
+        self.spawn(RetentionKeeper(self.settings.retention, self.clock).run(self.logs), "retention")
+        await self._metadata_logs.follow()
         self._tick_at = self._loop.time()
         self._tick()
+        self.spawn(self._metadata_logs.run(), "follow the metadata")
         logger.info("node started", extra={"node": self.node.id, "logs": len(self.logs), "data": data})
 
     async def stop(self) -> None:
         """End cleanly: answer whoever waits, make everything durable, close. Call `begin_stop` before."""
         self.begin_stop()
-        if self._timer is not None:
-            self._timer.cancel()
-        logs = list(self.logs.values())
+        await self.metadata.leave()
+        logs = self.all_hosted()
         drivers = [hosted.driver for hosted in logs if hosted.driver is not None]
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             stopped = [self._stopped(driver) for driver in drivers]
             await asyncio.gather(*stopped)
             await self._disk.drain()
+        if self._timer is not None:
+            self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -161,7 +202,7 @@ class Broker:
     def begin_stop(self) -> None:
         """Let long polls and streams end."""
         self.stopping = True
-        for hosted in self.logs.values():
+        for hosted in self.all_hosted():
             hosted.wake()
         for poll in list(self._polls):
             if not poll.done():
@@ -196,11 +237,19 @@ class Broker:
     def _host(self, settings: LogSettings) -> HostedLog:
         """Know a log from here on, and open the journal if this node keeps a replica of it. Blocks."""
         hosted = HostedLog(settings, log_id_of(self.settings.cluster_id, settings.name), None)
-        folder = f"{self._data}/logs/{settings.name}"
-        if self.node.id in settings.replicas or self._files.exists(folder):  # it joined later (R-10)
-            hosted.journal = self._open_journal(settings)
-        self.logs[settings.name] = self._by_id[hosted.log_id] = hosted
+        self._find_journal(hosted)
+        self._by_id[hosted.log_id] = hosted
+        if settings.name != CONTROLLER_LOG:
+            self.logs[settings.name] = hosted
         return hosted
+
+    def _find_journal(self, hosted: HostedLog) -> None:
+        folder = f"{self._data}/logs/{hosted.name}"
+        if self.node.id in hosted.settings.replicas or self._files.exists(folder):  # it joined later (R-10)
+            hosted.journal = self._open_journal(hosted.settings)
+
+    def _add(self, hosted: HostedLog) -> None:
+        self.logs[hosted.name] = self._by_id[hosted.log_id] = hosted
 
     def _open_journal(self, settings: LogSettings) -> Journal:
         return open_journal(self._files, self._data, self.node.id, settings.name, self.settings.storage)
@@ -218,31 +267,7 @@ class Broker:
     def _open(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
         """Recover one log and build its driver. Blocks: at the start nothing else runs yet, a repair does it
         in a thread. Raises CorruptLog, CorruptFile, DiskError."""
-        settings = hosted.settings
-        return open_raft_log(
-            files=self._files,
-            data_folder=self._data,
-            log_name=settings.name,
-            log_id=hosted.log_id,
-            node_id=self.node.id,
-            group=GroupConfig(voters=settings.replicas),
-            durability=settings.durability,
-            raft=self.settings.raft,
-            storage=self.settings.storage,
-            limits=self.settings.limits,
-            clock=self.clock,
-            disk=self._disk,
-            transport=self.transport,
-            scheduler=LoopScheduler(self._loop),
-            random=random.SystemRandom(),
-            fail=self._fail,
-            version=VERSION,
-            preferred_leader=settings.preferred,
-            sound=sound,
-            healed=lambda: self.repairs.healed(hosted),
-            damaged=lambda error: self.repairs.begin(hosted, error, "replication"),
-            journal=hosted.journal,
-        )
+        return self._opener.open(hosted, sound=sound)
 
     def _serve(self, hosted: HostedLog, driver: LogDriver) -> None:
         """Take part in a log that is open."""
@@ -254,12 +279,54 @@ class Broker:
 
     def find(self, name: str) -> HostedLog:
         """The log of that name. Raises InvalidRequest for a name that none can have, LogNotFound."""
-        hosted = self.logs.get(name)
+        hosted = self.hosted(name)
         if hosted is None:
             if not LOG_NAME.fullmatch(name.removeprefix("__")):
                 raise InvalidRequest(("/path/log", f"a log's name is {LOG_NAME.pattern}"))
             raise LogNotFound(name)
+        if hosted.deleting:
+            raise LogDeleting(name)
         return hosted
+
+    # --- logs that come and go (metadata_logs.py) -------------------------------------------------------
+
+    def hosted(self, name: str) -> HostedLog | None:
+        """The log of that name, the metadata's own included."""
+        return self.metadata.hosted if name == CONTROLLER_LOG else self.logs.get(name)
+
+    def all_hosted(self) -> list[HostedLog]:
+        return [self.metadata.hosted, *self.logs.values()]
+
+    async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
+        """Know a log, and keep a replica of it if it is ours. Raises StorageError."""
+        hosted = HostedLog(settings, log_id, None)
+        hosted.generation = generation
+        result = await asyncio.to_thread(self._open_new, hosted)
+        self._add(hosted)
+        if isinstance(result, LogDriver):
+            self._serve(hosted, result)
+        elif result is not None:
+            self.repairs.begin(hosted, result, "start")
+
+    def _open_new(self, hosted: HostedLog) -> LogDriver | Damaged | None:
+        self._find_journal(hosted)
+        return self._recover(hosted)
+
+    async def close_log(self, hosted: HostedLog) -> None:
+        """End the log's driver and give its files back; the log stays known. Raises StorageError."""
+        driver, journal = hosted.driver, hosted.journal
+        hosted.driver = hosted.journal = None
+        hosted.wake()
+        if driver is not None:
+            await self._stopped(driver)
+            await self._disk.drain()
+            driver.log.close()
+        if journal is not None:
+            journal.close()
+
+    def forget_log(self, hosted: HostedLog) -> None:
+        self.logs.pop(hosted.name, None)
+        self._by_id.pop(hosted.log_id, None)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` as a task of this node: a failure is logged, a stop of the node cancels it."""
@@ -273,7 +340,9 @@ class Broker:
             logger.error("task %s failed", task.get_name(), exc_info=error)
 
     def _deliver(self, source: str, log_id: int, message: Any) -> None:
-        if isinstance(message, PeerCall):
+        if isinstance(message, AnyControllerMessage):
+            self.metadata.take(source, message)
+        elif isinstance(message, PeerCall):
             self.repairs.take(source, log_id, message)
         elif (hosted := self._by_id.get(log_id)) is not None and hosted.driver is not None:
             hosted.driver.deliver(source, message)
@@ -282,6 +351,8 @@ class Broker:
 
     def _join(self, hosted: HostedLog) -> None:
         """A leader counts this node as a member of a log that the configuration does not give it (R-10)."""
+        if hosted.deleting:
+            return
         hosted.journal = self._open_journal(hosted.settings)
         result = self._recover(hosted)
         if isinstance(result, LogDriver):
@@ -294,11 +365,12 @@ class Broker:
         interval_s = self.settings.raft.tick_interval_ms / 1000
         self._tick_at = max(self._tick_at + interval_s, self._loop.time())
         self._timer = self._loop.call_at(self._tick_at, self._tick)
-        for hosted in self.logs.values():
+        for hosted in self.all_hosted():
             if hosted.driver is not None:
                 hosted.driver.tick()
                 hosted.look()
                 self._learn_nodes(hosted.driver)
+        self.metadata.tick()
 
     def _learn_nodes(self, driver: LogDriver) -> None:
         """Connect to the members that the log has taught us of (R-10)."""

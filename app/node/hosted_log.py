@@ -1,7 +1,7 @@
 """One log as this node knows it: its settings, the driver if it keeps a replica, and who leads."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from app.node.driver import LogDriver
 from app.replication import Role
@@ -10,6 +10,8 @@ from storage.journal import Journal
 
 if TYPE_CHECKING:
     from app.node.repair import LogRepair, Mended
+
+CONFIGURED: Final = -1  # the generation of a log of the configuration file
 
 
 class HostedLog:
@@ -24,6 +26,8 @@ class HostedLog:
         self.journal: Journal | None = None
         self.repair: LogRepair | None = None  # under way; nothing of the log is served meanwhile
         self.mended: Mended | None = None  # by the last repair, until it is healed
+        self.generation = CONFIGURED  # which log of this name it is (app/controller/metadata.py)
+        self.deleting = False  # by the metadata: nothing of it is served any more
         self.healing = False  # served again, but it may lack what it acknowledged, and has no vote
         self.repairs_begun = 0
         self.caught_up = False  # a linearizable read has succeeded here since the start
@@ -51,7 +55,7 @@ class HostedLog:
 
     @property
     def leads(self) -> bool:
-        return self.driver is not None and self.driver.role is Role.LEADER
+        return self.driver is not None and self.driver.role in (Role.LEADER, Role.MASTER)
 
     def look(self) -> None:
         """Wake whoever waits for a change of leadership; the node's timer calls this."""

@@ -125,11 +125,12 @@ class PeerTransport:
         address: str,
         peers: Sequence[tuple[str, str]],
         deliver: Deliver,
+        lost: Callable[[str], None],
         chance: random.Random,
     ) -> None:
         """address: host:port at which others reach this node. peers: (id, host:port) of those known already.
 
-        deliver(source, log_id, message): what came in.
+        deliver(source, log_id, message): what came in. lost(peer): its last connection to us has closed.
         """
         self.cluster_id = cluster_id
         self.node_id = node_id
@@ -137,6 +138,7 @@ class PeerTransport:
         self._listen = split_address(listen)
         self._chance = chance
         self._deliver = deliver
+        self._lost = lost
         self._incoming: dict[_Incoming, None] = {}  # in order of arrival
         self._outgoing: dict[str, _Outgoing] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -203,6 +205,13 @@ class PeerTransport:
 
     def left(self, connection: "_Incoming") -> None:
         self._incoming.pop(connection, None)
+        peer = connection.source
+        if peer is not None and peer not in self.connected() and not self.closing:
+            self._lost(peer)
+
+    def connected(self) -> list[str]:
+        """The peers whose connection to this node is open."""
+        return [connection.source for connection in self._incoming if connection.source is not None]
 
 
 class _Connection(asyncio.Protocol):
@@ -242,7 +251,7 @@ class _Incoming(_Connection):
     def __init__(self, owner: PeerTransport) -> None:
         super().__init__()
         self._owner = owner
-        self._source: str | None = None
+        self.source: str | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -257,12 +266,12 @@ class _Incoming(_Connection):
             self._timer.cancel()
 
     def _hello_is_late(self) -> None:
-        if self._source is None:
+        if self.source is None:
             self.close()
 
     def frame_received(self, frame: memoryview) -> None:
-        if self._source is not None:
-            self._owner.received(self._source, frame)
+        if self.source is not None:
+            self._owner.received(self.source, frame)
             return
         owner = self._owner
         reason, hello = _judge(frame, owner)
@@ -271,7 +280,7 @@ class _Incoming(_Connection):
             self._reply(msgspec.json.encode(Refusal(reason)))
             self.close()
             return
-        self._source = hello.source
+        self.source = hello.source
         owner.add_peer(hello.source, hello.address)
         owner.heard_from(hello.source)
         self._reader.raise_limit(FRAME_MAX_BYTES)

@@ -45,6 +45,7 @@ class Pair:
         ports = free_ports(2)
         self.addresses = [f"127.0.0.1:{port}" for port in ports]
         self.received: list[tuple[str, str, int, Any]] = []
+        self.lost: list[tuple[str, str]] = []
         self.nodes = [self.node(k, clusters[k]) for k in (0, 1)]
 
     def node(self, k: int, cluster: str = "c", node_id: str | None = None) -> PeerTransport:
@@ -62,6 +63,7 @@ class Pair:
             address=self.addresses[k],
             peers=[(f"n{2 - k}", self.addresses[1 - k])],
             deliver=deliver,
+            lost=lambda peer: self.lost.append((name, peer)),
             chance=random.Random(1),
         )
 

@@ -1,0 +1,121 @@
+"""The logs that come and go at this node: opened, changed and closed as the metadata say (C-10, API.md §5).
+
+One task, one log at a time. What cannot be opened now (a full disk) is tried again; what is damaged goes to
+the repairs, as at the start of the node.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from app.controller.metadata import LOG_DELETING, Log
+from app.node.hosted_log import HostedLog
+from app.node.metadata_folders import LogFolders
+from app.node.metadata_service import MetadataService
+from app.settings import LogSettings
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S: Final = 2.0
+
+
+class LogHost(Protocol):
+    """What the broker gives."""
+
+    def hosted(self, name: str) -> HostedLog | None: ...
+    def all_hosted(self) -> list[HostedLog]: ...
+    async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
+        """Know the log, and keep a replica of it if it is ours. Raises StorageError."""
+        ...
+
+    async def close_log(self, hosted: HostedLog) -> None:
+        """End its driver and give its files back; the log stays known."""
+        ...
+
+    def forget_log(self, hosted: HostedLog) -> None: ...
+
+
+class MetadataLogs:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        metadata: MetadataService,
+        host: LogHost,
+        folders: LogFolders,
+        in_thread: Callable[..., Any] = asyncio.to_thread,
+    ) -> None:
+        self._node_id = node_id
+        self._metadata = metadata
+        self._host = host
+        self._folders = folders
+        self._in_thread = in_thread
+
+    async def run(self) -> None:
+        """Follow the metadata until cancelled."""
+        while True:
+            self._metadata.changed.clear()
+            whole = await self.follow()
+            try:
+                async with asyncio.timeout(None if whole else _RETRY_S):
+                    await self._metadata.changed.wait()
+            except TimeoutError:
+                continue
+
+    async def follow(self) -> bool:
+        """Open, change and close what the metadata ask for now; whether all of it could be done."""
+        metadata = self._metadata.metadata
+        if metadata is None:
+            return False
+        whole = True
+        for hosted in self._host.all_hosted():
+            log = metadata.log(hosted.name)
+            if hosted.generation >= 0 and (log is None or log.generation != hosted.generation):
+                whole &= await self._remove(hosted)
+                self._host.forget_log(hosted)
+        for log in metadata:
+            if log.generation >= 0:
+                whole &= await self._follow(log)
+        return whole
+
+    async def _follow(self, log: Log) -> bool:
+        hosted = self._host.hosted(log.name)
+        if hosted is None:
+            return log.state == LOG_DELETING or await self._add(log)
+        if hosted.generation != log.generation:
+            logger.error("log %s is in the configuration file too: that one is kept", log.name)
+        elif log.state == LOG_DELETING:
+            return hosted.deleting or await self._remove(hosted)
+        else:
+            hosted.settings = LogSettings.of_spec(log.name, log.spec)
+        return True
+
+    async def _add(self, log: Log) -> bool:
+        settings = LogSettings.of_spec(log.name, log.spec)
+        try:
+            if self._node_id in settings.replicas:
+                await self._in_thread(self._folders.prepare, log.name, log.generation)
+            await self._host.add_log(settings, log.log_id, log.generation)
+        except StorageError as error:
+            logger.error("log %s cannot be opened: %s", log.name, error)
+            return False
+        logger.info("log opened", extra={"log": log.name, "generation": log.generation})
+        return True
+
+    async def _remove(self, hosted: HostedLog) -> bool:
+        if hosted.repair is not None:
+            return False  # its files are in use; it ends
+        hosted.deleting = True
+        try:
+            await self._host.close_log(hosted)
+            await self._in_thread(self._folders.remove, hosted.name)
+        except StorageError as error:
+            logger.error("log %s cannot be removed: %s", hosted.name, error)
+            hosted.deleting = False
+            return False
+        logger.info("log removed", extra={"log": hosted.name, "generation": hosted.generation})
+        return True
