@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from app.raft.repair_messages import FetchAnswer
+from app.replication import NO_INDEX
 from storage.batch import Batch, follows_chain
 
 PAUSE_FIRST_MS: Final = 100  # before a round of all peers is repeated
@@ -22,6 +23,7 @@ class Outlook(StrEnum):
 
     SILENT = "silent"
     BUSY = "busy"
+    OFFLINE = "nothing to give"  # empty, or under repair itself
     NOT_YET = "not settled there"
     TRIMMED = "trimmed there"
     OTHER = "another history there"
@@ -100,6 +102,8 @@ class Fetch:
             return Outlook.SILENT
         if answer.busy:
             return Outlook.BUSY
+        if answer.settled_index == NO_INDEX:
+            return Outlook.OFFLINE
         if answer.begin_index > self.next_index:
             return Outlook.TRIMMED
         if not answer.batches:
