@@ -51,6 +51,11 @@ _RESERVED = bytes(44)
 _CHECKED = 124
 
 
+def stored_size(data: Bytes) -> int:
+    """The size in bytes that the header at the front of `data` claims, unchecked; data: a whole header."""
+    return int(_FIELDS.unpack_from(data)[3])
+
+
 class BatchHeader(NamedTuple):
     """The fields of the header, in its order; units as in the table above."""
 
@@ -232,6 +237,19 @@ def decode_batch(data: Bytes, *, log_id: int | None = None) -> Batch:
     CorruptBatch for everything else that is wrong.
     """
     view = memoryview(data)
+    header = decode_header(view, log_id=log_id)
+    if header.size > len(view):
+        raise PartialBatch("shorter than its header says")
+    if crc32c(view[HEADER_SIZE_BYTES + _padded(header.appends_size) : header.size]) != header.body_crc:
+        raise CorruptBatch("checksum of the body")
+    return Batch(header, view[: header.size])
+
+
+def decode_header(view: memoryview, *, log_id: int | None = None) -> BatchHeader:
+    """Return the header of the first batch in `view`, verified with the appends section, which must be there.
+
+    Raises as decode_batch does.
+    """
     if len(view) < HEADER_SIZE_BYTES:
         raise PartialBatch("shorter than a header")
     header = BatchHeader._make(_HEADER.unpack_from(view))
@@ -243,16 +261,12 @@ def decode_batch(data: Bytes, *, log_id: int | None = None) -> Batch:
     body_start = HEADER_SIZE_BYTES + _padded(header.appends_size)
     if size > BATCH_MAX_BYTES or size < body_start or size & 7:
         raise CorruptBatch("impossible size")
-    if size > len(view):
-        if body_start <= len(view):
-            _check_header(header, view, body_start)
+    if body_start > len(view):
         raise PartialBatch("shorter than its header says")
     _check_header(header, view, body_start)
     if log_id is not None and header.log_id != log_id:
         raise CorruptBatch("a batch of another log")
-    if crc32c(view[body_start:size]) != header.body_crc:
-        raise CorruptBatch("checksum of the body")
-    return Batch(header, view[:size])
+    return header
 
 
 def _check_header(header: BatchHeader, view: memoryview, body_start: int) -> None:

@@ -7,23 +7,20 @@ disk thread, the latter two while the owner changes nothing. What is promised af
 what was appended.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from storage.batch import FIRST_CHAIN, Batch, follows_chain
+from storage.batch import Batch, follows_chain
 from storage.epoch_file import Epoch, epoch_of, epochs_from
 from storage.errors import DiskError, InvariantError
 from storage.file_system import FileSystem
-from storage.records import READ_SCHEMA, read_columns
+from storage.log_view import NO_INDEX as NO_INDEX
+from storage.log_view import LogView
 from storage.recovery import Recovered, Recovery
 from storage.segment import IndexWrite, Segment
-from storage.segment_format import IndexEntry
 
-NO_INDEX: Final = -1
 MIB: Final = 1024 * 1024
-_TIMESTAMP: Final = READ_SCHEMA.get_field_index("timestamp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,30 +79,18 @@ class TrimTicket:
         self.log.carry_out_trim(self)
 
 
-class Commitlog:
+class Commitlog(LogView):
     """A replicated log's storage; satisfies app.replication.ReplicaLog. Indexes inclusive, NO_INDEX: none."""
 
     def __init__(
         self, files: FileSystem, folder: str, log_id: int, config: CommitlogConfig, recovered: Recovered
     ) -> None:
         """Use `open`."""
+        super().__init__(folder, log_id, config.tail_cache_bytes, recovered)
         self._files = files
-        self._folder = folder
-        self._log_id = log_id
         self._config = config
-        self._disk = recovered.folder
-        self._base_index = recovered.manifest.base_index  # of the first batch held, or to come
-        self._base_offset = recovered.manifest.base_offset
         self._marked_offset = recovered.manifest.durable_offset  # the durable point
-        self._segments = recovered.segments
-        self._epochs = recovered.epochs
         self._folder_changed = False
-        self._last = recovered.last_batch
-        self._durable_index = self.end_index
-        self._settled_index = NO_INDEX
-        self._tail: list[Batch] = []
-        self._tail_bases: list[int] = []
-        self._tail_bytes = 0
 
     @classmethod
     def open(
@@ -126,51 +111,6 @@ class Commitlog:
         log = cls(files, folder, log_id, config or CommitlogConfig(), recovered)
         log.settle(committed_index)
         return log
-
-    # --- where it stands
-
-    @property
-    def begin_index(self) -> int:
-        return NO_INDEX if self._last is None else self._base_index
-
-    @property
-    def end_index(self) -> int:
-        return NO_INDEX if self._last is None else self._last.last_index
-
-    @property
-    def durable_index(self) -> int:
-        return self._durable_index
-
-    @property
-    def next_index(self) -> int:
-        """end_index + 1; of an empty log 0, or the base of the last reset."""
-        return self._base_index if self._last is None else self._last.next_index
-
-    @property
-    def begin_offset(self) -> int:
-        return self._base_offset
-
-    @property
-    def end_offset(self) -> int:
-        return self._base_offset if self._last is None else self._last.next_offset
-
-    @property
-    def last_term(self) -> int:
-        return 0 if self._last is None else self._last.term
-
-    @property
-    def last_chain(self) -> bytes:
-        """What the next batch is chained to."""
-        return FIRST_CHAIN if self._last is None else self._last.header.chain
-
-    @property
-    def last_segment_index(self) -> int:
-        """Index of the newest segment's first record: where a replica without data may begin (A-09, H-06)."""
-        return NO_INDEX if self._last is None else self._segments[-1].base_index
-
-    @property
-    def epochs(self) -> tuple[Epoch, ...]:
-        return self._epochs
 
     # --- writing
 
@@ -237,22 +177,7 @@ class Commitlog:
             return
         self._segments[-1].write(batches)
         self._last = batches[-1]
-        for batch in batches:
-            self._tail.append(batch)
-            self._tail_bases.append(batch.base_index)
-            self._tail_bytes += batch.size_bytes
-        if self._tail_bytes > 2 * self._config.tail_cache_bytes:
-            self._shrink_tail()
-
-    def _shrink_tail(self) -> None:
-        """Drop the older half, so that each batch is moved about once."""
-        keep = len(self._tail)
-        size = 0
-        while keep > 0 and size + self._tail[keep - 1].size_bytes <= self._config.tail_cache_bytes:
-            keep -= 1
-            size += self._tail[keep].size_bytes
-        del self._tail[:keep], self._tail_bases[:keep]
-        self._tail_bytes = size
+        self._tail.append(batches)
 
     # --- durability
 
@@ -308,6 +233,10 @@ class Commitlog:
                     break
                 if segment.end_offset <= self._marked_offset:
                     segment.seal(segment.end_offset)
+
+    def verify_epoch_file(self) -> None:
+        """Read the epoch file again, in any thread; write it anew when it is damaged. Raises DiskError."""
+        self._disk.verify_epochs()
 
     def close(self) -> None:
         """Make everything durable, move the durable point to the end, and give the files back."""
@@ -371,7 +300,7 @@ class Commitlog:
         self._base_index, self._base_offset = entry.base_index, entry.offset
         self._marked_offset = max(self._marked_offset, entry.offset)
         self._epochs = epochs_from(self._epochs, entry.offset)
-        self._cut_tail(0, bisect_left(self._tail_bases, entry.base_index))
+        self._tail.drop_before(entry.base_index)
         epoch = self._epochs[0] if self._epochs and self._epochs[0].start_offset < entry.offset else None
         return TrimTicket(self, entry.base_index, entry.offset, epoch, segment, removed)
 
@@ -401,7 +330,7 @@ class Commitlog:
                 segment.flush_anew()  # a flush that was on its way is dropped
         self._segments = kept
         self._last = last
-        self._cut_tail(bisect_right(self._tail_bases, last.base_index), len(self._tail))
+        self._tail.drop_from(last.next_index)
         if self._epochs and self._epochs[-1].start_offset >= offset:
             self._epochs = tuple(epoch for epoch in self._epochs if epoch.start_offset < offset)
         self._folder_changed = False
@@ -414,114 +343,9 @@ class Commitlog:
         self._disk.generation += 1
         removed, self._segments = self._segments, []
         self._last = None
-        self._cut_tail(0, len(self._tail))
+        self._tail.drop_from(0)
         self._base_index, self._base_offset, self._epochs = base_index, base_offset, epochs
         self._folder_changed = False
         self._marked_offset = base_offset
         self._durable_index = NO_INDEX
         self._disk.reset(base_index, base_offset, removed, epochs)
-
-    def _cut_tail(self, first: int, end: int) -> None:
-        """Forget those of the newest batches kept in memory."""
-        self._tail_bytes -= sum(batch.size_bytes for batch in self._tail[first:end])
-        del self._tail[first:end], self._tail_bases[first:end]
-
-    # --- reading
-
-    def term_at(self, index: int) -> int:
-        """Return the term of the record at `index`; of NO_INDEX 0. Raises IndexError when it is not held."""
-        if index == NO_INDEX:
-            return 0
-        if self._tail_bases and self._tail_bases[0] <= index <= self.end_index:
-            return self._tail[bisect_right(self._tail_bases, index) - 1].term
-        self._check_range(index)
-        return self._entry(index).term
-
-    def last_index_of_term_at_most(self, term: int) -> int:
-        """Return the last index whose term is at most `term`, NO_INDEX for none (D-13)."""
-        if self.last_term <= term:
-            return self.end_index
-        for segment in reversed(self._segments):
-            segment.verify_order()
-            row = segment.index.last_row_of_term_at_most(term)
-            if row >= 0:
-                return segment.entry(row).last_index
-        return NO_INDEX
-
-    def floor_batch_end(self, index: int) -> int:
-        """Return the largest last index of a batch that is at most `index`, NO_INDEX for none."""
-        if index >= self.end_index:
-            return self.end_index
-        if index < self.begin_index:
-            return NO_INDEX
-        entry = self._entry(index)
-        if entry.last_index == index:
-            return index
-        return entry.base_index - 1 if entry.base_index > self.begin_index else NO_INDEX
-
-    def holds(self, batch: Batch) -> bool:
-        """Whether this very batch stands in the log (D-17)."""
-        if not self.begin_index <= batch.base_index <= self.end_index:
-            return False
-        return self.batch_at(batch.base_index) == batch
-
-    def batch_at(self, index: int) -> Batch:
-        """Return the batch that holds `index`. Raises IndexError when it is not held, CorruptLog."""
-        return self.read_batches(index, 0)[0]
-
-    def read_batches(self, from_index: int, max_bytes: int, until_index: int | None = None) -> list[Batch]:
-        """Return whole batches from the one that holds `from_index`: at least one, else within `max_bytes`.
-
-        until_index: stop after the batch that holds it. Settled batches are views of the file, verified; the
-        newest are those that were appended. Raises IndexError for an index not held, CorruptLog, DiskError.
-        """
-        self._check_range(from_index)
-        if self._tail_bases and self._tail_bases[0] <= from_index:
-            return self._read_tail(from_index, max_bytes, until_index)
-        segment = self._segment_of(from_index)
-        row, _ = segment.entry_of(from_index)
-        end = segment.index.row_within(row, max_bytes)
-        if until_index is not None:
-            end = min(end, max(row, segment.index.row_of_index(until_index)) + 1)
-        mapped = segment.entry(end - 1).last_index <= self._settled_index
-        return segment.read_rows(row, end, mapped=mapped)
-
-    def _read_tail(self, from_index: int, max_bytes: int, until_index: int | None) -> list[Batch]:
-        first = bisect_right(self._tail_bases, from_index) - 1
-        end = len(self._tail)
-        if until_index is not None:
-            end = max(first + 1, bisect_right(self._tail_bases, until_index))
-        size = self._tail[first].size_bytes
-        for position in range(first + 1, end):
-            size += self._tail[position].size_bytes
-            if size > max_bytes:
-                return self._tail[first:position]
-        return self._tail[first:end]
-
-    def first_index_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Return the first index whose timestamp is at or after the time, None when there is none."""
-        timestamp_us = timestamp_ms * 1000
-        for segment in self._segments:
-            if segment.entry(segment.index.count - 1).peak_timestamp_us < timestamp_us:
-                continue
-            segment.verify_order()
-            row = segment.index.row_at_or_after(timestamp_us)
-            if row == segment.index.count:
-                continue  # the peak was of what was trimmed
-            batch = segment.batch_of_row(row)
-            times = read_columns(batch).column(_TIMESTAMP).view("int64").to_numpy()
-            return batch.base_index + int((times >= timestamp_us).argmax())
-        return None
-
-    def _check_range(self, index: int) -> None:
-        if self._last is None or not self.begin_index <= index <= self.end_index:
-            raise IndexError(f"index {index} is not in [{self.begin_index}, {self.end_index}]")
-
-    def _segment_of(self, index: int) -> Segment:
-        segments = self._segments
-        if len(segments) == 1:
-            return segments[0]
-        return segments[bisect_right(segments, index, key=lambda segment: segment.base_index) - 1]
-
-    def _entry(self, index: int) -> IndexEntry:
-        return self._segment_of(index).entry_of(index)[1]

@@ -31,6 +31,10 @@ class File(Protocol):
         """
         ...
 
+    def drop_cache(self, offset: int, size: int) -> None:
+        """Let the next read of these bytes come from the disk, where the system can; a hint."""
+        ...
+
     def size(self) -> int: ...
 
     def sync(self) -> None:

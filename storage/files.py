@@ -81,6 +81,10 @@ class OsFile:
             self._map = mmap.mmap(self._descriptor, length, access=mmap.ACCESS_READ)
             self._mapped = memoryview(self._map)
 
+    def drop_cache(self, offset: int, size: int) -> None:
+        with _named(self._path, "advise"):
+            os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+
     def size(self) -> int:
         with _named(self._path, "stat"):
             return os.fstat(self._descriptor).st_size

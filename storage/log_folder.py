@@ -103,6 +103,17 @@ class LogFolder:
             write_durably(self.files, f"{self.path}/{EPOCHS_NAME}", encode_epochs(epochs))
             self.epochs = epochs
 
+    def verify_epochs(self) -> None:
+        """Write the epoch file anew when it does not hold what was written to it."""
+        with self._change(may_wait=True):
+            path = f"{self.path}/{EPOCHS_NAME}"
+            epochs = self.epochs
+            if epochs is None:
+                return  # a sync will write it
+            data = encode_epochs(epochs)
+            if not self.files.exists(path) or self.files.read(path) != data:
+                write_durably(self.files, path, data)
+
     def _try_epochs(self, epochs: tuple[Epoch, ...]) -> None:
         """The same, but on a full disk leave it to a sync: recovery drops what is too much in the file."""
         try:

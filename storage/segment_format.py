@@ -160,6 +160,19 @@ class SegmentIndex:
         """Return the entries of rows first..end-1 as they stand on disk."""
         return bytes(self._buffer[first * ENTRY_SIZE_BYTES : end * ENTRY_SIZE_BYTES])
 
+    def tells(self, own: "SegmentIndex") -> bool:
+        """Whether these entries are those of `own`, but for the running maximum, and whole."""
+        mine, its = self._columns[: self.count], own._columns[: own.count]
+        names = [name for name in INDEX_DTYPE.names or () if name not in ("peak_timestamp_us", "crc")]
+        if self.count != own.count or not all(np.array_equal(mine[name], its[name]) for name in names):
+            return False
+        try:
+            for row in range(self.count):
+                self.entry(row)
+        except DamagedIndex:
+            return False
+        return True
+
     def begin_at(self, offset: int) -> int:
         """Forget the entries before `offset`, of what was trimmed; return how many. Raises DamagedIndex."""
         offsets = self._columns["offset"][: self.count]

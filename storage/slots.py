@@ -19,6 +19,7 @@ from storage.file_system import Bytes, FileSystem, write_durably
 SLOT_SIZE_BYTES: Final = 4096
 PAYLOAD_MAX_BYTES: Final = 2048
 _VERSION = 1
+_READS = 3  # of a file that may be written meanwhile
 _HEAD = struct.Struct("<4sHHQI")
 _CRC = struct.Struct("<I")
 
@@ -44,6 +45,28 @@ def decode_slot(magic: bytes, data: Bytes) -> tuple[int, bytes] | None:
     if _CRC.unpack_from(data, end)[0] != crc32c(bytes(data[:end])):
         return None
     return sequence, bytes(data[_HEAD.size : end])
+
+
+def heal_slots(files: FileSystem, path: str, magic: bytes) -> None:
+    """Write a slot that is damaged or old anew from the other one. Raises CorruptFile for two, DiskError.
+
+    May run while the file's owner saves: what the owner has written to this slot it has written, or will
+    write, to the other one too, and the newest valid slot counts.
+    """
+    for _ in range(_READS):
+        data = memoryview(files.read(path))
+        first, second = (decode_slot(magic, data[at : at + SLOT_SIZE_BYTES]) for at in (0, SLOT_SIZE_BYTES))
+        if first == second is not None:
+            return  # and what was different at first was being written
+    newest = max((slot for slot in (first, second) if slot is not None), default=None)
+    if newest is None:
+        raise CorruptFile(path, "neither of its two slots is valid")
+    file = files.open(path)
+    try:
+        file.pwrite(encode_slot(magic, *newest), 0 if newest == second else SLOT_SIZE_BYTES)
+        file.sync()
+    finally:
+        file.close()
 
 
 class SlotFile:

@@ -12,7 +12,7 @@ from storage.commitlog import NO_INDEX, Commitlog
 from storage.errors import PatchRefused
 from storage.file_system import FileSystem
 from storage.patch import patch, set_aside
-from storage.survey import survey
+from storage.survey import Damage, survey
 from tests.unit.storage.support import FOLDER, LOG_ID, content
 
 
@@ -95,7 +95,7 @@ def heal(
     if not found.structural:
         try:
             for damage in found.damages:
-                rest = damage
+                rest: Damage | None = damage
                 while rest is not None:
                     batches = twin.read_batches(rest.first_index, chance.randint(1, 9_000), rest.last_index)
                     fetched += sum(batch.count for batch in batches)

@@ -1,0 +1,215 @@
+"""The scrub finds whatever has changed on the disk since it was written, and disturbs nothing."""
+
+from random import Random
+
+import pytest
+
+from storage.batch import FIRST_CHAIN, Batch, next_chain
+from storage.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
+from storage.commitlog import Commitlog
+from storage.errors import CorruptFile, CorruptLog
+from storage.files import OsFileSystem
+from storage.hard_state import HardState, HardStateFile
+from storage.scrub import Scrub, verify_chain
+from tests.support.memory_files import MemoryFiles
+from tests.unit.storage.support import (
+    FOLDER,
+    check_whole,
+    content,
+    grow,
+    next_batch,
+    open_log,
+    snapshot,
+    sync_log,
+    three_terms,
+)
+
+
+def settled_log(files: MemoryFiles) -> Commitlog:
+    log = three_terms(files)
+    log.settle(log.end_index)
+    return log
+
+
+def scrub(files: MemoryFiles, log: Commitlog, step_bytes: int = 2_000) -> int:
+    """Run a whole round; return how many bytes it read."""
+    size_bytes = 0
+    for step in Scrub(files, log, step_bytes):
+        step.run()
+        size_bytes += step.size_bytes
+    return size_bytes
+
+
+def test_a_round_reads_every_settled_batch_and_changes_nothing() -> None:
+    for step_bytes in (1, 700, 100_000):
+        files = MemoryFiles()
+        log = settled_log(files)
+        before = snapshot(files)
+        assert scrub(files, log, step_bytes) == log.end_offset
+        assert snapshot(files) == before
+    grow(log, 3)
+    assert scrub(files, log) == content(log)[-3].offset  # what is not settled may still be cut
+
+
+def test_every_bit_of_a_settled_log_is_watched() -> None:
+    chance = Random(3)
+    files = MemoryFiles()
+    log = settled_log(files)
+    batches = content(log)
+    for name in [name for name in files.list(FOLDER) if name.endswith(".log")]:
+        path, whole = f"{FOLDER}/{name}", files.read(f"{FOLDER}/{name}")
+        for _ in range(40):
+            place = chance.randrange(len(whole))
+            files.open(path).pwrite(bytes([whole[place] ^ 1 << chance.randrange(8)]), place)
+            with pytest.raises(CorruptLog) as caught:
+                scrub(files, log)
+            at = caught.value.offset
+            assert (caught.value.path, at) == (
+                path,
+                max(b.offset for b in batches if b.offset <= place + int(name[:20])),
+            )
+            files.open(path).pwrite(whole, 0)
+    scrub(files, log)
+
+
+def test_a_valid_batch_of_another_history_is_found_by_the_chain() -> None:
+    files = MemoryFiles()
+    log, other = open_log(files), open_log(MemoryFiles())
+    other.append(grow(log, 5))
+    ours, foreign = next_batch(log, [b"one"]), next_batch(other, [b"two"])
+    log.append([ours])
+    grow(log, 2)
+    log.settle(log.end_index)
+    scrub(files, log)
+    files.open(f"{FOLDER}/{0:020d}.log").pwrite(foreign.data, ours.offset)
+    with pytest.raises(CorruptLog, match="chain"):
+        scrub(files, log)
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_a_trim_a_cut_and_a_reset_may_come_in_between(
+    real: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    files = OsFileSystem() if real else MemoryFiles()
+    folder = str(tmp_path_factory.mktemp("log")) if real else FOLDER
+    log = open_log(files, folder=folder)
+    grow(log, 60)
+    log.settle(log.end_index - 10)
+    for act in ("trim", "cut", "reset"):
+        steps = iter(Scrub(files, log, 3_000))
+        next(steps).run()
+        pending = next(steps)
+        if act == "trim":
+            ticket = log.start_trim(log.end_index - 20)
+            assert ticket is not None
+            ticket.run()
+        elif act == "cut":
+            log.truncate_after(log.floor_batch_end(log.end_index - 3))
+        else:
+            log.reset(5_000, 400_000)
+        pending.run()
+        for step in steps:
+            step.run()
+        grow(log, 30)
+        log.settle(log.end_index - 10)
+
+
+def test_damage_of_an_index_or_of_the_epochs_is_put_right() -> None:
+    for damage in ("missing", "flip", "noise"):
+        files = MemoryFiles()
+        log = settled_log(files)
+        whole = content(log)
+        before = snapshot(files)
+        sealed = [name for name in before if name.endswith(".index")][:-1]
+        for name in [*sealed, "epochs"]:
+            path, data = f"{FOLDER}/{name}", before[name]
+            if damage == "missing":
+                files.remove(path)
+            elif damage == "flip":
+                files.open(path).pwrite(bytes([data[70] ^ 1]), 70)
+            else:
+                files.open(path).pwrite(Random(1).randbytes(len(data)), 0)
+        scrub(files, log)
+        scrub(files, log)
+        assert snapshot(files) == before
+        check_whole(log, whole)
+
+
+def test_one_bad_slot_is_written_anew_and_two_are_damage() -> None:
+    files = MemoryFiles()
+    log = settled_log(files)
+    vote, checkpoint = HardStateFile(files, f"{FOLDER}/vote"), CheckpointFile(files, f"{FOLDER}/checkpoint")
+    vote.load(), checkpoint.load()
+    vote.save(HardState(3, "n1"))
+    checkpoint.save(Checkpoint(5, 5))
+    SnapshotFile(files, f"{FOLDER}/state").save(b"state")
+    before = snapshot(files)
+    for name in ("vote", "checkpoint", "manifest"):
+        path = f"{FOLDER}/{name}"
+        for slot in (0, 4096):
+            files.open(path).pwrite(b"\xff", slot + 9)
+            scrub(files, log)
+            assert snapshot(files) == before
+        for slot in (0, 4096):
+            files.open(path).pwrite(b"\xff", slot + 9)
+        with pytest.raises(CorruptFile, match=name):
+            scrub(files, log)
+        files.open(path).pwrite(before[name], 0)
+    files.open(f"{FOLDER}/state").pwrite(b"\xff", 17)
+    with pytest.raises(CorruptFile, match="state"):
+        scrub(files, log)
+
+
+def test_an_old_slot_is_brought_up_to_date() -> None:
+    """Were the newer slot to rot, an old vote would be believed."""
+    files = MemoryFiles()
+    log = settled_log(files)
+    vote = HardStateFile(files, f"{FOLDER}/vote")
+    vote.load()
+    vote.save(HardState(3, "n1"))
+    old = files.read(f"{FOLDER}/vote")[:4096]
+    vote.save(HardState(4, "n2"))
+    for slot in (0, 4096):
+        files.open(f"{FOLDER}/vote").pwrite(old, slot)
+        scrub(files, log)
+        files.open(f"{FOLDER}/vote").pwrite(bytes(4096), 4096 - slot)
+        assert HardStateFile(files, f"{FOLDER}/vote").load() == HardState(4, "n2")
+
+
+def chain_of(batches: list[Batch]) -> bytes:
+    chain = FIRST_CHAIN
+    for batch in batches:
+        data = memoryview(batch.data)
+        chain = next_chain(chain, data, data[128 : len(data) - len(batch.body)])
+    return chain
+
+
+def test_the_chain_at_an_index_stands_for_all_before_it() -> None:
+    files = MemoryFiles()
+    log = settled_log(files)
+    batches = content(log)
+    for place, batch in enumerate(batches):
+        expected = chain_of(batches[: place + 1])
+        assert {log.chain_at(batch.base_index), log.chain_at(batch.last_index)} == {expected}
+        assert verify_chain(files, log, batches[place // 2].base_index, batch.last_index) == expected
+    for index in (-1, log.end_index + 1):
+        with pytest.raises(IndexError):
+            log.chain_at(index)
+    other = open_log(MemoryFiles())
+    other.append(batches[:20])
+    changed = grow(other, 20, Random(77))
+    shared = batches[19].last_index
+    assert log.chain_at(shared) == other.chain_at(shared)
+    assert log.chain_at(changed[3].base_index) != other.chain_at(changed[3].base_index)
+    sync_log(other)
+    assert verify_chain(files, other, 0, shared) is None  # nothing is settled there
+
+
+def test_a_damaged_header_has_no_chain() -> None:
+    files = MemoryFiles()
+    log = settled_log(files)
+    log.close()
+    log = open_log(files)
+    files.open(f"{FOLDER}/{0:020d}.log").pwrite(b"\xff", 75)
+    with pytest.raises(CorruptLog, match="checksum of the header"):
+        log.chain_at(0)
