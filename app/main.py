@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from app.api import cluster, fences, health, members, problems, reads
+from app.api import append_stream, cluster, fences, health, members, problems, reads, upkeep
 from app.api.append_front import AppendFront
 from app.api.append_openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.appends import AppendHandler
@@ -46,8 +46,12 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
         redirect_slashes=False,
     )
     app.state.broker = broker
+    app.state.appends = handler
     app.openapi_version = "3.0.3"  # what the Swagger UI of the package index shows
-    routers = [_append_router(front), *(part.router for part in (reads, cluster, fences, members, health))]
+    routers = [
+        _append_router(front),
+        *(part.router for part in (append_stream, reads, cluster, fences, upkeep, members, health)),
+    ]
     for router in routers:
         app.include_router(router)
     app.state.routes = [route for router in routers for route in router.routes]

@@ -1,6 +1,7 @@
 """Keeping a log in order: trimming it, and comparing its replicas."""
 
-from typing import Annotated, Any
+import contextlib
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Query, Request
@@ -12,7 +13,7 @@ from app.api.leader_calls import at_leader, body_of, committed_command, shaped
 from app.api.openapi import answers
 from app.api.read_query import NoQuery
 from app.api.routing import LogName, Node, json_answer, wants_json
-from app.errors import IndexTrimmed, InvalidRequest, Repairing
+from app.errors import IndexTrimmed, InvalidRequest, ReadIndexUnavailable, Repairing
 from app.log_commands import Trim
 from app.node.broker import Broker
 from app.node.driver import LogDriver
@@ -22,6 +23,8 @@ from storage.errors import CorruptLog
 
 router = APIRouter(tags=["logs"])
 
+_TRIM_WAIT_MS: Final = 2_000
+_TRIM_POLL_S: Final = 0.01
 Nothing = Annotated[NoQuery, Query()]
 TRIM_EXAMPLE = {"log": "default", "begin_index": 40, "until_index": 42}
 VERIFY_EXAMPLE: dict[str, Any] = {
@@ -69,10 +72,22 @@ async def trim(request: Request, broker: Node, log: LogName, query: Nothing) -> 
 
     async def act(driver: LogDriver) -> Response:
         await committed_command(driver, Trim(asked.until_index, asked.force))
+        await _trimmed(broker, driver, asked.until_index)
         content = {"log": log, "begin_index": driver.log.begin_index, "until_index": asked.until_index}
         return json_answer(content, headers=log_headers(broker, hosted))
 
     return await at_leader(request, broker, hosted, act, body)
+
+
+async def _trimmed(broker: Broker, driver: LogDriver, until_index: int) -> None:
+    """Wait until this replica has begun with what a committed trim allows: it saves its state before."""
+    log = driver.log
+    kept = min(until_index, driver.committed_index)
+    deadline_ms = broker.clock.monotonic_ms() + _TRIM_WAIT_MS
+    while log.begin_index < kept and broker.clock.monotonic_ms() < deadline_ms:
+        if log.batch_at(kept).base_index <= log.begin_index:
+            return
+        await broker.pause(_TRIM_POLL_S)
 
 
 class VerifyIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,6 +118,8 @@ async def verify(request: Request, broker: Node, log: LogName, query: Nothing) -
         raise Repairing()
 
     async def act(driver: LogDriver) -> Response:
+        with contextlib.suppress(ReadIndexUnavailable):  # without a leader what is known here is compared
+            await broker.read_index(hosted)
         first, until = _range_of(driver, asked)
         verifier = Verifier(broker.repairs.calls, driver, _others(broker, hosted), deep=asked.deep)
         try:

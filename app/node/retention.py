@@ -17,13 +17,15 @@ from app.log_state import LogState
 from app.node.driver import LogDriver
 from app.node.hosted_log import HostedLog
 from app.replication import NO_INDEX, Clock
-from app.settings import RetentionConfig
+from app.settings import MIB, RetentionConfig
 from storage.commitlog import Commitlog
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
 _LOOK_BYTES: Final = 1024 * 1024  # of what would go, in search of a data record
+_SLACK_BYTES: Final = 4096
+_SCAN_BYTES: Final = 16 * 1024 * 1024
 _STEP_BYTES: Final = 64 * 1024
 
 
@@ -59,16 +61,32 @@ def retained_from(
 
 
 def _young_from(log: Commitlog, ms: int | None, now_ms: int) -> int:
-    """The first index that is young enough."""
+    """The first data record that is young enough. The age of control records does not matter.
+
+    Looks at _SCAN_BYTES at most behind a young control record; the next look goes on from there.
+    """
     if ms is None:
         return log.begin_index
     found = log.first_index_at_or_after(now_ms - ms)
-    return log.next_index if found is None else found
+    if found is None:
+        return log.next_index
+    looked = 0
+    while found <= log.end_index and looked < _SCAN_BYTES:
+        for batch in log.read_batches(found, _STEP_BYTES):
+            if not batch.is_control and batch.header.max_timestamp_us >= (now_ms - ms) * 1000:
+                return max(found, batch.base_index)
+            looked += batch.size_bytes
+            found = batch.next_index
+    return found
 
 
 def _small_from(log: Commitlog, size_bytes: int | None) -> int:
-    """The first index of the newest batches that take at most size_bytes, found by bisection."""
-    if size_bytes is None or log.end_offset - log.begin_offset <= size_bytes:
+    """The first index of the newest batches that take at most size_bytes, found by bisection.
+
+    A little too much is let be: the record of a trim takes room itself.
+    """
+    slack = _SLACK_BYTES + min((size_bytes or 0) // 16, MIB)
+    if size_bytes is None or log.end_offset - log.begin_offset <= size_bytes + slack:
         return log.begin_index
     target = log.end_offset - size_bytes
     low, high = log.begin_index, log.next_index  # the batch that holds low begins before target

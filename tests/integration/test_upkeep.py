@@ -1,0 +1,141 @@
+"""Trims, retention and the comparison of replicas, on real nodes."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.test_append_routes import refused
+from tests.support.cluster import Cluster, eventually, running
+
+OLD, SMALL = "old", "small"
+STORAGE = {"segment_max_bytes": 20_000, "mark_interval_bytes": 5_000, "tail_cache_bytes": 0}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose logs may be trimmed; retention looks often."""
+    logs = (
+        {"name": "trimmed"},
+        {"name": "compared"},
+        {"name": OLD, "retention_ms": 60_000},
+        {"name": SMALL, "retention_bytes": 30_000},
+    )
+    sections = {"storage": STORAGE, "retention": {"check_interval_ms": 100}}
+    with running(tmp_path_factory.mktemp("kept"), 3, logs=logs, sections=sections) as cluster:
+        yield cluster
+
+
+def fill(cluster: Cluster, log: str, count: int, **record: Any) -> list[int]:
+    """Append records one by one; return their indexes."""
+    indexes = []
+    for number in range(count):
+        body = {"records": [{"value": f"{number}-{'v' * 1_000}", **record}]}
+        answer = cluster.call("POST", "n1", f"/v1/logs/{log}/records", json=body)
+        assert answer.status_code == 200, answer.text
+        indexes.append(answer.json()["first_index"])
+    return indexes
+
+
+def trim(cluster: Cluster, node: str, **body: Any) -> httpx.Response:
+    return cluster.call("POST", node, "/v1/logs/trimmed:trim", json=body)
+
+
+def begins(cluster: Cluster, log: str) -> list[int]:
+    return [cluster.status(node, log)["begin_index"] for node in cluster.ids]
+
+
+def test_a_trim_reaches_every_replica_and_never_passes_a_fence(kept: Cluster) -> None:
+    indexes = fill(kept, "trimmed", 60)
+    cursor = "/v1/logs/trimmed/cursors/__entries"
+    answer = kept.call("PUT", "n2", cursor, json={"index": indexes[20], "fence": True})
+    assert answer.status_code == 200, answer.text
+    problem = refused(trim(kept, "n3", until_index=indexes[30]), 409, "not-materialized")
+    assert (problem["cursor"], problem["index"]) == ("__entries", indexes[20])
+    follower = kept.follower("trimmed")
+    answer = trim(kept, follower, until_index=indexes[20])
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"log": "trimmed", "begin_index": indexes[20], "until_index": indexes[20]},
+    )
+    eventually(lambda: begins(kept, "trimmed") == [indexes[20]] * 3, what="all replicas are trimmed")
+    for node in kept.ids:
+        path = f"/v1/logs/trimmed/records/{indexes[19]}"
+        assert refused(kept.get(node, path), 410, "index-trimmed")["begin_index"] == indexes[20]
+        assert len(kept.values(node, log="trimmed")) == 40
+        segments = list((kept.folder / node / "logs" / "trimmed").glob("*.log"))
+        assert min(int(path.stem) for path in segments) > 0
+    assert trim(kept, "n1", until_index=indexes[30], force=True).json()["begin_index"] == indexes[30]
+    again = trim(kept, "n1", until_index=5)
+    assert (again.status_code, again.json()["begin_index"]) == (200, indexes[30])
+    next_index = kept.get("n1", "/v1/logs/trimmed/tail").json()["next_index"]
+    refused(trim(kept, "n1", until_index=next_index + 1), 422, "invalid-request")
+    everything = trim(kept, "n1", until_index=next_index, force=True)
+    assert 0 < everything.json()["begin_index"] <= next_index
+    status = kept.status("n1", "trimmed")  # the newest committed batch stays, be it the trim itself
+    assert status["begin_index"] <= status["end_index"]
+
+
+def test_a_trim_that_is_no_trim_is_refused(kept: Cluster) -> None:
+    refused(trim(kept, "n1"), 422, "invalid-request")
+    refused(trim(kept, "n1", until_index=-1), 422, "invalid-request")
+    refused(trim(kept, "n1", until_index=1, other=2), 422, "invalid-request")
+    refused(kept.call("POST", "n1", "/v1/logs/none:trim", json={"until_index": 1}), 404, "log-not-found")
+
+
+def test_retention_by_age_goes_by_the_records_time(kept: Cluster) -> None:
+    now_ms = int(time.time() * 1000)
+    fill(kept, OLD, 20, timestamp=now_ms - 120_000)
+    young = fill(kept, OLD, 20, timestamp=now_ms + 600_000)
+    eventually(lambda: begins(kept, OLD) == [young[0]] * 3, what="the old ones are gone")
+    assert len(kept.values("n2", log=OLD)) == 20
+
+
+def test_retention_by_size_keeps_the_newest(kept: Cluster) -> None:
+    indexes = fill(kept, SMALL, 60)
+
+    def small() -> bool:
+        seen = begins(kept, SMALL)
+        return seen[0] > indexes[30] and len(set(seen)) == 1
+
+    eventually(small, what="the log is small")
+    kept.wait_even(SMALL)
+    values = kept.values(kept.follower(SMALL), log=SMALL)
+    assert 15 <= len(values) <= 30
+
+    def state() -> list[tuple[int, int]]:
+        seen = [kept.status(node, SMALL) for node in kept.ids]
+        return [(status["begin_index"], status["end_index"]) for status in seen]
+
+    def stays() -> bool:
+        before = state()
+        time.sleep(0.5)  # several looks later: an idle log does not fill itself with trims
+        return state() == before
+
+    eventually(stays, what="the log is left alone")
+
+
+def verify(cluster: Cluster, node: str, **body: Any) -> dict[str, Any]:
+    answer = cluster.call("POST", node, "/v1/logs/compared:verify", json=body)
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def test_equal_replicas_are_equal(kept: Cluster) -> None:
+    indexes = fill(kept, "compared", 40)
+    for node in kept.ids:
+        for deep in (False, True):
+            result = verify(kept, node, deep=deep)
+            assert (result["equal"], result["complete"], result["first_difference"]) == (True, True, None)
+            assert [each["state"] for each in result["replicas"]] == ["same"] * 3
+            assert result["until_index"] == indexes[-1] + 1
+            assert result["has_more"] is False
+    part = verify(kept, "n1", from_index=10, until_index=20)
+    assert (part["from_index"], part["until_index"], part["equal"]) == (10, 20, True)
+    path = "/v1/logs/compared:verify"
+    past = {"until_index": indexes[-1] + 2}
+    refused(kept.call("POST", "n1", path, json=past), 422, "invalid-request")
+    refused(kept.call("POST", "n1", path, json={"from_index": 9, "until_index": 5}), 422, "invalid-request")
