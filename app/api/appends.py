@@ -99,7 +99,7 @@ class AppendHandler:
         hosted = self._broker.find(call.log)
         heads = dict(call.headers)
         media_type = media_type_of(heads)
-        parameters = parse_append_query(call.query)
+        parameters = call.parameters or parse_append_query(call.query)
         if not hosted.leads and _stays(heads):
             done(self._problem(call, self._not_leader(hosted), hosted))
             return
@@ -262,7 +262,7 @@ class AppendHandler:
             left_ms = deadline_ms - now_ms()
             if target is not None and left_ms > 0:
                 try:
-                    relayed = await self._send(call, target, left_ms)
+                    relayed = await self._send(call, hosted, target, left_ms)
                 except NotSent:
                     pass
                 except Lost as error:
@@ -296,13 +296,19 @@ class AppendHandler:
             return None
         return self._broker.nodes.find(leader)
 
-    async def _send(self, call: AppendCall, target: NodeSettings, left_ms: int) -> Relayed:
+    async def _send(self, call: AppendCall, hosted: HostedLog, target: NodeSettings, left_ms: int) -> Relayed:
+        """One attempt. Raises NotSent, or Lost: also when another leads before `target` has answered."""
         query = [part for part in call.query.split(b"&") if part and not part.startswith(b"timeout_ms=")]
         query.append(b"timeout_ms=%d" % left_ms)
         path = b"/v1/logs/%s/records?%s" % (quote(call.log).encode(), b"&".join(query))
-        return await self._broker.forwarder.send(
-            target, "POST", path, call.headers, call.body, call.request_id, (left_ms + _GRACE_MS) / 1000
-        )
+        timeout_s = (left_ms + _GRACE_MS) / 1000
+        try:
+            async with hosted.while_led_by(target.id):
+                return await self._broker.forwarder.send(
+                    target, "POST", path, call.headers, call.body, call.request_id, timeout_s
+                )
+        except TimeoutError as error:
+            raise Lost(f"{target.id} leads no more and has not answered") from error
 
     def _relay(self, call: AppendCall, relayed: Relayed) -> Response:
         return Response(

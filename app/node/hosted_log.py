@@ -1,6 +1,8 @@
 """One log as this node knows it: its settings, the driver if it keeps a replica, and who leads."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from app.node.driver import LogDriver
@@ -11,6 +13,7 @@ from storage.journal import Journal
 if TYPE_CHECKING:
     from app.node.repair import LogRepair, Mended
 
+REPLACED_GRACE_S: Final = 0.2
 CONFIGURED: Final = -1  # the generation of a log of the configuration file
 
 
@@ -33,6 +36,7 @@ class HostedLog:
         self.caught_up = False  # a linearizable read has succeeded here since the start
         self._seen: tuple[Role, str | None, int] | None = None
         self._watchers: dict[asyncio.Future[None], None] = {}
+        self._led_by: dict[asyncio.Timeout, str] = {}  # what waits for an answer of that leader
 
     @property
     def repairing(self) -> bool:
@@ -66,12 +70,28 @@ class HostedLog:
         if seen != self._seen:
             self._seen = seen
             self.wake()
+            for limit, leader in self._led_by.items():
+                if driver.leader_id not in (None, leader):
+                    limit.reschedule(asyncio.get_running_loop().time() + REPLACED_GRACE_S)
 
     def wake(self) -> None:
         watchers, self._watchers = self._watchers, {}
         for watcher in watchers:
             if not watcher.done():
                 watcher.set_result(None)
+
+    @asynccontextmanager
+    async def while_led_by(self, leader: str) -> AsyncIterator[None]:
+        """Raise TimeoutError in the `with` soon after this node has learnt of another leader than `leader`.
+
+        A leader that was frozen or cut off answers nobody; one that still speaks has the grace to do so.
+        """
+        async with asyncio.timeout(None) as limit:
+            self._led_by[limit] = leader
+            try:
+                yield
+            finally:
+                del self._led_by[limit]
 
     async def leadership_changed(self, timeout_s: float) -> None:
         """Wait until role, leader or term change, at most `timeout_s`."""

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import disks, leaders, networks
+from tests.chaos import damage, disks, leaders, networks
 from tests.chaos.session import World
 
 
@@ -31,4 +31,5 @@ FAMILIES: dict[str, Family] = {
     "disk-errors": Family(disks.disk_errors, 300),
     "read-errors": Family(disks.read_errors, 150),
     "full-disk": Family(disks.full_disk, 200),
+    "damage": Family(damage.damage, 1_500),
 }
