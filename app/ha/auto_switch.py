@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from app.errors import CommitlogError, InvariantError, NotEnoughInSync, TransferFailed
+from app.errors import CommitlogError, InvariantError, NotEnoughInSync
 from app.ha.config import HaConfig
 from app.ha.frames import Ack, Handshake, HandshakeAnswer, Transfer
 from app.ha.log import HaLog, held_index, offset_after
@@ -17,6 +17,7 @@ from app.ha.master_side import MasterSide
 from app.ha.messages import INCOMING, OUTGOING, Closed, Disconnect, Drained, Opened
 from app.ha.roles import Lease, MasterRole, Replica, RoleMessage, SetRequest, SlaveRole, SyncStateSetChanged
 from app.ha.slave_side import Rollback, SlaveSide
+from app.ha.static_group import StaticGroup
 from app.ha.sync_state_set import SyncStateSet
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
@@ -37,14 +38,14 @@ from storage.hard_state import HardState
 Frame = Handshake | HandshakeAnswer | Transfer | Ack
 
 
-class AutoSwitchCore:
+class AutoSwitchCore(StaticGroup):
     """One replica of one log. Satisfies ReplicationCore and roles.HaView.
 
     Invariants: the epoch never falls, across restarts; an epoch is opened at most once, by one life; the
     committed (confirmed) index never falls, but by a recorded rollback with the log closed.
     """
 
-    electable = True  # the controller elects; a state that is not whole is its own matter
+    who_decides = "the controllers"
 
     def __init__(
         self,
@@ -110,14 +111,6 @@ class AutoSwitchCore:
     @property
     def committed_index(self) -> int:
         return self._member.committed_index
-
-    @property
-    def is_transferring(self) -> bool:
-        return False
-
-    @property
-    def sound(self) -> bool:
-        return True
 
     @property
     def accepts_appends(self) -> bool:
@@ -330,12 +323,6 @@ class AutoSwitchCore:
         self._end_roles("this node stops", now_ms)
         self._reads.fail()
         self._announce()
-
-    def transfer(self, to: str | None, now_ms: int) -> str:
-        raise TransferFailed("in controller mode an election moves the lead: commitlog elect")
-
-    def configure(self, group: GroupConfig, index: int, now_ms: int) -> None:
-        """Who replicates the log is in the controller's metadata, not in the log."""
 
     # --- roles ---------------------------------------------------------------------------------------------
 

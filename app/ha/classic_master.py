@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.errors import AlreadyLeader, CommitlogError, InvariantError, TransferFailed
+from app.errors import InvariantError
 from app.ha.config import HaConfig
 from app.ha.frames import ClassicFrame, ClassicReport
 from app.ha.log import HaLog, held_index, index_before, offset_after
 from app.ha.messages import INCOMING, Closed, Disconnect, Drained, Opened
 from app.ha.pending import PendingAppends
 from app.ha.sending import Sender, Trimmed
+from app.ha.static_group import StaticGroup
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.state import MemberState, Outbox
 from app.replication import (
@@ -46,13 +47,8 @@ class _Slave:
     sent_ms: int = 0
 
 
-class ClassicMasterCore:
+class ClassicMasterCore(StaticGroup):
     """Satisfies ReplicationCore. Invariant: the committed index never falls."""
-
-    electable = True
-    is_transferring = False
-    sound = True
-    refusal: CommitlogError | None = None
 
     def __init__(
         self,
@@ -224,6 +220,7 @@ class ClassicMasterCore:
             self._drop(slave, problem)
             return
         self._check(now_ms)
+        self._pump(slave, now_ms)
 
     def _begin(self, slave: _Slave, max_offset: int, now_ms: int) -> None:
         """H-06: a slave without data starts at the newest segment, any other at the byte it reports."""
@@ -299,14 +296,6 @@ class ClassicMasterCore:
         self._outbox.answers += self._pending.close()
         for slave in list(self._slaves.values()):
             self._drop(slave, "this node stops")
-
-    def transfer(self, to: str | None, now_ms: int) -> str:
-        if to == self._member.node_id:
-            raise AlreadyLeader(to)
-        raise TransferFailed("the roles of a classic log are its configuration (H-01)")
-
-    def configure(self, group: GroupConfig, index: int, now_ms: int) -> None:
-        """Who replicates the log is in the configuration, not in the log."""
 
     # --- sending and acks ----------------------------------------------------------------------------------
 

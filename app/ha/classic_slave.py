@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from app.errors import CommitlogError, InvariantError, TransferFailed
+from app.errors import InvariantError
 from app.ha.assembly import Assembler
 from app.ha.config import HaConfig
 from app.ha.frames import ClassicFrame, ClassicReport
 from app.ha.log import HaLog, LogEnd, held_index, is_empty, offset_after
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Opened
+from app.ha.static_group import StaticGroup
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.reads import FollowerReads
@@ -24,17 +25,13 @@ from storage.epoch_file import epoch_of
 from storage.errors import CorruptBatch
 
 
-class ClassicSlaveCore:
+class ClassicSlaveCore(StaticGroup):
     """Satisfies ReplicationCore. Invariants: its log is a prefix of the master's, from where it began; the
     offset that it reports is as durable as the log asks for."""
 
-    electable = True
-    is_transferring = False
-    sound = True
     accepts_appends = False
     pending_appends = 0
     wants_control: dict[str, Any] | None = None
-    refusal: CommitlogError | None = None
 
     def __init__(
         self,
@@ -280,9 +277,3 @@ class ClassicSlaveCore:
     def read_index(self, token: Any, now_ms: int) -> None:
         """The master knows what a linearizable read must see."""
         self._reads.ask(token, now_ms)
-
-    def transfer(self, to: str | None, now_ms: int) -> str:
-        raise TransferFailed("the roles of a classic log are its configuration (H-01)")
-
-    def configure(self, group: GroupConfig, index: int, now_ms: int) -> None:
-        """Who replicates the log is in the configuration, not in the log."""

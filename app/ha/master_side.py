@@ -4,11 +4,12 @@ PURE. Lives as long as one epoch: core.py makes it when the epoch's opening reco
 throws it away when the epoch is over.
 """
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 
 from app.ha.config import HaConfig
-from app.ha.frames import Ack, Frame, Handshake, HandshakeAnswer, HaState, Transfer
+from app.ha.frames import Ack, EpochStart, Frame, Handshake, HandshakeAnswer, HaState, Transfer
 from app.ha.log import HaLog, epoch_starts, held_index, index_before, offset_after
 from app.ha.messages import Disconnect
 from app.ha.pending import PendingAppends
@@ -65,7 +66,8 @@ class MasterSide:
         self.confirm_offset = offset_after(log, member.committed_index)
         self._connections: dict[str, SlaveConnection] = {}
         self._caught_up_ms = {replica.id: now_ms for replica in replicas}
-        self._epoch_starts: dict[int, int] = {}
+        self._epochs: tuple[EpochStart, ...] = ()
+        self._epoch_starts: dict[int, int] = {}  # the same by epoch
         self.needs_check = False
         self._opening_index = NO_INDEX
         self._published_ms = now_ms
@@ -120,7 +122,8 @@ class MasterSide:
         """The opening record, the log's last one, is durable: take connections and appends (A-01)."""
         self.open = True
         self._opening_index = self._log.end_index
-        self._epoch_starts = {start.epoch: start.start_offset for start in epoch_starts(self._log)}
+        self._epochs = epoch_starts(self._log)
+        self._epoch_starts = {start.epoch: start.start_offset for start in self._epochs}
         self._caught_up_ms = dict.fromkeys(self._caught_up_ms, now_ms)
         for connection in list(self._connections.values()):
             if connection.handshake is not None:
@@ -229,6 +232,7 @@ class MasterSide:
         self._caught_up(connection, now_ms)
         if moved:
             self.needs_check = True
+            self._pump(connection, now_ms)
 
     def _caught_up(self, connection: SlaveConnection, now_ms: int) -> None:
         """C-07: an ack at or past a noted end makes the noted time the slave's caught-up time."""
@@ -261,10 +265,14 @@ class MasterSide:
             connection.room_bytes -= len(piece.body)
             self._transfer(connection, piece.epoch, piece.offset, piece.body)
         if always and not pieces:
-            self._transfer(connection, self._member.term, sender.sent_offset, b"")
+            self._transfer(connection, self._epoch_at(sender.sent_offset), sender.sent_offset, b"")
         if pieces or always:
             connection.sent_ms = now_ms
             self._note(connection, now_ms)
+
+    def _epoch_at(self, offset: int) -> int:
+        """The epoch that a byte of the log, or the next one behind it, belongs to."""
+        return self._epochs[bisect_right(self._epochs, offset, key=lambda each: each.start_offset) - 1].epoch
 
     def _transfer(self, connection: SlaveConnection, epoch: int, offset: int, body: bytes) -> None:
         connection.told_confirm = self.confirm_offset

@@ -6,9 +6,10 @@ from typing import Final
 
 from app.ha.log import Boundaries, HaLog
 from app.replication import NO_INDEX
-from storage.batch import Batch
+from storage.batch import BATCH_MAX_BYTES, Batch
 
 READ_AHEAD_BYTES: Final = 256 * 1024
+UNACKNOWLEDGED_MAX_BYTES: Final = 2 * BATCH_MAX_BYTES  # whole batches alone are acknowledged
 
 
 class Trimmed(Exception):
@@ -38,6 +39,7 @@ class Sender:
         self._current: Batch | None = None  # sent in part
         self._ahead: deque[Batch] = deque()  # what comes behind it: a master never cuts its own log
         self._boundaries = Boundaries()
+        self._start_offset = offset
         self.sent_offset = offset
         self.acked_offset = offset if held_index != NO_INDEX else 0
         self.acked_index = held_index
@@ -50,7 +52,8 @@ class Sender:
     def pieces(self, max_bytes: int, piece_max_bytes: int, until_index: int) -> list[Piece]:
         """Return what comes next, whole batches up to `until_index`; about max_bytes. Raises Trimmed."""
         cut = _Cutter(self.sent_offset, piece_max_bytes)
-        left = max_bytes
+        unacknowledged = self.sent_offset - max(self.acked_offset, self._start_offset)
+        left = min(max_bytes, UNACKNOWLEDGED_MAX_BYTES - unacknowledged)
         while left > 0 and (batch := self._current or self._read(until_index)) is not None:
             at = self.sent_offset - batch.offset
             size = min(batch.size_bytes - at, left)

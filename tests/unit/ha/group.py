@@ -150,6 +150,7 @@ class Controller:
     refused: int = 0
     accepted: int = 0
     heard_us: dict[str, int] = field(default_factory=dict)
+    last_master: str | None = None
     cut: dict[str, None] = field(default_factory=dict)
     never_in_set: dict[str, None] = field(default_factory=dict)  # learners
 
@@ -224,19 +225,33 @@ class Controller:
 
     def _watch(self) -> None:
         if self.master is None or not self._is_live(self.master):
-            self.elect()
+            self.elect()  # nothing, while an old lease may still be good
         self.group.world.after(HEARTBEAT_US, self._watch)
+
+    def hand_over(self, candidate: str) -> None:
+        """An operator's election: first the master gives up, or its lease runs out."""
+        old, self.master = self.master, None
+        if old is not None and self.reaches(old):
+            node = self.group.nodes[old]
+            node.tell(SlaveRole(None, self.epoch, self.replicas))
+        self.group.world.after(1_000, lambda: self.elect(candidate) and None)
 
     def elect(self, candidate: str | None = None) -> bool:
         """C-05: a live member of the set, the larger epoch and offset first."""
+        old = self.last_master
+        if old is not None and self._is_live(old) and self.group.nodes[old].core.role is Role.MASTER:
+            return False  # it may still answer reads by its lease
         among = self.members or tuple(n for n in self.group.names if n not in self.never_in_set)
         live = [name for name in among if self._is_live(name) and self.reaches(name)]
         if not live or (candidate is not None and candidate not in live):
             return False
         nodes = self.group.nodes
-        best = candidate or max(live, key=lambda name: (nodes[name].core.log_epoch, nodes[name].core.max_offset))
+        best = candidate or max(
+            live, key=lambda name: (nodes[name].core.log_epoch, nodes[name].core.max_offset)
+        )
         self.epoch += 1
         self.master, self.members, self.set_epoch = best, (best,), self.set_epoch + 1
+        self.last_master = best
         self.elections += 1
         self.group.world.note(f"elect {best} {self.epoch}")
         for name in self.group.names:
@@ -318,7 +333,7 @@ class Group:
             self.network.cuts[name, other] = None
             self.world.after(lasting_us, self._mend)
         else:
-            self.controller.elect(name)
+            self.controller.hand_over(name)
 
     def _mend(self) -> None:
         self.network.mend()
@@ -391,9 +406,9 @@ class Group:
             owner = self._masters.setdefault(node.driver.term, node.name)
             if owner != node.name:
                 raise Violation(f"epoch {node.driver.term} has two masters: {owner}, {node.name}")
-            if node.core.accepts_appends and node.log.end_index < self._committed_index:
-                if node.driver.term == self.controller.epoch:
-                    raise Violation(f"{node.name} is master without {self._committed_index}")
+            current = node.core.accepts_appends and node.driver.term == self.controller.epoch
+            if current and node.log.end_index < self._committed_index:
+                raise Violation(f"{node.name} is master without {self._committed_index}")
 
     def _check_committed(self, node: Node, committed_index: int) -> None:
         """What one replica ever saw as confirmed never changes anywhere."""
@@ -410,7 +425,9 @@ class Group:
         """An ack says that every member of the set has it, as durably as the log asks (C-12)."""
         for name in self.controller.members:
             if self.nodes[name].held_index < index:
-                raise Violation(f"{index} was acknowledged, {name} of the set {self.controller.members} lacks it")
+                raise Violation(
+                    f"{index} was acknowledged, {name} of the set {self.controller.members} lacks it"
+                )
 
     def _check_acknowledged(self, node: Node, promised: dict[str, int]) -> None:
         places: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Simulated TCP for HA cores: real bytes through the real codecs, cut into pieces, late, or gone with the line."""
+"""Simulated TCP for HA cores: real bytes through the real codecs, in pieces, late, or gone with the line."""
 
 from collections.abc import Callable
 from typing import Any
