@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from app.api import append_stream, cluster, fences, health, members, problems, reads, upkeep
+from app.api import append_stream, cluster, elect, fences, health, logs, members, problems, reads, upkeep
 from app.api.append_front import AppendFront
 from app.api.append_openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.appends import AppendHandler
@@ -50,7 +50,10 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     app.openapi_version = "3.0.3"  # what the Swagger UI of the package index shows
     routers = [
         _append_router(front),
-        *(part.router for part in (append_stream, reads, cluster, fences, upkeep, members, health)),
+        *(
+            part.router
+            for part in (append_stream, reads, logs, cluster, fences, elect, upkeep, members, health)
+        ),
     ]
     for router in routers:
         app.include_router(router)

@@ -14,7 +14,6 @@ from app.api.openapi import (
     CLUSTER_EXAMPLE,
     EPOCH_EXAMPLE,
     EVENT_EXAMPLE,
-    LOG_EXAMPLE,
     STATUS_EXAMPLE,
     answers,
 )
@@ -49,43 +48,6 @@ async def cluster(request: Request, broker: Node, query: Nothing) -> Response:
         "limits": asdict(settings.limits),
     }
     return json_answer(content)
-
-
-@router.get(
-    "/v1/logs",
-    tags=["logs"],
-    summary="All logs",
-    responses=answers(example={"logs": [LOG_EXAMPLE]}, of_a_log=False),
-    response_class=Response,
-)
-async def logs(request: Request, broker: Node, query: Nothing) -> Response:
-    wants_json(request)
-    return json_answer({"logs": [_log_object(hosted) for hosted in broker.logs.values()]})
-
-
-@router.get(
-    "/v1/logs/{log}",
-    tags=["logs"],
-    summary="One log's settings",
-    responses=answers(example=LOG_EXAMPLE),
-    response_class=Response,
-)
-async def one_log(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    return json_answer(_log_object(hosted), headers=log_headers(broker, hosted))
-
-
-def _log_object(hosted: HostedLog) -> dict[str, Any]:
-    settings = hosted.settings
-    return {
-        "name": settings.name,
-        "id": f"{hosted.log_id:016x}",
-        "replication": settings.replication,
-        "replicas": list(settings.replicas),
-        "durability": settings.durability,
-        "retention": None,
-    }
 
 
 @router.get(

@@ -68,7 +68,8 @@ async def healthz(query: Nothing) -> Response:
 @router.get(
     "/readyz",
     summary="Whether this node can do its work",
-    description="503 while a log has no leader or is repaired, or this node has not yet caught up with it.",
+    description="503 while a log has no leader or is repaired, or this node has not yet caught up with it, "
+    "or does not know yet which logs there are.",
     responses=answers(example={"ready": True, "logs": {"default": True}}, of_a_log=False),
     response_class=Response,
 )
@@ -78,7 +79,7 @@ async def readyz(broker: Node, query: Nothing) -> Response:
         for hosted in broker.logs.values()
         if hosted.journal is not None
     }
-    ready = all(logs.values()) and not broker.stopping
+    ready = all(logs.values()) and broker.metadata.is_current and not broker.stopping
     headers = () if ready else ((b"retry-after", b"1"),)
     return json_answer({"ready": ready, "logs": logs}, status=200 if ready else 503, headers=headers)
 

@@ -114,6 +114,15 @@ LOG_EXAMPLE: Final = {
     "replicas": ["n1", "n2", "n3"],
     "durability": "fsync",
     "retention": None,
+    "learners": [],
+    "min_in_sync_replicas": 1,
+    "unclean": False,
+    "preferred": None,
+    "state": "created",
+    "master": None,
+    "epoch": None,
+    "sync_state_set": None,
+    "set_epoch": None,
 }
 CLUSTER_EXAMPLE: Final = {
     "id": "three-local",

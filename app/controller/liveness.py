@@ -104,6 +104,14 @@ class Liveness:
         report = known.reports.get(log)
         return report is None or report.generation != generation
 
+    def all_know(self, index: int, now_ms: int) -> bool:
+        """Whether every living node knows the metadata up to `index`."""
+        return all(
+            known.metadata_index >= index
+            for node, known in self._nodes.items()
+            if self.is_alive(node, now_ms)
+        )
+
     def granted(self, log: str, now_ms: int) -> None:
         """A lease leaves for the master of a log."""
         self._granted_ms[log] = now_ms

@@ -24,6 +24,7 @@ from app.errors import (
     InvalidRequest,
     LogDeleting,
     LogNotFound,
+    NoLeader,
     ReadIndexUnavailable,
     Repairing,
 )
@@ -58,6 +59,7 @@ logger = logging.getLogger(__name__)
 _STOP_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.1
 
+_POLL_S: Final = 0.01
 
 class _Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What node.json says."""
@@ -278,7 +280,8 @@ class Broker:
     # --- while it runs ----------------------------------------------------------------------------------
 
     def find(self, name: str) -> HostedLog:
-        """The log of that name. Raises InvalidRequest for a name that none can have, LogNotFound."""
+        """The log of that name. Raises InvalidRequest for a name that none can have, LogNotFound, LogDeleting;
+        NoLeader while this node does not know."""
         hosted = self.hosted(name)
         if hosted is None:
             if not LOG_NAME.fullmatch(name.removeprefix("__")):
@@ -286,6 +289,8 @@ class Broker:
             raise LogNotFound(name)
         if hosted.deleting:
             raise LogDeleting(name)
+            if not self.metadata.is_current:
+                raise NoLeader("this node does not know all logs yet")
         return hosted
 
     # --- logs that come and go (metadata_logs.py) -------------------------------------------------------
@@ -313,13 +318,14 @@ class Broker:
         return self._recover(hosted)
 
     async def close_log(self, hosted: HostedLog) -> None:
-        """End the log's driver and give its files back; the log stays known. Raises StorageError."""
+        """End a log's driver at once and give its files back; the log stays known. Raises StorageError."""
         driver, journal = hosted.driver, hosted.journal
         hosted.driver = hosted.journal = None
         hosted.wake()
         if driver is not None:
-            await self._stopped(driver)
-            await self._disk.drain()
+        if driver is not None:
+            driver.abandon()
+        await self._disk.drain()
             driver.log.close()
         if journal is not None:
             journal.close()
@@ -327,6 +333,13 @@ class Broker:
     def forget_log(self, hosted: HostedLog) -> None:
         self.logs.pop(hosted.name, None)
         self._by_id.pop(hosted.log_id, None)
+    async def known_log(self, name: str) -> HostedLog:
+        """A log that the metadata name, once this node has taken it up. Raises LogNotFound, LogDeleting."""
+        deadline_s = self._loop.time() + self.settings.http.leader_wait_ms / 1000
+        while self.hosted(name) is None and self._loop.time() < deadline_s:
+            await self.pause(_POLL_S)
+        return self.find(name)
+
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` as a task of this node: a failure is logged, a stop of the node cancels it."""

@@ -29,6 +29,7 @@ from storage.records import RecordColumns
 
 logger = logging.getLogger(__name__)
 
+_KNOWN_WITHIN_MS: Final = 1_000
 _ROUND_TIMEOUT_MS: Final = 60_000
 _NOT_ACTIVE: Final = Refusal(Reason.NOT_ACTIVE, "this controller is not active")
 Token = tuple[str, int]  # asking node, id of its request
@@ -68,6 +69,7 @@ class ControllerServer:
         self._open: dict[Token, None] = {}
         self._turn_due = False
         self._compacting = False
+        self._held: list[tuple[Token, Answer, int]] = []  # answers about new logs, until when they wait
 
     @property
     def is_active(self) -> bool:
@@ -140,6 +142,7 @@ class ControllerServer:
             logger.info("controller inactive", extra={"node": self._node_id})
             self._lead = self._active = None
             self._open.clear()
+            self._held.clear()
         if self._lead is None and driver is not None and _is_ready(driver):
             self._lead = (driver, driver.term)
             self._active = ActiveController(
@@ -160,6 +163,7 @@ class ControllerServer:
             return
         active, driver = self._active, self._lead[0]
         self._answer(active.applied(_state_of(driver).metadata.applied_index))
+        self._let_go(active)
         if active.is_busy or not _is_ready(driver):
             return
         round_ = active.next_round(
@@ -198,15 +202,34 @@ class ControllerServer:
         )
 
     def _answer(self, answers: Sequence[tuple[Token, Answer]]) -> None:
+        now_ms = self._clock.monotonic_ms()
         for token, answer in answers:
-            self._open.pop(token, None)
-            source, id = token
-            if isinstance(answer, Done):
-                self._send(source, CommandAnswer(id, answer, None, self._node_id))
+            if isinstance(answer, Done) and answer.created:
+                self._held.append((token, answer, now_ms + _KNOWN_WITHIN_MS))
             else:
-                self._send(source, CommandAnswer(id, None, answer, self._node_id))
+                self._give(token, answer)
         if answers:
             self._ask_turn()
+
+    def _let_go(self, active: ActiveController) -> None:
+        """Answer about new logs once every living node knows them: whoever hears of a log may use it
+        anywhere. A node that does not get that far holds it up for a moment only."""
+        now_ms = self._clock.monotonic_ms()
+        held, self._held = self._held, []
+        for token, answer, until_ms in held:
+            known = isinstance(answer, Done) and active.liveness.all_know(answer.index, now_ms)
+            if known or now_ms >= until_ms:
+                self._give(token, answer)
+            else:
+                self._held.append((token, answer, until_ms))
+
+    def _give(self, token: Token, answer: Answer) -> None:
+        self._open.pop(token, None)
+        source, id = token
+        if isinstance(answer, Done):
+            self._send(source, CommandAnswer(id, answer, None, self._node_id))
+        else:
+            self._send(source, CommandAnswer(id, None, answer, self._node_id))
 
     def _compact(self, driver: LogDriver) -> None:
         """Trim events that every new replica gets by the state's snapshot instead (C-09)."""

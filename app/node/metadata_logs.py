@@ -71,7 +71,7 @@ class MetadataLogs:
         metadata = self._metadata.metadata
         if metadata is None:
             return False
-        whole = True
+        whole, index = True, metadata.applied_index
         for hosted in self._host.all_hosted():
             log = metadata.log(hosted.name)
             if hosted.generation >= 0 and (log is None or log.generation != hosted.generation):
@@ -80,6 +80,9 @@ class MetadataLogs:
         for log in metadata:
             if log.generation >= 0:
                 whole &= await self._follow(log)
+        if whole and index > self._metadata.followed_index:
+            self._metadata.followed_index = index
+            self._metadata.client.heartbeat_now()
         return whole
 
     async def _follow(self, log: Log) -> bool:

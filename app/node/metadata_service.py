@@ -19,7 +19,7 @@ from app.controller.log_state import MetadataLogState
 from app.controller.messages import AnyControllerMessage, BrokerHeartbeat, CommandRequest
 from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
-from app.errors import NoLeader
+from app.errors import QuorumTimeout
 from app.node.controller_client import ControllerClient
 from app.node.controller_server import ControllerServer
 from app.node.hosted_log import HostedLog
@@ -98,6 +98,8 @@ class MetadataService:
         self._find = find
         self._tell = tell
         self._log_id = log_id_of(settings.cluster_id, CONTROLLER_LOG)
+        self.followed_index = -1  # up to where the logs of this node are as the metadata say
+        self.is_current = False  # since the start it has known, for once, all that was committed
         self._seen_index: tuple[int, int] | None = None
         self.changed = asyncio.Event()  # the metadata may have changed: whoever waits clears it
         self.server = ControllerServer(
@@ -119,7 +121,7 @@ class MetadataService:
             controllers=settings.controllers,
             leader=lambda: self.hosted.leader_id,
             send=self._send,
-            reports=lambda: (self._metadata_index, self.managers.reports()),
+            reports=lambda: (self.followed_index, self.managers.reports()),
             heartbeat_answered=lambda answer, sent_ms: self.managers.heartbeat_answered(answer, sent_ms),
             clock=clock,
             random=random,
@@ -169,6 +171,8 @@ class MetadataService:
     def tick(self) -> None:
         self.server.tick()
         self._look_at_news()
+        if self.hosted.caught_up and self.followed_index == self._metadata_index:
+            self.is_current = True
         self.managers.tick()
         self.client.tick()
 
@@ -192,14 +196,14 @@ class MetadataService:
 
     async def ask(self, command: AnyCommand, timeout_ms: int = ASK_TIMEOUT_MS) -> Done | Refusal:
         """Ask the active controller; on return this node knows the metadata that a Done speaks of, or its
-        time is over. Raises NoLeader when no controller answers: what became of the command is unknown."""
+        time is over. Raises QuorumTimeout when no controller answers: then the outcome is unknown."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         future: asyncio.Future[Done | Refusal | None] = asyncio.get_running_loop().create_future()
         self.client.ask(command, lambda answer: _settle(future, answer), timeout_ms)
         answer = await future
         if answer is None:
-            raise NoLeader("no controller answers")
-        while isinstance(answer, Done) and self._metadata_index < answer.index:
+            raise QuorumTimeout(None, "no controller answered in time")
+        while isinstance(answer, Done) and self.followed_index < answer.index:
             if self._clock.monotonic_ms() >= deadline_ms:
                 break
             await asyncio.sleep(_POLL_S)

@@ -1,0 +1,76 @@
+"""Elections by an operator (C-05): `POST /v1/logs/{log}:elect`."""
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from app.api.appends import log_headers
+from app.api.controller_calls import decided
+from app.api.json_bodies import Name
+from app.api.leader_calls import body_of, shaped
+from app.api.openapi import answers
+from app.api.read_query import NoQuery
+from app.api.routing import LogName, Node, json_answer, wants_json
+from app.controller.commands import ElectMaster
+from app.errors import InvalidRequest, LogNotFound
+from app.settings import Replication
+
+router = APIRouter(tags=["logs"])
+
+Nothing = Annotated[NoQuery, Query()]
+ELECT_EXAMPLE = {
+    "log": "default",
+    "master": "n2",
+    "epoch": 8,
+    "sync_state_set": ["n2"],
+    "set_epoch": 12,
+    "elected": True,
+    "unclean": False,
+}
+
+
+class ElectIn(msgspec.Struct, forbid_unknown_fields=True):
+    """candidate: the node wanted, null for any; then a living master stays. unclean: it may be one that is
+    not in sync: what only the others hold is lost, and each of them writes a receipt of it."""
+
+    candidate: Name | None = None
+    unclean: bool = False
+
+
+@router.post(
+    "/v1/logs/{log}:elect",
+    summary="Elect a master",
+    description="Of a log in controller mode: by the controllers, from the SyncStateSet.",
+    responses=answers(
+        "no-eligible-replica",
+        "log-deleting",
+        "quorum-timeout",
+        "read-index-unavailable",
+        example=ELECT_EXAMPLE,
+    ),
+    response_class=Response,
+)
+async def elect(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
+    hosted = broker.find(log)
+    wants_json(request)
+    asked = shaped(ElectIn, await body_of(request))
+    if hosted.settings.replication is not Replication.CONTROLLER:
+        raise InvalidRequest(("/path/log", f"log {log} is not in controller mode"))
+    await broker.read_index(broker.metadata.hosted)  # the epoch to be left behind is the newest one
+    before = broker.metadata.log(log)
+    if before is None:
+        raise LogNotFound(log)
+    await decided(request, broker, ElectMaster(log, asked.candidate, asked.unclean, before.master_epoch))
+    after = broker.metadata.log(log) or before
+    content = {
+        "log": log,
+        "master": after.master_node,
+        "epoch": after.master_epoch,
+        "sync_state_set": list(after.set_nodes),
+        "set_epoch": after.set_epoch,
+        "elected": after.master_epoch > before.master_epoch,
+        "unclean": after.master_epoch > before.master_epoch and after.unclean_epoch == after.master_epoch,
+    }
+    return json_answer(content, headers=log_headers(broker, hosted))

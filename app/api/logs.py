@@ -1,0 +1,237 @@
+"""Logs as such: which there are, how one is set, and how they come and go (API.md §5)."""
+
+import secrets
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from app.api.appends import log_headers
+from app.api.controller_calls import decided
+from app.api.leader_calls import body_of, shaped
+from app.api.openapi import LOG_EXAMPLE, answers
+from app.api.read_query import NoQuery
+from app.api.routing import LogName, Node, json_answer, wants_json
+from app.controller.commands import ChangeLog, CreateLog, DeleteLog
+from app.controller.metadata import LOG_CREATED, LOG_DELETING, Log, LogSpec
+from app.errors import InvalidRequest, LogExists
+from app.node.broker import Broker
+from app.node.hosted_log import CONFIGURED, HostedLog
+from app.settings import LOG_NAME
+
+router = APIRouter(tags=["logs"])
+
+Nothing = Annotated[NoQuery, Query()]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+NodeIds = tuple[str, ...]
+_NEW_LOG: Final = {**LOG_EXAMPLE, "name": "orders"}
+_NO_VERSION: Final = 0  # the ETag of a log of the configuration file: it never changes
+
+
+class RetentionIn(msgspec.Struct, forbid_unknown_fields=True):
+    """ms since a record's timestamp, bytes as stored; null: as the cluster's settings say."""
+
+    ms: Positive | None = None
+    bytes: Positive | None = None
+
+
+class LogIn(msgspec.Struct, forbid_unknown_fields=True):
+    """replicas: how many, or which nodes; absent: all. The rest: app/controller/metadata.py (LogSpec)."""
+
+    name: Annotated[str, msgspec.Meta(pattern=f"^{LOG_NAME.pattern}$")]
+    replication: str = "raft"
+    replicas: Positive | NodeIds | None = None
+    retention: RetentionIn | None = None
+    durability: str = "fsync"
+    learners: NodeIds = ()
+    min_in_sync_replicas: Positive = 1
+    unclean: bool = False
+    preferred: str | None = None
+
+
+class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
+    """What is absent stays. Replicas change by membership, name, replication and durability never."""
+
+    retention: RetentionIn | msgspec.UnsetType | None = msgspec.UNSET
+    min_in_sync_replicas: Positive | msgspec.UnsetType = msgspec.UNSET
+    unclean: bool | msgspec.UnsetType = msgspec.UNSET
+    preferred: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+@router.get(
+    "/v1/logs",
+    summary="All logs",
+    responses=answers(example={"logs": [LOG_EXAMPLE]}, of_a_log=False),
+    response_class=Response,
+)
+async def logs(request: Request, broker: Node, query: Nothing) -> Response:
+    wants_json(request)
+    return json_answer({"logs": [_log_object(broker, hosted) for hosted in broker.logs.values()]})
+
+
+@router.post(
+    "/v1/logs",
+    status_code=201,
+    summary="Create a log",
+    description="The same settings again: 200. Every living node knows the log when the answer comes.",
+    responses=answers("log-exists", "log-deleting", "quorum-timeout", example=_NEW_LOG, of_a_log=False)
+    | answers(example=_NEW_LOG, of_a_log=False, status=201),
+    response_class=Response,
+)
+async def create_log(request: Request, broker: Node, query: Nothing) -> Response:
+    wants_json(request)
+    asked = shaped(LogIn, await body_of(request))
+    spec = _spec_of(broker, asked)
+    known = broker.logs.get(asked.name)
+    if known is not None and known.generation == CONFIGURED:
+        if known.settings.spec != spec:
+            raise LogExists(f"log {asked.name} is one of the configuration file, with other settings")
+        return _log_answer(broker, known)
+    done = await decided(request, broker, CreateLog(asked.name, spec, secrets.token_hex(16)))
+    hosted = await broker.known_log(asked.name)
+    return _log_answer(broker, hosted, status=201 if done.created else 200)
+
+
+@router.get(
+    "/v1/logs/{log}",
+    summary="One log's settings",
+    responses=answers(example=LOG_EXAMPLE),
+    response_class=Response,
+)
+async def one_log(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
+    hosted = broker.hosted(log) or broker.find(log)
+    wants_json(request)
+    return _log_answer(broker, hosted)
+
+
+@router.patch(
+    "/v1/logs/{log}",
+    summary="Change a log's settings",
+    description="With `If-Match` only from that version on.",
+    responses=answers("config-changed", "log-deleting", "quorum-timeout", example=LOG_EXAMPLE),
+    response_class=Response,
+)
+async def change_log(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
+    _check_changeable(broker.find(log))
+    wants_json(request)
+    asked = shaped(LogChangeIn, await body_of(request))
+    changes = {
+        name: msgspec.to_builtins(value)
+        for name in asked.__struct_fields__
+        if not isinstance(value := getattr(asked, name), msgspec.UnsetType)
+    }
+    command = ChangeLog(log, changes, secrets.token_hex(16), _version(request))
+    await decided(request, broker, command)
+    return _log_answer(broker, broker.find(log))
+
+
+@router.delete(
+    "/v1/logs/{log}",
+    status_code=202,
+    summary="Delete a log",
+    description="Its nodes remove their replicas; until that is done every call about it is `log-deleting`.",
+    responses=answers("config-changed", "log-deleting", "quorum-timeout", example=LOG_EXAMPLE, status=202),
+    response_class=Response,
+)
+async def delete_log(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
+    hosted = broker.find(log)
+    _check_changeable(hosted)
+    wants_json(request)
+    await decided(request, broker, DeleteLog(log, _version(request)))
+    return json_answer({**_log_object(broker, hosted), "state": LOG_DELETING}, status=202)
+
+
+def _check_changeable(hosted: HostedLog) -> None:
+    if hosted.generation == CONFIGURED:
+        raise InvalidRequest(("/path/log", f"log {hosted.name} belongs to the configuration file"))
+
+
+def _spec_of(broker: Broker, asked: LogIn) -> LogSpec:
+    retention = None if asked.retention is None else msgspec.to_builtins(asked.retention)
+    return LogSpec(
+        replication=asked.replication,
+        replicas=_replicas(broker, asked),
+        durability=asked.durability,
+        retention=retention,
+        min_in_sync_replicas=asked.min_in_sync_replicas,
+        learners=asked.learners,
+        unclean=asked.unclean,
+        preferred=asked.preferred,
+    )
+
+
+def _replicas(broker: Broker, asked: LogIn) -> tuple[str, ...]:
+    """The nodes that were named, all, or so many of those that keep the fewest logs.
+
+    A number stands for the nodes that an existing log of the name has, if it is their number: so the same
+    request again is the same log. Raises InvalidRequest.
+    """
+    brokers = broker.settings.brokers
+    wanted = brokers if asked.replicas is None else asked.replicas
+    if not isinstance(wanted, int):
+        return tuple(wanted)
+    if wanted > len(brokers):
+        raise InvalidRequest(("/replicas", f"the cluster has {len(brokers)} nodes that keep logs"))
+    known = broker.logs.get(asked.name)
+    if known is not None and len(known.settings.replicas) == wanted:
+        return known.settings.replicas
+    kept = dict.fromkeys(brokers, 0)
+    for hosted in broker.logs.values():
+        for node in hosted.settings.replicas:
+            kept[node] = kept.get(node, 0) + 1
+    chosen = sorted(brokers, key=lambda node: (kept[node], brokers.index(node)))[:wanted]
+    return tuple(chosen)
+
+
+def _version(request: Request) -> int | None:
+    """The version that `If-Match` names, None for any. Raises InvalidRequest."""
+    tag = request.headers.get("if-match")
+    if tag is None or tag.strip() == "*":
+        return None
+    text = tag.strip().removeprefix('"').removesuffix('"')
+    if not text.isdecimal() or len(text) > 19:
+        raise InvalidRequest(("/headers/If-Match", "the ETag of a log, as an earlier answer gave it"))
+    return int(text)
+
+
+def _log_answer(broker: Broker, hosted: HostedLog, *, status: int = 200) -> Response:
+    log = _metadata_of(broker, hosted)
+    version = _NO_VERSION if log is None or hosted.generation == CONFIGURED else log.version
+    headers = [*log_headers(broker, hosted), (b"etag", b'"%d"' % version)]
+    if status == 201:
+        headers.append((b"location", f"/v1/logs/{hosted.name}".encode()))
+    return json_answer(_log_object(broker, hosted), status=status, headers=headers)
+
+
+def _metadata_of(broker: Broker, hosted: HostedLog) -> Log | None:
+    log = broker.metadata.log(hosted.name)
+    return log if log is not None and log.generation == hosted.generation else None
+
+
+def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
+    """The log as this node knows it. master to set_epoch: of controller mode, as the controllers have it."""
+    settings, log = hosted.settings, _metadata_of(broker, hosted)
+    found: dict[str, Any] = {
+        "name": settings.name,
+        "id": f"{hosted.log_id:016x}",
+        "replication": settings.replication,
+        "replicas": list(settings.replicas),
+        "durability": settings.durability,
+        "retention": None if settings.retention is None else dict(settings.retention),
+        "learners": list(settings.learners),
+        "min_in_sync_replicas": settings.min_in_sync_replicas,
+        "unclean": settings.unclean,
+        "preferred": settings.preferred,
+        "state": LOG_DELETING if hosted.deleting else LOG_CREATED,
+        "master": None,
+        "epoch": None,
+        "sync_state_set": None,
+        "set_epoch": None,
+    }
+    if log is not None and settings.replication == "controller":
+        found["master"] = log.master_node
+        found["epoch"] = log.master_epoch
+        found["sync_state_set"] = list(log.set_nodes)
+        found["set_epoch"] = log.set_epoch
+    return found
