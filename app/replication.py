@@ -129,6 +129,13 @@ class Producer:
 
 
 @dataclass(slots=True)
+class AppendStream:
+    """Appends that belong in this order: once one was refused, `broken`, none of the later ones enters."""
+
+    broken: bool = False
+
+
+@dataclass(slots=True)
 class AppendRequest:
     """One client's append: its records become neighbours in one batch, or none is stored.
 
@@ -146,6 +153,7 @@ class AppendRequest:
     idempotency_key: str | None = None
     producer: Producer | None = None
     digest: bytes = b""
+    stream: AppendStream | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,32 @@ OPENAPI_EXTRA: Final[dict[str, Any]] = {
     ],
 }
 
+STREAM_EXTRA: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/x-ndjson": {
+                "schema": {"type": "string", "description": "One append request or record object a line"},
+                "example": '{"value":"first"}\n{"records":[{"value":"second"},{"value":"third"}]}\n',
+            },
+            "application/vnd.apache.arrow.stream": _BINARY,
+            "application/vnd.commitlog.batch": _BINARY,
+        },
+    },
+    "parameters": [
+        parameter
+        for parameter in OPENAPI_EXTRA["parameters"]
+        if parameter["in"] == "query" or parameter["name"] == "Commitlog-No-Forward"
+    ],
+}
+
+STREAM_RESPONSES: Final = answers(
+    "unsupported-media-type",
+    "not-leader",
+    example=APPEND_ANSWER_EXAMPLE,
+    description="One answer a line, application/x-ndjson; after a failure its problem, and the end",
+)
+
 RESPONSES: Final = {
     **answers(
         "invalid-json",

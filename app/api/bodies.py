@@ -78,6 +78,7 @@ def read_append(
         key,
         parameters.producer,
     )
+    request.stream = call.stream
     if stated is not None:
         _take_conditions(request, stated)
     if key is not None or request.producer is not None:

@@ -12,7 +12,9 @@ from typing import Final
 
 import msgspec
 
+from app.api.append_parameters import AppendParameters
 from app.errors import CommitlogError
+from app.replication import AppendStream
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -44,7 +46,7 @@ class AppendCall:
     """An append as it came in.
 
     headers: lower-case names, as ASGI gives them. body: as sent, not yet unpacked. reserved_bytes: what the
-    door entered for it (app/api/room.py).
+    door entered for it (app/api/room.py). parameters: instead of those in the query. stream: it belongs to.
     """
 
     log: str
@@ -54,6 +56,8 @@ class AppendCall:
     body: bytes
     request_id: bytes
     reserved_bytes: int = 0
+    parameters: AppendParameters | None = None
+    stream: AppendStream | None = None
 
 
 @dataclass(slots=True)

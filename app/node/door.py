@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.errors import CommitlogError, LeaderPendingFull, NoLeader, NotLeader
+from app.errors import CommitlogError, LeaderPendingFull, NoLeader, NotLeader, RequestOutstanding
 from app.log_commands import Command
 from app.log_state import Claim, LogState
 from app.node.admission import Coalescing, check_conditions, check_quota, check_repeat
@@ -120,6 +120,8 @@ class Door:
             try:
                 self._admit(append, now_ms, wall_ms)
             except CommitlogError as refusal:
+                if append.request.stream is not None:
+                    append.request.stream.broken = True
                 self._open.refuse(append, refusal)
         self._flush()
 
@@ -131,6 +133,8 @@ class Door:
     def _admit(self, append: OpenAppend, now_ms: int, wall_ms: int) -> None:
         """Put the append into the batch of this turn, or find the answer of its first time."""
         core, request, batch = self._core, append.request, self._batch
+        if request.stream is not None and request.stream.broken:
+            raise RequestOutstanding("an earlier append of the stream was refused")
         self._check_leads()
         if batch.decides_about(request) or not batch.has_room_for(request):
             self._flush()

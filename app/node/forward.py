@@ -152,13 +152,26 @@ class Forwarder:
         opened = self._open(target, method, path_and_query, headers, b"", request_id, timeout)
         return Stream(await opened.__aenter__())
 
+    async def pass_stream(
+        self,
+        target: NodeSettings,
+        path_and_query: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: AsyncIterator[bytes],
+        request_id: bytes,
+    ) -> "Stream":
+        """A POST whose body goes there, and whose answer comes back, as they come. Raises NotSent or Lost."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
+        opened = self._open(target, "POST", path_and_query, headers, body, request_id, timeout)
+        return Stream(await opened.__aenter__())
+
     def _open(
         self,
         target: NodeSettings,
         method: str,
         path_and_query: bytes,
         headers: Iterable[tuple[bytes, bytes]],
-        body: bytes,
+        body: bytes | AsyncIterator[bytes],
         request_id: bytes,
         timeout: aiohttp.ClientTimeout,
     ) -> "_Opening":
