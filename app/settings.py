@@ -6,7 +6,8 @@
     [[logs]]  name, replication, durability, replicas              (`default` exists without being named)
               retention_ms, retention_bytes                        (absent: those of [retention])
               learners, min_in_sync_replicas, unclean, preferred   (controller mode)
-    [controller] [raft] [storage] [retention] [scrub] [limits] [http] [security]
+              master, sync_slaves, ha_listen, ha_address           (classic mode)
+    [controller] [ha] [raft] [storage] [retention] [scrub] [limits] [http] [security]
                                                            fields of the dataclasses so named
 
 A relative `data` folder is relative to the folder that the node is started in.
@@ -28,6 +29,7 @@ from app.controller.config import ControllerConfig
 from app.controller.metadata import LogSpec
 from app.controller.settings_of_logs import check_spec
 from app.errors import ConfigError
+from app.ha.config import HaConfig
 from app.raft.config import RaftConfig
 from app.replication import Durability
 from storage.commitlog import CommitlogConfig
@@ -81,7 +83,12 @@ class NodeSettings:
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
     """One log. replicas: ids of the nodes that keep it, in the order of the configuration; the rest as
-    app/controller/metadata.py says (LogSpec)."""
+    app/controller/metadata.py says (LogSpec).
+
+    Classic mode: the first replica is the master. sync_slaves: how many slaves a synchronous append waits for
+    (H-07). ha_listen, ha_address: of a listener for this log alone at its master, where slaves need no
+    preface; None: the node's HA listener takes them.
+    """
 
     name: str
     replication: Replication
@@ -92,6 +99,9 @@ class LogSettings:
     unclean: bool = False
     preferred: str | None = None
     retention: Mapping[str, Any] | None = None  # {"ms", "bytes"}: a missing one is that of [retention]
+    sync_slaves: int = 1
+    ha_listen: str | None = None
+    ha_address: str | None = None
 
     @property
     def spec(self) -> LogSpec:
@@ -120,6 +130,7 @@ class LogSettings:
             unclean=spec.unclean,
             preferred=spec.preferred,
             retention=spec.retention,
+            sync_slaves=min(1, len(spec.replicas) - 1),
         )
 
 
@@ -219,6 +230,7 @@ class Settings:
     nodes: tuple[NodeSettings, ...]
     logs: tuple[LogSettings, ...]
     controller: ControllerConfig = field(default_factory=ControllerConfig)
+    ha: HaConfig = field(default_factory=HaConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
     storage: CommitlogConfig = field(default_factory=CommitlogConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
@@ -230,6 +242,11 @@ class Settings:
     def node_of(self, node_id: str | None) -> NodeSettings | None:
         """The node of that id; None for None and strangers."""
         return next((node for node in self.nodes if node.id == node_id), None)
+
+    def slaves_connect_to(self, log: LogSettings) -> str | None:
+        """Where the master of a classic log takes slaves; None when that is not known."""
+        master = self.node_of(log.replicas[0])
+        return log.ha_address or (None if master is None else master.ha_address)
 
     @property
     def controllers(self) -> tuple[str, ...]:
@@ -280,6 +297,10 @@ class _Log(_Table):
     preferred: str | None = None
     retention_ms: int | None = Field(default=None, gt=0)
     retention_bytes: int | None = Field(default=None, gt=0)
+    master: str | None = None
+    sync_slaves: int | None = Field(default=None, ge=0)
+    ha_listen: str | None = None
+    ha_address: str | None = None
 
 
 def _table_of(config: type) -> type[BaseModel]:
@@ -294,6 +315,7 @@ def _table_of(config: type) -> type[BaseModel]:
 
 _SECTIONS: dict[str, type] = {
     "controller": ControllerConfig,
+    "ha": HaConfig,
     "raft": RaftConfig,
     "storage": CommitlogConfig,
     "retention": RetentionConfig,
@@ -360,6 +382,11 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
     settings = Settings(
         cluster_id=file.cluster.id, node=node, nodes=nodes, logs=_logs(file.logs, ids, brokers), **sections
     )
+    for log in settings.logs:
+        check(
+            log.replication is not Replication.CLASSIC or settings.slaves_connect_to(log) is not None,
+            f"log {log.name}: its master {log.replicas[0]} needs an ha_listen with a port, or the log has one",
+        )
     _check_exposure(settings)
     return settings
 
@@ -390,7 +417,7 @@ def _node(node: _Node) -> NodeSettings:
         peer_address=peer_address,
         data=node.data,
         ha_listen=ha_listen,
-        ha_address=node.ha_address,
+        ha_address=node.ha_address or (None if ha_listen.endswith(":0") else ha_listen),
     )
 
 
@@ -399,26 +426,38 @@ def _logs(tables: tuple[_Log, ...], node_ids: list[str], brokers: list[str]) -> 
     check(len(set(names)) == len(names), "two logs have the same name")
     if DEFAULT_LOG not in names:
         tables = (_Log(name=DEFAULT_LOG), *tables)
-    logs = tuple(
-        LogSettings(
-            name=table.name,
-            replication=table.replication,
-            durability=table.durability,
-            replicas=_replicas(table, node_ids, brokers),
-            learners=table.learners,
-            min_in_sync_replicas=table.min_in_sync_replicas,
-            unclean=table.unclean,
-            preferred=table.preferred,
-            retention=_retention(table),
-        )
-        for table in tables
+    return tuple(_log(table, _replicas(table, node_ids, brokers), node_ids) for table in tables)
+
+
+def _log(table: _Log, replicas: tuple[str, ...], node_ids: list[str]) -> LogSettings:
+    classic = table.replication is Replication.CLASSIC
+    only_classic = (table.master, table.sync_slaves, table.ha_listen, table.ha_address)
+    check(classic or only_classic == (None,) * 4, f"log {table.name}: a key of classic mode in another mode")
+    slaves = len(replicas) - 1
+    sync_slaves = min(1, slaves) if table.sync_slaves is None else table.sync_slaves
+    check(sync_slaves <= slaves or not classic, f"log {table.name}: sync_slaves is at most {slaves}")
+    for address in (table.ha_listen, table.ha_address):
+        if address is not None:
+            _checked_address(f"log {table.name}", address)
+    log = LogSettings(
+        name=table.name,
+        replication=table.replication,
+        durability=table.durability,
+        replicas=replicas,
+        learners=table.learners,
+        min_in_sync_replicas=table.min_in_sync_replicas,
+        unclean=table.unclean,
+        preferred=table.preferred,
+        retention=_retention(table),
+        sync_slaves=sync_slaves,
+        ha_listen=table.ha_listen,
+        ha_address=table.ha_address or table.ha_listen,
     )
-    for log in logs:
-        try:
-            check_spec(log.spec, node_ids)
-        except Refused as refused:
-            raise ConfigError(f"log {log.name}: {refused}") from refused
-    return logs
+    try:
+        check_spec(log.spec, node_ids)
+    except Refused as refused:
+        raise ConfigError(f"log {log.name}: {refused}") from refused
+    return log
 
 
 def _retention(table: _Log) -> dict[str, int] | None:
@@ -427,8 +466,16 @@ def _retention(table: _Log) -> dict[str, int] | None:
 
 
 def _replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:
-    """A number takes that many brokers in the order of the file; absent: all of them. In classic mode the
-    first one named is the master."""
+    """In classic mode the master first: the one named, else the first of them."""
+    replicas = _named_replicas(table, node_ids, brokers)
+    if table.master is None:
+        return replicas
+    check(table.master in replicas, f"log {table.name}: its master is none of its replicas")
+    return (table.master, *(replica for replica in replicas if replica != table.master))
+
+
+def _named_replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:
+    """A number takes that many brokers in the order of the file; absent: all of them."""
     wanted = table.replicas
     if wanted is None:
         return tuple(brokers)
@@ -480,6 +527,17 @@ def _check_exposure(settings: Settings) -> None:
         protected or is_loopback(settings.node.listen),
         f"listen = {settings.node.listen!r} reaches beyond this machine: set [security] "
         "tls_certificate, tls_key and tokens_file, or allow_insecure = true",
+    )
+    for log in settings.logs:
+        check(
+            log.ha_listen is None or is_loopback(log.ha_listen),
+            f"log {log.name}: ha_listen reaches beyond this machine, and slaves speak without TLS: set "
+            "[security] allow_insecure = true",
+        )
+    check(
+        is_loopback(settings.node.ha_listen),
+        f"ha_listen = {settings.node.ha_listen!r} reaches beyond this machine, and slaves speak without "
+        "TLS: set [security] allow_insecure = true",
     )
     check(
         is_loopback(settings.node.peer_listen),
