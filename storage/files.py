@@ -13,18 +13,25 @@ from storage.file_system import Bytes, File, FileSystem, Lock, write_durably
 
 __all__ = ["File", "FileSystem", "Lock", "OsFileSystem", "write_durably"]
 
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BUFFERS_A_CALL = 512  # well below IOV_MAX
 
 
+def _error(path: str, operation: str, error: OSError) -> DiskError:
+    """Return the error of ours that says where, what, and for a lack of rights what to do."""
+    reason = error.strerror or str(error)
+    if error.errno in _REFUSED:
+        reason += ": the user that runs the node must own the data folder and be able to write to it"
+    return (StorageFull if error.errno in _FULL else DiskError)(path, operation, reason)
+
+
 @contextlib.contextmanager
 def _named(path: str, operation: str) -> Iterator[None]:
-    """Turn an OSError into the error of ours that says where and what."""
     try:
         yield
     except OSError as error:
-        kind = StorageFull if error.errno in _FULL else DiskError
-        raise kind(path, operation, error.strerror or str(error)) from error
+        raise _error(path, operation, error) from error
 
 
 class OsFile:
@@ -42,8 +49,7 @@ class OsFile:
             for start in range(0, len(buffers), _BUFFERS_A_CALL):
                 offset = self._write_all(buffers[start : start + _BUFFERS_A_CALL], offset)
         except OSError as error:
-            kind = StorageFull if error.errno in _FULL else DiskError
-            raise kind(self._path, "write", error.strerror or str(error)) from error
+            raise _error(self._path, "write", error) from error
 
     def _write_all(self, buffers: Sequence[Bytes], offset: int) -> int:
         rest: Sequence[Bytes] = buffers

@@ -1,6 +1,6 @@
 """A file system in memory that loses at a crash whatever it may (storage/file_system.py says what)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -82,7 +82,8 @@ class MemoryFile:
 
     def pwrite(self, data: Bytes | Sequence[Bytes], offset: int) -> None:
         whole = data if isinstance(data, bytes | bytearray | memoryview) else b"".join(data)
-        self._files.operate()
+        grows = offset + len(whole) > len(self._content.now)
+        self._files.operate("extend" if grows else "write", self._path)
         fits = len(whole)
         if self._files.space_bytes is not None:
             room = max(0, self._files.free_bytes())  # what is overwritten needs none
@@ -92,9 +93,13 @@ class MemoryFile:
             raise StorageFull(self._path, "write", "no space left")
 
     def read(self, offset: int, size: int) -> bytes:
-        return bytes(self._content.now[offset : offset + size])
+        self._files.look("read", self._path)
+        data = bytes(self._content.now[offset : offset + size])
+        self._files.bytes_read += len(data)
+        return data
 
     def view(self, offset: int, size: int) -> memoryview:
+        self._files.look("read", self._path)
         if offset + size > len(self._content.now):
             raise DiskError(self._path, "view", "past the end of the file")
         return memoryview(bytes(self._content.now[offset : offset + size]))
@@ -106,13 +111,18 @@ class MemoryFile:
         return len(self._content.now)
 
     def sync(self) -> None:
-        self._files.operate()
+        try:
+            self._files.operate("sync", self._path)
+        except SyncFailed:
+            self._content.changes.clear()  # the pages pass for clean, and are lost all the same
+            raise
         if self._files.syncs_fail:
+            self._content.changes.clear()
             raise SyncFailed(self._path, "sync", "input/output error")
         self._content.sync()
 
     def truncate(self, size: int) -> None:
-        self._files.operate()
+        self._files.operate("truncate", self._path)
         self._content.change(Change(size, None))
 
     def close(self) -> None:
@@ -137,6 +147,9 @@ class MemoryFiles:
         self.power_cut_at: int | None = None  # the operation before which the power fails
         self.space_bytes: int | None = None  # of all files together
         self.syncs_fail = False
+        self.refuse: Callable[[str, str], None] | None = None  # (operation, path): raises what it meets
+        self.bytes_read = 0  # by `read` alone: a view is read where it is looked at
+        self.opened = 0  # files opened so far
         self.random = random or Random(0)
         self._names: dict[str, Content] = {}
         self._durable: dict[str, Content] = {}
@@ -145,8 +158,15 @@ class MemoryFiles:
         ] = {}  # folder -> (path, content) not synced
         self._locks: dict[str, MemoryLock] = {}
 
-    def operate(self) -> None:
-        """Count an operation that changes something. Raises PowerCut."""
+    def look(self, operation: str, path: str) -> None:
+        """An operation that changes nothing: open, read, list."""
+        if self.refuse is not None:
+            self.refuse(operation, path)
+
+    def operate(self, operation: str, path: str) -> None:
+        """Count an operation that changes something. Raises PowerCut, and what `refuse` raises."""
+        if self.refuse is not None:
+            self.refuse(operation, path)
         if self.operations == self.power_cut_at:
             raise PowerCut
         self.operations += 1
@@ -155,21 +175,27 @@ class MemoryFiles:
         return (self.space_bytes or 0) - sum(len(content.now) for content in self._names.values())
 
     def open(self, path: str, create: bool = False) -> MemoryFile:
+        self.look("open", path)
+        self.opened += 1
         content = self._names.get(path)
         if content is None:
             if not create:
                 raise DiskError(path, "open", "no such file")
             content = Content()
-            self._set(path, content)
+            self._set("create", path, content)
         return MemoryFile(self, path, content)
 
     def read(self, path: str) -> bytes:
-        return bytes(self._found(path).now)
+        self.look("read", path)
+        data = bytes(self._found(path).now)
+        self.bytes_read += len(data)
+        return data
 
     def exists(self, path: str) -> bool:
         return path in self._names
 
     def list(self, folder: str) -> list[str]:
+        self.look("list", folder)
         start = folder + "/"
         names = {name[len(start) :].partition("/")[0]: None for name in self._names if name.startswith(start)}
         return sorted(names)
@@ -186,16 +212,16 @@ class MemoryFiles:
 
     def rename(self, source: str, target: str) -> None:
         content = self._found(source)
-        self._set(target, content)
+        self._set("rename", target, content)
         _put(self._names, source, None)
         self._renames[path_folder(target)].append((source, None))
 
     def remove(self, path: str) -> None:
         self._found(path)
-        self._set(path, None)
+        self._set("remove", path, None)
 
     def sync_folder(self, path: str) -> None:
-        self.operate()
+        self.operate("sync", path)
         if self.syncs_fail:
             raise SyncFailed(path, "sync", "input/output error")
         for name, content in self._renames.pop(path, ()):
@@ -225,8 +251,8 @@ class MemoryFiles:
             raise DiskError(path, "open", "no such file")
         return content
 
-    def _set(self, path: str, content: Content | None) -> None:
-        self.operate()
+    def _set(self, operation: str, path: str, content: Content | None) -> None:
+        self.operate(operation, path)
         _put(self._names, path, content)
         self._renames.setdefault(path_folder(path), []).append((path, content))
 

@@ -166,3 +166,14 @@ def three_terms(files: MemoryFiles, *, synced: bool = True) -> Commitlog:
 
 def expected_content() -> list[Batch]:
     return content(three_terms(MemoryFiles()))
+
+
+def copied(files: MemoryFiles) -> MemoryFiles:
+    """The same files in a memory of their own, all durable."""
+    copy = MemoryFiles(Random(1))
+    for name, data in snapshot(files).items():
+        file = copy.open(f"{FOLDER}/{name}", create=True)
+        file.pwrite(data, 0)
+        file.sync()
+    copy.sync_folder(FOLDER)
+    return copy

@@ -18,6 +18,7 @@ from tests.unit.storage.support import (
     check_idempotent,
     check_whole,
     content,
+    copied,
     grow,
     next_batch,
     open_log,
@@ -99,16 +100,6 @@ def test_a_survey_names_each_damaged_stretch_between_its_neighbours(place: int, 
         assert damage.reason
         assert patch(copy, FOLDER, LOG_ID, damage, batches[first:end]) is None
         check_whole(open_log(copy), batches)
-
-
-def copied(files: MemoryFiles) -> MemoryFiles:
-    copy = MemoryFiles(Random(1))
-    for name, data in snapshot(files).items():
-        file = copy.open(f"{FOLDER}/{name}", create=True)
-        file.pwrite(data, 0)
-        file.sync()
-    copy.sync_folder(FOLDER)
-    return copy
 
 
 def test_an_old_block_behind_a_damage_is_no_neighbour() -> None:
