@@ -167,6 +167,11 @@ class LogClient:
                 raise
             return None
 
+    def limits(self) -> dict[str, int]:
+        """What the service takes from a client (API.md §3)."""
+        answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/cluster"))
+        return {str(name): int(value) for name, value in answer["limits"].items()}
+
     def nodes(self) -> list[Node]:
         """The members of the cluster, in its order."""
         answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/cluster"))

@@ -57,5 +57,22 @@ class LogClash(SourceError):
         )
 
 
+class SinkError(SourceError):
+    """Rows that could not be written, or not yet: the message says what is stored and what to do."""
+
+
+class SinkClash(SinkError):
+    """The log holds appends of this batch that this staging folder knows nothing of."""
+
+    def __init__(self, log: str, producer_id: str, batch_id: int) -> None:
+        super().__init__(
+            f"log {log!r} already holds appends of producer {producer_id!r} for batch {batch_id} or a later "
+            "one, and the staging folder has no list of them: it was removed, the checkpoint was lost, or "
+            "another query uses this producerId. What was written before may be written twice if this goes "
+            "on. Compare the log with the query's source; then go on under another producerId, or with a "
+            "higher producerEpoch."
+        )
+
+
 class ShortRead(SourceError):
     """An answer left out, doubled or reordered records: a fault of the service, never to be passed on."""

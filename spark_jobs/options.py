@@ -102,7 +102,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     if stream not in (RECORDS, EVENTS):
         raise OptionError(f"stream: {stream!r} is neither {RECORDS!r} nor {EVENTS!r}")
     options = SourceOptions(
-        endpoints=_endpoints(values.get("endpoint", "")),
+        endpoints=parse_endpoints(values.get("endpoint", "")),
         token=values.get("token") or None,
         log=values.get("log", "default"),
         starting_index=_start(values.get("startingIndex"), stream),
@@ -136,7 +136,8 @@ def _union(values: Mapping[str, str]) -> bool:
     return "tail" in values
 
 
-def _endpoints(text: str) -> tuple[str, ...]:
+def parse_endpoints(text: str) -> tuple[str, ...]:
+    """Base URLs without a slash at their ends. Raises OptionError."""
     endpoints = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
     if not endpoints:
         raise OptionError("endpoint: give the base URL of one replica or more, separated by commas")

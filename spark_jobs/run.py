@@ -19,12 +19,14 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from app.client import CommitlogClient
 from spark_jobs.client import LogClient
 from spark_jobs.entries import EntriesJob
 from spark_jobs.epochs import EpochsJob
 from spark_jobs.errors import SourceError, Unreachable
 from spark_jobs.events import EventsJob
 from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars
+from spark_jobs.lease import Lease, LeasedEntries
 from spark_jobs.progress import LogProgress, Progress, ProgressFile
 from spark_jobs.session import JavaNotFound, build_session
 from spark_jobs.source import CommitlogDataSource
@@ -92,11 +94,13 @@ class LogMaterializer:
         self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
         checkpoints = config.checkpoints_folder / log
         now = config.available_now
+        self.lease = Lease(CommitlogClient(endpoints, log=log, token=config.token))
         self.supervisors = [
-            Supervisor(self.entries, checkpoints, None if now else config.trigger),
+            Supervisor(LeasedEntries(self.entries, self.lease), checkpoints, None if now else config.trigger),
             Supervisor(self.events, checkpoints, None if now else config.events_trigger),
         ]
         self.committed_index: int | None = None
+        self.through_index = -1  # only control records stand between the table's end and this
         self.epochs_at_s = 0.0
 
     def start(self) -> None:
@@ -111,13 +115,21 @@ class LogMaterializer:
             self.epochs_at_s = now_s + EPOCHS_EACH_S
             try:
                 self.epochs.refresh()
-                self.committed_index = self.status.tail(confirmed=False).next_index - 1
+                self._look_at_the_end()
             except Unreachable:
                 self.committed_index = None
             except PySparkException as error:
                 if "DELTA_CONCURRENT" not in str(error):
                     raise
                 # another driver wrote the same: the next look finds it there
+
+    def _look_at_the_end(self) -> None:
+        """How far the log is, and whether what the table lacks are control records alone."""
+        covered = self.entries.covered_index
+        committed = self.status.tail(confirmed=False).next_index - 1
+        if covered < committed and self.status.first_data_index(covered + 1, committed + 1) is None:
+            self.through_index = committed
+        self.committed_index = committed
 
     @property
     def done(self) -> bool:
@@ -126,7 +138,7 @@ class LogMaterializer:
     def progress(self) -> LogProgress:
         return LogProgress(
             entries_rows=self.entries.rows,
-            materialized_index=self.entries.covered_index,
+            materialized_index=max(self.entries.covered_index, self.through_index),
             committed_index=self.committed_index,
             events_rows=self.events.events.rows,
             watermarks_rows=self.events.watermarks.rows,

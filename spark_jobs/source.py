@@ -16,6 +16,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     Filter,
     InputPartition,
 )
@@ -44,6 +46,8 @@ from spark_jobs.planning import (
 )
 from spark_jobs.pushdown import Bounds, bounds_of, narrow
 from spark_jobs.reading import RecordsPartition, plan_partitions, read_records
+from spark_jobs.sink import CommitlogStreamWriter, CommitlogWriter
+from spark_jobs.sink_options import check_columns, parse_sink_options
 from spark_jobs.source_events import EventsBatchReader, EventsStreamReader
 from spark_jobs.union import FilesPartition, plan_union, read_files
 
@@ -71,6 +75,20 @@ class CommitlogDataSource(DataSource):
         options = parse_options(self.options).for_stream()
         check_schema(self.schema(), schema)
         return EventsStreamReader(options) if options.stream == EVENTS else RecordsStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        options = parse_sink_options(self.options, streaming=False)
+        if overwrite:
+            raise OptionError("a log cannot be overwritten: use mode('append')")
+        check_columns(schema)
+        return CommitlogWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        options = parse_sink_options(self.options, streaming=True)
+        if overwrite:
+            raise OptionError("a log cannot be overwritten: use outputMode('append')")
+        check_columns(schema)
+        return CommitlogStreamWriter(options)
 
 
 def filters_are_pushed() -> bool:

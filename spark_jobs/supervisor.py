@@ -25,7 +25,7 @@ MAX_FAILURES = 5  # of one query, with nothing written between
 FAILURE_PAUSE_S = 1.0
 STOP_WITHIN_S = 15.0
 # What starting again does not mend: the names as Spark's own error text repeats them.
-FATAL = ("LogClash", "Trimmed", "TableClash", "OptionError", "Refused", "EpochClash")
+FATAL = ("LogClash", "Trimmed", "TableClash", "OptionError", "Refused", "EpochClash", "LeaseLost")
 
 
 class MaterializeFailed(RuntimeError):

@@ -12,6 +12,7 @@ from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.session import build_session
 from spark_jobs.source import CommitlogDataSource
 from tests.spark.log_server import FakeLog, FakeReplica
+from tests.support.cluster import Cluster, running
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,15 @@ def spark() -> Iterator[SparkSession]:
     session.dataSource.register(CommitlogDataSource)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real node, for what a stand-in cannot show; each test that writes has a log of its own."""
+    logs = tuple({"name": name, "replicas": ["n1"]} for name in ("batches", "named", "killed", "in-place"))
+    with running(tmp_path_factory.mktemp("service"), 1, logs=logs) as cluster:
+        cluster.leader()
+        yield cluster
 
 
 @pytest.fixture

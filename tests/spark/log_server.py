@@ -43,6 +43,7 @@ class FakeLog:
     begin_index: int = 0
     records: list[dict[str, Any]] = field(default_factory=list)
     epochs: list[dict[str, Any]] = field(default_factory=list)
+    cursors: dict[str, dict[str, Any]] = field(default_factory=dict)  # each with its version
 
     @property
     def next_index(self) -> int:
@@ -102,6 +103,7 @@ class FakeReplica:
         self.cut_answers = 0  # so many Arrow answers are cut in the middle
         self.stall_at: int | None = None  # a read of records past this index waits for `resume`
         self.stalled, self.resume = threading.Event(), threading.Event()
+        self.refuse_moves = False  # of cursors: no leader
         self.requests: list[str] = []
         self.sent = 0  # records in all answers
         self.url = ""
@@ -123,6 +125,7 @@ class FakeReplica:
             Route(f"{base}/tail", self.tail),
             Route(f"{base}/records", self.read),
             Route(f"{base}/events", self.events),
+            Route(f"{base}/cursors/{{name}}", self.cursor, methods=["GET", "PUT"]),
             Route(f"{base}/epochs", lambda _: JSONResponse({"epochs": self.visible_epochs()})),
         ]
         app = Starlette(routes=routes)
@@ -216,6 +219,23 @@ class FakeReplica:
             self.cut_answers -= 1
             body = body[: len(body) // 2]
         return Response(body, media_type="application/vnd.apache.arrow.stream", headers=headers)
+
+    async def cursor(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        found = self.log.cursors.get(name)
+        if request.method == "PUT":
+            if self.refuse_moves:
+                return problem(503, "no-leader", retryable=True)
+            wanted = request.headers.get("if-match")
+            absent = request.headers.get("if-none-match") == "*"
+            if (found is not None and absent) or (wanted and wanted != (found and found["version"])):
+                return problem(412, "cursor-moved")
+            version = 1 if found is None else int(found["version"].strip('"')) + 1
+            found = {"name": name, **await request.json(), "version": f'"{version}"'}
+            self.log.cursors[name] = found
+        if found is None:
+            return problem(404, "cursor-not-found")
+        return JSONResponse(found, headers={"ETag": found["version"]})
 
     def first_at(self, timestamp_ms: int) -> int:
         later = (

@@ -1,0 +1,123 @@
+"""The hold of a materializer on its log: the cursor `__entries`, with a fence.
+
+It stands where the table `entries` ends, so neither retention nor `:trim` takes what the table lacks. Every
+move names the version that this job made: the job that started last has the cursor, and one that finds it
+moved by another ends. (Rows are safe without that: the table itself refuses what it holds, tables.py.)
+
+A move is a control record of the log. A micro-batch that brings no row moves nothing, or each move would be
+news that makes the next one.
+"""
+
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from app.client import ClientError, CommitlogClient, ConditionFailed, NotFound, Problem
+from app.client.operations import Cursor, Operations
+from spark_jobs.entries import EntriesJob
+from spark_jobs.errors import Refused, SourceError, Unreachable
+
+CURSOR = "__entries"
+
+
+class LeaseLost(SourceError):
+    """Another materializer has taken the cursor of the log."""
+
+    def __init__(self, log: str, index: int | None) -> None:
+        where = "it is gone" if index is None else f"it stands at index {index}"
+        super().__init__(
+            f"log {log!r}: another job has taken over its table (cursor {CURSOR}: {where}). This one ends; "
+            "what it wrote is in the table once. Only one materializer of a log should run: end the other "
+            "one before you start this again."
+        )
+
+
+class Lease:
+    """The cursor of one log, held by one job. `index`: the next one that the table needs, as the log knows
+    it."""
+
+    def __init__(self, client: CommitlogClient) -> None:
+        self._log = client.log
+        self._operations = Operations(client)
+        self._held: Cursor | None = None
+
+    @property
+    def index(self) -> int:
+        return -1 if self._held is None else self._held.index
+
+    def take(self, index: int) -> None:
+        """Hold the cursor at `index` from here on, whoever held it before; later calls check that it is held
+        still.
+
+        Raises LeaseLost, Refused, Unreachable.
+        """
+        if self._held is not None:
+            self.move(index)
+            return
+        while self._held is None:
+            found = self._find()
+            try:
+                self._held = self._put(index, "" if found is None else found.version)
+            except ConditionFailed:
+                continue  # somebody else moved it in between: take it from there
+
+    def move(self, index: int) -> None:
+        """The table holds every record before `index`. Raises as `take`."""
+        assert self._held is not None
+        try:
+            self._held = self._put(index, self._held.version)
+        except ConditionFailed:
+            # An answer may have been lost, and the repeat found the move made. If it was another job that
+            # moved to the same place, the next move of one of the two tells.
+            found = self._find()
+            if found is None or not found.fence or found.index != index:
+                raise LeaseLost(self._log, None if found is None else found.index) from None
+            self._held = found
+
+    def _find(self) -> Cursor | None:
+        try:
+            return self._operations.cursor(CURSOR)
+        except NotFound as error:
+            if error.code != "cursor-not-found":
+                raise _told(error) from error
+            return None
+        except ClientError as error:
+            raise _told(error) from error
+
+    def _put(self, index: int, if_match: str) -> Cursor:
+        try:
+            return self._operations.move_cursor(CURSOR, index, fence=True, if_match=if_match)
+        except ConditionFailed:
+            raise
+        except ClientError as error:
+            raise _told(error) from error
+
+
+class LeasedEntries:
+    """The job that fills `entries`, and moves the log's cursor after each commit of the table."""
+
+    name = EntriesJob.name
+
+    def __init__(self, entries: EntriesJob, lease: Lease) -> None:
+        self.entries = entries
+        self.lease = lease
+
+    def stream(self, checkpoint: Path) -> DataFrame:
+        records = self.entries.stream(checkpoint)
+        self.lease.take(max(self.entries.next_index, self.lease.index))
+        return records
+
+    def write(self, records: DataFrame, batch_id: int) -> None:
+        """A log that cannot take the move now gets it with the next one."""
+        self.entries.write(records, batch_id)
+        if self.entries.next_index > self.lease.index:
+            try:
+                self.lease.move(self.entries.covered_index + 1)
+            except Unreachable:
+                return
+
+
+def _told(error: ClientError) -> Refused | Unreachable:
+    if isinstance(error, Problem) and not error.retryable:
+        return Refused(error.status, error.code, error.detail)
+    return Unreachable(str(error))

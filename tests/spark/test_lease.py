@@ -1,0 +1,104 @@
+"""The cursor `__entries`: where it stands, and who holds it."""
+
+import threading
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.client import CommitlogClient
+from spark_jobs.errors import Refused, Unreachable
+from spark_jobs.lease import CURSOR, Lease, LeaseLost
+from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.supervisor import MaterializeFailed
+from spark_jobs.tables import read_table
+from tests.spark.conftest import endpoints
+from tests.spark.log_server import FakeLog, FakeReplica
+from tests.spark.test_exactly_once import await_true
+
+
+def lease(replicas: list[FakeReplica], log: str = "default") -> Lease:
+    return Lease(CommitlogClient([replica.url for replica in replicas], log=log, give_up_s=0.5))
+
+
+def where(log: FakeLog) -> tuple[int, bool]:
+    return log.cursors[CURSOR]["index"], log.cursors[CURSOR]["fence"]
+
+
+def test_the_job_that_came_last_has_the_cursor(replicas: list[FakeReplica], log: FakeLog) -> None:
+    first, second = lease(replicas), lease(replicas)
+    first.take(0)
+    first.move(40)
+    assert where(log) == (40, True)
+    second.take(30)
+    with pytest.raises(LeaseLost, match="it stands at index 30"):
+        first.move(60)
+    second.move(70)
+    assert where(log) == (70, True)
+    del log.cursors[CURSOR]
+    with pytest.raises(LeaseLost, match="it is gone"):
+        second.move(80)
+
+
+def test_a_move_whose_answer_was_lost_is_known_again(replicas: list[FakeReplica], log: FakeLog) -> None:
+    held = lease(replicas)
+    held.take(0)
+    log.cursors[CURSOR] |= {"index": 40, "version": '"7"'}  # the service did it, nobody heard
+    held.move(40)
+    held.move(50)
+    assert where(log) == (50, True)
+
+
+def test_a_cursor_that_cannot_be_moved_is_told_of(replicas: list[FakeReplica]) -> None:
+    held = lease(replicas)
+    held.take(0)
+    for replica in replicas:
+        replica.refuse_moves = True
+    with pytest.raises(Unreachable, match="no-leader"):
+        held.move(10)
+    with pytest.raises(Refused, match="404"):
+        lease(replicas, "../nothing").take(0)
+
+
+def test_the_cursor_follows_the_table(
+    spark: SparkSession, replicas: list[FakeReplica], log: FakeLog, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """And it stays when the job is gone, or the log could be trimmed meanwhile."""
+    tables = tmp_path_factory.mktemp("tables")
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tables, available_now=True)
+    materialize(config, spark=spark)
+    assert where(log) == (102, True)
+    version = log.cursors[CURSOR]["version"]
+    log.open_term(3, "n1")  # a control record is no news for the table
+    told = materialize(config, spark=spark).logs["default"]
+    assert where(log)[1]
+    assert told.lag_records == 0
+    log.append_many(5)
+    for replica in replicas:
+        replica.refuse_moves = True
+    stop = threading.Event()
+    following = MaterializeConfig(endpoint=config.endpoint, tables=tables, trigger="200 milliseconds")
+    failures: list[Exception] = []
+
+    def follow() -> None:
+        try:
+            materialize(following, spark=spark, stop=stop)
+        except MaterializeFailed as error:
+            failures.append(error)
+
+    for replica in replicas:
+        replica.refuse_moves = False
+    job = threading.Thread(target=follow)
+    job.start()
+    try:
+        await_true(lambda: where(log) == (108, True))
+        other = lease(replicas)
+        other.take(108)
+        log.append_many(5)
+        await_true(lambda: bool(failures))
+    finally:
+        stop.set()
+        job.join()
+    assert "another job has taken over its table" in str(failures[0])
+    assert where(log) == (108, True)
+    assert int(version.strip('"')) < int(log.cursors[CURSOR]["version"].strip('"'))
+    assert read_table(spark, f"{tables}/default/entries").count() in (105, 110)
