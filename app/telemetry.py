@@ -38,6 +38,8 @@ PENDING_PUSHES: Final = "commitlog_pending_pushes"
 REPAIRING: Final = "commitlog_repairing"
 REPAIR_WAITING: Final = "commitlog_repair_waiting"
 REPAIRS: Final = "commitlog_repairs"
+SCRUB_ROUNDS: Final = "commitlog_scrub_rounds"
+SCRUBBED_BYTES: Final = "commitlog_scrubbed_bytes"
 PEER_UP: Final = "commitlog_peer_connected"
 BUILD: Final = "commitlog_build"
 

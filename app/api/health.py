@@ -130,6 +130,17 @@ class NodeCollector:
             (telemetry.REPAIR_WAITING, "1 while no peer can mend it", lambda log: _waits(log)),
             (telemetry.REPAIRS, "Repairs begun since the start", lambda log: log.repairs_begun),
         )
+        scrubs = [
+            ((name,), progress) for name, progress in broker.scrubber.progress.items() if name in broker.logs
+        ]
+        yield telemetry.gauge(
+            telemetry.SCRUB_ROUNDS, "Scrubs ended since the start", ("log",),
+            [(labels, progress.rounds) for labels, progress in scrubs],
+        )  # fmt: skip
+        yield telemetry.gauge(
+            telemetry.SCRUBBED_BYTES, "Bytes read again by scrubs since the start", ("log",),
+            [(labels, progress.size_bytes) for labels, progress in scrubs],
+        )  # fmt: skip
         for name, text, of_log in repairs:
             yield telemetry.gauge(name, text, ("log",), [((log.name,), float(of_log(log))) for log in kept])
         yield telemetry.gauge(

@@ -121,7 +121,8 @@ async def verify(request: Request, broker: Node, log: LogName, query: Nothing) -
         with contextlib.suppress(ReadIndexUnavailable):  # without a leader what is known here is compared
             await broker.read_index(hosted)
         first, until = _range_of(driver, asked)
-        verifier = Verifier(broker.repairs.calls, driver, _others(broker, hosted), deep=asked.deep)
+        reread = broker.repairs.reread if asked.deep else None
+        verifier = Verifier(broker.repairs.calls, driver, _others(broker, hosted), reread)
         try:
             result = await verifier.compare(first, until)
         except CorruptLog as error:

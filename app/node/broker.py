@@ -43,6 +43,7 @@ from app.node.opener import LogOpener
 from app.node.repair import Damaged
 from app.node.repairs import Repairs
 from app.node.retention import RetentionKeeper
+from app.node.scrub import Scrubber
 from app.node.transport import PeerTransport
 from app.raft.messages import PushRequest
 from app.raft.repair_messages import PeerCall
@@ -58,8 +59,8 @@ logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.1
-
 _POLL_S: Final = 0.01
+
 
 class _Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What node.json says."""
@@ -114,6 +115,7 @@ class Broker:
             spawn=self.spawn,
             fail=self._fail,
         )
+        self.scrubber = Scrubber(settings.scrub, self._files, self._disk, self.repairs.begin)
         self._opener = LogOpener(
             settings=settings,
             files=self._files,
@@ -167,6 +169,7 @@ class Broker:
                 self._serve(hosted, result)
             elif result is not None:
                 self.repairs.begin(hosted, result, "start")
+        self.spawn(self.scrubber.run(self._by_id), "scrub")
         self.spawn(RetentionKeeper(self.settings.retention, self.clock).run(self.logs), "retention")
         await self._metadata_logs.follow()
         self._tick_at = self._loop.time()
@@ -286,11 +289,11 @@ class Broker:
         if hosted is None:
             if not LOG_NAME.fullmatch(name.removeprefix("__")):
                 raise InvalidRequest(("/path/log", f"a log's name is {LOG_NAME.pattern}"))
+            if not self.metadata.is_current:
+                raise NoLeader("this node does not know all logs yet")
             raise LogNotFound(name)
         if hosted.deleting:
             raise LogDeleting(name)
-            if not self.metadata.is_current:
-                raise NoLeader("this node does not know all logs yet")
         return hosted
 
     # --- logs that come and go (metadata_logs.py) -------------------------------------------------------
@@ -320,19 +323,16 @@ class Broker:
     async def close_log(self, hosted: HostedLog) -> None:
         """End a log's driver at once and give its files back; the log stays known. Raises StorageError."""
         driver, journal = hosted.driver, hosted.journal
-        hosted.driver = hosted.journal = None
-        hosted.wake()
-        if driver is not None:
         if driver is not None:
             driver.abandon()
+        hosted.driver = hosted.journal = None
+        hosted.wake()
         await self._disk.drain()
+        if driver is not None:
             driver.log.close()
         if journal is not None:
             journal.close()
 
-    def forget_log(self, hosted: HostedLog) -> None:
-        self.logs.pop(hosted.name, None)
-        self._by_id.pop(hosted.log_id, None)
     async def known_log(self, name: str) -> HostedLog:
         """A log that the metadata name, once this node has taken it up. Raises LogNotFound, LogDeleting."""
         deadline_s = self._loop.time() + self.settings.http.leader_wait_ms / 1000
@@ -340,6 +340,9 @@ class Broker:
             await self.pause(_POLL_S)
         return self.find(name)
 
+    def forget_log(self, hosted: HostedLog) -> None:
+        self.logs.pop(hosted.name, None)
+        self._by_id.pop(hosted.log_id, None)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` as a task of this node: a failure is logged, a stop of the node cancels it."""

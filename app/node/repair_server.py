@@ -23,8 +23,11 @@ from app.raft.repair_messages import (
     TermRequest,
 )
 from app.replication import NO_INDEX, Clock
-from storage.batch import HEADER_SIZE_BYTES, Batch, follows_chain
+from storage.batch import HEADER_SIZE_BYTES, Batch
+from storage.commitlog import Commitlog
 from storage.errors import CorruptLog
+from storage.file_system import FileSystem
+from storage.scrub import Scrub
 
 SERVE_BYTES_PER_S: Final = 64 * 1024 * 1024
 _BURST_MS: Final = 100
@@ -62,12 +65,11 @@ class Digest:
 
 
 async def digest_of(
-    driver: LogDriver, first_index: int, last_index: int, *, deep: bool, max_bytes: int = DIGEST_MAX_BYTES
+    driver: LogDriver, first_index: int, last_index: int, max_bytes: int = DIGEST_MAX_BYTES
 ) -> Digest | None:
     """Digest the batches from the one that holds first_index to the one that holds last_index, both held.
 
-    Ends early at about max_bytes; None when first_index is not held (any more). deep: from the disk, and
-    each batch's chain made anew. Raises CorruptLog.
+    Ends early at about max_bytes; None when first_index is not held (any more). Raises CorruptLog.
     """
     log = driver.log
     hash_ = hashlib.blake2b(digest_size=DIGEST_SIZE)
@@ -78,8 +80,6 @@ async def digest_of(
             break
         batches = log.read_batches(at, min(_STEP_BYTES, max_bytes - size), last_index)
         for batch in batches:
-            if deep and before is not None and not follows_chain(batch, before.header.chain):
-                raise CorruptLog(driver.log_name, batch.offset, "the hash chain is broken")
             hash_.update(memoryview(batch.data)[:HEADER_SIZE_BYTES])
             size += batch.size_bytes
             before = batch
@@ -90,16 +90,32 @@ async def digest_of(
     return Digest(before.last_index, hash_.digest(), before.header.chain, size)
 
 
+async def reread(files: FileSystem, log: Commitlog, first_index: int, last_index: int) -> None:
+    """Read the settled batches of a range from the disk, past all caches, each chained to the one before.
+
+    Raises CorruptLog for damage, and when the disk holds another history than memory; DiskError.
+    """
+    scrub = Scrub(files, log, from_index=first_index, until_index=last_index)
+    for step in scrub:
+        await asyncio.to_thread(step.run)
+    if scrub.chain is not None and log.begin_index <= last_index <= log.end_index:
+        known = log.batch_at(last_index)
+        if scrub.chain != known.header.chain:
+            raise CorruptLog(log.folder, known.offset, "the disk holds another history")
+
+
 class RepairServer:
     """Answers the questions of app/raft/repair_messages.py."""
 
     def __init__(
         self,
+        files: FileSystem,
         clock: Clock,
         send: Callable[[str, int, PeerCall], None],
         damaged: Callable[[int, CorruptLog, str], None],
     ) -> None:
         """damaged(log_id, error, found_by): a batch that was asked for is damaged here."""
+        self._files = files
         self._clock = clock
         self._send = send
         self._damaged = damaged
@@ -147,7 +163,9 @@ class RepairServer:
             return nothing
         async with self._digesting:
             try:
-                digest = await digest_of(driver, request.first_index, request.last_index, deep=request.deep)
+                if request.deep:
+                    await reread(self._files, driver.log, request.first_index, request.last_index)
+                digest = await digest_of(driver, request.first_index, request.last_index)
             except CorruptLog as error:
                 self._damaged(log_id, error, "verify")
                 return DigestAnswer(request.id, begin, settled, NO_INDEX, b"", b"", damaged=True)

@@ -11,7 +11,7 @@ from app.node.hosted_log import HostedLog
 from app.node.peer_calls import PeerCalls
 from app.node.repair import Damaged, LogRepair, in_thread
 from app.node.repair_marker import RepairMarker
-from app.node.repair_server import RepairServer
+from app.node.repair_server import RepairServer, reread
 from app.node.verify import Comparison, ReplicaState
 from app.raft.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
 from app.replication import Clock, Disk, Transport
@@ -58,7 +58,7 @@ class Repairs:
         self._spawn = spawn
         self._fail = fail
         self.calls = PeerCalls(transport, chance)
-        self._server = RepairServer(clock, transport.send, self._found)
+        self._server = RepairServer(files, clock, transport.send, self._found)
 
     def marker_of(self, hosted: HostedLog) -> RepairMarker:
         return RepairMarker(self._files, self._data, hosted.name)
@@ -126,6 +126,10 @@ class Repairs:
         if driver is not None:
             await self._close(driver)
         await repair.run()
+
+    async def reread(self, driver: LogDriver, first_index: int, last_index: int) -> None:
+        """repair_server.reread, of a log of this node."""
+        await reread(self._files, driver.log, first_index, last_index)
 
     async def _close(self, driver: LogDriver) -> None:
         """Give back the files of a log whose driver has ended."""

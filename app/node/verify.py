@@ -9,7 +9,7 @@ never mended silently, for nobody here can know which replica is right.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -26,8 +26,7 @@ from app.raft.repair_messages import (
     FetchRequest,
 )
 from app.replication import NO_INDEX
-from storage.batch import HEADER_SIZE_BYTES, Batch, follows_chain
-from storage.errors import CorruptLog
+from storage.batch import HEADER_SIZE_BYTES
 from storage.records import read_columns
 
 logger = logging.getLogger(__name__)
@@ -113,7 +112,6 @@ class _Chunk:
     batches: list[tuple[int, int]] = field(default_factory=list)  # base and last index
     digests: list[bytes] = field(default_factory=list)
     size_bytes: int = 0
-    last: Batch | None = None
 
     @property
     def first_index(self) -> int:
@@ -127,11 +125,18 @@ class _Chunk:
 class Verifier:
     """One comparison."""
 
-    def __init__(self, calls: PeerCalls, driver: LogDriver, peers: Sequence[str], *, deep: bool) -> None:
-        """deep: read from the disk, not from memory, and make each chain anew; at every replica."""
+    def __init__(
+        self,
+        calls: PeerCalls,
+        driver: LogDriver,
+        peers: Sequence[str],
+        reread: Callable[[LogDriver, int, int], Awaitable[None]] | None = None,
+    ) -> None:
+        """reread(driver, first, last): read from the disk, not from memory, and make each chain anew, here and
+        at every replica (repair_server.py); None: believe what was verified when it was read."""
         self._calls = calls
+        self._reread = reread
         self._driver = driver
-        self._deep = deep
         self._own = ReplicaReport(driver.node_id)
         self._peers = [ReplicaReport(peer) for peer in peers]
 
@@ -142,14 +147,15 @@ class Verifier:
         """
         result = Comparison(from_index, from_index, [self._own, *self._peers])
         deadline = asyncio.get_running_loop().time() + TIME_MAX_S
-        before: Batch | None = None
         at = from_index
         while at < until_index:
-            chunk = await self._chunk(at, until_index - 1, before)
+            chunk = await self._chunk(at, until_index - 1)
             if chunk is None:
                 break  # trimmed away meanwhile
+            if self._reread is not None:
+                await self._reread(self._driver, chunk.first_index, chunk.last_index)
             await asyncio.gather(*(self._compare_peer(peer, chunk) for peer in self._peers if peer.compares))
-            before, at = chunk.last, chunk.last_index + 1
+            at = chunk.last_index + 1
             result.batches += len(chunk.batches)
             result.size_bytes += chunk.size_bytes
             if asyncio.get_running_loop().time() >= deadline or not any(
@@ -159,7 +165,7 @@ class Verifier:
         self._own.until_index = result.until_index = min(max(at, from_index), until_index)
         return result
 
-    async def _chunk(self, first_index: int, last_index: int, before: Batch | None) -> _Chunk | None:
+    async def _chunk(self, first_index: int, last_index: int) -> _Chunk | None:
         """Our own batches from first_index on, at most DIGEST_MAX_BYTES."""
         log, chunk = self._driver.log, _Chunk()
         hash_ = hashlib.blake2b(digest_size=DIGEST_SIZE)
@@ -169,13 +175,10 @@ class Verifier:
                 break
             room = min(_STEP_BYTES, DIGEST_MAX_BYTES - chunk.size_bytes)
             for batch in log.read_batches(at, room, last_index):
-                if self._deep and before is not None and not follows_chain(batch, before.header.chain):
-                    raise CorruptLog(self._driver.log_name, batch.offset, "the hash chain is broken")
                 hash_.update(memoryview(batch.data)[:HEADER_SIZE_BYTES])
                 chunk.batches.append((batch.base_index, batch.last_index))
                 chunk.digests.append(hash_.digest())
                 chunk.size_bytes += batch.size_bytes
-                before = chunk.last = batch
                 at = batch.next_index
             await asyncio.sleep(0)
         return chunk if chunk.batches else None
@@ -224,7 +227,9 @@ class Verifier:
             await asyncio.sleep(_POLL_S)
 
     async def _digest(self, peer: ReplicaReport, first_index: int, last_index: int) -> DigestAnswer | None:
-        request = partial(DigestRequest, first_index=first_index, last_index=last_index, deep=self._deep)
+        request = partial(
+            DigestRequest, first_index=first_index, last_index=last_index, deep=self._reread is not None
+        )
         for _ in range(_TRIES):
             answer = await self._calls.ask(peer.node, self._driver.log_id, request, _ANSWER_TIMEOUT_S)
             if isinstance(answer, DigestAnswer):
