@@ -8,7 +8,6 @@ import json
 import logging
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from tests.chaos.families import FAMILIES
@@ -29,9 +28,16 @@ def run_family(name: str, seed: int, scale: float, folder: Path, *, isolated: bo
         report.cannot_run = str(reason)
     except Exception as error:
         logging.getLogger(__name__).exception("family %s ended early", name)
-        report.violations.append(f"ended early: {''.join(traceback.format_exception(error))[-2000:]}")
+        report.violations += [f"ended early: {cause!r}"[:1_000] for cause in causes(error)]
     report.duration_s = time.monotonic() - started
     return report
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """What stands inside a group of exceptions, or the exception itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [cause for inner in error.exceptions for cause in causes(inner)]
+    return [error]
 
 
 def tell(line: dict[str, object]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import damage, disks, leaders, networks
+from tests.chaos import damage, disks, leaders, members, networks
 from tests.chaos.session import World
 
 
@@ -22,6 +22,8 @@ FAMILIES: dict[str, Family] = {
     "kill-leader": Family(leaders.kill_leader, 600),
     "machine-lost": Family(leaders.lose_leader_machine, 400),
     "stop-leader": Family(leaders.stop_leader, 400),
+    "transfer": Family(members.transfer, 300),
+    "replace-members": Family(members.replace_members, 300),
     "pause": Family(networks.pause, 400),
     "partition": Family(networks.partition, 900),
     "flaky": Family(networks.flaky, 400),

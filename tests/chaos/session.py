@@ -99,13 +99,14 @@ async def open_cluster(
     sections: Mapping[str, Mapping[str, object]] | None = None,
     logs: tuple[Mapping[str, object], ...] = (),
     folder: Path | None = None,
+    joining: int = 0,
 ) -> AsyncIterator[FaultCluster]:
     """A cluster that is ready; ended, with its network, at the end."""
     network = world.new_network(nodes)
     try:
         await network.open()
         cluster = FaultCluster(
-            folder or world.new_folder(), network, entry=entry, sections=sections, logs=logs
+            folder or world.new_folder(), network, entry=entry, sections=sections, logs=logs, joining=joining
         )
         async with started(cluster):
             yield cluster
@@ -115,7 +116,7 @@ async def open_cluster(
 
 @asynccontextmanager
 async def under_load(world: World, cluster: FaultCluster, **options: object) -> AsyncIterator[Session]:
-    """As `working`; then the history is judged. All nodes must run when the `with` ends."""
+    """As `working`; then the history is judged, at all nodes that run when the `with` ends."""
     async with working(world, cluster, **options) as session:
         yield session
     await judge(session)
@@ -124,7 +125,7 @@ async def under_load(world: World, cluster: FaultCluster, **options: object) -> 
 @asynccontextmanager
 async def working(world: World, cluster: FaultCluster, **options: object) -> AsyncIterator[Session]:
     """Clients that work until the end of the `with`, when the links are healed. options: of the Workload."""
-    everywhere = [cluster.url(node) for node in cluster.ids]
+    everywhere = [cluster.url(node) for node in cluster.first_ids]
     workload = Workload(**{"urls": everywhere, "pause_s": PACE_S, **options})  # type: ignore[arg-type]
     session = Session(cluster, workload, world.report)
     async with asyncio.TaskGroup() as tasks:
@@ -144,14 +145,15 @@ async def judge(session: Session) -> None:
     end = await append_barrier(workload)
     deadline = time.monotonic() + EVEN_S
     logs = []
-    for node in cluster.ids:
+    nodes = cluster.running
+    for node in nodes:
         while cluster.status(node, workload.log)["committed_index"] < end:
             assert time.monotonic() < deadline, f"{node} has not got index {end} within {EVEN_S:.0f} s"
             await asyncio.sleep(0.05)
         logs.append(await read_log(cluster.url(node), workload.log, "committed", end + 1))
     report.violations += [
-        f"{node} holds another log than {cluster.ids[0]}"
-        for node, log in zip(cluster.ids, logs, strict=True)
+        f"{node} holds another log than {nodes[0]}"
+        for node, log in zip(nodes, logs, strict=True)
         if log != logs[0]
     ]
     report.violations += await asyncio.to_thread(

@@ -23,9 +23,11 @@ class FaultCluster(Cluster):
         entry: str = "app.node.server",
         logs: tuple[Mapping[str, object], ...] = (),
         sections: Mapping[str, Mapping[str, object]] | None = None,
+        joining: int = 0,
     ) -> None:
-        """entry: the module that is a node's process."""
+        """entry: the module that is a node's process. joining: the last so many are no members yet."""
         self.network = network
+        self.first_ids = list(network.ids[: len(network.ids) - joining])
         self.away: list[str] = []
         self._entry = entry
         super().__init__(folder, len(network.ids), logs=logs, sections=sections)
@@ -41,6 +43,7 @@ class FaultCluster(Cluster):
             nodes = [
                 {"id": node, **asdict(self.network.addresses(viewer, node)), "data": self.folder / node}
                 for node in self.ids
+                if node in (*self.first_ids, viewer)
             ]
             security = {"security": {"allow_insecure": True}, **sections}
             self.config_of(viewer).write_text(configuration(cluster_id, nodes, logs, security))
@@ -103,10 +106,10 @@ class FaultCluster(Cluster):
 
 @asynccontextmanager
 async def started(cluster: FaultCluster) -> AsyncIterator[FaultCluster]:
-    """The cluster's nodes, ready; ended at the end."""
+    """The cluster's first nodes, ready; ended at the end."""
     try:
-        cluster.start()
-        await asyncio.to_thread(cluster.wait_ready)
+        cluster.start(*cluster.first_ids)
+        await asyncio.to_thread(cluster.wait_ready, *cluster.first_ids)
         yield cluster
     finally:
         await asyncio.to_thread(cluster.close)
