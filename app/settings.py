@@ -385,7 +385,7 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
     for log in settings.logs:
         check(
             log.replication is not Replication.CLASSIC or settings.slaves_connect_to(log) is not None,
-            f"log {log.name}: its master {log.replicas[0]} needs an ha_listen with a port, or the log has one",
+            f"log {log.name}: it needs an ha_listen with a port, or its master {log.replicas[0]} does",
         )
     _check_exposure(settings)
     return settings

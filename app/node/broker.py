@@ -34,6 +34,7 @@ from app.node.directory import Directory
 from app.node.disk import DiskThread
 from app.node.driver import LogDriver
 from app.node.forward import Forwarder
+from app.node.ha_transport import HaLink, HaTransport, Protocol
 from app.node.hosted_log import HostedLog
 from app.node.metadata_folders import LogFolders
 from app.node.metadata_logs import MetadataLogs
@@ -47,7 +48,7 @@ from app.node.scrub import Scrubber
 from app.node.transport import PeerTransport
 from app.raft.messages import PushRequest
 from app.raft.repair_messages import PeerCall
-from app.settings import LOG_NAME, LogSettings, NodeSettings, Settings
+from app.settings import LOG_NAME, LogSettings, NodeSettings, Replication, Settings
 from app.telemetry import Meter
 from storage.batch import log_id_of
 from storage.errors import CorruptFile, CorruptLog
@@ -102,6 +103,7 @@ class Broker:
             lost=lambda peer: self.metadata.server.disconnected(peer),
             chance=random.SystemRandom(),
         )
+        self.ha = HaTransport(self.node.ha_listen)
         self.repairs = Repairs(
             settings=settings,
             files=self._files,
@@ -122,6 +124,8 @@ class Broker:
             clock=self.clock,
             disk=self._disk,
             transport=self.transport,
+            ha_transport=HaLink(self.ha, self.transport),
+            ha_address=lambda: self.node.ha_address or self.ha.address,
             loop=self._loop,
             fail=self._fail,
             healed=self.repairs.healed,
@@ -158,6 +162,7 @@ class Broker:
         self._lock = self._files.lock(f"{data}/lock")
         self._check_stamp(f"{data}/node.json")
         self._folders.finish_removals()
+        await self.ha.start()
         self.metadata.hosted = self._host(controller_log(self.settings))
         configured = [self._host(log) for log in self.settings.logs]
         opened = [(hosted, self._recover(hosted)) for hosted in (self.metadata.hosted, *configured)]
@@ -192,6 +197,7 @@ class Broker:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.ha.stop()
         await self.transport.stop()
         await self.forwarder.stop()
         self._disk.stop(_STOP_TIMEOUT_S)
@@ -277,8 +283,28 @@ class Broker:
     def _serve(self, hosted: HostedLog, driver: LogDriver) -> None:
         """Take part in a log that is open."""
         hosted.driver = driver
+        self._attach(hosted, driver)
         driver.start()
         self.spawn(self._watch_until_caught_up(hosted), f"catch up {hosted.name}")
+
+    def _attach(self, hosted: HostedLog, driver: LogDriver) -> None:
+        """Let slaves and masters of the log connect."""
+        settings = hosted.settings
+        if settings.replication is Replication.RAFT:
+            return
+        classic = settings.replication is Replication.CLASSIC
+        protocol = Protocol.CLASSIC if classic else Protocol.AUTO_SWITCH
+        place = settings.replicas.index(self.node.id) + 1 if self.node.id in settings.replicas else 0
+        by_number = self.settings.ha.ha_handshake_by_number
+        self.ha.attach(hosted.log_id, protocol, driver.deliver, place=place, by_number=by_number)
+        if settings.ha_listen is not None and settings.replicas[0] == self.node.id:
+            self.spawn(self._listen_for(hosted, settings.ha_listen), f"HA listener of {hosted.name}")
+
+    async def _listen_for(self, hosted: HostedLog, listen: str) -> None:
+        try:
+            await self.ha.listen_for(hosted.log_id, listen)
+        except OSError as error:
+            self._fail(f"HA listener of log {hosted.name}", error)
 
     # --- while it runs ----------------------------------------------------------------------------------
 
@@ -325,7 +351,8 @@ class Broker:
         driver, journal = hosted.driver, hosted.journal
         if driver is not None:
             driver.abandon()
-        hosted.driver = hosted.journal = None
+        hosted.driver = hosted.journal = hosted.ha = None
+        self.ha.detach(hosted.log_id)
         hosted.wake()
         await self._disk.drain()
         if driver is not None:

@@ -98,30 +98,38 @@ class HaTransport:
     ) -> None:
         """Take connections of a log from now on: what comes in goes to deliver(key, message).
 
+        A log may be attached anew, by another core: the connections of the old one end, a listener stays.
         place: of this replica among the log's, from 1. by_number: this node's handshakes are of newer builds.
         """
-        self._logs[log_id] = _Log(log_id, protocol, deliver, place, by_number)
+        before = self._logs.get(log_id)
+        self._end_connections(log_id)
+        listener = None if before is None else before.listener
+        self._logs[log_id] = _Log(log_id, protocol, deliver, place, by_number, listener)
 
-    async def listen_for(self, log_id: int, listen: str) -> str:
-        """Open a listener for one attached log alone, where the preface may be missing; return its address.
-
-        Raises OSError when the address cannot be bound.
-        """
-        server = await self._listener(split_address(listen), log_id)
-        self._logs[log_id].listener = server
-        return _bound(server)
-
-    def detach(self, log_id: int) -> None:
-        """Forget a log; its connections end without a word to its core."""
-        gone = self._logs.pop(log_id, None)
-        if gone is not None and gone.listener is not None:
-            gone.listener.close()
+    def _end_connections(self, log_id: int) -> None:
         for (owner, _), connection in list(self._connections.items()):
             if owner == log_id:
                 connection.close()
         for (owner, _), task in list(self._connecting.items()):
             if owner == log_id:
                 task.cancel()
+
+    async def listen_for(self, log_id: int, listen: str) -> str:
+        """Open a listener for one attached log alone, where the preface may be missing; return its address.
+
+        Raises OSError when the address cannot be bound.
+        """
+        owner = self._logs[log_id]
+        if owner.listener is None:
+            owner.listener = await self._listener(split_address(listen), log_id)
+        return _bound(owner.listener)
+
+    def detach(self, log_id: int) -> None:
+        """Forget a log; its connections end without a word to its core."""
+        gone = self._logs.pop(log_id, None)
+        if gone is not None and gone.listener is not None:
+            gone.listener.close()
+        self._end_connections(log_id)
 
     async def stop(self) -> None:
         for log_id in list(self._logs):

@@ -11,6 +11,7 @@ from app.settings import LogSettings
 from storage.journal import Journal
 
 if TYPE_CHECKING:
+    from app.ha.auto_switch import AutoSwitchCore
     from app.node.repair import LogRepair, Mended
 
 REPLACED_GRACE_S: Final = 0.2
@@ -34,6 +35,7 @@ class HostedLog:
         self.healing = False  # served again, but it may lack what it acknowledged, and has no vote
         self.repairs_begun = 0
         self.caught_up = False  # a linearizable read has succeeded here since the start
+        self.ha: AutoSwitchCore | None = None  # of a log in controller mode, with its driver
         self._seen: tuple[Role, str | None, int] | None = None
         self._watchers: dict[asyncio.Future[None], None] = {}
         self._led_by: dict[asyncio.Timeout, str] = {}  # what waits for an answer of that leader

@@ -10,9 +10,10 @@ from app.node.clock import LoopScheduler
 from app.node.driver import LogDriver
 from app.node.hosted_log import HostedLog
 from app.node.metadata_service import CONTROLLER_LOG, controller_raft
+from app.node.open_ha_log import HaNode, open_auto_switch_log, open_classic_log
 from app.node.open_log import open_raft_log
 from app.replication import Clock, Disk, GroupConfig, Transport
-from app.settings import Settings
+from app.settings import Replication, Settings
 from app.version import VERSION
 from storage.errors import CorruptLog
 from storage.file_system import FileSystem
@@ -29,17 +30,21 @@ class LogOpener:
         clock: Clock,
         disk: Disk,
         transport: Transport,
+        ha_transport: Transport,
+        ha_address: Callable[[], str],
         loop: asyncio.AbstractEventLoop,
         fail: Callable[[str, BaseException], None],
         healed: Callable[[HostedLog], None],
         damaged: Callable[[HostedLog, CorruptLog], None],
     ) -> None:
-        """healed, damaged: as in open_raft_log, of that log."""
+        """healed, damaged: as in open_raft_log, of that log. ha_transport, ha_address: for HA's modes."""
         self._settings = settings
         self._files = files
         self._clock = clock
         self._disk = disk
         self._transport = transport
+        self._ha_transport = ha_transport
+        self._ha_address = ha_address
         self._loop = loop
         self._fail = fail
         self._healed = healed
@@ -47,7 +52,9 @@ class LogOpener:
 
     def open(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
         """Recover a log and build its driver. Raises CorruptLog, CorruptFile, DiskError."""
-        return self._open_raft(hosted, sound=sound)
+        if hosted.settings.replication is Replication.RAFT:
+            return self._open_raft(hosted, sound=sound)
+        return self._open_ha(hosted)
 
     def _open_raft(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
         settings = hosted.settings
@@ -78,3 +85,49 @@ class LogOpener:
             journal=hosted.journal,
             state_type=MetadataLogState if is_controller else LogState,
         )
+
+    def _open_ha(self, hosted: HostedLog) -> LogDriver:
+        """Controller and classic mode. A copy that was damaged needs no care: it casts no votes."""
+        settings, name, log_id = self._settings, hosted.name, hosted.log_id
+        log = hosted.settings
+        node = HaNode(
+            files=self._files,
+            data_folder=str(settings.node.data.absolute()),
+            node_id=settings.node.id,
+            storage=settings.storage,
+            limits=settings.limits,
+            ha=settings.ha,
+            clock=self._clock,
+            disk=self._disk,
+            transport=self._ha_transport,
+            scheduler=LoopScheduler(self._loop),
+            random=random.SystemRandom(),
+            fail=self._fail,
+            version=VERSION,
+        )
+        if log.replication is Replication.CLASSIC:
+            return open_classic_log(
+                node,
+                log_name=name,
+                log_id=log_id,
+                replicas=log.replicas,
+                master_id=log.replicas[0],
+                master_address=settings.slaves_connect_to(log) or "",
+                sync_slaves=log.sync_slaves,
+                durability=log.durability,
+                journal=hosted.journal,
+                damaged=lambda error: self._damaged(hosted, error),
+            )
+        opened = open_auto_switch_log(
+            node,
+            log_name=name,
+            log_id=log_id,
+            address=self._ha_address(),
+            replicas=log.replicas,
+            durability=log.durability,
+            min_in_sync_replicas=log.min_in_sync_replicas,
+            journal=hosted.journal,
+            damaged=lambda error: self._damaged(hosted, error),
+        )
+        hosted.ha = opened.core
+        return opened.driver
