@@ -168,8 +168,6 @@ class ClassicSlaveCore(StaticGroup):
         elif isinstance(message, ClassicFrame):
             self._heard_ms = now_ms
             self._take(message, now_ms)
-        else:
-            self._leave(f"{type(message).__name__} from the master", now_ms)
 
     # --- reports -------------------------------------------------------------------------------------------
 
