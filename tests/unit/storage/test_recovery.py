@@ -1,10 +1,12 @@
 """After any crash: what was durable is there, what was cut stays away, and a second start changes nothing."""
 
+import contextlib
 from random import Random
 
 import pytest
 
 from storage.batch import Batch
+from storage.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
 from storage.commitlog import NO_INDEX, Commitlog
 from storage.errors import CorruptFile, CorruptLog
 from storage.hard_state import HardState, HardStateFile
@@ -27,6 +29,7 @@ from tests.unit.storage.support import (
     sync_log,
     three_terms,
 )
+from tests.unit.storage.torn_tails import BEHIND, KIB, TornTail, flips_everywhere, torn_everywhere
 
 FIRST_SEGMENT = f"{FOLDER}/{0:020d}.log"
 
@@ -41,62 +44,18 @@ def put(files: MemoryFiles, path: str, data: bytes) -> None:
 # --- the tail
 
 
-@pytest.mark.parametrize("behind", ["nothing", "zeros", "noise", "old bytes"])
+@pytest.mark.parametrize("behind", BEHIND)
 def test_a_tail_torn_at_any_byte_leaves_the_longest_valid_prefix(behind: str) -> None:
-    chance = Random(11)
-    files = MemoryFiles()
-    log = open_log(files)
-    durable = [open_term(log, 1), *grow(log, 2, chance)]
-    log.close()
-    start = snapshot(files)
-    log = open_log(files)
-    tail = [next_batch(log, [chance.randbytes(40)])]
-    log.append(tail)
-    tail += grow(log, 1, chance, sync=False)
-    data = files.read(FIRST_SEGMENT)
-    begin = tail[0].offset
-    old = files.read(FIRST_SEGMENT)[: len(data) - begin]
-    for size in range(begin, len(data) + 1):
-        fill = {
-            "nothing": b"",
-            "zeros": bytes(len(data) - size),
-            "noise": chance.randbytes(len(data) - size),
-            "old bytes": old[size - begin :],
-        }[behind]
-        torn = MemoryFiles()
-        for name, whole in start.items():
-            put(torn, f"{FOLDER}/{name}", whole)
-        put(torn, FIRST_SEGMENT, data[:size] + fill)
-        torn.sync_folder(FOLDER)
-        same = size
-        while same < len(data) and fill[same - size : same - size + 1] == data[same : same + 1]:
-            same += 1
-        kept = [batch for batch in tail if batch.next_offset <= same]
-        check_whole(open_log(torn), durable + kept)
-        check_idempotent(torn)
-        torn.crash()
-        assert content(open_log(torn)) == durable + kept
+    """Every byte of a small tail, some of one of 64 KiB, and its last batch's."""
+    assert torn_everywhere(behind, tail_bytes=1_000) > 1_000
+    assert torn_everywhere(behind, first=len(behind), stride=1_009) > 60
+    torn = TornTail(64 * KIB)
+    for size in (torn.tail[-1].offset - 1, torn.tail[-1].offset, len(torn.data) - 1, len(torn.data)):
+        torn.check_torn(size, behind)
 
 
 def test_a_flipped_bit_in_the_tail_is_never_read() -> None:
-    chance = Random(12)
-    files = MemoryFiles()
-    log = open_log(files)
-    durable = grow(log, 1, chance)
-    log.close()
-    log = open_log(files)
-    tail = grow(log, 2, chance, sync=False)
-    data = files.read(FIRST_SEGMENT)
-    start = snapshot(files)
-    for place in range(tail[0].offset, len(data)):
-        damaged = bytearray(data)
-        damaged[place] ^= 1 << chance.randrange(8)
-        torn = MemoryFiles()
-        for name, whole in start.items():
-            put(torn, f"{FOLDER}/{name}", whole)
-        put(torn, FIRST_SEGMENT, bytes(damaged))
-        kept = [batch for batch in tail if batch.next_offset <= place]
-        assert content(open_log(torn)) == durable + kept
+    assert flips_everywhere(first=5, stride=31) > 1_000
 
 
 def test_a_committed_index_in_the_tail_is_never_cut() -> None:
@@ -394,3 +353,42 @@ def test_a_vote_that_a_restart_has_seen_outlives_a_power_cut() -> None:
         seen = HardStateFile(files, "d/vote").load()
         files.crash()
         assert HardStateFile(files, "d/vote").load() == seen
+
+
+@pytest.mark.rule("R-01", "D-20")
+def test_a_power_cut_within_a_save_leaves_the_old_value_or_the_new_one() -> None:
+    def saves(files: MemoryFiles, done: list[int]) -> None:
+        """Load, then save vote, checkpoint and snapshot as of 1, 2 and 3; done: what was saved whole."""
+        vote, checkpoint = HardStateFile(files, "d/vote"), CheckpointFile(files, "d/checkpoint")
+        snapshot_file = SnapshotFile(files, "d/state")
+        vote.load()
+        checkpoint.load()
+        for value in (1, 2, 3):
+            vote.save(HardState(value, f"n{value}"))
+            snapshot_file.save(b"%d" % value)
+            checkpoint.save(Checkpoint(value, value))
+            done.append(value)
+
+    for place in range(200):
+        files = MemoryFiles(Random(place))
+        files.power_cut_at = place
+        done: list[int] = []
+        with contextlib.suppress(PowerCut):
+            saves(files, done)
+        ended = files.operations < place
+        files.crash()
+        last = done[-1] if done else 0
+        vote = HardStateFile(files, "d/vote").load()
+        assert vote in [HardState(value, f"n{value}" if value else None) for value in (last, last + 1)]
+        state = SnapshotFile(files, "d/state").load()
+        assert int(state or b"0") in (last, last + 1)
+        checkpoint = CheckpointFile(files, "d/checkpoint").load()
+        assert (checkpoint.committed_index if last else max(0, checkpoint.committed_index)) in (
+            last,
+            last + 1,
+        )
+        assert checkpoint.state_index <= int(state or b"-1")
+        if ended:
+            assert place > 40
+            return
+    raise AssertionError("never came to its end")
