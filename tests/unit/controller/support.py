@@ -1,0 +1,161 @@
+"""Controllers without a log: a metadata state that commits what is decided at once, and a clock."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from app.controller.active import ActiveController, Answer
+from app.controller.commands import (
+    AlterSyncStateSet,
+    AnyCommand,
+    ApplyForReplicaId,
+    CreateLog,
+    Done,
+    Reason,
+    Refusal,
+    RegisterReplica,
+)
+from app.controller.config import ControllerConfig
+from app.controller.events import AnyEvent, decode_event, encode_event
+from app.controller.liveness import Report
+from app.controller.messages import BrokerHeartbeatAnswer
+from app.controller.metadata import Log, LogSpec
+from app.controller.state_machine import Metadata
+
+NODES = ("n1", "n2", "n3")
+CONFIG = ControllerConfig()
+
+
+def spec(*replicas: str, **settings: Any) -> LogSpec:
+    return LogSpec(replication="controller", replicas=replicas or NODES, **settings)
+
+
+class Quorum:
+    """The controllers as one: an active controller, and the events that are committed."""
+
+    def __init__(self, nodes: Sequence[str] = NODES, configured: dict[str, LogSpec] | None = None) -> None:
+        self.nodes = tuple(nodes)
+        self.configured = configured or {}
+        self.metadata = Metadata()
+        self.events: list[AnyEvent] = []
+        self.now_ms = 10_000
+        self.connected = set(self.nodes)
+        self.offsets: dict[tuple[str, str], tuple[int, int, int]] = {}  # (node, log) -> epoch, max, confirm
+        self.fail_over()
+
+    def fail_over(self) -> None:
+        """Another controller becomes active: what was volatile is gone."""
+        self.active = ActiveController(
+            node_id="c1",
+            config=CONFIG,
+            metadata=self.metadata,
+            brokers=self.nodes,
+            configured=self.configured,
+            make_log_id=lambda name, generation: hash_of(name, generation),
+            connected=[node for node in self.nodes if node in self.connected],
+            now_ms=self.now_ms,
+        )
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+
+    def turn(self) -> list[tuple[Any, Answer]]:
+        """One round, committed at once; the answers that it gives."""
+        round_ = self.active.next_round(
+            term=1, next_index=len(self.events), now_ms=self.now_ms, time_ms=self.now_ms
+        )
+        if round_ is None:
+            return []
+        if not round_.events:
+            return round_.answers
+        for event in round_.events:
+            self.metadata.apply(len(self.events), decode_event(encode_event(event)))
+            self.events.append(event)
+        return self.active.applied(len(self.events) - 1)
+
+    def scan(self) -> None:
+        """Let the active controller look around."""
+        self.now_ms += CONFIG.scan_interval_ms
+        self.turn()
+
+    def ask(self, command: AnyCommand) -> Answer:
+        self.active.ask(command, command)
+        answers = {id(token): answer for token, answer in self.turn()}
+        return answers[id(command)]
+
+    def done(self, command: AnyCommand) -> Done:
+        answer = self.ask(command)
+        assert isinstance(answer, Done), answer
+        return answer
+
+    def refused(self, command: AnyCommand) -> Reason:
+        answer = self.ask(command)
+        assert isinstance(answer, Refusal), answer
+        return answer.reason
+
+    def log(self, name: str = "a") -> Log:
+        log = self.metadata.log(name)
+        assert log is not None
+        return log
+
+    def id_of(self, node: str, name: str = "a") -> int:
+        replica = self.log(name).of_node(node)
+        assert replica is not None
+        return replica.id
+
+    def create(self, name: str = "a", **settings: Any) -> Log:
+        self.done(CreateLog(name, spec(*self.nodes, **settings), f"create {name}"))
+        return self.log(name)
+
+    def register(self, node: str, name: str = "a", code: str = "") -> int:
+        """Both steps of C-03; the replica id."""
+        generation, code = self.log(name).generation, code or f"code {node}"
+        replica_id = self.done(ApplyForReplicaId(name, generation, node, code)).value
+        assert replica_id is not None
+        self.done(RegisterReplica(name, generation, node, replica_id, code, f"{node}:10911"))
+        return replica_id
+
+    def heartbeat(self, node: str) -> BrokerHeartbeatAnswer:
+        """As a node that keeps a copy of every log that it has registered one of."""
+        self.connected.add(node)
+        reports = []
+        for log in self.metadata:
+            replica = log.of_node(node)
+            if replica is not None:
+                epoch, end, confirm = self.offsets.get((node, log.name), (log.master_epoch, 0, 0))
+                reports.append(Report(log.name, log.generation, replica.id, epoch, end, confirm))
+        return self.active.heartbeat(1, node, len(self.events) - 1, reports, self.now_ms)
+
+    def heartbeats(self, *nodes: str) -> None:
+        for node in nodes or self.nodes:
+            self.heartbeat(node)
+
+    def with_master(self, **settings: Any) -> Log:
+        """A log whose replicas are all registered and alive, with a first master: n1 unless said else."""
+        self.create(**settings)
+        self.heartbeats()
+        for node in self.log().spec.replicas:
+            self.register(node)
+        self.heartbeats()
+        self.scan()
+        assert self.log().master is not None
+        return self.log()
+
+    def alter(self, *nodes: str, **changes: Any) -> Answer:
+        """The master asks for the set of these nodes, with the newest epochs unless `changes` says else."""
+        log = self.log()
+        wanted = tuple(self.id_of(node) for node in nodes)
+        command = AlterSyncStateSet(
+            "a", log.generation, log.master or 0, log.master_epoch, log.set_epoch, wanted
+        )
+        return self.ask(msgspec.structs.replace(command, **changes))
+
+    def join_all(self) -> None:
+        self.heartbeats()
+        answer = self.alter(*self.log().spec.replicas)
+        assert isinstance(answer, Done), answer
+
+
+def hash_of(name: str, generation: int) -> int:
+    return sum(map(ord, name)) * 1_000 + generation + 1

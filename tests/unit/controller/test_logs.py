@@ -1,0 +1,109 @@
+"""Logs come and go by the controllers: settings, versions, retries, generations (API.md §5)."""
+
+import pytest
+
+from app.controller.commands import ChangeLog, CreateLog, DeleteLog, Done, Reason
+from tests.unit.controller.support import CONFIG, Quorum, spec
+
+
+def test_creating_twice_is_one_log_and_other_settings_are_refused() -> None:
+    quorum = Quorum()
+    first = quorum.done(CreateLog("a", spec(), "x"))
+    repeat = quorum.done(CreateLog("a", spec(), "x"))
+    again = quorum.done(CreateLog("a", spec(), "y"))
+    assert (first.created, repeat.created, again.created) == (True, True, False)
+    assert len(quorum.events) == 1
+    assert quorum.refused(CreateLog("a", spec("n1"), "z")) is Reason.LOG_EXISTS
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        spec("n1", "n9"),
+        spec("n1", "n1"),
+        spec(durability="sometimes"),
+        spec(min_in_sync_replicas=4),
+        spec(min_in_sync_replicas=0),
+        spec("n1", "n2", learners=("n3",)),
+        spec("n1", learners=("n1",)),
+        spec(preferred="n9"),
+        spec(learners=("n2",), preferred="n2"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(bad: object) -> None:
+    quorum = Quorum()
+    assert quorum.refused(CreateLog("a", bad, "x")) is Reason.INVALID  # type: ignore[arg-type]
+    assert quorum.events == []
+
+
+def test_changes_by_version_and_what_never_changes() -> None:
+    quorum = Quorum()
+    version = quorum.create().version
+    quorum.done(ChangeLog("a", {"min_in_sync_replicas": 2}, "x", version))
+    assert quorum.log().spec.min_in_sync_replicas == 2
+    newer = quorum.log().version
+    assert newer > version
+    quorum.done(ChangeLog("a", {"min_in_sync_replicas": 2}, "x", version))  # the answer was lost
+    assert quorum.log().version == newer
+    assert quorum.refused(ChangeLog("a", {"unclean": True}, "y", version)) is Reason.CONFIG_CHANGED
+    assert quorum.refused(ChangeLog("a", {"durability": "replicated"}, "z")) is Reason.INVALID
+    assert quorum.refused(ChangeLog("a", {"min_in_sync_replicas": 9}, "z")) is Reason.INVALID
+    assert quorum.refused(ChangeLog("b", {"unclean": True}, "z")) is Reason.UNKNOWN_LOG
+
+
+def test_a_deleted_log_goes_when_every_living_node_has_given_it_up_and_its_name_is_another_log() -> None:
+    quorum = Quorum()
+    first = quorum.with_master()
+    quorum.active.liveness.disconnected("n3")
+    assert quorum.refused(DeleteLog("a", version=99)) is Reason.CONFIG_CHANGED
+    quorum.done(DeleteLog("a"))
+    assert quorum.log().master is None
+    assert quorum.refused(DeleteLog("a")) is Reason.LOG_DELETING
+    assert quorum.refused(CreateLog("a", spec(), "y")) is Reason.LOG_DELETING
+    assert quorum.refused(ChangeLog("a", {"unclean": True}, "z")) is Reason.LOG_DELETING
+    quorum.pass_time(CONFIG.scan_interval_ms)
+    quorum.heartbeats("n1", "n2")  # they keep it still
+    quorum.turn()
+    assert quorum.log().state == "deleting"
+    for node in ("n1", "n2"):
+        quorum.active.heartbeat(1, node, len(quorum.events) - 1, (), quorum.now_ms)
+    quorum.scan()
+    assert quorum.metadata.log("a") is None
+    second = quorum.create()
+    assert second.generation > first.generation
+    assert second.log_id != first.log_id
+
+
+def test_logs_of_the_configuration_file_exist_unasked_follow_it_and_are_not_changed_otherwise() -> None:
+    quorum = Quorum(configured={"a": spec("n1", "n2")})
+    quorum.scan()
+    assert (quorum.log().generation, quorum.log().spec) == (-1, spec("n1", "n2"))
+    assert quorum.refused(DeleteLog("a")) is Reason.CONFIGURED_LOG
+    assert quorum.refused(ChangeLog("a", {"unclean": True}, "x")) is Reason.CONFIGURED_LOG
+    quorum.configured = {"a": spec("n1", "n2", unclean=True)}
+    quorum.fail_over()
+    quorum.scan()
+    assert quorum.log().spec.unclean
+    events = len(quorum.events)
+    quorum.scan()
+    assert len(quorum.events) == events
+
+
+@pytest.mark.rule("C-02")
+def test_a_round_that_was_not_stored_is_decided_anew_and_its_answers_wait_for_the_commit() -> None:
+    quorum = Quorum()
+    token = object()
+    quorum.active.ask(token, CreateLog("a", spec(), "x"))
+    first = quorum.active.next_round(term=1, next_index=0, now_ms=quorum.now_ms, time_ms=0)
+    assert first is not None
+    assert (first.first_index, first.last_index) == (0, 0)
+    assert quorum.active.applied(-1) == []
+    quorum.active.not_stored()
+    quorum.active.ask(object(), CreateLog("b", spec(), "y"))
+    second = quorum.active.next_round(term=1, next_index=5, now_ms=quorum.now_ms, time_ms=0)
+    assert second is not None
+    assert [event.log for event in second.events] == ["a", "b"]
+    assert quorum.active.applied(5) == []
+    answers = quorum.active.applied(6)
+    assert answers[0] == (token, Done(5, created=True))
+    assert not quorum.active.is_busy
