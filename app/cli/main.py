@@ -21,6 +21,8 @@ COMMANDS = {
     "watermarks": "app.cli.inspect",
     "leader": "app.cli.members",
     "members": "app.cli.members",
+    "trim": "app.cli.upkeep",
+    "verify": "app.cli.upkeep",
     "tables": "app.cli.tables",
     "materialize": "app.cli.tables",
     "sim": "app.cli.sim",

@@ -67,6 +67,17 @@ class Operations:
     def drop_cursor(self, name: str, *, if_match: str | None = None) -> Cursor:
         return self._cursor("DELETE", name, None, if_match)
 
+    def trim(self, until_index: int, *, force: bool = False) -> dict[str, Any]:
+        """Remove the records below until_index. force: although a reader's fence stands before it."""
+        return self._call("POST", f"{self._log}:trim", {"until_index": until_index, "force": force})[0]
+
+    def verify(
+        self, from_index: int | None = None, until_index: int | None = None, *, deep: bool = False
+    ) -> dict[str, Any]:
+        """Compare the replicas, for some seconds: with `has_more` go on at the answer's `until_index`."""
+        asked = {"from_index": from_index, "until_index": until_index, "deep": deep}
+        return self._call("POST", f"{self._log}:verify", asked, wait_s=60.0)[0]
+
     def _cursor(
         self, method: str, name: str, body: Mapping[str, Any] | None = None, if_match: str | None = None
     ) -> Cursor:
@@ -85,13 +96,14 @@ class Operations:
         path: str,
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        wait_s: float = 10.0,
     ) -> tuple[dict[str, Any], Answer]:
         answer = self._connection.call(
             method,
             path,
             headers={**(headers or {}), "Content-Type": JSON_TYPE},
             body=None if body is None else json.dumps(body).encode(),
-            wait_s=10.0,
+            wait_s=wait_s,
         )
         document: dict[str, Any] = json.loads(answer.data)
         return document, answer

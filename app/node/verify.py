@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 TIME_MAX_S: Final = 5.0  # of one comparison; then it says where to go on
 BEHIND_MAX_S: Final = 3.0  # how long a peer may lag before it counts as behind
-_ANSWER_TIMEOUT_S: Final = 10.0
+_ANSWER_TIMEOUT_S: Final = 4.0
 _TRIES: Final = 2
 _STEP_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.1

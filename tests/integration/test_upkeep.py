@@ -2,13 +2,19 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from app.cli.main import cli
+from storage.batch import decode_batch, stamp
+from storage.records import RecordColumns, encode_body, read_columns
 from tests.integration.test_append_routes import refused
 from tests.support.cluster import Cluster, eventually, running
+from tests.support.damage import log_folder, overwrite, segments
 
 OLD, SMALL = "old", "small"
 STORAGE = {"segment_max_bytes": 20_000, "mark_interval_bytes": 5_000, "tail_cache_bytes": 0}
@@ -20,6 +26,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     logs = (
         {"name": "trimmed"},
         {"name": "compared"},
+        {"name": "planted"},
         {"name": OLD, "retention_ms": 60_000},
         {"name": SMALL, "retention_bytes": 30_000},
     )
@@ -139,3 +146,92 @@ def test_equal_replicas_are_equal(kept: Cluster) -> None:
     past = {"until_index": indexes[-1] + 2}
     refused(kept.call("POST", "n1", path, json=past), 422, "invalid-request")
     refused(kept.call("POST", "n1", path, json={"from_index": 9, "until_index": 5}), 422, "invalid-request")
+
+
+def plant(folder: Path, index: int) -> None:
+    """Another record in the place of the one at `index`, with all checksums right: a replica that lies."""
+    chain = b""
+    for path in segments(folder):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            batch = decode_batch(memoryview(data)[at:])
+            if batch.base_index == index:
+                records = RecordColumns()
+                value = read_columns(batch).column("value")[0].as_py()
+                records.add(value.replace(b"v", b"w", 1))
+                other = stamp(
+                    encode_body(records),
+                    log_id=batch.header.log_id,
+                    base_index=index,
+                    term=batch.term,
+                    timestamp_ms=batch.timestamp_ms,
+                    offset=batch.offset,
+                    previous_chain=chain,
+                )
+                assert other.size_bytes == batch.size_bytes
+                overwrite(path, at, bytes(other.data))
+                return
+            chain, at = batch.header.chain, at + batch.size_bytes
+    raise AssertionError(f"index {index} is not in {folder}")
+
+
+def test_a_planted_difference_is_found_and_named(kept: Cluster) -> None:
+    log = "planted"
+    indexes = fill(kept, log, 60)
+    kept.wait_even(log)
+    assert kept.stop("n2") == 0
+    plant(log_folder(kept.folder / "n2", log), indexes[30])
+    kept.start("n2")
+    kept.wait_ready()
+    kept.wait_even(log)
+    for node, other in (("n1", "n2"), ("n2", "n1")):
+        answer = kept.call("POST", node, f"/v1/logs/{log}:verify", json={}).json()
+        assert (answer["equal"], answer["first_difference"]) == (False, indexes[30])
+        assert sorted(answer["groups"][0]) == ["n1", "n3"]
+        assert answer["groups"][1] == ["n2"]
+        state = {replica["node"]: replica for replica in answer["replicas"]}
+        assert state[other]["state"] == "differs"
+        assert state[other]["first_difference"] == indexes[30]
+    before = kept.call("POST", "n3", f"/v1/logs/{log}:verify", json={"until_index": indexes[30]})
+    assert before.json()["equal"] is True
+
+    def told() -> list[Any]:
+        events = kept.get("n1", f"/v1/logs/{log}/events").json()["events"]
+        return [event["data"] for event in events if event["kind"] == "corruption"]
+
+    (event,) = eventually(told, what="the journal tells")
+    assert (event["found_by"], event["first_difference"]) == ("verify", indexes[30])
+    # It is told, and nothing is changed silently.
+    assert kept.status("n2", log)["end_index"] == kept.status("n1", log)["end_index"]
+
+    options = ["--endpoint", kept.url("n1"), "--log"]
+    found = CliRunner().invoke(cli, ["verify", *options, log])
+    assert found.exit_code == 1, found.output
+    assert f"differ from index {indexes[30]} on: n1, n3 against n2" in found.output
+    # A deep comparison makes the chain anew: it does not fit at n2, which is damage, and mended.
+    deep = kept.call("POST", "n1", f"/v1/logs/{log}:verify", json={"deep": True}).json()
+    assert {replica["node"]: replica["state"] for replica in deep["replicas"]}["n2"] == "damaged"
+
+    def mended() -> bool:
+        return bool(kept.call("POST", "n1", f"/v1/logs/{log}:verify", json={}).json()["complete"])
+
+    eventually(mended, what="n2 holds the same again", timeout_s=30)
+    equal = CliRunner().invoke(cli, ["verify", "--deep", "--json", *options, log])
+    assert equal.exit_code == 0, equal.output
+    assert CliRunner().invoke(cli, ["trim", "5", *options, log]).exit_code == 0
+
+
+def test_a_replica_that_is_down_is_not_compared(kept: Cluster) -> None:
+    fill(kept, "compared", 3)
+    kept.kill("n3")
+    try:
+        answer = verify(kept, "n1")
+        assert (answer["equal"], answer["complete"]) == (True, False)
+        assert answer["replicas"][-1] | {"until_index": 0} == {
+            "node": "n3", "state": "unreachable", "until_index": 0, "first_difference": None,
+        }  # fmt: skip
+        found = CliRunner().invoke(cli, ["verify", "--endpoint", kept.url("n1"), "--log", "compared"])
+        assert found.exit_code == 5
+    finally:
+        kept.start("n3")
+        kept.wait_ready("n3")

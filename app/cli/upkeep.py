@@ -1,0 +1,95 @@
+"""`commitlog verify` and `commitlog trim`: compare the replicas of a log, remove its oldest records."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
+from app.client.operations import Operations
+
+
+@click.command("verify")
+@click.option("--from", "from_index", type=click.IntRange(0), help="First index. Default: the log's begin.")
+@click.option("--until", "until_index", type=click.IntRange(0), help="Exclusive. Default: all committed.")
+@click.option("--deep", is_flag=True, help="Read everything from the disks again, and make all chains anew.")
+@target_options
+def verify_command(target: Target, from_index: int | None, until_index: int | None, deep: bool) -> None:
+    """Compare all replicas of a log with one another, batch by batch.
+
+    Ends with 0 when all are equal, 1 when one differs or is damaged, 5 when one could not be compared.
+    """
+    batches, size_bytes = 0, 0
+    with target.client() as client:
+        end = client.tail()["committed_index"] + 1 if until_index is None else until_index
+        with Progress(console=Console(stderr=True), disable=not person_watches()) as progress:
+            task = progress.add_task(f"verifying {target.log}", total=max(0, end - (from_index or 0)))
+            first = from_index
+            while True:
+                result = Operations(client).verify(first, until_index, deep=deep)
+                batches, size_bytes = batches + result["batches"], size_bytes + result["bytes"]
+                progress.update(task, completed=result["until_index"] - (from_index or 0))
+                if not (result["has_more"] and result["equal"] and result["complete"]):
+                    break
+                first = result["until_index"]
+    result |= {"batches": batches, "bytes": size_bytes}
+    if target.as_json:
+        print_json(result)
+    else:
+        Console().print(verify_table(result))
+        click.echo(verdict(result))
+    if not result["equal"]:
+        raise CommandFailed(verdict(result), ExitCode.FAILED)
+    if not result["complete"]:
+        raise CommandFailed("not every replica could be compared", ExitCode.UNAVAILABLE)
+
+
+def verify_table(result: Mapping[str, Any]) -> Table:
+    """One row a replica."""
+    table = Table(title=f"log {result['log']}", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("replica", "state"):
+        table.add_column(name)
+    for name in ("compared up to", "first difference"):
+        table.add_column(name, justify="right")
+    for replica in result["replicas"]:
+        difference = replica["first_difference"]
+        table.add_row(
+            replica["node"],
+            replica["state"],
+            f"{replica['until_index']:,}",
+            "" if difference is None else f"{difference:,}",
+        )
+    return table
+
+
+def verdict(result: Mapping[str, Any]) -> str:
+    """The outcome in one line."""
+    if result["first_difference"] is not None:
+        sides = " against ".join(", ".join(group) for group in result["groups"])
+        return f"the replicas differ from index {result['first_difference']} on: {sides}"
+    damaged = [replica["node"] for replica in result["replicas"] if replica["state"] == "damaged"]
+    if damaged:
+        return f"damaged, and under repair: {', '.join(damaged)}"
+    compared = [replica["node"] for replica in result["replicas"] if replica["state"] == "same"]
+    return (
+        f"{', '.join(compared)} hold the same {result['batches']:,} batches, {result['bytes']:,} bytes, "
+        f"up to index {result['until_index'] - 1:,}"
+    )
+
+
+@click.command("trim")
+@click.argument("until_index", type=click.IntRange(0))
+@click.option("--force", is_flag=True, help="Although a reader's fence stands before it.")
+@target_options
+def trim_command(target: Target, until_index: int, force: bool) -> None:
+    """Remove the records below UNTIL_INDEX, at every replica; the batch that holds it stays."""
+    with target.client(writes=True) as client:
+        result = Operations(client).trim(until_index, force=force)
+    if target.as_json:
+        print_json(result)
+    else:
+        click.echo(f"log {target.log} begins at index {result['begin_index']:,}")
