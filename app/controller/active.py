@@ -369,7 +369,7 @@ class ActiveController:
         since_ms = self._unmastered_ms.setdefault(log.name, now_ms)
         if now_ms - since_ms >= self._config.broker_timeout_ms:
             return True
-        registered = [each.node for each in log.eligible() if self.liveness.is_alive(each.node, now_ms)]
+        registered = [each.node for each in log.eligible() if self.liveness.has_copy(log, each, now_ms)]
         voters = [node for node in log.spec.replicas if node not in log.spec.learners]
         return (log.spec.preferred or voters[0]) in registered or registered == voters
 

@@ -13,16 +13,17 @@ REASON_OPERATOR = "operator"
 
 
 def has_living_master(log: Log, liveness: Liveness, now_ms: int) -> bool:
-    """Whether the master's copy exists still and its node may live."""
-    if log.master is None or not log.is_current(log.master):
+    """Whether the master's copy exists still and may be alive."""
+    replica = None if log.master is None else log.replica(log.master)
+    if replica is None or not log.is_current(replica.id):
         return False
-    node = log.master_node
-    return node is not None and liveness.may_live(node, now_ms)
+    return liveness.may_have_copy(log, replica, now_ms)
 
 
 def members_may_live(log: Log, liveness: Liveness, now_ms: int) -> bool:
     """Whether somebody of the SyncStateSet lives, or had no time yet to say so."""
-    return any(liveness.may_live(node, now_ms) for node in log.set_nodes)
+    members = (log.replica(member) for member in log.sync_state_set if log.is_current(member))
+    return any(each is not None and liveness.may_have_copy(log, each, now_ms) for each in members)
 
 
 def elect(log: Log, liveness: Liveness, now_ms: int, *, command: ElectMaster | None = None) -> MasterElected:
@@ -30,7 +31,7 @@ def elect(log: Log, liveness: Liveness, now_ms: int, *, command: ElectMaster | N
 
     command: of an operator, None when the controller acts by itself. Raises Refused.
     """
-    living = [each for each in log.eligible() if liveness.is_alive(each.node, now_ms)]
+    living = [each for each in log.eligible() if liveness.has_copy(log, each, now_ms)]
     clean = living if log.master_epoch == 0 else [each for each in living if each.id in log.sync_state_set]
     candidates = clean
     unclean_asked = command is not None and command.unclean

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from app.controller.config import ControllerConfig
+from app.controller.metadata import Log, Replica
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +88,19 @@ class Liveness:
 
     def alive(self, now_ms: int) -> tuple[str, ...]:
         return tuple(node for node in self._nodes if self.is_alive(node, now_ms))
+
+    def has_copy(self, log: Log, replica: Replica, now_ms: int) -> bool:
+        """Whether the replica is alive: its node is, and said so of this very copy (not one in repair)."""
+        return self.is_alive(replica.node, now_ms) and self._report_of(log, replica) is not None
+
+    def may_have_copy(self, log: Log, replica: Replica, now_ms: int) -> bool:
+        """Whether the replica is alive, or had no time yet to say so to us."""
+        if not self.may_live(replica.node, now_ms):
+            return False
+        return self._nodes[replica.node].heard_ms is None or self._report_of(log, replica) is not None
+
+    def _report_of(self, log: Log, replica: Replica) -> Report | None:
+        return self.report(replica.node, log.name, log.generation, replica.id)
 
     def report(self, node: str, log: str, generation: int, replica_id: int) -> Report | None:
         """The last report of this very replica, None when it has not reported to this controller."""

@@ -68,7 +68,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatNow:
-    """The controller should hear at once: a new master has no lease yet."""
+    """The controller should hear at once: of a new copy, or of a new master, which has no lease yet."""
 
 
 Action = Save | Ask | Tell | HeartbeatNow
@@ -110,6 +110,7 @@ class ReplicasManager:
         self._withheld_epoch = 0  # the controller wants this mastership given up
         self._given_up_epoch = 0  # this copy is master by the metadata, and acts as none
         self._alive: tuple[str, ...] | None = None  # as the active controller said last
+        self._has_news = False  # for the next heartbeat
         self._leaving = False
         self._has_left = False
 
@@ -145,7 +146,7 @@ class ReplicasManager:
             self._identity = Identity(command.check_code, answer.value)
             self._saving = True  # `step` asks for it
         elif isinstance(command, RegisterReplica):
-            self._registered = True
+            self._registered = self._has_news = True
         elif isinstance(command, StepDown):
             self._has_left = command.leaving
             self._pause_until_ms = now_ms + self._config.retry_interval_ms
@@ -180,6 +181,9 @@ class ReplicasManager:
         if log is None or log.generation != self.generation or not log.elects:
             return []
         actions: list[Action] = self._register(now_ms)
+        if self._has_news:
+            self._has_news = False
+            actions.append(HeartbeatNow())
         if self._registered:
             self._tell_role(log, actions)
             self._tell_lease(log, actions)

@@ -51,5 +51,5 @@ def _check_member(log: Log, member: int, liveness: Liveness, now_ms: int) -> Non
         raise Refused(Reason.LEARNER, f"{replica.node} is a learner")
     if replica.node not in log.spec.replicas:
         raise Refused(Reason.NOT_A_REPLICA, f"{replica.node} does not keep the log")
-    if not liveness.is_alive(replica.node, now_ms):
+    if not liveness.has_copy(log, replica, now_ms):
         raise Refused(Reason.NOT_ALIVE, f"{replica.node} is not alive")

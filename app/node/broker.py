@@ -288,7 +288,7 @@ class Broker:
         self.spawn(self._watch_until_caught_up(hosted), f"catch up {hosted.name}")
 
     def _attach(self, hosted: HostedLog, driver: LogDriver) -> None:
-        """Let slaves and masters of the log connect."""
+        """Let slaves and masters of the log connect, and its role follow the metadata."""
         settings = hosted.settings
         if settings.replication is Replication.RAFT:
             return
@@ -299,6 +299,15 @@ class Broker:
         self.ha.attach(hosted.log_id, protocol, driver.deliver, place=place, by_number=by_number)
         if settings.ha_listen is not None and settings.replicas[0] == self.node.id:
             self.spawn(self._listen_for(hosted, settings.ha_listen), f"HA listener of {hosted.name}")
+        if hosted.ha is not None:
+            self.metadata.managers.attach(
+                hosted.name,
+                hosted.generation,
+                driver,
+                hosted.ha,
+                self.node.ha_address or self.ha.address,
+                lambda: hosted.driver is driver,
+            )
 
     async def _listen_for(self, hosted: HostedLog, listen: str) -> None:
         try:
@@ -309,8 +318,8 @@ class Broker:
     # --- while it runs ----------------------------------------------------------------------------------
 
     def find(self, name: str) -> HostedLog:
-        """The log of that name. Raises InvalidRequest for a name that none can have, LogNotFound, LogDeleting;
-        NoLeader while this node does not know."""
+        """The log of that name. Raises InvalidRequest for a name that none can have, LogNotFound,
+        LogDeleting; NoLeader while this node does not know."""
         hosted = self.hosted(name)
         if hosted is None:
             if not LOG_NAME.fullmatch(name.removeprefix("__")):
@@ -353,6 +362,7 @@ class Broker:
             driver.abandon()
         hosted.driver = hosted.journal = hosted.ha = None
         self.ha.detach(hosted.log_id)
+        self.metadata.managers.detach(hosted.name)
         hosted.wake()
         await self._disk.drain()
         if driver is not None:

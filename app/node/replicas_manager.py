@@ -32,8 +32,15 @@ class ManagedReplica:
     """One copy: its manager, its driver, and what the core shows."""
 
     def __init__(
-        self, manager: ReplicasManager, driver: LogDriver, view: HaView, identity_file: IdentityFile
+        self,
+        manager: ReplicasManager,
+        driver: LogDriver,
+        view: HaView,
+        identity_file: IdentityFile,
+        is_open: Callable[[], bool],
     ) -> None:
+        """is_open: false once the driver has ended, for whatever reason."""
+        self.is_open = is_open
         self.manager = manager
         self.driver = driver
         self.view = view
@@ -71,7 +78,15 @@ class ReplicasManagers:
         self._fail = fail
         self._replicas: dict[str, ManagedReplica] = {}
 
-    def attach(self, log: str, generation: int, driver: LogDriver, view: HaView, address: str) -> None:
+    def attach(
+        self,
+        log: str,
+        generation: int,
+        driver: LogDriver,
+        view: HaView,
+        address: str,
+        is_open: Callable[[], bool],
+    ) -> None:
         """Look after a copy that is open. address: of this node's HA listener. Reads a small file."""
         identity_file = IdentityFile(self._files, self._data, log)
         manager = ReplicasManager(
@@ -83,14 +98,15 @@ class ReplicasManagers:
             config=self._config,
             random=self._random,
         )
-        self._replicas[log] = ManagedReplica(manager, driver, view, identity_file)
+        self._replicas[log] = ManagedReplica(manager, driver, view, identity_file, is_open)
 
     def detach(self, log: str) -> None:
         """The copy is closed. What it asked for may still be answered: nobody hears it."""
         self._replicas.pop(log, None)
 
     def reports(self) -> tuple[Report, ...]:
-        return tuple(each.manager.report(each.view) for each in self._replicas.values())
+        """Of the copies that can do their work."""
+        return tuple(each.manager.report(each.view) for each in self._replicas.values() if each.is_open())
 
     def heartbeat_answered(self, answer: BrokerHeartbeatAnswer, sent_ms: int) -> None:
         for replica in self._replicas.values():
@@ -101,7 +117,8 @@ class ReplicasManagers:
         metadata = self._metadata()
         if metadata is not None:
             for name, replica in list(self._replicas.items()):
-                self._step(name, replica, metadata)
+                if replica.is_open():
+                    self._step(name, replica, metadata)
 
     def leave(self) -> bool:
         """The node stops: give every mastership up; whether the controller knows of all of it by now."""

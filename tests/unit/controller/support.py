@@ -114,6 +114,7 @@ class Quorum:
         replica_id = self.done(ApplyForReplicaId(name, generation, node, code)).value
         assert replica_id is not None
         self.done(RegisterReplica(name, generation, node, replica_id, code, f"{node}:10911"))
+        self.heartbeat(node)
         return replica_id
 
     def heartbeat(self, node: str) -> BrokerHeartbeatAnswer:
