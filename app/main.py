@@ -9,7 +9,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from app.api import append_stream, cluster, elect, fences, health, logs, members, problems, reads, upkeep
+from app.api import (
+    append_stream,
+    cluster,
+    elect,
+    fences,
+    health,
+    live_page,
+    logs,
+    members,
+    problems,
+    reads,
+    upkeep,
+)
 from app.api.append_front import AppendFront
 from app.api.append_openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.appends import AppendHandler
@@ -23,6 +35,18 @@ from app.settings import AppendFront as AppendFrontChoice
 from app.settings import Settings
 from app.version import VERSION
 
+_PARTS: Final = (
+    append_stream,
+    reads,
+    logs,
+    cluster,
+    fences,
+    elect,
+    upkeep,
+    members,
+    health,
+    live_page,
+)
 _DESCRIPTION: Final = (
     "A replicated commit log. `index` counts records, `offset` bytes. Any node takes any call and "
     "forwards writes to the leader. Every refusal is a problem document (RFC 9457) whose `outcome` says what "
@@ -48,13 +72,7 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     app.state.broker = broker
     app.state.appends = handler
     app.openapi_version = "3.0.3"  # what the Swagger UI of the package index shows
-    routers = [
-        _append_router(front),
-        *(
-            part.router
-            for part in (append_stream, reads, logs, cluster, fences, elect, upkeep, members, health)
-        ),
-    ]
+    routers = [_append_router(front), *(part.router for part in _PARTS)]
     for router in routers:
         app.include_router(router)
     app.state.routes = [route for router in routers for route in router.routes]

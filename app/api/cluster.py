@@ -63,10 +63,10 @@ async def status(request: Request, broker: Node, log: LogName, query: Nothing) -
     driver = await from_replica(request, broker, hosted)
     if isinstance(driver, Response):
         return driver
-    return json_answer(_status_object(broker, hosted, driver), headers=log_headers(broker, hosted))
+    return json_answer(status_object(broker, hosted, driver), headers=log_headers(broker, hosted))
 
 
-def _status_object(broker: Broker, hosted: HostedLog, driver: LogDriver) -> dict[str, Any]:
+def status_object(broker: Broker, hosted: HostedLog, driver: LogDriver) -> dict[str, Any]:
     seen = driver.status()
     core = seen.core
     peers = []
@@ -194,14 +194,14 @@ async def events(
             break
         await broker.pause(min(_JOURNAL_POLL_S, left_ms / 1000))
     content = {
-        "events": [_event_object(event) for event in found],
+        "events": [event_object(event) for event in found],
         "next_seq": next_seq,
         "has_more": has_more,
     }
     return json_answer(content, headers=log_headers(broker, hosted))
 
 
-def _event_object(event: Event) -> dict[str, Any]:
+def event_object(event: Event) -> dict[str, Any]:
     return {
         "seq": event.seq,
         "node": event.node,
