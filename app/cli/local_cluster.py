@@ -1,7 +1,9 @@
 """A cluster of real processes on this machine: its folders, its configuration file, its life.
 
 DIR/cluster.toml           what every node reads
-DIR/nK/{pid,log,data/}     node K: REST on port + K - 1, peers on port + 1000 + K - 1, all on 127.0.0.1
+DIR/tables                 the Delta tables, if a job writes them
+DIR/nK/{pid,log,data/}     node K: REST on port + K - 1, peers on port + 1000 + K - 1, all on 127.0.0.1;
+                           classic: n1 takes slaves on port + 2000
 """
 
 import json
@@ -16,6 +18,7 @@ from app.cli.processes import ChildProcess, describe_exit
 from app.client import ClientError, CommitlogClient
 
 PEER_PORT_DISTANCE = 1_000
+HA_PORT_DISTANCE = 2_000  # where n1 takes the slaves of a classic log
 READY_TIMEOUT_S = 60.0
 STOP_GRACE_S = 10.0
 POLL_S = 0.05
@@ -52,6 +55,7 @@ class LocalCluster:
     def __init__(self, folder: Path, *, nodes: int, port: int, replication: str = "raft") -> None:
         self.folder = folder.resolve()
         self.config = self.folder / "cluster.toml"
+        self.tables = self.folder / "tables"
         self.replication = replication
         self.nodes = [
             LocalNode(f"n{k}", port + k - 1, port + PEER_PORT_DISTANCE + k - 1, self.folder / f"n{k}")
@@ -162,7 +166,11 @@ class LocalCluster:
                 f'peer_listen = "127.0.0.1:{node.peer_port}"\npeer_address = "127.0.0.1:{node.peer_port}"\n'
                 f"data = {_quoted(str(node.data))}\n"
             )
-        tables.append(f'[[logs]]\nname = "default"\nreplication = {_quoted(self.replication)}\n')
+        log = f'[[logs]]\nname = "default"\nreplication = {_quoted(self.replication)}\n'
+        if self.replication == "classic":
+            ha_port = self.nodes[0].port + HA_PORT_DISTANCE
+            log += f'master = "{self.nodes[0].id}"\nha_listen = "127.0.0.1:{ha_port}"\n'
+        tables.append(log)
         self.config.write_text("\n".join(tables))
 
     def _checked_id(self, document: dict[str, Any]) -> str:
@@ -173,6 +181,11 @@ class LocalCluster:
             raise ClusterError(
                 f"{self.folder} holds a cluster with the nodes {', '.join(there)}: "
                 "ask for that number, or use another folder"
+            )
+        modes = [log["replication"] for log in document.get("logs", []) if log["name"] == "default"]
+        if modes != [self.replication]:
+            raise ClusterError(
+                f"{self.folder} holds a cluster whose log is in {modes[0]} mode: use another folder"
             )
         return str(document["cluster"]["id"])
 

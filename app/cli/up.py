@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from app.cli.context import CommandFailed, print_json
-from app.cli.local_cluster import PEER_PORT_DISTANCE, ClusterError, LocalCluster
+from app.cli.local_cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
 from app.cli.processes import StopRequested, describe_exit, ending_on_signals
 from app.cli.spark_job import SparkJob
 from app.setup.checks import port_is_free
@@ -25,7 +25,13 @@ WATCH_INTERVAL_S = 0.2
     help="Folder of the cluster; one that is there goes on.",
 )
 @click.option("--port", type=click.IntRange(1, 64_000), default=8101, show_default=True, help="Of node n1.")
-@click.option("--replication", type=click.Choice(["raft"]), default="raft", show_default=True)
+@click.option(
+    "--replication",
+    type=click.Choice(["raft", "controller", "classic"]),
+    default="raft",
+    show_default=True,
+    help="Of the log `default`; classic: n1 is its master.",
+)
 @click.option("--spark/--no-spark", default=True, help="Write the log into Delta tables (DIR/tables).")
 @click.option("--json", "as_json", is_flag=True, hidden=True, help="The ready line is JSON in any case.")
 def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool, as_json: bool) -> None:
@@ -34,7 +40,7 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
     Prints one JSON line when every node is ready. A node that dies is reported on standard error; the
     others go on.
     """
-    check_ports(port, nodes)
+    check_ports(port, nodes, classic=replication == "classic")
     with ExitStack() as stack:
         try:
             stack.enter_context(ending_on_signals())
@@ -50,9 +56,11 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
             pass  # that is how this command ends; the stack ends the children
 
 
-def check_ports(port: int, nodes: int) -> None:
+def check_ports(port: int, nodes: int, *, classic: bool = False) -> None:
     """Raise CommandFailed when an address of the cluster is taken."""
     wanted = [base + number for base in (port, port + PEER_PORT_DISTANCE) for number in range(nodes)]
+    if classic:
+        wanted.append(port + HA_PORT_DISTANCE)
     taken = [str(number) for number in wanted if not port_is_free(number)]
     if taken:
         raise CommandFailed(

@@ -143,7 +143,7 @@ class AutoSwitchCore(StaticGroup):
             learners=tuple(replica.id for replica in self._replicas if replica.learner),
             master=member.leader_id,
             epoch=member.term,
-            sync_state_set=None if master is None else master.set.members,
+            sync_state_set=self._sync_state_set,
             confirm_offset=self.confirm_offset,
         )
 
@@ -378,14 +378,15 @@ class AutoSwitchCore(StaticGroup):
 
     def _become_slave(self, role: SlaveRole, now_ms: int) -> None:
         member = self._member
-        if self._master is None and role == self._followed:
+        if self._master is None and self._follows(role):
+            self._followed = role
             return
         self._end_roles("another master is elected", now_ms)
         if role.master_epoch > member.term:
             self._adopt_epoch(role.master_epoch, None)
         self._needs_election = False
         self._followed = role
-        master = next((each for each in role.replicas if each.id == role.master_id), None)
+        master = role.find(role.master_id)
         if master is None or master.id == member.node_id:
             return
         member.leader_id = master.id
@@ -401,6 +402,19 @@ class AutoSwitchCore(StaticGroup):
             new_key=self._new_key,
             adopt_epoch=lambda epoch: self._adopt_epoch(epoch, None),
             now_ms=now_ms,
+        )
+
+    def _follows(self, role: SlaveRole) -> bool:
+        """Whether the role changes nothing of the connection."""
+        now, node_id = self._followed, self._member.node_id
+        return now is not None and all(
+            (
+                role.master_id == now.master_id,
+                role.master_epoch == self._member.term,
+                role.find(role.master_id) == now.find(now.master_id),
+                role.find(node_id) == now.find(node_id),
+                role.unclean_epoch == now.unclean_epoch,
+            )
         )
 
     def _end_roles(self, reason: str, now_ms: int) -> None:
@@ -428,6 +442,12 @@ class AutoSwitchCore(StaticGroup):
         if self._master is not None:
             return self._master.replicas
         return () if self._followed is None else self._followed.replicas
+
+    @property
+    def _sync_state_set(self) -> tuple[str, ...]:
+        if self._master is not None:
+            return self._master.set.members
+        return () if self._followed is None else self._followed.sync_state_set
 
     @property
     def _is_open(self) -> bool:

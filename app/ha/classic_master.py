@@ -131,9 +131,16 @@ class ClassicMasterCore(StaticGroup):
                 self._peer(slave_id) for slave_id in self._watermarks() if slave_id != member.node_id
             ),
             master=member.node_id,
+            sync_state_set=self._in_sync(),
             epoch=member.term,
             confirm_offset=offset_after(self._log, member.committed_index),
         )
+
+    def _in_sync(self) -> tuple[str, ...]:
+        """The master, and the slaves that hold all that is committed."""
+        marks, committed = self._watermarks(), self._member.committed_index
+        slaves = (each for each in self._replicas if marks[each] >= committed)
+        return (self._member.node_id, *(each for each in slaves if each != self._member.node_id))
 
     def _peer(self, slave_id: str) -> PeerStatus:
         slave = next((slave for slave in self._slaves.values() if slave.id == slave_id), None)

@@ -102,6 +102,7 @@ class ClassicSlaveCore(StaticGroup):
             leader_id=member.leader_id,
             committed_index=member.committed_index,
             master=member.leader_id,
+            sync_state_set=(),
             epoch=member.term,
             confirm_offset=offset_after(self._log, member.committed_index),
         )

@@ -65,6 +65,7 @@ class SlaveRole:
 
     master_epoch: of the newest election, also when its master is gone; NO_EPOCH before the first.
     replicas: all that are registered; the master's address is found there. unclean_epoch: see MasterRole.
+    sync_state_set: as the controller has it, for this replica's status.
     A master that hears this with an epoch at least its own stops being one at once (A-11).
     """
 
@@ -72,6 +73,10 @@ class SlaveRole:
     master_epoch: int
     replicas: tuple[Replica, ...] = ()
     unclean_epoch: int = NO_EPOCH
+    sync_state_set: tuple[str, ...] = ()
+
+    def find(self, replica_id: str | None) -> Replica | None:
+        return next((each for each in self.replicas if each.id == replica_id), None)
 
 
 @dataclass(frozen=True, slots=True)
