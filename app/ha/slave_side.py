@@ -172,7 +172,7 @@ class SlaveSide:
             self._starts_anew = True
         else:
             point = truncation_point(epoch_spans(log), spans(answer.epochs, answer.max_offset))
-            if point is None:
+            if point is None or point <= log.begin_offset:
                 self._starts_anew = True
                 if member.committed_index != NO_INDEX and self._loses_confirmed():
                     self._roll_back(NO_INDEX, now_ms)

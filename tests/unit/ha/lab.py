@@ -1,0 +1,268 @@
+"""One core over a real log in memory, carried out as the driver does it; frames are handed over by hand."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from app.ha.auto_switch import AutoSwitchCore
+from app.ha.classic_master import ClassicMasterCore
+from app.ha.classic_slave import ClassicSlaveCore
+from app.ha.config import HaConfig
+from app.ha.messages import INCOMING, Connect, Opened
+from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SlaveRole
+from app.replication import (
+    NO_INDEX,
+    Acks,
+    AppendFate,
+    CoreEvent,
+    Durability,
+    GroupConfig,
+    PendingAppend,
+    Reset,
+    TruncateAfter,
+)
+from storage.batch import Batch, stamp
+from storage.commitlog import Commitlog, CommitlogConfig
+from storage.hard_state import HardState
+from storage.records import RecordColumns, encode_body, encode_control
+from tests.support.memory_files import MemoryFiles
+
+LOG_ID = 7
+NAMES = ("n1", "n2", "n3")
+REPLICAS = tuple(Replica(name, f"{name}:10911", number) for number, name in enumerate(NAMES, 1))
+CONFIG = HaConfig()
+
+AnyCore = AutoSwitchCore | ClassicMasterCore | ClassicSlaveCore
+
+
+def new_log(segment_max_bytes: int = 1 << 20) -> Commitlog:
+    config = CommitlogConfig(segment_max_bytes=segment_max_bytes)
+    return Commitlog.open(MemoryFiles(), "log", log_id=LOG_ID, config=config)
+
+
+def next_batch(
+    log: Commitlog, epoch: int, *values: bytes, opened_by: str | None = None, log_id: int = LOG_ID
+) -> Batch:
+    """The batch that a master of `epoch` would stamp for the log's end."""
+    if opened_by is None:
+        records = RecordColumns()
+        for value in values:
+            records.add(value)
+        body = encode_body(records)
+    else:
+        body = encode_control({"kind": "term", "leader": opened_by})
+    return stamp(
+        body,
+        log_id=log_id,
+        base_index=log.next_index,
+        term=epoch,
+        timestamp_ms=1_700_000_000_000 + log.next_index,
+        offset=log.end_offset,
+        previous_chain=log.last_chain,
+        control=opened_by is not None,
+    )
+
+
+def write(log: Commitlog, epoch: int, *values: bytes, opened_by: str | None = None) -> Batch:
+    """Append a batch; durable on return."""
+    batch = next_batch(log, epoch, *values, opened_by=opened_by)
+    log.append([batch])
+    sync(log)
+    return batch
+
+
+def sync(log: Commitlog) -> None:
+    ticket = log.start_sync()
+    if ticket is not None:
+        ticket.run()
+        log.finish_sync(ticket)
+
+
+def copy(log: Commitlog, until: Batch | None = None) -> Commitlog:
+    """Another replica's log with the same bytes, up to and with a batch."""
+    other = new_log()
+    index = 0
+    while index <= (log.end_index if until is None else until.last_index):
+        batch = log.batch_at(index)
+        other.append([batch])
+        index = batch.next_index
+    sync(other)
+    return other
+
+
+class Lab:
+    """What the core sent, answered and told since the last look; time is what `now_ms` says."""
+
+    core: AnyCore
+
+    def __init__(self, log: Commitlog, durability: Durability = Durability.FSYNC) -> None:
+        self.log = log
+        self.durability = durability
+        self.now_ms = 1_000
+        self.sent: list[tuple[str, Any]] = []
+        self.answers: list[tuple[PendingAppend, AppendFate]] = []
+        self.reads: list[tuple[Any, int | None]] = []
+        self.events: list[CoreEvent] = []
+        self.truncations: list[TruncateAfter | Reset] = []
+        self.saved: list[HardState] = []
+        self.auto_sync = True
+        self.full = False
+
+    # --- what the driver does
+
+    def deliver(self, source: str, message: Any) -> None:
+        self.core.step(source, message, self.now_ms)
+        self.carry_out()
+
+    def tick(self, after_ms: int = 0) -> None:
+        self.now_ms += after_ms
+        self.core.tick(self.now_ms)
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        while True:
+            ready = self.core.ready()
+            if ready is None:
+                if self.core.wants_control is None:
+                    break
+                body = encode_control(self.core.wants_control)
+                self._propose(body, control=True, appends=())
+                continue
+            if ready.hard_state is not None:
+                self.saved.append(ready.hard_state)
+            if isinstance(ready.truncate, Reset):
+                self.log.reset(ready.truncate.base_index, ready.truncate.base_offset)
+            elif ready.truncate is not None:
+                self.log.truncate_after(ready.truncate.index)
+            if ready.truncate is not None:
+                self.truncations.append(ready.truncate)
+            if not (self.full and ready.batches):
+                self.log.append(ready.batches)
+            self.sent += ready.messages
+            self.answers += ready.answers
+            self.reads += ready.reads
+            self.events += ready.events
+            if self.full and ready.batches:
+                self.core.abandon(ready, self.now_ms)
+            else:
+                self.core.advance(ready, self.now_ms)
+        if self.auto_sync and self.log.durable_index < self.log.end_index:
+            self.sync()
+        self.log.settle(self.core.committed_index)
+
+    def sync(self) -> None:
+        sync(self.log)
+        self.core.synced(self.now_ms)
+        self.carry_out()
+
+    # --- what clients do
+
+    def append(self, *values: bytes, acks: Acks = Acks.QUORUM, timeout_ms: int = 1_000) -> PendingAppend:
+        records = RecordColumns()
+        for value in values:
+            records.add(value)
+        first = self.log.next_index
+        pending = PendingAppend(first, first + len(values) - 1, acks, self.now_ms + timeout_ms, values)
+        self._propose(encode_body(records), control=False, appends=[pending])
+        self.carry_out()
+        return pending
+
+    def _propose(self, body: Any, *, control: bool, appends: Sequence[PendingAppend]) -> None:
+        log = self.log
+        batch = stamp(
+            body,
+            log_id=LOG_ID,
+            base_index=log.next_index,
+            term=self.core.term,
+            timestamp_ms=1_700_000_000_000,
+            offset=log.end_offset,
+            previous_chain=log.last_chain,
+            control=control,
+        )
+        self.core.propose(batch, appends, self.now_ms)
+
+    # --- what a test asks
+
+    def take(self) -> list[tuple[str, Any]]:
+        """What was sent since the last call."""
+        sent, self.sent = self.sent, []
+        return sent
+
+    def frames(self, key: str, kind: type | tuple[type, ...] = object) -> list[Any]:
+        """What was sent to one connection since the last take, of one kind."""
+        return [message for target, message in self.take() if target == key and isinstance(message, kind)]
+
+    def fates(self) -> list[tuple[int, str]]:
+        """(last index, fate) of the appends answered since the last call."""
+        answers, self.answers = self.answers, []
+        return [(pending.last_index, fate.value) for pending, fate in answers]
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [event.data for event in self.events if event.kind == kind]
+
+    def dialled(self) -> str:
+        """The key of the connection that the core has asked for last; it is opened."""
+        key = next(target for target, message in reversed(self.take()) if isinstance(message, Connect))
+        self.deliver(key, Opened())
+        return key
+
+    def connected(self, number: int = 1, place: int = 0) -> str:
+        """A slave has connected; return its key."""
+        key = f"{INCOMING}{number}"
+        self.deliver(key, Opened(place))
+        return key
+
+
+class Replicated(Lab):
+    """A replica in controller mode."""
+
+    core: AutoSwitchCore
+
+    def __init__(
+        self,
+        node: str = "n1",
+        log: Commitlog | None = None,
+        *,
+        committed_index: int = NO_INDEX,
+        hard_state: HardState | None = None,
+        min_in_sync: int = 1,
+        config: HaConfig = CONFIG,
+        durability: Durability = Durability.FSYNC,
+    ) -> None:
+        super().__init__(new_log() if log is None else log, durability)
+        self.log.settle(committed_index)
+        self.core = AutoSwitchCore(
+            node_id=node,
+            address=f"{node}:10911",
+            log_id=LOG_ID,
+            group=GroupConfig(voters=NAMES),
+            log=self.log,
+            durability=durability,
+            hard_state=hard_state or HardState(self.log.last_term),
+            committed_index=committed_index,
+            config=config,
+            min_in_sync_replicas=min_in_sync,
+            random=Random(1),
+        )
+        self.core.start(self.now_ms)
+        self.carry_out()
+
+    def lead(
+        self,
+        epoch: int = 1,
+        members: tuple[str, ...] = ("n1",),
+        set_epoch: int = 1,
+        *,
+        lease_ms: int | None = 1_000_000,
+        replicas: tuple[Replica, ...] = REPLICAS,
+        unclean_epoch: int = 0,
+    ) -> None:
+        if lease_ms is not None:
+            self.deliver(MANAGER, Lease(self.now_ms + lease_ms))
+        self.deliver(MANAGER, MasterRole(epoch, members, set_epoch, replicas, unclean_epoch))
+
+    def follow(self, master: str | None = "n1", epoch: int = 1, *, unclean_epoch: int = 0) -> str:
+        """Follow a master; return the key of the connection to it, which is open."""
+        self.deliver(MANAGER, SlaveRole(master, epoch, REPLICAS, unclean_epoch))
+        self.tick()
+        return self.dialled()
