@@ -25,6 +25,7 @@ COMMANDS = {
     "verify": "app.cli.upkeep",
     "tables": "app.cli.tables",
     "materialize": "app.cli.tables",
+    "bench": "app.cli.bench",
     "sim": "app.cli.sim",
     "doctor": "app.cli.doctor",
 }

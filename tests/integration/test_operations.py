@@ -187,6 +187,18 @@ def test_the_command_line_moves_the_lead_and_lists_members(cluster: Cluster) -> 
     assert nobody.exit_code == 4
 
 
+def test_bench_says_how_fast_it_went(cluster: Cluster) -> None:
+    arguments = ["bench", "--seconds", "0.3", "--in-flight", "4", "--records", "2", "--size", "100"]
+    result = CliRunner().invoke(cli, [*arguments, "--endpoint", cluster.url("n2"), "--json"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert figures["appends"] > 0
+    assert figures["p50_ms"] <= figures["p99_ms"] <= figures["max_ms"]
+    assert figures["refused"] == {}
+    nobody = CliRunner().invoke(cli, ["bench", "--endpoint", "http://127.0.0.1:1", "--give-up-s", "0.1"])
+    assert nobody.exit_code == 5
+
+
 def test_the_client_keeps_cursors_and_fences(cluster: Cluster) -> None:
     with CommitlogClient(cluster.url("n2")) as client:
         operations = Operations(client)
