@@ -4,6 +4,7 @@ StorageError
 ├── CorruptBatch          bytes that are no valid batch
 │   └── PartialBatch      ... because they end too early
 ├── CorruptLog            damage at or before the durable point of a log: reported, never cut
+│   └── ForeignLog        a folder that holds another log: somebody moved it there
 ├── PatchRefused          batches that do not fit into the damage of a log
 ├── CorruptFile           a small file (vote, checkpoint, manifest, snapshot) that cannot be believed
 ├── InvalidBody           a client's body is not what it claims to be
@@ -43,6 +44,10 @@ class CorruptLog(StorageError):
 
 class PatchRefused(StorageError):
     """The batches do not fit between the intact neighbours of a damage; nothing was written."""
+
+
+class ForeignLog(CorruptLog):
+    """The folder holds another log, whole: the operator's mistake, not the disk's."""
 
 
 class CorruptFile(StorageError):

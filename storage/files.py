@@ -14,7 +14,7 @@ from storage.file_system import Bytes, File, FileSystem, Lock, write_durably
 __all__ = ["File", "FileSystem", "Lock", "OsFileSystem", "write_durably"]
 
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room on the disk, or none allowed
 _BUFFERS_A_CALL = 512  # well below IOV_MAX
 
 

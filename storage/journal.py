@@ -13,7 +13,11 @@ from storage.batch import Batch, log_id_of, stamp
 from storage.commitlog import Commitlog, CommitlogConfig, SyncTicket
 from storage.errors import CorruptBatch
 from storage.file_system import FileSystem
+from storage.log_folder import segment_offsets
+from storage.patch import set_aside
 from storage.records import RecordColumns, decode_body, encode_body
+from storage.scan import Scan
+from storage.segment_format import segment_name
 
 _READ_BYTES = 1024 * 1024
 
@@ -41,6 +45,11 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_Stored)
 
 
+def journal_log_id(node: str, log: str) -> int:
+    """The log id in the batches of a node's journal."""
+    return log_id_of(f"journal/{node}", log)
+
+
 class Journal:
     """The journal of `node` for `log`. Owned by one thread, synced like a Commitlog."""
 
@@ -50,7 +59,7 @@ class Journal:
         """Recover the journal in `folder`, which is made when missing. Raises as Commitlog.open does."""
         self._node = node
         self._name = log
-        self._log_id = log_id_of(f"journal/{node}", log)
+        self._log_id = journal_log_id(node, log)
         self._log = Commitlog.open(files, folder, log_id=self._log_id, config=config)
 
     @property
@@ -112,3 +121,38 @@ class Journal:
     def close(self) -> None:
         """Make every event durable, and give the files back."""
         self._log.close()
+
+
+def begin_anew(
+    files: FileSystem, folder: str, node: str, log: str, config: CommitlogConfig | None = None
+) -> None:
+    """Set a damaged journal aside, for nobody else has it, and begin an empty one.
+
+    Its seqs go on behind the last event that can be found, so that none is given twice. Raises DiskError.
+    """
+    log_id = journal_log_id(node, log)
+    last_seq = _last_seq(files, folder, log_id)
+    set_aside(files, folder)
+    anew = Commitlog.open(files, folder, log_id=log_id, config=config)
+    anew.reset(last_seq + 1, 0)
+    anew.close()
+
+
+def _last_seq(files: FileSystem, folder: str, log_id: int) -> int:
+    """The seq of the last whole event in the folder, -1 when there is none."""
+    for offset in reversed(segment_offsets(files, folder)):
+        file = files.open(f"{folder}/{segment_name(offset)}")
+        try:
+            scan = Scan(file, offset, log_id, offset, patient=True)
+            found = -1
+            while True:
+                batch = scan.next_batch()
+                if batch is not None:
+                    found = max(found, batch.last_index)
+                elif not scan.skip():
+                    break
+        finally:
+            file.close()
+        if found >= 0:
+            return found
+    return -1

@@ -14,7 +14,7 @@ from typing import Final
 
 from storage.batch import FIRST_CHAIN, Batch, follows_chain
 from storage.epoch_file import Epoch, decode_epochs, encode_epochs, epoch_of, epochs_from
-from storage.errors import CorruptBatch, CorruptLog, StorageFull
+from storage.errors import CorruptBatch, CorruptLog, ForeignLog, StorageFull
 from storage.file_system import FileSystem, write_durably
 from storage.log_folder import (
     EPOCHS_NAME,
@@ -94,7 +94,7 @@ class Recovery:
             self._manifest_file.save(self._manifest)
             return
         if manifest.log_id != self._log_id:
-            raise self._damaged(0, "the folder belongs to another log")
+            raise ForeignLog(self._folder, 0, "the folder belongs to another log")
         self._manifest = manifest
 
     def _finish_intent(self) -> None:

@@ -4,6 +4,7 @@ DATA/logs/NAME/     segments, manifest, epochs (storage/commitlog.py), vote, che
 DATA/journal/NAME/  the node's journal of the log
 """
 
+import logging
 from collections.abc import Callable
 from random import Random
 from typing import Protocol
@@ -28,7 +29,9 @@ from storage.commitlog import Commitlog, CommitlogConfig
 from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem
 from storage.hard_state import HardState, HardStateFile
-from storage.journal import Journal
+from storage.journal import Journal, begin_anew
+
+logger = logging.getLogger(__name__)
 
 
 class LogLimits(AppendLimits, Protocol):
@@ -41,9 +44,14 @@ class LogLimits(AppendLimits, Protocol):
 def open_journal(
     files: FileSystem, data_folder: str, node_id: str, log_name: str, storage: CommitlogConfig
 ) -> Journal:
-    """Recover a node's journal of a log. Raises CorruptLog, CorruptFile, DiskError."""
+    """Recover a node's journal of a log; a damaged one is set aside, and begun anew. Raises DiskError."""
     folder = f"{data_folder}/journal/{log_name}"
     files.make_folders(folder)
+    try:
+        return Journal(files, folder, node_id, log_name, storage)
+    except (CorruptLog, CorruptFile) as error:
+        logger.error("journal damaged, it begins anew", extra={"log": log_name, "damage": str(error)})
+    begin_anew(files, folder, node_id, log_name, storage)
     return Journal(files, folder, node_id, log_name, storage)
 
 

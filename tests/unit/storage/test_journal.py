@@ -5,7 +5,8 @@ from random import Random
 import pytest
 
 from storage.commitlog import CommitlogConfig
-from storage.journal import Event, Journal
+from storage.errors import CorruptLog
+from storage.journal import Event, Journal, begin_anew
 from tests.support.memory_files import MemoryFiles
 
 FOLDER = "/data/journal/default"
@@ -70,3 +71,27 @@ def test_a_power_cut_leaves_a_prefix_and_the_numbers_go_on(seed: int) -> None:
     assert journal.append("stop", 0, {}, 99).seq == following
     journal.close()
     assert open_journal(files).read(following, 1)[0][0].kind == "stop"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_damaged_journal_begins_anew_behind_its_last_event(kept: bool) -> None:
+    files = MemoryFiles()
+    journal = Journal(files, "j", "n1", "default")
+    for number in range(20):
+        journal.append("role", 1, {"number": number}, 1)
+    journal.close()
+    file = files.open("j/00000000000000000000.log")
+    file.pwrite(b"noise" * 20, 300)
+    if not kept:
+        file.pwrite(bytes(file.size()), 0)
+    files.remove("j/manifest")
+    with pytest.raises(CorruptLog):
+        Journal(files, "j", "n1", "default")
+    begin_anew(files, "j", "n1", "default")
+    journal = Journal(files, "j", "n1", "default")
+    assert journal.next_seq == (20 if kept else 0)
+    assert journal.append("corruption", 1, {}, 1).seq == (20 if kept else 0)
+    journal.close()
+    (event,), next_seq, has_more = Journal(files, "j", "n1", "default").read(0, 10)
+    assert (event.kind, next_seq, has_more) == ("corruption", event.seq + 1, False)
+    assert files.exists("j/aside/00000000000000000000.log")
