@@ -44,6 +44,7 @@ from app.node.opener import LogOpener
 from app.node.repair import Damaged
 from app.node.repairs import Repairs
 from app.node.retention import RetentionKeeper
+from app.node.rollbacks import RollBacks
 from app.node.scrub import Scrubber
 from app.node.transport import PeerTransport
 from app.raft.messages import PushRequest
@@ -51,7 +52,7 @@ from app.raft.repair_messages import PeerCall
 from app.settings import LOG_NAME, LogSettings, NodeSettings, Replication, Settings
 from app.telemetry import Meter
 from storage.batch import log_id_of
-from storage.errors import CorruptFile, CorruptLog
+from storage.errors import CorruptFile, CorruptLog, ForeignLog
 from storage.file_system import FileSystem, Lock, write_durably
 from storage.files import OsFileSystem
 from storage.journal import Journal
@@ -142,6 +143,15 @@ class Broker:
             connected=self.transport.connected,
             find=self.hosted,
             tell=self.repairs.tell,
+            fail=self._fail,
+        )
+        self._rollbacks = RollBacks(
+            host=self,
+            files=self._files,
+            data_folder=self._data,
+            storage=settings.storage,
+            tell=self.repairs.tell,
+            spawn=self.spawn,
             fail=self._fail,
         )
         self._folders = LogFolders(self._files, self._data)
@@ -272,6 +282,8 @@ class Broker:
         hosted.healing = self.repairs.marker_of(hosted).exists
         try:
             return self._open(hosted, sound=not hosted.healing)
+        except ForeignLog:
+            raise  # nobody should write to it
         except (CorruptLog, CorruptFile) as error:
             return error
 
@@ -357,18 +369,31 @@ class Broker:
 
     async def close_log(self, hosted: HostedLog) -> None:
         """End a log's driver at once and give its files back; the log stays known. Raises StorageError."""
-        driver, journal = hosted.driver, hosted.journal
+        await self.end_driver(hosted)
+        journal, hosted.journal = hosted.journal, None
+        if journal is not None:
+            journal.close()
+
+    async def end_driver(self, hosted: HostedLog) -> None:
+        """End a log's driver at once and close the log; its journal stays open. Raises StorageError."""
+        driver = hosted.driver
         if driver is not None:
             driver.abandon()
-        hosted.driver = hosted.journal = hosted.ha = None
+        hosted.driver = hosted.ha = None
         self.ha.detach(hosted.log_id)
         self.metadata.managers.detach(hosted.name)
         hosted.wake()
         await self._disk.drain()
         if driver is not None:
             driver.log.close()
-        if journal is not None:
-            journal.close()
+
+    async def reopen(self, hosted: HostedLog) -> None:
+        """Open a log anew and take part; damage goes to the repairs. Raises DiskError."""
+        result = await asyncio.to_thread(self._recover, hosted)
+        if isinstance(result, LogDriver):
+            self._serve(hosted, result)
+        elif result is not None:
+            self.repairs.begin(hosted, result, "start")
 
     async def known_log(self, name: str) -> HostedLog:
         """A log that the metadata name, once this node has taken it up. Raises LogNotFound, LogDeleting."""
@@ -423,6 +448,7 @@ class Broker:
                 hosted.driver.tick()
                 hosted.look()
                 self._learn_nodes(hosted.driver)
+                self._rollbacks.look(hosted)
         self.metadata.tick()
 
     def _learn_nodes(self, driver: LogDriver) -> None:
