@@ -245,10 +245,12 @@ class Commitlog(LogView):
             ticket = SyncTicket(self, self._disk.generation, self.end_index, [])
         if self.end_offset != self._marked_offset:
             self._plan_mark(ticket)
-        ticket.run()
-        self.finish_sync(ticket)
-        for segment in self._segments:
-            segment.close()
+        try:
+            ticket.run()
+            self.finish_sync(ticket)
+        finally:
+            for segment in self._segments:
+                segment.close()
 
     # --- cutting and trimming
 

@@ -105,14 +105,20 @@ class LogFolder:
 
     def verify_epochs(self) -> None:
         """Write the epoch file anew when it does not hold what was written to it."""
-        with self._change(may_wait=True):
+        with self._lock:
             path = f"{self.path}/{EPOCHS_NAME}"
             epochs = self.epochs
             if epochs is None:
                 return  # a sync will write it
-            data = encode_epochs(epochs)
-            if not self.files.exists(path) or self.files.read(path) != data:
-                write_durably(self.files, path, data)
+            try:
+                found = self.files.read(path) if self.files.exists(path) else b""
+            except DiskError:
+                found = b""
+        if found != encode_epochs(epochs):
+            with self._change(may_wait=True):
+                if self.epochs is epochs:
+                    self.epochs = None
+                    self.write_epochs(epochs)
 
     def _try_epochs(self, epochs: tuple[Epoch, ...]) -> None:
         """The same, but on a full disk leave it to a sync: recovery drops what is too much in the file."""

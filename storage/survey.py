@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from storage.batch import FIRST_CHAIN, Batch, follows_chain
-from storage.errors import CorruptFile, CorruptLog
+from storage.errors import CorruptFile, CorruptLog, DiskError
 from storage.file_system import FileSystem
 from storage.log_folder import EPOCHS_NAME, MANIFEST_NAME
 from storage.manifest import Manifest
@@ -105,13 +105,12 @@ def survey(files: FileSystem, folder: str, log_id: int, committed_index: int = -
 
 def _strangers(files: FileSystem, folder: str) -> tuple[str, ...]:
     """Return the names that no log has; leftovers of interrupted writes are its own."""
-    return tuple(
-        name
-        for name in files.list(folder)
-        if segment_offset(name) is None
-        and index_offset(name) is None
-        and name.removesuffix(".tmp") not in OWN_NAMES
-    )
+    strangers = []
+    for name in files.list(folder):
+        whole = name.removesuffix(".tmp")
+        if segment_offset(whole) is None and index_offset(whole) is None and whole not in OWN_NAMES:
+            strangers.append(name)
+    return tuple(strangers)
 
 
 @dataclass(slots=True)
@@ -246,9 +245,13 @@ def _remove_wrong_index(
     """
     if name not in files.sizes(folder):
         return False
-    found, told = files.read(f"{folder}/{name}"), index.encoded(0, index.count)
+    told = index.encoded(0, index.count)
+    try:
+        found = files.read(f"{folder}/{name}")
+    except DiskError:
+        found = b""
     size = min(len(found), len(told))
-    if not trimmed and found[:size] == told[:size]:
+    if found and not trimmed and found[:size] == told[:size]:
         return False
     files.remove(f"{folder}/{name}")
     files.sync_folder(folder)

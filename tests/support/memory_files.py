@@ -77,31 +77,31 @@ class MemoryFile:
 
     def __init__(self, files: "MemoryFiles", path: str, content: Content) -> None:
         self._files = files
-        self._path = path
+        self.path = path
         self._content = content
 
     def pwrite(self, data: Bytes | Sequence[Bytes], offset: int) -> None:
         whole = data if isinstance(data, bytes | bytearray | memoryview) else b"".join(data)
         grows = offset + len(whole) > len(self._content.now)
-        self._files.operate("extend" if grows else "write", self._path)
+        self._files.operate("extend" if grows else "write", self.path)
         fits = len(whole)
         if self._files.space_bytes is not None:
             room = max(0, self._files.free_bytes())  # what is overwritten needs none
             fits = max(0, min(fits, room + len(self._content.now) - offset))
         self._content.change(Change(offset, bytes(whole[:fits])))
         if fits < len(whole):
-            raise StorageFull(self._path, "write", "no space left")
+            raise StorageFull(self.path, "write", "no space left")
 
     def read(self, offset: int, size: int) -> bytes:
-        self._files.look("read", self._path)
+        self._files.look("read", self.path)
         data = bytes(self._content.now[offset : offset + size])
         self._files.bytes_read += len(data)
         return data
 
     def view(self, offset: int, size: int) -> memoryview:
-        self._files.look("read", self._path)
+        self._files.look("read", self.path)
         if offset + size > len(self._content.now):
-            raise DiskError(self._path, "view", "past the end of the file")
+            raise DiskError(self.path, "view", "past the end of the file")
         return memoryview(bytes(self._content.now[offset : offset + size]))
 
     def drop_cache(self, offset: int, size: int) -> None:
@@ -112,17 +112,17 @@ class MemoryFile:
 
     def sync(self) -> None:
         try:
-            self._files.operate("sync", self._path)
+            self._files.operate("sync", self.path)
         except SyncFailed:
             self._content.changes.clear()  # the pages pass for clean, and are lost all the same
             raise
         if self._files.syncs_fail:
             self._content.changes.clear()
-            raise SyncFailed(self._path, "sync", "input/output error")
+            raise SyncFailed(self.path, "sync", "input/output error")
         self._content.sync()
 
     def truncate(self, size: int) -> None:
-        self._files.operate("truncate", self._path)
+        self._files.operate("truncate", self.path)
         self._content.change(Change(size, None))
 
     def close(self) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from storage.batch import Batch
 from storage.commitlog import Commitlog
-from storage.errors import CorruptFile, CorruptLog, PatchRefused, StorageError
+from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, StorageError
 from storage.patch import ASIDE_FOLDER, patch, set_aside
 from storage.survey import NO_OFFSET, survey
-from tests.support.memory_files import MemoryFiles, PowerCut
+from tests.support.memory_files import MemoryFile, MemoryFiles, PowerCut
 from tests.unit.storage.damages import damage_once, heal, refill
 from tests.unit.storage.support import (
     FOLDER,
@@ -143,7 +143,7 @@ def test_damage_between_durable_point_and_checkpoint_counts_and_a_torn_tail_does
 def test_strangers_are_named_and_left_alone() -> None:
     files = MemoryFiles()
     batches = closed_log(files)
-    for name in ("notes.txt", "12.log", "vote", "manifest.tmp", "state"):
+    for name in ("notes.txt", "12.log", "vote", "manifest.tmp", "state", f"{0:020d}.index.tmp"):
         files.open(f"{FOLDER}/{name}", create=True).pwrite(b"x", 0)
     found = survey(files, FOLDER, LOG_ID)
     assert found.strangers == ("12.log", "notes.txt")
@@ -182,6 +182,37 @@ def test_an_index_that_tells_otherwise_of_a_whole_segment_is_made_anew() -> None
     assert found.damages == ()
     assert found.healed == (name,)
     check_whole(open_log(files), batches)
+
+
+def test_blocks_that_the_disk_cannot_read_are_damage_to_a_survey_and_named_by_a_read() -> None:
+    files = MemoryFiles()
+    batches = closed_log(files)
+    path, position = segment_of(files, batches[30].offset)
+    real = MemoryFile.read
+    index_path = path.replace(".log", ".index")
+
+    def read(self: MemoryFile, offset: int, size: int) -> bytes:
+        if self.path == path and offset <= position < offset + size and bad:
+            raise DiskError(path, "read", "input/output error")
+        return real(self, offset, size)
+
+    def refuse(operation: str, name: str) -> None:
+        if name == index_path and operation == "read" and bad:
+            raise DiskError(name, operation, "input/output error")
+
+    bad = True
+    with pytest.MonkeyPatch.context() as patcher:
+        patcher.setattr(MemoryFile, "read", read)
+        log = open_log(files)
+        with pytest.raises(DiskError, match="input/output error"):
+            log.batch_at(batches[30].base_index)
+        files.refuse = refuse
+        (damage,) = survey(files, FOLDER, LOG_ID).damages
+        assert damage.first_index <= batches[30].base_index <= damage.last_index
+        bad = False  # written anew, the blocks are readable again
+        lost = [b for b in batches if damage.first_index <= b.base_index <= damage.last_index]
+        assert patch(files, FOLDER, LOG_ID, damage, lost) is None
+        check_whole(open_log(files), batches)
 
 
 def test_bytes_behind_a_sealed_segment_are_cut() -> None:
