@@ -22,9 +22,10 @@ def spans(starts: Sequence[EpochStart], max_offset: int) -> tuple[EpochSpan, ...
     epoch must not hide where two logs part.
     """
     held = [start for start in starts if start.start_offset < max_offset]
-    ends = [*(start.start_offset for start in held[1:]), max_offset]
+    bounds = [*(start.start_offset for start in held), max_offset]
     return tuple(
-        EpochSpan(start.epoch, start.start_offset, end) for start, end in zip(held, ends, strict=True)
+        EpochSpan(start.epoch, start.start_offset, bounds[position + 1])
+        for position, start in enumerate(held)
     )
 
 
