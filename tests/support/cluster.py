@@ -156,6 +156,9 @@ class Cluster:
     def resume(self, node: str) -> None:
         os.kill(self._processes[node].pid, signal.SIGCONT)
 
+    def pid(self, node: str) -> int:
+        return self._processes[node].pid
+
     def wait_exit(self, node: str) -> int:
         """Wait until a node has ended by itself; return its exit code."""
         return self._processes.pop(node).wait(START_TIMEOUT_S)
