@@ -55,9 +55,8 @@ def retained_from(
     fence = state.fenced_below(until)
     if fence is not None:
         until = min(until, fence[1])
-    if until <= max(begin, state.trim_index) or not _holds_data(log, begin, until):
-        return None
-    return until
+    gone = max(begin, state.trim_index)  # or as good as gone: the last trim may still be under way
+    return until if _holds_data(log, gone, until) else None
 
 
 def _young_from(log: Commitlog, ms: int | None, now_ms: int) -> int:
