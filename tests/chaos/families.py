@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import damage, disks, leaders, members, networks
+from tests.chaos import damage, disks, leaders, members, networks, startup, tails
 from tests.chaos.session import World
 
 
@@ -34,4 +34,6 @@ FAMILIES: dict[str, Family] = {
     "read-errors": Family(disks.read_errors, 150),
     "full-disk": Family(disks.full_disk, 200),
     "damage": Family(damage.damage, 1_500),
+    "torn-tails": Family(tails.tails, 1_200),
+    "startup": Family(startup.startup, 600),
 }
