@@ -147,6 +147,7 @@ class MasterSide:
 
     def closed(self, key: str) -> None:
         self._connections.pop(key, None)
+        self.needs_check = True
 
     def drained(self, key: str, now_ms: int) -> None:
         connection = self._connections.get(key)
@@ -172,6 +173,7 @@ class MasterSide:
 
     def _drop(self, key: str, reason: str) -> None:
         if self._connections.pop(key, None) is not None:
+            self.needs_check = True
             self._outbox.send(key, Disconnect(reason))
 
     def _answer(self, connection: SlaveConnection, now_ms: int) -> None:
