@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo test check format rules sim scenarios-rewrite bench lock clean
+.PHONY: help setup doctor demo test check format rules sim scenarios-rewrite chaos bench lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ sim: setup  ## simulate a cluster under faults; ARGS="--seed N"
 
 scenarios-rewrite: setup  ## write the scenario transcripts anew; read the diff afterwards
 	@$(BIN)/python -m tests.scenarios.rewrite
+
+chaos: setup  ## real processes under faults, a JSON line a family, up to an hour; ARGS="--family NAME --scale 0.1"
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 bench: setup  ## appends a second through REST, one node after the other
 	@$(BIN)/python -m tests.bench $(ARGS)
