@@ -228,8 +228,11 @@ class Replicated(Lab):
         min_in_sync: int = 1,
         config: HaConfig = CONFIG,
         durability: Durability = Durability.FSYNC,
+        auto_sync: bool = True,
     ) -> None:
+        """auto_sync: whatever is written is durable at once, else by `sync`."""
         super().__init__(new_log() if log is None else log, durability)
+        self.auto_sync = auto_sync
         self.log.settle(committed_index)
         self.core = AutoSwitchCore(
             node_id=node,
