@@ -226,7 +226,7 @@ class ReplicasManager:
             if log.is_current(each.id)
         )
         if not self._is_master(log):
-            return SlaveRole(log.master_node, log.master_epoch, replicas, log.unclean_epoch)
+            return SlaveRole(log.master_node, log.master_epoch, replicas, log.unclean_epoch, log.set_nodes)
         if log.master_epoch == self._given_up_epoch:
             return SlaveRole(None, log.master_epoch, replicas, log.unclean_epoch)
         return MasterRole(log.master_epoch, log.set_nodes, log.set_epoch, replicas, log.unclean_epoch)

@@ -174,7 +174,7 @@ class SlaveSide:
             point = truncation_point(epoch_spans(log), spans(answer.epochs, answer.max_offset))
             if point is None or point <= log.begin_offset:
                 self._starts_anew = True
-                if member.committed_index != NO_INDEX and self._loses_confirmed():
+                if not is_empty(log) and self._loses_confirmed(NO_INDEX):
                     self._roll_back(NO_INDEX, now_ms)
                     return
             elif point < log.end_offset and not self._cut(point, now_ms):
@@ -188,20 +188,23 @@ class SlaveSide:
         if offset_after(log, index) != point:
             self._refuse(f"the logs part at {point}, where no record ends", now_ms)
             return False
+        if self._loses_confirmed(index):
+            self._roll_back(index, now_ms)
+            return False
         if index < member.committed_index:
-            if self._loses_confirmed():
-                self._roll_back(index, now_ms)
-            else:
-                self._refuse(f"{member.committed_index} is confirmed, the logs part after {index}", now_ms)
+            self._refuse(f"{member.committed_index} is confirmed, the logs part after {index}", now_ms)
             return False
         data = {"after_index": index, "end_index": log.end_index, "offset": point, "master": self._master.id}
         self._outbox.truncate = TruncateAfter(index)
         self._outbox.tell("truncate", member.term, data)
         return True
 
-    def _loses_confirmed(self) -> bool:
-        """Whether an unclean election came after what is confirmed here: then it may be lost (A-04)."""
-        return self._unclean_epoch > self._log.term_at(self._member.committed_index)
+    def _loses_confirmed(self, index: int) -> bool:
+        """Whether an unclean election came after what stands past `index`: then it may have been confirmed,
+        whether this replica has heard of that or not, and does not go without a receipt (A-04)."""
+        log = self._log
+        first_index = max(index + 1, log.begin_index)
+        return first_index <= log.end_index and self._unclean_epoch > log.term_at(first_index)
 
     def _roll_back(self, index: int, now_ms: int) -> None:
         self.rollback = Rollback(index, self._unclean_epoch)
