@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo test check format rules sim scenarios-rewrite chaos bench lock clean
+.PHONY: help setup doctor demo test check format rules sim mutants scenarios-rewrite chaos bench lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -33,8 +33,11 @@ format: setup  ## let ruff format everything
 rules: setup  ## the rules of app/RULES.md that no test proves yet
 	@$(BIN)/python -m tests.rules
 
-sim: setup  ## simulate a cluster under faults; ARGS="--seed N"
-	@$(BIN)/commitlog sim $(ARGS)
+sim: setup  ## simulate clusters under faults, the full size; ARGS="--seed N" replays one
+	@$(BIN)/commitlog sim $(or $(ARGS),--full)
+
+mutants: setup  ## plant bugs, and show who notices them
+	@$(BIN)/python -m tests.mutants
 
 scenarios-rewrite: setup  ## write the scenario transcripts anew; read the diff afterwards
 	@$(BIN)/python -m tests.scenarios.rewrite

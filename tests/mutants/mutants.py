@@ -308,7 +308,7 @@ def a_read_index_before_the_term_is_open(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("D-28")
 def the_key_table_is_lost_at_a_restart(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(open_log, "load_state", lambda log, snapshot_file, idempotency_ms: LogState())
+    patch.setattr(open_log, "load_state", lambda log, snapshot_file, **_options: LogState())
 
 
 @mutant("D-28", test_driver.test_a_truncation_takes_back_the_keys_of_what_is_gone)

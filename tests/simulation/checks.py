@@ -1,12 +1,14 @@
-"""What must hold after every step of a simulated cluster, whatever happened."""
+"""What must hold after every step of a simulated cluster, whatever happened; it costs what has changed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
-from app.replication import NO_INDEX, Role
-from storage.batch import Batch
+from app.node.driver import LogDriver
+from app.replication import NO_INDEX, AppendResult, Role
+from storage.batch import Batch, marks_of
 from storage.commitlog import Commitlog
+from storage.records import control_value, decode_body
+from tests.simulation.sometimes import Sometimes
 
 
 class Violation(AssertionError):
@@ -21,18 +23,11 @@ class Member(Protocol):
     @property
     def alive(self) -> bool: ...
     @property
-    def life_number(self) -> int: ...
-    @property
-    def role(self) -> Role: ...
-    @property
-    def term(self) -> int: ...
-    @property
-    def committed_index(self) -> int: ...
+    def driver(self) -> LogDriver: ...
     @property
     def log(self) -> Commitlog: ...
     @property
     def held_index(self) -> int: ...
-    def watermarks(self) -> Mapping[str, int]: ...
 
 
 class SafetyChecker:
@@ -42,60 +37,93 @@ class SafetyChecker:
     comparison at the newest batch proves log matching (R-06) for the whole prefix.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: Mapping[str, Member], sometimes: Sometimes) -> None:
         self.committed: dict[int, Batch] = {}  # by base index
         self.committed_index = NO_INDEX
+        self.places: dict[str, int] = {}  # of every committed record, by value
+        self.fence: str | None = None  # the token that committed appends must carry now
         self.elections = 0
         self.truncations = 0
+        self._members = members
+        self._sometimes = sometimes
+        self._sequences: dict[str, tuple[int, int]] = {}  # by producer: newest committed (epoch, sequence)
         self._leaders: dict[int, str] = {}  # by term
         self._seen: dict[str, _Seen] = {}
         self._chains: dict[tuple[int, int], bytes] = {}  # (base index, term) -> chain
 
-    def check(self, acted: Member, members: Mapping[str, Member]) -> None:
-        """Look at the member that has just done something, or crashed. Raises Violation."""
-        seen = self._seen.get(acted.name)
-        if seen is None or seen.life_number != acted.life_number:
-            seen = self._seen[acted.name] = _Seen(acted.life_number)
-            self._check_watermarks_of(acted, members)
-        if not acted.alive:
-            self._check_watermarks_of(acted, members)
-            return
-        log = acted.log
-        if acted.committed_index != seen.committed_index:
-            self._check_commit(acted, seen)
+    def check(self, acted: Member) -> None:
+        """Look at the member that has just done something. Raises Violation."""
+        seen = self._seen[acted.name]
+        log, driver = seen.log, seen.driver
+        committed_index = driver.committed_index
+        if committed_index != seen.committed_index:
+            self._check_commit(acted, seen, committed_index)
         if log.last_chain != seen.last_chain:
-            if log.end_index < seen.end_index:
-                self.truncations += 1
-                self._check_watermarks_of(acted, members)
-            seen.end_index, seen.last_chain = log.end_index, log.last_chain
-            self._check_matching(acted)
-        if acted.role is Role.LEADER:
-            self._check_leader(acted, members)
+            self._check_log(acted, seen)
+        leads = driver.role is Role.LEADER
+        if leads:
+            self._check_leader(acted, seen)
+        elif seen.leads and driver.term == seen.term:
+            self._sometimes.hit("stood-down")
+        seen.leads = leads
 
-    def _check_matching(self, member: Member) -> None:
+    def begin_life(self, member: Member) -> None:
+        """The member has started: all that others count on is there."""
+        self._seen[member.name] = _Seen(member)
+        self._check_believed(member)
+        self.check(member)
+
+    def end_life(self, member: Member) -> None:
+        """The member has crashed; its disk must still hold what others count on."""
+        self._check_believed(member)
+
+    def check_acknowledged(self, value: str, result: AppendResult) -> None:
+        """A client was told that its record stands there for ever (D-28)."""
+        place = self.places.get(value)
+        if place != result.first_index:
+            raise Violation(f"{value} was acknowledged at {result.first_index}, but stands at {place}")
+
+    # --- one log
+
+    def _check_log(self, member: Member, seen: "_Seen") -> None:
         """The same index and term mean the same record and the same prefix, committed or not (R-06)."""
-        if member.log.end_index == NO_INDEX:
+        log = seen.log
+        end_index = log.end_index
+        batch = log.batch_at(end_index) if end_index != NO_INDEX else None
+        if end_index < seen.end_index:
+            self.truncations += 1
+        if log.durable_index < seen.durable_index or end_index < seen.end_index:
+            self._check_believed(member)
+        seen.end_index, seen.durable_index, seen.last_chain = end_index, log.durable_index, log.last_chain
+        membership, before = seen.driver.state.membership, seen.membership
+        if membership is not before:
+            if before is not None and (membership is None or membership.since < before.since):
+                self._sometimes.hit("membership-undone")
+            seen.membership = membership
+        if batch is None:
             return
-        batch = member.log.batch_at(member.log.end_index)
         chain = self._chains.setdefault((batch.base_index, batch.term), batch.header.chain)
         if chain != batch.header.chain:
             raise Violation(f"{member.name}: {batch} is not what another log holds at that index and term")
 
-    def _check_commit(self, member: Member, seen: "_Seen") -> None:
+    def _check_commit(self, member: Member, seen: "_Seen", now: int) -> None:
         """Committed records never change, and the committed index of a life never falls (D-20, R-05)."""
-        before, now = seen.committed_index, member.committed_index
+        before, log = seen.committed_index, seen.log
         if now < before:
             raise Violation(f"{member.name}: committed index fell from {before} to {now}")
-        if now > member.log.end_index:
-            raise Violation(f"{member.name}: committed index {now} past its end {member.log.end_index}")
-        seen.committed_index = now
-        index = min(self.committed_index + 1, member.log.batch_at(now).base_index)
+        if now < log.begin_index or log.end_index == NO_INDEX:
+            seen.committed_index = now  # of the checkpoint: the log has been trimmed or emptied since
+            return
+        if now > log.end_index:
+            raise Violation(f"{member.name}: committed index {now} past its end {log.end_index}")
+        index = min(self.committed_index + 1, log.batch_at(now).base_index)
         while index <= now:
-            batch = member.log.batch_at(index)
+            batch = log.batch_at(index)
             if batch.last_index > now:
                 raise Violation(f"{member.name}: committed index {now} within {batch}")
             self._commit(member.name, batch)
             index = batch.next_index
+        seen.committed_index = now
 
     def _commit(self, name: str, batch: Batch) -> None:
         known = self.committed.get(batch.base_index)
@@ -104,26 +132,76 @@ class SafetyChecker:
                 raise Violation(f"{name}: {batch} was committed with other bounds before")
             self.committed[batch.base_index] = batch
             self.committed_index = batch.last_index
+            if batch.is_control:
+                self._note_control(batch)
+            else:
+                self._note_records(batch)
         elif known.header != batch.header:
             raise Violation(f"{name}: committed {batch}, but {known} was committed before")
 
-    def _check_leader(self, member: Member, members: Mapping[str, Member]) -> None:
-        """One leader a term (R-01), which holds all that is committed, and believes no peer too much."""
-        leader = self._leaders.get(member.term)
-        if leader is None:
-            self._leaders[member.term] = member.name
-            self.elections += 1
-            self._check_completeness(member)
-        elif leader != member.name:
-            raise Violation(f"term {member.term} has two leaders: {leader} and {member.name}")
-        for peer, watermark in member.watermarks().items():
-            _check_watermark(member, members[peer], watermark)
+    def _note_control(self, batch: Batch) -> None:
+        value = control_value(batch)
+        if value["kind"] == "fence":
+            self.fence = value["token"]
 
-    def _check_watermarks_of(self, peer: Member, members: Mapping[str, Member]) -> None:
+    def _note_records(self, batch: Batch) -> None:
+        """Every record stands once; a producer's sequences rise by one, its epochs never fall."""
+        for place, value in enumerate(values_of(batch), batch.base_index):
+            if self.places.setdefault(value, place) != place:
+                raise Violation(f"{value} stands at {self.places[value]} and at {place}")
+            if self.fence is not None:
+                raise Violation(f"{value} stands at {place}, behind a fence that it has no token for")
+        for mark in marks_of(batch):
+            if mark.producer_id is None:
+                continue
+            epoch, sequence = self._sequences.get(mark.producer_id, (NO_INDEX, NO_INDEX))
+            follows = mark.producer_epoch == epoch and mark.producer_sequence == sequence + 1
+            if not follows and mark.producer_epoch <= epoch:
+                raise Violation(f"{mark} committed after epoch {epoch}, sequence {sequence}")
+            self._sequences[mark.producer_id] = (mark.producer_epoch, mark.producer_sequence)
+
+    # --- leaders
+
+    def _check_leader(self, member: Member, seen: "_Seen") -> None:
+        """One leader a term (R-01), which holds all that is committed, and believes no peer too much."""
+        term = seen.driver.term
+        if term != seen.term or not seen.leads:
+            seen.term, seen.watermarks = term, {}
+            leader = self._leaders.get(term)
+            if leader is None:
+                self._leaders[term] = member.name
+                self.elections += 1
+                self._sometimes.leads(member.name, term)
+                self._check_completeness(member)
+            elif leader != member.name:
+                raise Violation(f"term {term} has two leaders: {leader} and {member.name}")
+        watermarks = seen.driver.watermarks().get(term, {})
+        if watermarks != seen.watermarks:
+            for name, watermark in watermarks.items():
+                if watermark != seen.watermarks.get(name):
+                    self._check_watermark(member, self._members[name], watermark)
+            seen.watermarks = watermarks
+
+    def _check_believed(self, peer: Member) -> None:
         """The peer may hold less than before: no leader may believe that it still has what is gone."""
-        for leader in members.values():
-            if leader.alive and leader.role is Role.LEADER:
-                _check_watermark(leader, peer, leader.watermarks().get(peer.name, NO_INDEX))
+        for leader in self._members.values():
+            if leader.alive and leader.name in self._seen and leader.driver.role is Role.LEADER:
+                watermarks = leader.driver.watermarks().get(leader.driver.term, {})
+                self._check_watermark(leader, peer, watermarks.get(peer.name, NO_INDEX))
+
+    def _check_watermark(self, leader: Member, peer: Member, watermark: int) -> None:
+        """A watermark never names what the peer does not hold, or holds otherwise (D-10, D-14)."""
+        if watermark == NO_INDEX or peer.name not in self._seen or peer.driver.term > leader.driver.term:
+            return
+        if watermark > peer.held_index:
+            raise Violation(f"{leader.name} counts {peer.name} at {watermark}, which holds {peer.held_index}")
+        if not peer.alive:
+            return  # cut off within a step, what it has in memory need not make sense
+        ours, theirs = leader.log, peer.log
+        if max(ours.begin_index, theirs.begin_index) <= watermark <= ours.end_index:
+            terms = ours.term_at(watermark), theirs.term_at(watermark)
+            if terms[0] != terms[1]:
+                raise Violation(f"{leader.name} counts {peer.name} at {watermark}, of terms {terms}")
 
     def _check_completeness(self, member: Member) -> None:
         if self.committed_index == NO_INDEX:
@@ -132,19 +210,30 @@ class SafetyChecker:
             batch = member.log.batch_at(self.committed_index)
             if self.committed.get(batch.base_index) == batch:
                 return
-        raise Violation(f"{member.name} leads term {member.term} without committed {self.committed_index}")
+        raise Violation(
+            f"{member.name} leads term {member.driver.term} without committed {self.committed_index}"
+        )
 
 
-@dataclass(slots=True)
 class _Seen:
     """One life of a member as it was when it acted last."""
 
-    life_number: int
-    committed_index: int = NO_INDEX
-    end_index: int = NO_INDEX
-    last_chain: bytes = b""
+    __slots__ = (
+        "committed_index", "driver", "durable_index", "end_index", "last_chain", "leads", "log",
+        "membership", "term", "watermarks",
+    )  # fmt: skip
+
+    def __init__(self, member: Member) -> None:
+        self.driver = member.driver
+        self.log = member.log
+        self.committed_index = NO_INDEX
+        self.end_index = self.durable_index = NO_INDEX
+        self.last_chain = b""
+        self.leads = False
+        self.membership = member.driver.state.membership
+        self.term = NO_INDEX
+        self.watermarks: Mapping[str, int] = {}
 
 
-def _check_watermark(leader: Member, peer: Member, watermark: int) -> None:
-    if watermark > peer.held_index and peer.term <= leader.term:
-        raise Violation(f"{leader.name} counts {peer.name} at {watermark}, which holds {peer.held_index}")
+def values_of(batch: Batch) -> list[str]:
+    return [value.decode() for value in decode_body(batch.header, batch.body).column("value").to_pylist()]

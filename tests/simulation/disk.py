@@ -1,10 +1,13 @@
 """Simulated disk thread: one piece of work at a time, in order, each taking its time; syncs are merged."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from app.replication import SyncSource
+from storage.errors import StorageError
 from tests.simulation.world import Life, World
 
 
@@ -19,26 +22,23 @@ class DiskTiming:
 
 
 class DiskThread:
-    """app.replication.Disk of one life of a node."""
+    """app.replication.Disk of one life of a node. slowness: all of its work takes so many times longer."""
 
-    def __init__(self, world: World, life: Life, timing: DiskTiming) -> None:
+    def __init__(
+        self, world: World, life: Life, timing: DiskTiming, fail: Callable[[str, BaseException], None]
+    ) -> None:
+        """fail(what, error): a sync has failed, and the node must stop (R-11)."""
+        self.slowness = 1
         self._timing = timing
         self._world = world
         self._life = life
-        self._queue: list[Callable[[], None]] = []
+        self._fail = fail
+        self._queue: deque[Callable[[], None]] = deque()
         self._waiting: dict[int, tuple[SyncSource, list[Callable[[], None]]]] = {}  # by identity, in order
         self._busy = False
 
     def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
-        def do() -> None:
-            result, failure = None, None
-            try:
-                result = work()
-            except Exception as error:
-                failure = error
-            then(result, failure)
-
-        self._queue.append(lambda: self._after(self._timing.work_us, do))
+        self._queue.append(partial(self._later, self._timing.work_us, partial(_do, work, then)))
         self._start()
 
     def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
@@ -47,36 +47,44 @@ class DiskThread:
             waiting[1].append(then)
             return
         self._waiting[id(source)] = (source, [then])
-        self._queue.append(lambda: self._sync(source))
+        self._queue.append(partial(self._sync, source))
         self._start()
 
     def _sync(self, source: SyncSource) -> None:
         _, callbacks = self._waiting.pop(id(source))
-        ticket = source.start_sync()
+        self._later(self._timing.sync_us, partial(self._synced, source, source.start_sync(), callbacks))
 
-        def finish() -> None:
+    def _synced(self, source: SyncSource, ticket: Any, callbacks: list[Callable[[], None]]) -> None:
+        try:
             if ticket is not None:
                 ticket.run()
                 source.finish_sync(ticket)
             for callback in callbacks:
                 callback()
+        except StorageError as error:
+            self._fail("sync", error)
 
-        self._after(self._timing.sync_us, finish)
+    def _later(self, range_us: tuple[int, int], action: Callable[[], None]) -> None:
+        world, timing = self._world, self._timing
+        slow = world.random.random() < timing.slow_chance
+        delay_us = timing.slow_us if slow else world.between(range_us) * self.slowness
+        world.after(delay_us, partial(self._done, action), self._life)
 
-    def _after(self, range_us: tuple[int, int], action: Callable[[], None]) -> None:
-        chance = self._world.random
-        timing = self._timing
-        slow = chance.random() < timing.slow_chance
-        delay_us = timing.slow_us if slow else chance.randint(*range_us)
-
-        def done() -> None:
-            action()
-            self._busy = False
-            self._start()
-
-        self._world.after(delay_us, done, self._life)
+    def _done(self, action: Callable[[], None]) -> None:
+        action()
+        self._busy = False
+        self._start()
 
     def _start(self) -> None:
         if not self._busy and self._queue:
             self._busy = True
-            self._queue.pop(0)()
+            self._queue.popleft()()
+
+
+def _do(work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+    result, failure = None, None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    then(result, failure)

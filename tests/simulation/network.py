@@ -1,14 +1,20 @@
 """Simulated network: frames are really encoded, and may be late, lost, doubled, overtaken or cut off."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-from zlib import crc32
 
 from app.raft.wire import decode, encode
 from tests.simulation.world import Life, World
 
 MAX_DELAY_FACTOR = 50  # of a frame that the network holds back
+SLOW_DELAY_US = (20_000, 400_000)  # of a frame on a slow link
+SLOW_LOSS = 0.1
+LINE_LENGTH = 180  # of the trace
+
+Link = tuple[str, str]  # source, target: one way
+Receive = Callable[[str, int, Any], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,51 +29,86 @@ class LinkFaults:
 
 
 class Network:
-    """Carries frames between nodes. A cut is one-way: (source, target)."""
+    """Carries frames between nodes. observe(source, target, message): sees every message that is sent."""
 
-    def __init__(self, world: World, faults: LinkFaults) -> None:
+    def __init__(self, world: World, faults: LinkFaults, observe: Callable[[str, str, Any], None]) -> None:
         self.faults = faults
         self.sent = self.lost = 0
         self._world = world
-        self._cuts: dict[tuple[str, str], None] = {}  # a set that keeps its order
-        self._inboxes: dict[str, tuple[Life, Callable[[str, int, Any], None]]] = {}
+        self._observe = observe
+        self._cuts: dict[Link, int] = {}  # how many faults cut the link now
+        self._slow: dict[Link, int] = {}
+        self._inboxes: dict[str, tuple[Life, Receive]] = {}
 
-    def attach(self, node: str, life: Life, receive: Callable[[str, int, Any], None]) -> None:
+    def attach(self, node: str, life: Life, receive: Receive) -> None:
         """From now on frames for `node` reach receive(source, log_id, message)."""
         self._inboxes[node] = (life, receive)
 
-    def cut(self, source: str, target: str) -> None:
-        self._cuts[source, target] = None
+    def cut(self, links: Iterable[Link]) -> None:
+        for link in links:
+            self._cuts[link] = self._cuts.get(link, 0) + 1
 
-    def mend(self) -> None:
+    def mend(self, links: Iterable[Link]) -> None:
+        """End one cut of each of the links."""
+        for link in links:
+            _decrease(self._cuts, link)
+
+    def slow_down(self, links: Iterable[Link]) -> None:
+        for link in links:
+            self._slow[link] = self._slow.get(link, 0) + 1
+
+    def speed_up(self, links: Iterable[Link]) -> None:
+        for link in links:
+            _decrease(self._slow, link)
+
+    def heal(self) -> None:
+        """End every cut, every slow link, and what is wrong with all of them."""
         self._cuts.clear()
-
-    def is_cut(self, source: str, target: str) -> bool:
-        return (source, target) in self._cuts
+        self._slow.clear()
+        self.faults = LinkFaults()
 
     def send(self, source: str, target: str, log_id: int, message: Any) -> None:
         """Encode at once, deliver later, perhaps; what arrives at a cut link is lost."""
-        faults, chance = self.faults, self._world.random
+        faults, world = self.faults, self._world
+        chance = world.random.random
+        self._observe(source, target, message)
         frame = b"".join(encode(log_id, message))
-        copies = 2 if chance.random() < faults.duplication else 1
-        for _ in range(copies):
+        slow = bool(self._slow) and (source, target) in self._slow
+        for _ in range(2 if chance() < faults.duplication else 1):
             self.sent += 1
-            if chance.random() < faults.loss:
+            if chance() < faults.loss or (slow and chance() < SLOW_LOSS):
                 self.lost += 1
                 continue
-            delay_us = chance.randint(faults.min_delay_us, faults.max_delay_us)
-            if chance.random() < faults.holding:
-                delay_us *= chance.randint(2, MAX_DELAY_FACTOR)
-            self._world.after(delay_us, lambda: self._deliver(source, target, frame))
+            delay_us = faults.min_delay_us + int(chance() * (faults.max_delay_us - faults.min_delay_us))
+            if slow:
+                delay_us += world.between(SLOW_DELAY_US)
+            elif chance() < faults.holding:
+                delay_us *= 2 + int(chance() * (MAX_DELAY_FACTOR - 1))
+            world.after(delay_us, partial(self._deliver, source, target, frame))
 
     def _deliver(self, source: str, target: str, frame: bytes) -> None:
         inbox = self._inboxes.get(target)
-        if inbox is None or not inbox[0].alive or self.is_cut(source, target):
+        if inbox is None or not inbox[0].alive or (self._cuts and (source, target) in self._cuts):
             self.lost += 1
             return
-        self._world.note(f"{source}>{target} {crc32(frame)}")
+        world, life = self._world, inbox[0]
+        if life.stalled_until_us > world.now_us:  # it waits in the socket
+            world.after(life.stalled_until_us - world.now_us, partial(self._deliver, source, target, frame))
+            return
+        world.note_frame(frame)
         log_id, message = decode(memoryview(frame))
+        if world.lines is not None:
+            line = f"{world.now_us / 1e6:11.6f} {source}>{target} {message!r}"
+            world.lines.append(line[:LINE_LENGTH])
         inbox[1](source, log_id, message)
+
+
+def _decrease(counts: dict[Link, int], link: Link) -> None:
+    count = counts.get(link, 0)
+    if count > 1:
+        counts[link] = count - 1
+    else:
+        counts.pop(link, None)
 
 
 class NodeTransport:

@@ -1,37 +1,89 @@
-"""Run seeds: `python -m tests.simulation.run --seed 7` replays one, `--seeds 100` runs many and counts.
+"""Run seeds: `commitlog sim --seed 7` replays one, `commitlog sim --seeds 100` runs many and counts.
 
-A failure prints its seed, the trace digest up to there, and the command that replays it.
+A failure is shrunk to the few faults that it needs, and printed with the one command that replays it. The
+last line is one JSON document. Exit code 0: every promise was kept (with --full: and every rare path was
+reached, at the size that is asked for); 1: not.
 """
 
 import argparse
+import gc
 import json
+import logging
+import os
 import sys
 import time
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
 
-from app.replication import Durability
+import click
+
 from tests.simulation.checks import Violation
-from tests.simulation.cluster import ClusterPlan, SimulatedCluster, storm
+from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.faults import OPERATIONS
+from tests.simulation.plans import plan_of
+from tests.simulation.shrink import shrink
+from tests.simulation.sometimes import POINTS
 
-NODE_COUNTS = (3, 3, 3, 5, 1)
+CHUNK = 4  # seeds a process takes at a time
+PLACE_FRAMES = 8  # of an error that nobody expected
+# What `--full` must reach: cluster-hours, faults, elections, seeds.
+FULL = {"cluster_hours": 200, "faults": 30_000, "elections": 5_000, "seeds": 2_000}
+FULL_SEEDS, FULL_SECONDS = 2_400, 400.0
 
 
-def plan_of(seed: int) -> ClusterPlan:
-    """Every seed has its own shape: number of nodes, durability, calm or storm."""
-    durability = Durability.REPLICATED if seed % 10 == 9 else Durability.FSYNC
-    nodes = NODE_COUNTS[seed % len(NODE_COUNTS)]
-    if seed % 4 == 3:
-        return storm(nodes, durability)
-    return ClusterPlan(nodes=nodes, durability=durability)
+class Failure(NamedTuple):
+    """A promise that was broken. at_s: simulated seconds."""
+
+    seed: int
+    seconds: float
+    message: str
+    at_s: float
 
 
-def run_seed(seed: int, seconds: float) -> tuple[SimulatedCluster, Counter[str]]:
-    """Let one cluster live and heal. Raises Violation."""
-    cluster = SimulatedCluster(seed, plan_of(seed))
-    cluster.run(seconds)
-    cluster.settle()
+class Outcome(NamedTuple):
+    """What one seed, or many, came to."""
+
+    counts: Counter[str]
+    sometimes: Counter[str]
+    faults: Counter[str]  # by kind
+    failures: list[Failure]
+
+
+def run_seed(
+    seed: int, seconds: float, only: Sequence[int] | None = None, *, tell: bool = False
+) -> tuple[SimulatedCluster, Violation | None]:
+    """Let the cluster of the seed live and heal. seconds: of a calm one."""
+    plan = plan_of(seed)
+    lasting_s = seconds * plan.share
+    cluster = SimulatedCluster(seed, plan, seconds=lasting_s, only=only, tell=tell)
+    try:
+        cluster.run(lasting_s)
+        cluster.settle()
+    except Violation as violation:
+        return cluster, violation
+    except Exception as error:
+        return cluster, Violation(f"{error!r} at {_place(error)}")
+    return cluster, None
+
+
+def _place(error: BaseException) -> str:
+    """Where an error that nobody expected came from, innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[:-PLACE_FRAMES:-1]
+    return " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
+
+
+def outcome_of(seed: int, seconds: float) -> Outcome:
+    """Run one seed and count."""
+    started_cpu = time.process_time()
+    cluster, violation = run_seed(seed, seconds)
+    faults = cluster.nemesis.counts
     counts = Counter(
+        seeds=1,
+        simulated_us=cluster.world.now_us,
+        cpu_ms=round((time.process_time() - started_cpu) * 1000),
         elections=cluster.checker.elections,
         appends=len(cluster.ledger.acknowledged),
         replays=cluster.ledger.replays,
@@ -39,53 +91,148 @@ def run_seed(seed: int, seconds: float) -> tuple[SimulatedCluster, Counter[str]]
         frames=cluster.network.sent,
         frames_lost=cluster.network.lost,
         steps=cluster.world.steps,
-        truncations=cluster.checker.truncations,
+        faults=sum(count for kind, count in faults.items() if kind not in OPERATIONS),
     )
-    if cluster.nemesis is not None:
-        counts.update(cluster.nemesis.counts)
-        counts["faults"] = cluster.nemesis.counts.total()
-    return cluster, counts
+    failures = []
+    if violation is not None:
+        failures.append(Failure(seed, seconds, str(violation), cluster.world.now_us / 1e6))
+    return Outcome(counts, cluster.sometimes.counts, faults, failures)
 
 
-def replay_command(seed: int, seconds: float) -> str:
-    return f"python -m tests.simulation.run --seed {seed} --seconds {seconds:g}"
+def _run_chunk(seeds: Sequence[int], seconds: float) -> list[Outcome]:
+    logging.disable(logging.CRITICAL)  # full disks and the like are no news here
+    outcomes = []
+    gc.disable()  # a run makes few cycles, and is short
+    for seed in seeds:
+        outcomes.append(outcome_of(seed, seconds))
+        gc.collect()
+    gc.enable()
+    return outcomes
+
+
+def run_seeds(seeds: Sequence[int], seconds: float, jobs: int) -> Iterator[Outcome]:
+    """Yield what each seed came to, in order, with so many processes."""
+    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    with ProcessPoolExecutor(jobs) as pool:
+        try:
+            for outcomes in pool.map(_run_chunk, chunks, [seconds] * len(chunks)):
+                yield from outcomes
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def total_of(outcomes: Iterable[Outcome]) -> Outcome:
+    """Add them up, until one has failed."""
+    total = Outcome(Counter(), Counter(), Counter(), [])
+    for outcome in outcomes:
+        total.counts.update(outcome.counts)
+        total.sometimes.update(outcome.sometimes)
+        total.faults.update(outcome.faults)
+        total.failures.extend(outcome.failures)
+        if outcome.failures:
+            break
+    return total
+
+
+def figures_of(total: Outcome, took_s: float) -> dict[str, Any]:
+    """What is printed as JSON."""
+    counts = total.counts
+    simulated_s, cpu_s = counts["simulated_us"] / 1e6, counts["cpu_ms"] / 1000
+    hours = simulated_s / 3600
+    return {
+        "seeds": counts["seeds"],
+        "cluster_hours": round(hours, 2),
+        "seconds": round(took_s, 1),
+        "cpu_s": round(cpu_s, 1),
+        "simulated_s_per_cpu_s": round(simulated_s / cpu_s) if cpu_s else 0,
+        **{name: counts[name] for name in ("faults", "elections", "appends", "replays", "reads")},
+        **{name: counts[name] for name in ("frames", "frames_lost", "steps")},
+        "per_hour": {name: round(counts[name] / hours) for name in ("faults", "elections", "appends")},
+        "faults_by_kind": dict(sorted(total.faults.items())),
+        "sometimes": {point: total.sometimes[point] for point in POINTS},
+    }
+
+
+def replay_command(seed: int, seconds: float, only: Sequence[int] | None = None) -> str:
+    kept = "" if only is None else f" --only {','.join(map(str, only)) or 'none'}"
+    return f"commitlog sim --seed {seed} --seconds {seconds:g}{kept}"
+
+
+def report(failure: Failure) -> None:
+    """Tell what broke, and what it takes to break it again."""
+    out = sys.stderr.write
+    out(f"seed {failure.seed} at {failure.at_s:.3f} s: {failure.message}\n")
+    out(f"replay: {replay_command(failure.seed, failure.seconds)}\n")
+    only = shrink(lambda only: run_seed(failure.seed, failure.seconds, only))
+    cluster, violation = run_seed(failure.seed, failure.seconds, only, tell=True)
+    out(f"\nshrunk to {len(only)} faults: {violation}\n")
+    for fault in cluster.faults:
+        out(f"  {fault}\n")
+    out(f"replay: {replay_command(failure.seed, failure.seconds, only)}\n\nthe end of the trace:\n")
+    for line in cluster.world.lines or ():
+        out(f"  {line}\n")
+
+
+def _only(text: str) -> list[int]:
+    return [] if text == "none" else [int(number) for number in text.split(",")]
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="commitlog sim", description=__doc__)
+    parser.add_argument("--seed", type=int, help="one seed, to replay it")
+    parser.add_argument("--only", type=_only, help="with --seed: numbers of the faults that happen")
+    parser.add_argument("--seeds", type=int, default=20, help="how many seeds, from --first on")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="simulated seconds of a calm seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--full", action="store_true", help="the whole size, and every rare path must be met")
+    options = parser.parse_args(argv)
+    if options.full:
+        options.seeds, options.seconds = FULL_SEEDS, FULL_SECONDS
+    return options
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Run one seed, and tell its trace when it fails."""
+    cluster, violation = run_seed(options.seed, options.seconds, options.only, tell=True)
+    for line in (cluster.world.lines or ()) if violation else ():
+        sys.stderr.write(f"  {line}\n")
+    figures = {
+        "seed": options.seed,
+        "simulated_s": cluster.world.now_us / 1e6,
+        "violation": None if violation is None else str(violation),
+        "faults": len(cluster.faults) if options.only is None else [str(each) for each in cluster.faults],
+        "trace": cluster.world.trace_digest,
+    }
+    sys.stdout.write(json.dumps(figures) + "\n")
+    return 0 if violation is None else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 when every seed kept every promise, 1 after the first that did not."""
-    parser = argparse.ArgumentParser(prog="commitlog sim", description=__doc__)
-    parser.add_argument("--seed", type=int, help="one seed, to replay it")
-    parser.add_argument("--seeds", type=int, default=20, help="how many seeds, from --first on")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=60.0, help="simulated seconds a seed")
-    options = parser.parse_args(argv)
-    one = options.seed is not None
-    seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
-    total: Counter[str] = Counter()
-    started, started_cpu = time.perf_counter(), time.process_time()
-    simulated_s = 0.0
-    for seed in seeds:
-        try:
-            cluster, counts = run_seed(seed, options.seconds)
-        except Violation as violation:
-            sys.stderr.write(f"seed {seed}: {violation}\n")
-            sys.stderr.write(f"replay: {replay_command(seed, options.seconds)}\n")
-            return 1
-        total.update(counts)
-        simulated_s += cluster.world.now_us / 1e6
-    took_s, took_cpu_s = time.perf_counter() - started, time.process_time() - started_cpu
-    figures = {
-        "seeds": len(seeds),
-        "simulated_s": round(simulated_s),
-        "seconds": round(took_s, 1),
-        "cpu_s": round(took_cpu_s, 1),
-        "simulated_s_per_cpu_s": round(simulated_s / took_cpu_s),
-        **total,
-    }
-    if one:
-        figures["trace"] = cluster.world.trace_digest
-    sys.stdout.write(json.dumps(figures) + "\n")
-    return 0
+    options = parse(argv)
+    logging.disable(logging.CRITICAL)
+    if options.seed is not None:
+        return replay(options)
+    seeds = range(options.first, options.first + options.seeds)
+    started = time.perf_counter()
+    outcomes = run_seeds(seeds, options.seconds, max(1, options.jobs))
+    with click.progressbar(
+        outcomes, length=len(seeds), label="seeds", file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as watched:
+        total = total_of(watched)
+    figures = figures_of(total, time.perf_counter() - started)
+    problems = [f"{failure.seed}: {failure.message}" for failure in total.failures]
+    for failure in total.failures:
+        report(failure)
+    if options.full and not problems:
+        missed = [point for point in POINTS if not total.sometimes[point]]
+        problems += [f"never reached: {point} ({POINTS[point]})" for point in missed]
+        small = [name for name, least in FULL.items() if figures[name] < least]
+        problems += [f"{name}: {figures[name]} of {FULL[name]}" for name in small]
+        for problem in problems:
+            sys.stderr.write(f"{problem}\n")
+    sys.stdout.write(json.dumps(figures | {"problems": problems}) + "\n")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -1,45 +1,46 @@
 """Whole clusters under faults, seed by seed: every promise is checked after every step (checks.py).
 
-A failure names the one command that replays it. More seeds: `python -m tests.simulation.run --seeds 1000`.
+A failure names the one command that replays it. The full size: `make sim`.
 """
 
+import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from app.log_state import LogState
+from app.node import open_log
 from app.replication import Durability
-from tests.simulation.checks import Violation
-from tests.simulation.cluster import ClusterPlan, SimulatedCluster
-from tests.simulation.run import replay_command, run_seed
+from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.plans import ClusterPlan
+from tests.simulation.run import replay_command, run_seed, run_seeds, total_of
+from tests.simulation.shrink import shrink
+from tests.simulation.sometimes import POINTS
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60.0
-CHUNKS = 8
-SEEDS_A_CHUNK = 20
+SEEDS, SECONDS = 250, 400.0
+LEAST = {"cluster_hours": 20, "faults": 3_000, "elections": 500}
 PROMISES = ("R-01", "R-02", "R-05", "R-06", "R-07", "R-08", "R-11", "R-12", "D-20", "D-24", "D-25", "D-28")
 
 
 @pytest.mark.rule(*PROMISES)
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_clusters_keep_every_promise_under_faults(chunk: int) -> None:
-    total: Counter[str] = Counter()
-    for seed in range(chunk * SEEDS_A_CHUNK, (chunk + 1) * SEEDS_A_CHUNK):
-        try:
-            _, counts = run_seed(seed, SECONDS)
-        except Violation as violation:
-            raise AssertionError(f"{violation}\nreplay: {replay_command(seed, SECONDS)}") from violation
-        total.update(counts)
-    rare = ("elections", "replays", "truncations", "crash", "crash_all", "isolate", "one_way", "link")
-    never = [name for name in rare if not total[name]]
+@pytest.mark.timeout(900)
+def test_clusters_keep_every_promise_under_faults() -> None:
+    total = total_of(run_seeds(range(SEEDS), SECONDS, os.cpu_count() or 1))
+    for failure in total.failures:
+        pytest.fail(f"{failure.message}\nreplay: {replay_command(failure.seed, failure.seconds)}")
+    assert total.counts["simulated_us"] / 3.6e9 >= LEAST["cluster_hours"]
+    assert total.counts["faults"] >= LEAST["faults"]
+    assert total.counts["elections"] >= LEAST["elections"]
+    never = [point for point in POINTS if not total.sometimes[point]]
     assert not never, f"a run that never meets {never} proves little"
 
 
 def test_a_calm_cluster_elects_once_and_serves() -> None:
-    cluster = SimulatedCluster(1, ClusterPlan(faults=None))
+    cluster = SimulatedCluster(1)
     cluster.run(30)
     cluster.settle()
     assert cluster.checker.elections == 1
@@ -54,7 +55,7 @@ def test_what_was_acknowledged_survives_the_power_failure_of_all(nodes: int) -> 
     for _ in range(5):
         cluster.run(4)
         for name in cluster.names:
-            cluster.crash(name)
+            cluster.crash(name, power=True)
         for name in cluster.names:
             cluster.restart(name)
     cluster.settle()
@@ -62,7 +63,7 @@ def test_what_was_acknowledged_survives_the_power_failure_of_all(nodes: int) -> 
 
 
 def test_with_replicated_durability_acknowledged_records_survive_kills() -> None:
-    cluster = SimulatedCluster(3, ClusterPlan(durability=Durability.REPLICATED))
+    cluster = SimulatedCluster(3, ClusterPlan(durability=Durability.REPLICATED), seconds=60)
     cluster.run(60)
     cluster.settle()
     assert len(cluster.ledger.acknowledged) > 50
@@ -70,10 +71,22 @@ def test_with_replicated_durability_acknowledged_records_survive_kills() -> None
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_seed_gives_the_same_trace_whatever_the_hash_seed(seed: int) -> None:
-    command = [sys.executable, "-m", "tests.simulation.run", "--seed", str(seed), "--seconds", "20"]
-    outputs = []
+    command = [sys.executable, "-m", "tests.simulation.run", "--seed", str(seed), "--seconds", "60"]
+    traces = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-        outputs.append(done.stdout.partition('"trace"')[2])
-    assert outputs[0] == outputs[1] != ""
+        traces.append(json.loads(done.stdout)["trace"])
+    assert traces[0] == traces[1]
+
+
+def test_a_failure_is_shrunk_to_the_faults_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that a restart forgets: what is left is little more than the restart at which a repeat came."""
+    monkeypatch.setattr(open_log, "load_state", lambda log, snapshot_file, **_options: LogState())
+    failing = next(seed for seed in range(3, 400, 4) if run_seed(seed, 60)[1] is not None)
+    only = shrink(lambda only: run_seed(failing, 60, only))
+    cluster, violation = run_seed(failing, 60, only, tell=True)
+    assert violation is not None
+    assert len(only) <= 5
+    assert len(cluster.faults) == len(only)
+    assert cluster.world.lines

@@ -1,29 +1,38 @@
 """Simulated time: one queue of events for a whole cluster, in one thread. Same seed, same order, always."""
 
 import hashlib
-import heapq
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from heapq import heappop, heappush
 from random import Random
 
 START_MS = 1_700_000_000_000  # the wall clock at the beginning, milliseconds since 1970
+TRACE_LINES = 40  # that a world with `tell` keeps
 
 
-@dataclass(eq=False)
 class Life:
-    """One run of a process: what it had scheduled dies with it."""
+    """One run of a process: what it had scheduled dies with it, and waits while it is stalled.
 
-    name: str
-    alive: bool = True
+    stalled_until_us: the process is stopped (a collector, a hypervisor) and goes on then.
+    """
+
+    __slots__ = ("alive", "name", "stalled_until_us")
+
+    def __init__(self, name: str, alive: bool = True) -> None:
+        self.name = name
+        self.alive = alive
+        self.stalled_until_us = 0
 
 
 class World:
     """The clock and the queue. Times are whole microseconds since the beginning; ties keep their order."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, tell: bool = False) -> None:
+        """tell: keep the last lines of the trace to be read, at the price of speed."""
         self.random = Random(seed)
         self.now_us = 0
         self.steps = 0
+        self.lines: deque[str] | None = deque(maxlen=TRACE_LINES) if tell else None
         self._queue: list[tuple[int, int, Life | None, Callable[[], None]]] = []
         self._sequence = 0
         self._trace = hashlib.blake2b(digest_size=16)
@@ -31,25 +40,44 @@ class World:
     def after(self, delay_us: int, action: Callable[[], None], life: Life | None = None) -> None:
         """Do `action` in `delay_us` microseconds, unless `life` has ended by then."""
         self._sequence += 1
-        heapq.heappush(self._queue, (self.now_us + delay_us, self._sequence, life, action))
+        heappush(self._queue, (self.now_us + delay_us, self._sequence, life, action))
 
-    def step(self) -> Life | None:
-        """Do the next event; return whose it was, None for one of nobody's, and when there is none."""
-        while self._queue:
-            self.now_us, _, life, action = heapq.heappop(self._queue)
-            if life is None or life.alive:
-                self.steps += 1
+    def between(self, range_us: tuple[int, int]) -> int:
+        """Draw from the range; a fraction of the cost of Random.randint."""
+        low, high = range_us
+        return low + int(self.random.random() * (high - low + 1))
+
+    def step(self, limit_us: int) -> Life | None:
+        """Do the next event that is due by `limit_us`; return whose it was, None for one of nobody's.
+
+        Raises IndexError when there is none.
+        """
+        queue = self._queue
+        while queue[0][0] <= limit_us:
+            self.now_us, sequence, life, action = heappop(queue)
+            if life is None:
                 action()
-                return life
-        return None
-
-    @property
-    def next_us(self) -> int | None:
-        return self._queue[0][0] if self._queue else None
+            elif not life.alive:
+                continue
+            elif life.stalled_until_us > self.now_us:
+                heappush(queue, (life.stalled_until_us, sequence, life, action))
+                continue
+            else:
+                action()
+            self.steps += 1
+            return life
+        raise IndexError
 
     def note(self, line: str) -> None:
         """Add a line to the trace that two runs of one seed must have in common."""
         self._trace.update(f"{self.now_us} {line}\n".encode())
+        if self.lines is not None:
+            self.lines.append(f"{self.now_us / 1e6:11.6f} {line}")
+
+    def note_frame(self, frame: bytes) -> None:
+        """Add a frame that arrives to the trace."""
+        self._trace.update(b"%d" % self.now_us)
+        self._trace.update(frame)
 
     @property
     def trace_digest(self) -> str:
@@ -57,14 +85,14 @@ class World:
 
 
 class WorldClock:
-    """app.replication.Clock: every node has the same wall clock, off by `skew_ms`."""
+    """app.replication.Clock. skew_ms: how far this node's wall clock is off; it may jump."""
 
-    def __init__(self, world: World, skew_ms: int = 0) -> None:
+    def __init__(self, world: World) -> None:
+        self.skew_ms = 0
         self._world = world
-        self._skew_ms = skew_ms
 
     def now_ms(self) -> int:
-        return START_MS + self._skew_ms + self._world.now_us // 1000
+        return START_MS + self.skew_ms + self._world.now_us // 1000
 
     def monotonic_ms(self) -> int:
         return self._world.now_us // 1000

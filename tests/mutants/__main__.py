@@ -1,0 +1,53 @@
+"""`make mutants`: plants every bug in turn and shows who notices it. Exit code 1 when one survives."""
+
+import logging
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.mutants.killing import killed_by_simulator, killed_by_test
+from tests.mutants.mutants import MUTANTS
+
+WIDTH = 90  # of what is said about the killer
+
+
+class Row(NamedTuple):
+    name: str
+    rule: str
+    simulator: str | None
+    test: str | None
+    seconds: float
+
+
+def judge(number: int) -> Row:
+    """Plant the bug of that number."""
+    logging.disable(logging.CRITICAL)
+    mutant = MUTANTS[number]
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        test = killed_by_test(mutant, Path(folder))
+    simulator = killed_by_simulator(mutant)
+    return Row(mutant.name, mutant.rule, simulator, test, time.perf_counter() - started)
+
+
+def main() -> int:
+    out = sys.stdout.write
+    out(f"{'planted bug':<52} {'rule':<5} {'s':>5}  killed by\n")
+    survivors = by_simulator = 0
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for row in pool.map(judge, range(len(MUTANTS))):
+            by_simulator += row.simulator is not None
+            survivors += row.simulator is None and row.test is None
+            killers = "; ".join(killer[:WIDTH] for killer in (row.simulator, row.test) if killer)
+            out(f"{row.name:<52} {row.rule:<5} {row.seconds:>5.1f}  {killers or 'NOBODY'}\n")
+            sys.stdout.flush()
+    out(f"{len(MUTANTS)} planted bugs, {by_simulator} killed by the simulator, {survivors} survive\n")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

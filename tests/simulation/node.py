@@ -1,0 +1,277 @@
+"""One simulated node over all its lives: production core, driver, store, state, journal, codec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from app.errors import CommitlogError
+from app.log_commands import Command, CommandResult
+from app.node.driver import LogDriver
+from app.node.open_log import open_raft_log
+from app.replication import AppendRequest, AppendResult, Durability, GroupConfig, Role
+from storage.batch import log_id_of
+from storage.commitlog import Commitlog
+from storage.errors import CorruptFile, CorruptLog, DiskError, StorageError, SyncFailed
+from storage.manifest import Intent, ManifestFile
+from storage.segment_format import segment_offset
+from tests.simulation.checks import Violation
+from tests.simulation.disk import DiskThread
+from tests.simulation.network import NodeTransport
+from tests.simulation.sick_files import SickFiles
+from tests.simulation.world import Life, WorldClock, WorldScheduler
+from tests.support.memory_files import PowerCut
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import SimulatedCluster
+
+LOG_NAME = "default"
+LOG_ID = log_id_of("simulation", LOG_NAME)
+FOLDER = f"data/logs/{LOG_NAME}"
+REVIVAL_US = 1_000_000  # after which a node that stopped by itself is started again
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedLimits:
+    max_pending_requests: int = 1_000
+    max_pending_bytes: int = 16 * 1024 * 1024
+    idempotency_ms: int = 24 * 60 * 60 * 1000
+
+
+class SimulatedNode:
+    """Its disk outlives its lives. driver, log: of this life, or of the last one while the node is down."""
+
+    driver: LogDriver
+    log: Commitlog
+
+    def __init__(self, cluster: SimulatedCluster, name: str) -> None:
+        self.name = name
+        self.life_number = 0
+        self.files = SickFiles(Random(cluster.world.random.getrandbits(64)))
+        self.clock = WorldClock(cluster.world)
+        self.disk_slowness = 1
+        self._disk: DiskThread | None = None
+        self._cluster = cluster
+        self._life = Life(name, alive=False)
+        self._fsync = cluster.plan.durability is Durability.FSYNC
+        self._tick_us = cluster.plan.raft.tick_interval_ms * 1_000
+        self._was_full = False  # in this life, and has gone on since
+
+    @property
+    def alive(self) -> bool:
+        return self._life.alive
+
+    @property
+    def held_index(self) -> int:
+        """What no crash of this run takes away: with `replicated` the operating system lives on."""
+        return self.log.durable_index if self._fsync else self.log.end_index
+
+    # --- lives
+
+    def start(self) -> None:
+        """Begin a life; a disk that is ill may put it off, a power failure within recovery too."""
+        cluster = self._cluster
+        life = Life(self.name)
+        before = self._tail_bytes()
+        try:
+            self._note_intent()
+            driver = self._open(life)
+        except PowerCut:
+            cluster.sometimes.hit("crash-in-recovery")
+            self._lose_power()
+            self._revive()
+            return
+        except StorageError as error:
+            self._cannot_start(error)
+            return
+        if self.files.flips:
+            cluster.sometimes.hit("flip-harmless")
+        self.life_number += 1
+        self._life = life
+        self._was_full = False
+        self.driver, self.log = driver, driver.log
+        self._observe_journal(driver)
+        if before > self._tail_bytes():
+            cluster.sometimes.hit("torn-tail-cut")
+        cluster.network.attach(self.name, life, self._receive)
+        cluster.checker.begin_life(self)
+        try:
+            driver.start()
+        except PowerCut:
+            self.crash(power=True)
+            self._revive()
+        except StorageError as error:
+            self._fail("start", error)
+        if life.alive:
+            self._tick(life)
+
+    def _open(self, life: Life) -> LogDriver:
+        cluster, world = self._cluster, self._cluster.world
+        self._disk = DiskThread(world, life, cluster.plan.disk, self._fail)
+        self._disk.slowness = self.disk_slowness
+        return open_raft_log(
+            files=self.files,
+            data_folder="data",
+            log_name=LOG_NAME,
+            log_id=LOG_ID,
+            node_id=self.name,
+            group=GroupConfig(voters=cluster.voters),
+            durability=cluster.plan.durability,
+            raft=cluster.plan.raft,
+            storage=cluster.plan.storage,
+            limits=SimulatedLimits(),
+            clock=self.clock,
+            disk=self._disk,
+            transport=NodeTransport(cluster.network, self.name, life),
+            scheduler=WorldScheduler(world, life),
+            random=Random(world.random.getrandbits(64)),
+            fail=self._fail,
+            version="simulated",
+            config=cluster.plan.driver,
+        )
+
+    def _cannot_start(self, error: StorageError) -> None:
+        """Damage that was planted must be found; any other says that a crash was not survived."""
+        if isinstance(error, CorruptLog | CorruptFile) and self.files.flips:
+            self._cluster.sometimes.hit("flip-at-start")
+            self.files.unflip()
+        elif not isinstance(error, DiskError) or not self.files.is_ill:
+            raise Violation(f"{self.name} cannot come back: {error!r}") from error
+        self._revive()
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        """The driver gives up: right when its disk is ill or rotten, a violation otherwise."""
+        sometimes = self._cluster.sometimes
+        if isinstance(error, CorruptLog | CorruptFile) and self.files.flips:
+            self.find_flip()
+            return
+        by_disk = isinstance(error, DiskError) or isinstance(error.__cause__, DiskError)
+        if not by_disk or not self.files.is_ill:
+            raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
+        sometimes.hit("sync-failed" if isinstance(error, SyncFailed) else "disk-error")
+        self.crash(power=False)
+        self._revive()
+
+    def find_flip(self) -> None:
+        """A rotten bit was found by reading."""
+        self._cluster.sometimes.hit("flip-at-read")
+        self.crash(power=False)
+        self.files.unflip()
+        self._revive()
+
+    def _revive(self) -> None:
+        self._cluster.world.after(REVIVAL_US, partial(self._cluster.restart, self.name))
+
+    def crash(self, *, power: bool) -> None:
+        """kill -9, or (with `fsync`, which survives it) a power failure: what no sync has covered is lost."""
+        self._life.alive = False
+        self._cluster.world.note(f"{self.name} is down")
+        if power:
+            self._lose_power()
+        self._cluster.checker.end_life(self)
+
+    def _lose_power(self) -> None:
+        self.files.power_cut_at = None
+        if self._fsync:
+            self.files.crash()
+
+    def stop(self) -> None:
+        """A planned stop (R-09); the process ends when it is done."""
+
+        def done() -> None:
+            self._cluster.sometimes.hit("stopped-clean")
+            if self.alive:
+                self.crash(power=False)
+
+        self.driver.stop(done)
+
+    def stall(self, lasting_us: int) -> None:
+        """The process does nothing for so long, and then goes on as if nothing had been."""
+        term, leads = self.driver.term, self.driver.role is Role.LEADER
+        world = self._cluster.world
+        self._life.stalled_until_us = world.now_us + lasting_us
+        if leads:
+
+            def woken() -> None:
+                leader = self._cluster.leading()
+                if leader is not None and self._cluster.members[leader].driver.term > term and self.alive:
+                    self._cluster.sometimes.hit("stale-leader-wakes")
+
+            world.after(lasting_us, woken, self._life)
+
+    def slow_disk(self, slowness: int) -> None:
+        self.disk_slowness = slowness
+        if self._disk is not None:
+            self._disk.slowness = slowness
+
+    def cure_disk(self) -> None:
+        if self.files.space_bytes is not None and self.alive:
+            self._was_full = True
+        self.files.recover()
+
+    def _receive(self, source: str, _log_id: int, message: Any) -> None:
+        self.driver.deliver(source, message)
+
+    def _tick(self, life: Life) -> None:
+        self.driver.tick()
+        self._cluster.world.after(self._tick_us, partial(self._tick, life), life)
+
+    # --- what is seen of it
+
+    def _tail_bytes(self) -> int:
+        """Bytes of all segments."""
+        names = self.files.list(FOLDER)
+        return sum(
+            self.files.open(f"{FOLDER}/{name}").size() for name in names if segment_offset(name) is not None
+        )
+
+    def _note_intent(self) -> None:
+        manifest = ManifestFile(self.files, f"{FOLDER}/manifest").load()
+        if manifest is not None and manifest.intent is not Intent.NONE:
+            self._cluster.sometimes.hit("intent-finished")
+
+    def _observe_journal(self, driver: LogDriver) -> None:
+        """See every event on its way into the journal."""
+        write, observe = driver.journal.append, self._cluster.sometimes.event
+
+        def append(kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Any:
+            observe(kind, data)
+            return write(kind, term, data, timestamp_ms)
+
+        driver.journal.append = append  # type: ignore[method-assign]
+
+    # --- the door for clients: a request to a dead node, and the answer of a node that dies, are lost
+
+    def append(self, request: AppendRequest, done: Callable[[AppendResult | CommitlogError], None]) -> None:
+        def answered(answer: AppendResult | CommitlogError) -> None:
+            if self._was_full and isinstance(answer, AppendResult):
+                self._was_full = False
+                self._cluster.sometimes.hit("storage-full-resumed")
+            done(answer)
+
+        self._when_awake(lambda: self.driver.append(request, answered))
+
+    def read_index(self, done: Callable[[int | CommitlogError], None]) -> None:
+        self._when_awake(lambda: self.driver.read_index(done))
+
+    def command(self, command: Command, done: Callable[[CommandResult | CommitlogError], None]) -> None:
+        self._when_awake(lambda: self.driver.command(command, done))
+
+    def transfer(self, to: str | None) -> None:
+        def begin() -> None:
+            with suppress(CommitlogError):
+                self.driver.transfer(to)
+
+        self._when_awake(begin)
+
+    def _when_awake(self, ask: Callable[[], None]) -> None:
+        """What comes to a stalled process waits in its socket."""
+        life, world = self._life, self._cluster.world
+        if life.alive and life.stalled_until_us > world.now_us:
+            world.after(life.stalled_until_us - world.now_us, ask, life)
+        elif life.alive:
+            ask()

@@ -1,0 +1,113 @@
+"""A simulated operator: hands the lead over, changes the members, trims and fences, under load."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Protocol
+
+from app.errors import CommitlogError, Fenced
+from app.log_commands import ChangeMembers, Command, CommandResult, SetFence, Trim
+from app.replication import ChangeKind
+from tests.simulation.checks import SafetyChecker
+from tests.simulation.sometimes import Sometimes
+from tests.simulation.world import World
+
+KEPT_RECORDS = 20  # that a trim leaves at least
+FENCE_US = 500_000  # for how long a fence stands
+VOTERS_MIN = 3
+TOKEN = "token"
+
+CommandAnswer = CommandResult | CommitlogError
+
+
+class Operated(Protocol):
+    """A node as the operator reaches it; nothing is answered while it is down."""
+
+    @property
+    def name(self) -> str: ...
+    def command(self, command: Command, done: Callable[[CommandAnswer], None]) -> None: ...
+    def transfer(self, to: str | None) -> None: ...
+
+
+class Cluster(Protocol):
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def checker(self) -> SafetyChecker: ...
+    @property
+    def sometimes(self) -> Sometimes: ...
+    def leading(self) -> int | None: ...
+    def group(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Voters and learners, as the leader knows them."""
+        ...
+
+
+class Operator:
+    """Does one thing at the leader, as the nemesis says; what is refused it does not try again."""
+
+    def __init__(self, world: World, nodes: Sequence[Operated], cluster: Cluster) -> None:
+        self._world = world
+        self._nodes = nodes
+        self._cluster = cluster
+        self._actions = {
+            "transfer": self._transfer,
+            "trim": self._trim,
+            "fence": self._fence,
+            "change": self._change,
+        }
+
+    def act(self, kind: str, random: Random) -> bool:
+        """Whether there was a leader to ask. random: decides what else is chance in it."""
+        leader = self._cluster.leading()
+        if leader is None:
+            return False
+        self._actions[kind](self._nodes[leader], random)
+        return True
+
+    def _transfer(self, node: Operated, random: Random) -> None:
+        node.transfer(random.choice((None, *self._cluster.names)))
+
+    def _trim(self, node: Operated, random: Random) -> None:
+        committed_index = self._cluster.checker.committed_index
+        until_index = random.randrange(max(1, committed_index - KEPT_RECORDS))
+        self._command(node, Trim(until_index), "trimmed")
+
+    def _fence(self, node: Operated, _random: Random) -> None:
+        self._command(node, SetFence(TOKEN), "fenced")
+        self._world.after(FENCE_US, self._lift_fence)
+
+    def _lift_fence(self) -> None:
+        self.lift_fence()
+        self._world.after(FENCE_US, self.lift_fence)
+
+    def lift_fence(self) -> None:
+        """Let everybody append again, if somebody leads."""
+        leader = self._cluster.leading()
+        if leader is not None:
+            self._nodes[leader].command(SetFence(None), lambda _answer: None)
+
+    def _change(self, node: Operated, random: Random) -> None:
+        voters, learners = self._cluster.group()
+        chance = random.random
+        absent = [name for name in self._cluster.names if name not in voters and name not in learners]
+        if learners and chance() < 0.7:
+            kind, name, point = ChangeKind.PROMOTE, learners[0], "member-promoted"
+        elif absent and chance() < 0.8:
+            kind, name, point = ChangeKind.ADD, absent[0], "member-added"
+        elif len(voters) > VOTERS_MIN or (learners and chance() < 0.3):
+            choice = voters if len(voters) > VOTERS_MIN else learners
+            kind, name, point = ChangeKind.REMOVE, random.choice(choice), "member-removed"
+        else:
+            return
+        self._command(node, ChangeMembers(kind, name), point)
+
+    def _command(self, node: Operated, command: Command, point: str) -> None:
+        node.command(command, partial(self._done, point))
+
+    def _done(self, point: str, answer: CommandAnswer) -> None:
+        if isinstance(answer, Fenced):
+            return
+        if isinstance(answer, CommitlogError):
+            self._cluster.sometimes.hit("command-refused")
+        elif answer.changed:
+            self._cluster.sometimes.hit(point)

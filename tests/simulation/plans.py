@@ -1,0 +1,91 @@
+"""What clusters the seeds stand for: calm ones that run long, and storms, short and dense."""
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from app.raft.config import RaftConfig
+from app.replication import DriverConfig, Durability
+from storage.commitlog import CommitlogConfig
+from tests.simulation.disk import DiskTiming
+from tests.simulation.faults import FaultPlan
+from tests.simulation.network import LinkFaults
+
+KIB = 1024
+SMALL_SEGMENTS = CommitlogConfig(segment_max_bytes=64 * KIB, mark_interval_bytes=16 * KIB)
+# Nothing stays in memory: every read of a follower that is behind goes to the disk.
+TINY_SEGMENTS = CommitlogConfig(
+    segment_max_bytes=16 * KIB, mark_interval_bytes=4 * KIB, tail_cache_bytes=2 * KIB
+)
+# Twice as slow as the defaults, with a coarser timer: nothing depends on it but how often nothing happens.
+CALM_TIMING = RaftConfig(
+    tick_interval_ms=100,
+    heartbeat_interval_ms=300,
+    election_timeout_ms=(1_000, 2_000),
+    commit_interval_ms=100,
+)
+STORM_TIMING = RaftConfig(tick_interval_ms=50, heartbeat_interval_ms=100, election_timeout_ms=(250, 500))
+CALM_LINKS = LinkFaults(loss=0.02, duplication=0.02, holding=0.02)
+STORM_LINKS = LinkFaults(max_delay_us=60_000, loss=0.05, duplication=0.1, holding=0.05)
+CALM_DISK = DiskTiming()
+CALM_FAULTS = FaultPlan()
+STORM_FAULTS = FaultPlan(pause_us=(10_000, 800_000), lasting_us=(10_000, 900_000))
+STORM_DISK = DiskTiming(sync_us=(50, 20_000), slow_chance=0.05, slow_us=300_000)
+NODE_COUNTS = (3, 3, 3, 5, 1)
+STORM_SHARE = 0.25  # of the simulated time of a calm seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterPlan:
+    """What one run is made of. share: of the simulated time that the command line asks for."""
+
+    nodes: int = 3  # that make up the group at first
+    spares: int = 0  # that may become members
+    clients: int = 4
+    durability: Durability = Durability.FSYNC
+    raft: RaftConfig = CALM_TIMING
+    storage: CommitlogConfig = SMALL_SEGMENTS
+    driver: DriverConfig = field(default_factory=lambda: DriverConfig(snapshot_interval_ms=5_000))
+    think_us: tuple[int, int] = (1_000, 1_200_000)  # of each client
+    read_pause_us: tuple[int, int] | None = None  # of the one that only reads, anywhere; None: there is none
+    links: LinkFaults = CALM_LINKS
+    disk: DiskTiming = CALM_DISK
+    faults: FaultPlan | None = CALM_FAULTS
+    share: float = 1.0
+
+
+def storm(nodes: int, durability: Durability = Durability.FSYNC) -> ClusterPlan:
+    """Slow links, a slow disk, impatient members and a fault every moment: elections all the time."""
+    return ClusterPlan(
+        nodes=nodes,
+        durability=durability,
+        raft=STORM_TIMING,
+        think_us=(1_000, 150_000),
+        read_pause_us=(1_000, 30_000),
+        links=STORM_LINKS,
+        disk=STORM_DISK,
+        faults=STORM_FAULTS,
+        share=STORM_SHARE,
+    )
+
+
+def plan_of(seed: int) -> ClusterPlan:
+    """Every seed has its own shape: nodes, durability, calm or storm, narrow windows, tiny segments."""
+    durability = Durability.REPLICATED if seed % 10 == 9 else Durability.FSYNC
+    nodes = NODE_COUNTS[seed % len(NODE_COUNTS)]
+    plan = storm(nodes, durability) if seed % 4 == 3 else ClusterPlan(nodes=nodes, durability=durability)
+    random = Random(seed)
+    if random.random() < 0.3:  # a narrow window and a small quota: D-04, D-08, D-09 at every turn
+        raft = replace(
+            plan.raft,
+            max_pending=2,
+            max_waiting=3,
+            peer_push_throttle_point_bytes=1,
+            peer_push_quota_bytes_per_s=32 * KIB,
+            push_max_bytes=KIB,
+        )
+        plan = replace(plan, raft=raft)
+    if nodes > 1 and random.random() < 0.5:
+        plan = replace(plan, spares=1 if random.random() < 0.8 else 2)
+    if random.random() < 0.3:
+        plan = replace(plan, storage=TINY_SEGMENTS)
+    return plan
