@@ -20,6 +20,7 @@ from app.api import (
     members,
     problems,
     reads,
+    tables,
     upkeep,
 )
 from app.api.append_front import AppendFront
@@ -29,6 +30,7 @@ from app.api.edge import Edge
 from app.api.openapi import PROBLEM_SCHEMA, as_openapi_3_0
 from app.api.room import Room
 from app.api.routing import ExactResponse, LogName
+from app.api.tables import KnownTables
 from app.api.tokens import Tokens
 from app.node.broker import Broker
 from app.settings import AppendFront as AppendFrontChoice
@@ -43,6 +45,7 @@ _PARTS: Final = (
     fences,
     elect,
     upkeep,
+    tables,
     members,
     health,
     live_page,
@@ -70,6 +73,7 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
         redirect_slashes=False,
     )
     app.state.broker = broker
+    app.state.tables = KnownTables(settings.tables.path)
     app.state.appends = handler
     app.openapi_version = "3.0.3"  # what the Swagger UI of the package index shows
     routers = [_append_router(front), *(part.router for part in _PARTS)]

@@ -7,7 +7,7 @@
               retention_ms, retention_bytes                        (absent: those of [retention])
               learners, min_in_sync_replicas, unclean, preferred   (controller mode)
               master, sync_slaves, ha_listen, ha_address           (classic mode)
-    [controller] [ha] [raft] [storage] [retention] [scrub] [limits] [http] [security]
+    [controller] [ha] [raft] [storage] [retention] [scrub] [limits] [http] [security] [tables]
                                                            fields of the dataclasses so named
 
 A relative `data` folder is relative to the folder that the node is started in.
@@ -222,6 +222,13 @@ class SecuritySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TablesSettings:
+    """path: folder or URL of the Delta tables, one folder a log; None: the service knows of none."""
+
+    path: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything one node needs to know before it starts."""
 
@@ -238,6 +245,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     http: HttpSettings = field(default_factory=HttpSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
+    tables: TablesSettings = field(default_factory=TablesSettings)
 
     def node_of(self, node_id: str | None) -> NodeSettings | None:
         """The node of that id; None for None and strangers."""
@@ -323,6 +331,7 @@ _SECTIONS: dict[str, type] = {
     "limits": Limits,
     "http": HttpSettings,
     "security": SecuritySettings,
+    "tables": TablesSettings,
 }
 
 

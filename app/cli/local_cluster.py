@@ -171,6 +171,7 @@ class LocalCluster:
             ha_port = self.nodes[0].port + HA_PORT_DISTANCE
             log += f'master = "{self.nodes[0].id}"\nha_listen = "127.0.0.1:{ha_port}"\n'
         tables.append(log)
+        tables.append(f"[tables]\npath = {_quoted(str(self.tables))}\n")
         self.config.write_text("\n".join(tables))
 
     def _checked_id(self, document: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ class SparkJob:
         """environment: variables for the job beside those of this process."""
         folder = cluster.folder / "spark"
         folder.mkdir(exist_ok=True)
-        self.tables = cluster.folder / "tables"
+        self.tables = cluster.tables
         self.log = folder / "log"
         self._progress = folder / "progress.json"
         self._progress.unlink(missing_ok=True)

@@ -2,64 +2,142 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as View
 
-from app.cli.context import CommandFailed, ExitCode, Target, json_option, print_json, target_options
-from app.cli.delta_folder import delta_tables
+from app.cli.context import CommandFailed, ExitCode, Target, print_json, target_options
 from app.cli.spark_job import JOB, job_arguments
+from app.client.tables import Cut, Tables
+from app.client.tables import Table as DeltaTable
+from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
 
 MIB = 1024 * 1024
-tables_option = click.option(
-    "--tables",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("commitlog-data/tables"),
-    envvar="COMMITLOG_TABLES",
-    show_default=True,
-    help="Folder of the Delta tables.",
-)
+DEFAULT_TABLES = Path("commitlog-data/tables")
+DEPTH = 2  # TABLES/LOG/TABLE
+folder = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("tables")
-@tables_option
-@json_option
-def tables_command(tables: Path, as_json: bool) -> None:
-    """List the Delta tables in a folder, as their transaction logs tell."""
-    if not tables.is_dir():
-        raise CommandFailed(f"{tables} is not there: name the folder by --tables", ExitCode.NOT_FOUND)
-    found = delta_tables(tables)
+@click.option("--wait", type=click.IntRange(0), metavar="INDEX", help="Until `entries` holds that record.")
+@click.option(
+    "--timeout-ms", type=click.IntRange(0), default=30_000, show_default=True, help="How long to --wait."
+)
+@click.option("--at-index", type=click.IntRange(0), help="The versions that belong to the log up to it.")
+@click.option("--at-timestamp", type=int, metavar="MS", help="... up to that time.")
+@click.option("--at-epoch", type=click.IntRange(0), help="... up to the end of that epoch.")
+@click.option("--tables", type=folder, help="Ask no node: look into this folder of tables.")
+@target_options
+def tables_command(
+    target: Target,
+    wait: int | None,
+    timeout_ms: int,
+    at_index: int | None,
+    at_timestamp: int | None,
+    at_epoch: int | None,
+    tables: Path | None,
+) -> None:
+    """The log's Delta tables: version, and how far they lag behind the log."""
+    points = {"index": at_index, "timestamp": at_timestamp, "epoch": at_epoch}
+    point = {name: value for name, value in points.items() if value is not None}
+    if len(point) + (wait is not None) + (tables is not None) > 1:
+        raise click.UsageError(
+            "--wait, --at-… and --tables exclude one another"
+        )
+    if tables is not None:
+        _show_folder(tables, target.as_json)
+        return
+    with target.client() as client:
+        known = Tables(client)
+        if point:
+            _show_cut(known.at(**point), target.as_json)
+        elif wait is not None:
+            _show_tables([known.wait(wait, timeout_ms=timeout_ms)], target)
+        else:
+            _show_tables(known.all(), target)
+
+
+def _show_tables(tables: Sequence[DeltaTable], target: Target) -> None:
+    if target.as_json:
+        print_json({"tables": [asdict(table) for table in tables]})
+        return
+    view = View("table", title=f"Delta tables of {target.log}", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("version", "through index", "lag (records)", "lag (ms)"):
+        view.add_column(name, justify="right")
+    for table in tables:
+        numbers = (table.materialized_index, table.lag_records, table.lag_ms)
+        view.add_row(table.name, str(table.version), *(_number(number) for number in numbers))
+    Console().print(view)
+
+
+def _number(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _show_cut(cut: Cut, as_json: bool) -> None:
+    if as_json:
+        print_json({"index": cut.index, "tables": dict(cut.versions), "exact": cut.exact})
+        return
+    title = f"Versions at index {cut.index:,}"
+    if not cut.exact:
+        title += ": entries holds later ones too, leave them out by index"
+    view = View("table", title=title, title_justify="left", box=SIMPLE_HEAD)
+    view.add_column("version", justify="right")
+    for name, version in cut.versions.items():
+        view.add_row(name, str(version))
+    Console().print(view)
+
+
+def _show_folder(root: Path, as_json: bool) -> None:
+    """What lies below a folder, as the tables' own logs tell."""
+    if not root.is_dir():
+        raise CommandFailed(f"{root} is not there: name the folder by --tables", ExitCode.NOT_FOUND)
+    paths = sorted(path.parent for depth in range(DEPTH + 1) for path in root.glob("*/" * depth + LOG_FOLDER))
+    try:
+        looked = [(path, DeltaLog(str(path)).snapshot()) for path in paths]
+    except DeltaLogError as error:
+        raise CommandFailed(str(error)) from error
+    found = [(str(path.relative_to(root)), snapshot) for path, snapshot in looked if snapshot is not None]
     if as_json:
         documents = [
             {
-                "name": table.name,
-                "path": str(table.path),
-                "version": table.version,
-                "rows": table.rows,
-                "files": table.files,
-                "size_bytes": table.size_bytes,
+                "name": name,
+                "path": snapshot.path,
+                "version": snapshot.version,
+                "rows": snapshot.rows,
+                "files": len(snapshot.files),
+                "size_bytes": snapshot.size_bytes,
             }
-            for table in found
+            for name, snapshot in found
         ]
         print_json({"tables": documents})
         return
-    view = Table("table", title=f"Delta tables in {tables}", title_justify="left", box=SIMPLE_HEAD)
+    view = View("table", title=f"Delta tables in {root}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("version", "rows", "files", "MiB"):
         view.add_column(name, justify="right")
-    for table in found:
-        rows = "" if table.rows is None else f"{table.rows:,}"
-        view.add_row(table.name, str(table.version), rows, str(table.files), f"{table.size_bytes / MIB:.1f}")
+    for name, snapshot in found:
+        size = f"{snapshot.size_bytes / MIB:.1f}"
+        view.add_row(name, str(snapshot.version), _number(snapshot.rows), str(len(snapshot.files)), size)
     Console().print(view)
 
 
 @click.command("materialize")
-@tables_option
+@click.option(
+    "--tables",
+    type=folder,
+    default=DEFAULT_TABLES,
+    envvar="COMMITLOG_TABLES",
+    show_default=True,
+    help="Folder of the Delta tables.",
+)
 @click.option(
     "--checkpoints",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=folder,
     default=Path("commitlog-data/checkpoints"),
     show_default=True,
     help="Folder in which Spark notes how far it is.",

@@ -5,6 +5,7 @@ client.py      the caller's doing: 4xx
 logs.py        creating, changing and deleting logs; elections
 operations.py  members, lead, trims, cursors
 service.py     the service's state: 5xx; the outcome may be unknown
+tables.py      what is asked about Delta tables
 
 A class says code, title, status, whether a repeat may help, and what became of the append; an instance
 adds the detail and the fields of its own. Broken invariants and wrong configurations are not refusals:
@@ -73,6 +74,7 @@ from app.errors.service import (
     StorageFull,
     TermChanged,
 )
+from app.errors.tables import NoSuchCut, NotYetMaterialized, TableNotFound
 from storage.errors import InvariantError  # the broken promise that stops a node
 
 __all__ = [
@@ -105,12 +107,14 @@ __all__ = [
     "MethodNotAllowed",
     "NoEligibleReplica",
     "NoLeader",
+    "NoSuchCut",
     "NotAcceptable",
     "NotCaughtUp",
     "NotEnoughInSync",
     "NotFound",
     "NotLeader",
     "NotMaterialized",
+    "NotYetMaterialized",
     "NotYetReplicated",
     "Outcome",
     "ProducerFenced",
@@ -121,6 +125,7 @@ __all__ = [
     "RequestOutstanding",
     "SequenceGap",
     "StorageFull",
+    "TableNotFound",
     "TermChanged",
     "TermMismatch",
     "TooLarge",

@@ -1,0 +1,249 @@
+"""The Delta tables of a log: how far they are, and which versions belong to a point of the log (API.md §5).
+
+What the tables hold is read from their own logs (app/tables); how far that lags is seen against this node's
+committed prefix. Control records are never rows: those behind the last row count as held.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any, Final, TypeVar
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from app.api.appends import log_headers
+from app.api.openapi import answers
+from app.api.read_query import Index, NoQuery, TimestampMs
+from app.api.read_query import Query as Parameters
+from app.api.routing import LogName, Node, from_replica, json_answer, wants_json
+from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
+from app.node.broker import Broker
+from app.node.driver import LogDriver
+from app.tables.catalog import ENTRIES, LogTables, TableState
+from storage.commitlog import Commitlog
+
+router = APIRouter(tags=["tables"])
+
+_POLL_S: Final = 0.1
+_LOOK_BYTES: Final = 1024 * 1024  # at once
+_COUNT_BYTES: Final = 16 * 1024 * 1024  # of log, for an exact lag; beyond it control records count as data
+TABLE_EXAMPLE: Final[dict[str, Any]] = {
+    "name": "entries",
+    "path": "/data/tables/default/entries",
+    "version": 17,
+    "materialized_index": 44,
+    "lag_records": 0,
+    "lag_ms": 0,
+}
+CUT_EXAMPLE: Final[dict[str, Any]] = {
+    "index": 42,
+    "tables": {"entries": 17, "epochs": 3, "events": 9},
+    "exact": True,
+}
+Nothing = Annotated[NoQuery, Query()]
+TableName = Annotated[str, Path(description="One of the log's tables", examples=[ENTRIES])]
+Result = TypeVar("Result")
+
+
+class KnownTables:
+    """The tables of all logs, as last looked at. One look at a log's tables at a time, in a thread."""
+
+    def __init__(self, root: str | None) -> None:
+        self._root = root
+        self._logs: dict[str, tuple[LogTables, asyncio.Lock]] = {}
+
+    async def look(self, log: str, ask: Callable[[LogTables], Result]) -> Result | None:
+        """What `ask` finds; None when nobody said where tables lie."""
+        if self._root is None:
+            return None
+        if log not in self._logs:
+            self._logs[log] = (LogTables(self._root, log), asyncio.Lock())
+        tables, lock = self._logs[log]
+        async with lock:
+            return await asyncio.to_thread(ask, tables)
+
+
+class WaitQuery(Parameters):
+    index: Index = Field(description="Of the record to wait for")
+    timeout_ms: int = Field(5_000, ge=0, le=60_000, description="After that: 504")
+
+
+class AtQuery(Parameters):
+    """Exactly one of them."""
+
+    index: Index | None = Field(None, description="All records up to it")
+    timestamp: TimestampMs | None = Field(None, description="All records before the first later one, ms")
+    epoch: Index | None = Field(None, description="All records up to its end, or the log's while it is open")
+
+
+def known_tables(request: Request) -> KnownTables:
+    known: KnownTables = request.app.state.tables
+    return known
+
+
+@router.get(
+    "/v1/logs/{log}/tables",
+    summary="The log's Delta tables",
+    description="`materialized_index`: every committed record up to it is in `entries`, or is a control "
+    "record. `lag_records`, `lag_ms`: how many records are not in it yet, and how old the oldest of them is. "
+    "All three are null for tables that hold no records.",
+    responses=answers(example={"tables": [TABLE_EXAMPLE]}),
+    response_class=Response,
+)
+async def tables(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
+    hosted = broker.find(log)
+    wants_json(request)
+    driver = await from_replica(request, broker, hosted)
+    if isinstance(driver, Response):
+        return driver
+    found = await known_tables(request).look(log, LogTables.all) or []
+    content = {"tables": [await _table_object(broker, driver, state) for state in found]}
+    return json_answer(content, headers=log_headers(broker, hosted))
+
+
+@router.get(
+    "/v1/logs/{log}/tables/{table}:wait",
+    summary="Wait until a record is in a table",
+    responses=answers("table-not-found", "not-yet-materialized", example=TABLE_EXAMPLE),
+    response_class=Response,
+)
+async def wait(
+    request: Request, broker: Node, log: LogName, table: TableName, query: Annotated[WaitQuery, Query()]
+) -> Response:
+    hosted = broker.find(log)
+    wants_json(request)
+    if table != ENTRIES:
+        raise InvalidRequest(("/path/table", f"only {ENTRIES!r} holds the log's records by their index"))
+    driver = await from_replica(request, broker, hosted)
+    if isinstance(driver, Response):
+        return driver
+    deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
+    while True:
+        content = await _table_object(broker, driver, await _found(request, log, table))
+        if content["materialized_index"] >= query.index:
+            return json_answer(content, headers=log_headers(broker, hosted))
+        left_ms = deadline_ms - broker.clock.monotonic_ms()
+        if left_ms <= 0 or broker.stopping:
+            raise NotYetMaterialized(query.index, content["materialized_index"])
+        await broker.pause(min(_POLL_S, left_ms / 1000))
+
+
+@router.get(
+    "/v1/logs/{log}/tables/{table}",
+    summary="One of the log's Delta tables",
+    responses=answers("table-not-found", example=TABLE_EXAMPLE),
+    response_class=Response,
+)
+async def one_table(
+    request: Request, broker: Node, log: LogName, table: TableName, query: Nothing
+) -> Response:
+    hosted = broker.find(log)
+    wants_json(request)
+    driver = await from_replica(request, broker, hosted)
+    if isinstance(driver, Response):
+        return driver
+    content = await _table_object(broker, driver, await _found(request, log, table))
+    return json_answer(content, headers=log_headers(broker, hosted))
+
+
+@router.get(
+    "/v1/logs/{log}/tables:at",
+    summary="The versions of all tables that belong to a point of the log",
+    description="Of `entries` the first version that holds every record up to `index`; `exact` when it holds "
+    "nothing past it. Of the others what they were when that version was committed.",
+    responses=answers("no-such-cut", example=CUT_EXAMPLE),
+    response_class=Response,
+)
+async def at(request: Request, broker: Node, log: LogName, query: Annotated[AtQuery, Query()]) -> Response:
+    hosted = broker.find(log)
+    wants_json(request)
+    if len(query.model_fields_set) != 1:
+        raise InvalidRequest(("/query", "needs one of index, timestamp and epoch"))
+    driver = await from_replica(request, broker, hosted)
+    if isinstance(driver, Response):
+        return driver
+    state = await known_tables(request).look(log, lambda found: found.find(ENTRIES))
+    if state is None:
+        raise NoSuchCut(f"log {log!r} has no table {ENTRIES!r}", None)
+    held_index = (await _table_object(broker, driver, state))["materialized_index"]
+    index = _point(driver, query)
+    if index > held_index:
+        raise NoSuchCut(f"index {index} is not in the tables yet: they hold {held_index}", held_index)
+    cut = await known_tables(request).look(log, lambda found: found.cut(index, held_index))
+    if cut is None:
+        raise NoSuchCut(f"no version of the tables is known to hold index {index}", held_index)
+    content = {"index": index, "tables": dict(cut.versions), "exact": cut.exact}
+    return json_answer(content, headers=log_headers(broker, hosted))
+
+
+async def _found(request: Request, log: str, table: str) -> TableState:
+    """Raises TableNotFound."""
+    state = await known_tables(request).look(log, lambda found: found.find(table))
+    if state is None:
+        raise TableNotFound(table, log)
+    return state
+
+
+async def _table_object(broker: Broker, driver: LogDriver, state: TableState) -> dict[str, Any]:
+    if state.held_index is None:
+        held_index, lag_records, lag_ms = None, None, None
+    else:
+        held_index, lag_records, oldest_ms = await _lag(driver, state.held_index)
+        lag_ms = 0 if oldest_ms is None else max(0, broker.clock.now_ms() - oldest_ms)
+    return {
+        "name": state.name,
+        "path": state.path,
+        "version": state.version,
+        "materialized_index": held_index,
+        "lag_records": lag_records,
+        "lag_ms": lag_ms,
+    }
+
+
+async def _lag(driver: LogDriver, held_index: int) -> tuple[int, int, int | None]:
+    """What a table lacks that holds every record up to `held_index`: up to where it really does (control
+    records behind that are none of its rows), how many records it lacks, and when the first was appended.
+    """
+    log = driver.log
+    committed_index = driver.committed_index
+    at = max(held_index + 1, log.begin_index)
+    missing, first, oldest_ms, looked = 0, None, None, 0
+    while at <= committed_index and looked < _COUNT_BYTES:
+        at = max(at, log.begin_index)  # a trim may have come in between
+        for batch in log.read_batches(at, _LOOK_BYTES, committed_index):
+            if not batch.is_control:
+                if first is None:
+                    first, oldest_ms = max(at, batch.base_index), batch.timestamp_ms
+                missing += batch.next_index - max(at, batch.base_index)
+            looked += batch.size_bytes
+            at = batch.next_index
+        await asyncio.sleep(0)  # replication goes first
+    missing += max(0, committed_index + 1 - at)
+    through = (at if first is None else first) - 1
+    return max(held_index, through), missing, oldest_ms
+
+
+def _point(driver: LogDriver, query: AtQuery) -> int:
+    """The last index of the point that is asked for. Raises NoSuchCut."""
+    if query.index is not None:
+        return query.index
+    log, committed_index = driver.log, driver.committed_index
+    if query.timestamp is not None:
+        return _last_before(log, query.timestamp + 1, committed_index)
+    epochs = [epoch.epoch for epoch in log.epochs]
+    if query.epoch not in epochs or log.epochs[epochs.index(query.epoch)].start_index > committed_index:
+        raise NoSuchCut(f"this node knows no committed epoch {query.epoch}", None)
+    position = epochs.index(query.epoch)
+    if position + 1 < len(epochs):
+        return min(log.epochs[position + 1].start_index - 1, committed_index)
+    return committed_index
+
+
+def _last_before(log: Commitlog, timestamp_ms: int, committed_index: int) -> int:
+    """The index before the first record at or after a time. Raises NoSuchCut where the log does not tell."""
+    found = log.first_index_at_or_after(timestamp_ms)
+    index = committed_index if found is None else min(found - 1, committed_index)
+    if index < log.begin_index or index < 0:
+        raise NoSuchCut(f"the log begins at index {max(0, log.begin_index)}, which is later", None)
+    return index

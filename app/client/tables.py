@@ -1,0 +1,92 @@
+"""What a client asks about the Delta tables of its log: are my records in them, and which versions belong to
+a point of the log?"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from app.client.client import CommitlogClient
+from app.client.connection import Answer
+from app.client.errors import NoAnswer
+
+ENTRIES = "entries"
+LONGEST_WAIT_MS = 60_000  # of one call
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table as it stands. The last three are None for tables that hold no records.
+
+    materialized_index: every committed record up to it is a row or a control record. lag_ms: age of the
+    oldest record that is not in the table yet, 0 for none.
+    """
+
+    name: str
+    path: str
+    version: int
+    materialized_index: int | None
+    lag_records: int | None
+    lag_ms: int | None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The versions that belong to the point up to `index`. exact: that of `entries` holds nothing past it."""
+
+    index: int
+    versions: Mapping[str, int]
+    exact: bool
+
+
+class Tables:
+    """Calls of one client. All raise ClientError."""
+
+    def __init__(self, client: CommitlogClient) -> None:
+        self._connection = client.connection
+        self._log = f"/v1/logs/{quote(client.log, safe='')}"
+
+    def all(self) -> list[Table]:
+        """By name."""
+        return [Table(**table) for table in self._get("/tables")["tables"]]
+
+    def find(self, name: str) -> Table:
+        """Raises NotFound."""
+        return Table(**self._get(f"/tables/{quote(name, safe='')}"))
+
+    def wait(self, index: int, *, table: str = ENTRIES, timeout_ms: int = 5_000) -> Table:
+        """The table once it holds the record. Raises Unavailable (not-yet-materialized) after the time."""
+        path = f"{self._log}/tables/{quote(table, safe='')}:wait"
+        deadline = time.monotonic() + timeout_ms / 1_000
+        failed: NoAnswer | None = None
+        for endpoint in self._connection.endpoints:
+            left_ms = min(max(0, int((deadline - time.monotonic()) * 1_000)), LONGEST_WAIT_MS)
+            try:
+                answer = self._connection.once(
+                    "GET",
+                    endpoint,
+                    path,
+                    query={"index": index, "timeout_ms": left_ms},
+                    wait_s=left_ms / 1_000,
+                )
+            except NoAnswer as error:
+                failed = error
+                continue
+            return Table(**_json(answer))
+        assert failed is not None  # there is at least one endpoint
+        raise failed
+
+    def at(self, **point: int) -> Cut:
+        """point: one of index, timestamp (ms) and epoch. Raises NotFound (no-such-cut)."""
+        found = self._get("/tables:at", **point)
+        return Cut(found["index"], found["tables"], found["exact"])
+
+    def _get(self, route: str, **query: int) -> dict[str, Any]:
+        return _json(self._connection.call("GET", f"{self._log}{route}", query=query))
+
+
+def _json(answer: Answer) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(answer.data)
+    return document

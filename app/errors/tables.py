@@ -1,0 +1,50 @@
+"""Refusals of what is asked about a log's Delta tables."""
+
+from typing import Any
+
+from app.errors.base import CommitlogError
+
+
+class TableNotFound(CommitlogError):
+    """The log has no Delta table of that name, or the cluster does not know where they lie."""
+
+    code, title, http_status = "table-not-found", "No such table", 404
+
+    def __init__(self, table: str, log: str) -> None:
+        super().__init__(f"log {log!r} has no table {table!r}")
+        self.table = table
+
+    def fields(self) -> dict[str, Any]:
+        return {"table": self.table}
+
+
+class NoSuchCut(CommitlogError):
+    """No version of the tables belongs to that point of the log: it is not in `entries` yet, or no longer
+    known."""
+
+    code, title, http_status = "no-such-cut", "The tables have no version of that point", 404
+
+    def __init__(self, detail: str, materialized_index: int | None) -> None:
+        super().__init__(detail)
+        self.materialized_index = materialized_index
+
+    def fields(self) -> dict[str, Any]:
+        return {"materialized_index": self.materialized_index}
+
+
+class NotYetMaterialized(CommitlogError):
+    """The record is not in the table yet; its writer may be behind, or not run at all."""
+
+    code, title, http_status, retryable = (
+        "not-yet-materialized",
+        "The record is not in the table yet",
+        504,
+        True,
+    )
+
+    def __init__(self, index: int, materialized_index: int) -> None:
+        super().__init__(f"the table holds the log up to index {materialized_index}, not {index}")
+        self.materialized_index = materialized_index
+
+    def fields(self) -> dict[str, Any]:
+        return {"materialized_index": self.materialized_index}

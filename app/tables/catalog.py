@@ -1,0 +1,139 @@
+"""The Delta tables of one log: which there are, how far `entries` goes, and which versions belong to a point.
+
+A commit of `entries` notes the range of indexes that it brings (`until_index`, exclusive): the table holds
+every data record before it. Compaction and the like bring nothing and note nothing. Blocks on I/O.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from app.tables.delta_log import Commit, DeltaLog, Snapshot, table_folders
+
+ENTRIES: Final = "entries"
+KEY: Final = "index"
+NONE: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """One table as it stands. held_index: of `entries`, every data record up to it is a row; inclusive."""
+
+    name: str
+    path: str
+    version: int
+    held_index: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The tables at a point of the log. exact: that version of `entries` holds nothing past the point."""
+
+    versions: Mapping[str, int]
+    exact: bool
+
+
+class LogTables:
+    """The tables below ROOT/LOG. Not safe for use by two threads."""
+
+    def __init__(self, root: str, log: str) -> None:
+        self._folder = f"{root.rstrip('/')}/{log}"
+        self._logs: dict[str, DeltaLog] = {}
+        self._held = (NONE, NONE)  # the newest version of `entries` that was looked at, and what it holds
+
+    def all(self) -> list[TableState]:
+        """By name. Raises DeltaLogError."""
+        found = [self._state(name) for name in table_folders(self._folder)]
+        return [state for state in found if state is not None]
+
+    def find(self, name: str) -> TableState | None:
+        """None when there is no such table, or nothing was committed to it. Raises DeltaLogError."""
+        return self._state(name) if name in table_folders(self._folder) else None
+
+    def cut(self, index: int, held_index: int) -> Cut | None:
+        """The first version of `entries` that holds every data record up to `index`, and of each other table
+        the newest that was committed no later. None when there is no such version.
+
+        held_index: what the newest version holds, control records behind its last row included.
+        Raises DeltaLogError.
+        """
+        entries = self._log(ENTRIES)
+        if ENTRIES not in table_folders(self._folder) or index > held_index:
+            return None
+        history = entries.versions()
+        position = _first(history, lambda version: _held(entries, history.start, version) >= index)
+        if position == history.stop:
+            position -= 1  # control records alone stand between its end and the point
+        commit = entries.commit(position)
+        if commit is None:
+            return None
+        versions = {ENTRIES: position}
+        for name in table_folders(self._folder):
+            if name != ENTRIES and (version := _newest_at(self._log(name), commit.timestamp_ms)) is not None:
+                versions[name] = version
+        return Cut(versions, _last_row(entries, history.start, position) <= index)
+
+    def _log(self, name: str) -> DeltaLog:
+        if name not in self._logs:
+            self._logs[name] = DeltaLog(f"{self._folder}/{name}")
+        return self._logs[name]
+
+    def _state(self, name: str) -> TableState | None:
+        log = self._log(name)
+        snapshot = log.snapshot()
+        if snapshot is None:
+            return None
+        if name != ENTRIES:
+            return TableState(name, log.path, snapshot.version, None)
+        if self._held[0] != snapshot.version:
+            held = max(last_index(snapshot), _held(log, 0, snapshot.version))
+            self._held = (snapshot.version, held)
+        return TableState(name, log.path, snapshot.version, self._held[1])
+
+
+def last_index(snapshot: Snapshot) -> int:
+    """The largest index of a version of `entries`, NONE for none."""
+    return max((int(file.most.get(KEY, NONE)) for file in snapshot.files.values()), default=NONE)
+
+
+def _first(versions: range, holds: Callable[[int], bool]) -> int:
+    """The first version of which `holds` is true, by bisection; the end of the range for none."""
+    low, high = versions.start, versions.stop
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _bringing(log: DeltaLog, first: int, version: int) -> Commit | None:
+    """The last commit of [first, version] that brought rows; None when history tells of none."""
+    for earlier in range(version, first - 1, -1):
+        commit = log.commit(earlier)
+        if commit is None or "until_index" in commit.note:
+            return commit
+    return None
+
+
+def _held(log: DeltaLog, first: int, version: int) -> int:
+    commit = _bringing(log, first, version)
+    return NONE if commit is None else int(commit.note["until_index"]) - 1
+
+
+def _last_row(log: DeltaLog, first: int, version: int) -> int:
+    commit = _bringing(log, first, version)
+    return NONE if commit is None else max((int(index) for index in commit.largest(KEY)), default=NONE)
+
+
+def _newest_at(log: DeltaLog, timestamp_ms: int) -> int | None:
+    """The newest version that was committed at that time or before."""
+
+    def later(version: int) -> bool:
+        commit = log.commit(version)
+        return commit is not None and commit.timestamp_ms > timestamp_ms
+
+    history = log.versions()
+    after = _first(history, later)
+    return after - 1 if after > history.start else None

@@ -1,0 +1,254 @@
+"""A Delta table as its transaction log tells: no Spark, no Java, at once.
+
+TABLE/_delta_log/00000000000000000007.json          one commit: an action a line
+TABLE/_delta_log/00000000000000000100.checkpoint.parquet  the actions that hold after a commit
+
+Source: the Delta transaction log protocol, sections Actions and Checkpoints; the classic checkpoints that our
+tables have (spark_jobs/tables.py). A table is a folder or a URL that pyarrow can open. Blocks on I/O.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+LOG_FOLDER = "_delta_log"
+CHECKPOINT = ".checkpoint.parquet"
+CHECKPOINT_ACTIONS = ("add", "remove", "metaData", "protocol")
+MAX_LOOKS = 3  # a commit may be cleaned up between the listing and the reading
+
+
+class DeltaLogError(Exception):
+    """What stands in a Delta log cannot be read; the message names the table and says why."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"the Delta log of {path}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file of a table. rows: None when its statistics do not tell. least, most: by column."""
+
+    path: str
+    size_bytes: int
+    rows: int | None
+    least: Mapping[str, Any]
+    most: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit says of itself. note: the JSON object that its writer left, empty for none. added: its
+    files."""
+
+    version: int
+    timestamp_ms: int
+    note: Mapping[str, Any]
+    added: tuple[DataFile, ...] = field(repr=False)
+
+    def largest(self, column: str) -> list[Any]:
+        """The largest value of a column in each file that it added, where statistics tell."""
+        return [file.most[column] for file in self.added if column in file.most]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A table at one version. files: by path as the log has it. reader_features: beyond the plain format."""
+
+    path: str
+    version: int
+    files: Mapping[str, DataFile] = field(repr=False)
+    properties: Mapping[str, str] = field(repr=False)
+    reader_features: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files.values())
+
+    @property
+    def rows(self) -> int | None:
+        """None when the statistics of a file do not tell."""
+        counts = [file.rows for file in self.files.values()]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+
+class DeltaLog:
+    """The log of one table, replayed once and then commit by commit. Not safe for use by two threads."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path.rstrip("/")
+        self._files, root = file_system_of(self.path)
+        self._folder = f"{root.rstrip('/')}/{LOG_FOLDER}"
+        self._stamp: tuple[Any, ...] | None = None  # of the newest commit's file: the table is still the same
+        self._forget()
+
+    def _forget(self) -> None:
+        self._version = -1
+        self._added: dict[str, DataFile] = {}
+        self._properties: dict[str, str] = {}
+        self._features: tuple[str, ...] = ()
+        self._snapshot: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot | None:
+        """The newest version; None while there is none. Raises DeltaLogError."""
+        for look in range(1, MAX_LOOKS + 1):
+            try:
+                if self._stamp is None or self._stamp != self._stamp_of(self._version):
+                    self._forget()
+                    self._replay()
+                else:
+                    self._follow()
+                break
+            except FileNotFoundError as error:
+                self._stamp = None
+                if look == MAX_LOOKS:
+                    raise DeltaLogError(self.path, f"commits are missing ({error})") from error
+            except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+                self._stamp = None
+                raise DeltaLogError(self.path, f"{type(error).__name__}: {error}") from error
+        if self._version < 0:
+            return None
+        if self._snapshot is None or self._snapshot.version != self._version:
+            self._snapshot = Snapshot(
+                self.path, self._version, dict(self._added), dict(self._properties), self._features
+            )
+        return self._snapshot
+
+    def commit(self, version: int) -> Commit | None:
+        """A commit by its version; None when it is not there, or not any more. Raises DeltaLogError."""
+        try:
+            actions = self._read_commit(version)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise DeltaLogError(self.path, f"commit {version}: {error}") from error
+        return _commit_of(self.path, version, actions)
+
+    def versions(self) -> range:
+        """The versions that can be opened still: history is cleaned up from its beginning."""
+        names = self._listed()
+        commits = [_number(name) for name in names if _is_commit(name)]
+        whole = [_number(name) for name in names if name.endswith(CHECKPOINT)]
+        first = min((start for start in [0, *whole] if start in commits), default=0)
+        return range(first, max(commits) + 1) if commits else range(0)
+
+    # --- replay
+
+    def _replay(self) -> None:
+        """Everything since the last checkpoint, the checkpoint first."""
+        names = self._listed()
+        checkpoints = sorted(name for name in names if name.endswith(CHECKPOINT))
+        if checkpoints:
+            with self._files.open_input_file(f"{self._folder}/{checkpoints[-1]}") as file:
+                table = pq.read_table(file)
+            known = [name for name in CHECKPOINT_ACTIONS if name in table.column_names]
+            for action in table.select(known).to_pylist():
+                self._apply(action)
+            self._version = _number(checkpoints[-1])
+        for name in sorted(names):
+            version = _number(name) if _is_commit(name) else -1
+            if version > self._version:
+                if version != self._version + 1:
+                    raise FileNotFoundError(f"{name} is there, the commit before it is not")
+                self._take(version)
+        self._stamp = self._stamp_of(self._version)
+
+    def _follow(self) -> None:
+        """The commits that have come since the last look."""
+        while (stamp := self._stamp_of(self._version + 1)) is not None:
+            self._take(self._version + 1)
+            self._stamp = stamp
+
+    def _take(self, version: int) -> None:
+        for action in self._read_commit(version):
+            self._apply(action)
+        self._version = version
+
+    def _apply(self, action: Mapping[str, Any]) -> None:
+        if (added := action.get("add")) is not None:
+            self._added[added["path"]] = _data_file(self.path, added)
+        if (removed := action.get("remove")) is not None:
+            self._added.pop(removed["path"], None)
+        if (metadata := action.get("metaData")) is not None:
+            self._properties = dict(metadata.get("configuration") or {})
+        if (protocol := action.get("protocol")) is not None:
+            plain = int(protocol["minReaderVersion"]) == 1
+            self._features = () if plain else tuple(protocol.get("readerFeatures") or ("columnMapping",))
+
+    # --- files
+
+    def _listed(self) -> list[str]:
+        selector = fs.FileSelector(self._folder, allow_not_found=True)
+        return [info.base_name for info in self._files.get_file_info(selector)]
+
+    def _name(self, version: int) -> str:
+        return f"{self._folder}/{version:020d}.json"
+
+    def _stamp_of(self, version: int) -> tuple[Any, ...] | None:
+        info = self._files.get_file_info(self._name(version))
+        return None if info.type == fs.FileType.NotFound else (info.size, info.mtime_ns)
+
+    def _read_commit(self, version: int) -> list[Mapping[str, Any]]:
+        with self._files.open_input_file(self._name(version)) as file:
+            return [json.loads(line) for line in file.read().splitlines()]
+
+
+def file_system_of(path: str) -> tuple[fs.FileSystem, str]:
+    """Where a path or URL leads, and what it is called there."""
+    if "://" in path:
+        files, name = fs.FileSystem.from_uri(path)
+        return files, str(name)
+    return fs.LocalFileSystem(), path.removeprefix("file:")
+
+
+def table_folders(root: str) -> Iterator[str]:
+    """The names of the tables right below a folder or URL, in order."""
+    files, name = file_system_of(root)
+    for info in sorted(
+        files.get_file_info(fs.FileSelector(name, allow_not_found=True)), key=lambda info: info.base_name
+    ):
+        if info.type == fs.FileType.Directory:
+            inner = files.get_file_info(f"{info.path}/{LOG_FOLDER}")
+            if inner.type == fs.FileType.Directory:
+                yield info.base_name
+
+
+def _number(name: str) -> int:
+    """The version that a file of the log is named by."""
+    return int(name.partition(".")[0])
+
+
+def _is_commit(name: str) -> bool:
+    number, _, kind = name.partition(".")
+    return kind == "json" and number.isdecimal()
+
+
+def _data_file(table: str, added: Mapping[str, Any]) -> DataFile:
+    told = json.loads(added["stats"]) if added.get("stats") else {}
+    rows = told.get("numRecords")
+    if rows is not None:
+        rows -= int((added.get("deletionVector") or {}).get("cardinality", 0))
+    name = unquote(added["path"])
+    where = name if name.startswith("/") or "://" in name else f"{table}/{name}"
+    return DataFile(where, int(added["size"]), rows, told.get("minValues") or {}, told.get("maxValues") or {})
+
+
+def _commit_of(table: str, version: int, actions: list[Mapping[str, Any]]) -> Commit:
+    infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
+    info: Mapping[str, Any] = next(infos, {})
+    try:
+        note = json.loads(info.get("userMetadata") or "{}")
+    except ValueError:
+        note = {}
+    return Commit(
+        version,
+        int(info.get("inCommitTimestamp") or info.get("timestamp") or 0),
+        note if isinstance(note, dict) else {},
+        tuple(_data_file(table, action["add"]) for action in actions if "add" in action),
+    )

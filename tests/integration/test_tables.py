@@ -1,0 +1,160 @@
+"""What the service says of a log's Delta tables: real nodes, tables written by hand."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from app.cli.main import cli
+from app.client import CommitlogClient, NotFound, Unavailable
+from app.client.tables import Tables
+from tests.support.cluster import Cluster, eventually, running
+from tests.support.delta_files import DeltaFiles
+
+FROM_MS = 4_000_000_000_000  # after the control record that opens the log
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tables")
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """The log `pair` is kept by two nodes of three."""
+    logs = ({"name": "pair", "replicas": ["n1", "n2"]},)
+    with running(folder, 3, logs=logs, sections={"tables": {"path": folder / "delta"}}) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def entries(cluster: Cluster, folder: Path) -> DeltaFiles:
+    """Twelve records in the log, one each ten seconds; all are in the table: six, then the rest."""
+    times = [FROM_MS + 10_000 * number for number in range(12)]
+    records = [{"value": f"v{number}", "timestamp": time} for number, time in enumerate(times)]
+    first = cluster.call("POST", "n1", "/v1/logs/default/records", json={"records": records}).json()
+    table = DeltaFiles(folder / "delta" / "default" / "entries")
+    table.create(timestamp_ms=1_000)
+    middle = first["first_index"] + 6
+    table.bring(first["first_index"], middle, timestamp_ms=2_000)
+    table.bring(middle, first["next_index"], timestamp_ms=3_000)
+    events = DeltaFiles(folder / "delta" / "default" / "events")
+    events.commit(timestamp_ms=1_500)
+    events.commit(timestamp_ms=2_500)
+    cluster.wait_even()
+    return table
+
+
+def last_index(cluster: Cluster) -> int:
+    return int(cluster.status(cluster.leader())["committed_index"])
+
+
+def get(cluster: Cluster, path: str, node: str = "n1", log: str = "default") -> httpx.Response:
+    return cluster.get(node, f"/v1/logs/{log}/{path}")
+
+
+def test_tables_are_listed_with_their_lag(cluster: Cluster, entries: DeltaFiles) -> None:
+    end = last_index(cluster)
+    for node in cluster.ids:
+        found = get(cluster, "tables", node).json()["tables"]
+        assert found == [
+            {
+                "name": "entries",
+                "path": str(entries.folder),
+                "version": 2,
+                "materialized_index": end,
+                "lag_records": 0,
+                "lag_ms": 0,
+            },
+            {
+                "name": "events",
+                "path": str(entries.folder.parent / "events"),
+                "version": 1,
+                "materialized_index": None,
+                "lag_records": None,
+                "lag_ms": None,
+            },
+        ]
+    assert get(cluster, "tables/entries").json() == found[0]
+    assert get(cluster, "tables", "n3", log="pair").json() == {"tables": []}
+
+
+def test_what_is_not_there_is_refused(cluster: Cluster, entries: DeltaFiles) -> None:
+    for path, status, code in (
+        ("tables/none", 404, "table-not-found"),
+        ("tables/no..such", 404, "table-not-found"),
+        ("tables/none:wait?index=1", 422, "invalid-request"),
+        ("tables/entries:wait", 422, "invalid-request"),
+        ("tables/entries:wait?index=1&timeout_ms=60001", 422, "invalid-request"),
+        ("tables:at", 422, "invalid-request"),
+        ("tables:at?index=1&epoch=1", 422, "invalid-request"),
+        ("tables:at?index=100000", 404, "no-such-cut"),
+        ("tables:at?epoch=100000", 404, "no-such-cut"),
+        ("tables:at?timestamp=1000", 404, "no-such-cut"),
+        ("tables/entries:wait?index=100000&timeout_ms=10", 504, "not-yet-materialized"),
+    ):
+        answer = get(cluster, path)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), path
+    assert get(cluster, "tables/entries", log="pair").json()["code"] == "table-not-found"
+    assert get(cluster, "tables:at?index=1", log="pair").json()["code"] == "no-such-cut"
+    refused = cluster.call("POST", "n1", "/v1/logs/default/tables:at")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+
+
+def test_a_point_of_the_log_has_versions(cluster: Cluster, entries: DeltaFiles) -> None:
+    first = int(get(cluster, "records?from=earliest&limit=1").json()["records"][0]["index"])
+    middle = {"index": first + 5, "tables": {"entries": 1, "events": 0}, "exact": True}
+    assert get(cluster, f"tables:at?index={first + 5}").json() == middle
+    assert get(cluster, f"tables:at?timestamp={FROM_MS + 59_999}").json() == middle
+    assert get(cluster, f"tables:at?timestamp={FROM_MS + 50_000}").json() == middle
+    later = get(cluster, f"tables:at?index={first + 6}").json()
+    assert later == {"index": first + 6, "tables": {"entries": 2, "events": 1}, "exact": False}
+    epoch = cluster.get("n1", "/v1/logs/default/epochs").json()["epochs"][-1]["epoch"]
+    with CommitlogClient([cluster.url("n2")]) as client:
+        cut = Tables(client).at(epoch=epoch)
+        assert (cut.index, cut.versions, cut.exact) == (
+            last_index(cluster),
+            {"entries": 2, "events": 1},
+            True,
+        )
+        with pytest.raises(NotFound, match="no-such-cut"):
+            Tables(client).at(epoch=epoch + 1)
+
+
+def test_waiting_for_a_record_ends_when_it_is_in_the_table(cluster: Cluster, entries: DeltaFiles) -> None:
+    appended = cluster.append("n2", "a", "b").json()
+    last = appended["last_index"]
+    eventually(lambda: cluster.status("n1")["committed_index"] >= last, what="n1 has it")
+    lagging = get(cluster, "tables/entries").json()
+    assert lagging["lag_records"] == 2
+    assert lagging["lag_ms"] >= 0
+    assert lagging["materialized_index"] == appended["first_index"] - 1
+    with CommitlogClient([cluster.url("n3"), cluster.url("n1")], give_up_s=1) as client:
+        with pytest.raises(Unavailable, match="not-yet-materialized"):
+            Tables(client).wait(last, timeout_ms=50)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(Tables(client).wait, last, timeout_ms=20_000)
+            version = entries.bring(appended["first_index"], last + 1, timestamp_ms=4_000)
+            table = waiting.result(20)
+    assert (table.version, table.materialized_index, table.lag_records) == (version, last, 0)
+
+
+def test_the_command_line_shows_waits_and_travels(cluster: Cluster, entries: DeltaFiles) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(cli, ["tables", "--endpoint", cluster.url("n1"), *arguments])
+        return result.exit_code, result.output
+
+    code, shown = run()
+    assert code == 0
+    assert "lag (records)" in shown
+    assert "events" in shown
+    end = str(last_index(cluster))
+    assert '"materialized_index": ' + end in run("--wait", end, "--json")[1]
+    assert run("--wait", "1000000", "--timeout-ms", "10")[0] == 5
+    assert '"exact": true' in run("--at-index", end, "--json")[1]
+    assert "Versions at index" in run("--at-index", "3")[1]
+    assert run("--at-epoch", "1000000")[0] == 4
+    assert run("--at-epoch", "1", "--wait", "1")[0] == 2

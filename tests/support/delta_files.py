@@ -1,0 +1,65 @@
+"""Delta tables written by hand, commit by commit, as the protocol says: for tests that need no Spark."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+class DeltaFiles:
+    """A table in a folder. Every method writes one commit and returns its version."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "_delta_log"
+        self.log.mkdir(parents=True)
+        self.version = -1
+        self.added: list[dict[str, Any]] = []
+        self.properties: dict[str, str] = {}
+
+    def create(self, timestamp_ms: int = 0, **properties: str) -> int:
+        self.properties = properties
+        protocol = {"minReaderVersion": 1, "minWriterVersion": 7}
+        return self.commit(
+            {"protocol": protocol}, {"metaData": {"configuration": properties}}, timestamp_ms=timestamp_ms
+        )
+
+    def bring(
+        self, first_index: int, until_index: int, timestamp_ms: int = 0, last: int | None = None
+    ) -> int:
+        """Rows of [first_index, until_index). last: of the rows; those behind it are control records."""
+        last = until_index - 1 if last is None else last
+        stats = {
+            "numRecords": last - first_index + 1,
+            "minValues": {"index": first_index, "term": 1},
+            "maxValues": {"index": last, "term": 1},
+        }
+        name = f"part-{self.version + 1}.parquet"
+        self.added.append({"path": name, "size": 100, "stats": json.dumps(stats)})
+        note = {"first_index": first_index, "until_index": until_index}
+        return self.commit({"add": self.added[-1]}, timestamp_ms=timestamp_ms, note=note)
+
+    def commit(self, *actions: dict[str, Any], timestamp_ms: int = 0, note: object = None) -> int:
+        self.version += 1
+        info: dict[str, Any] = {"timestamp": timestamp_ms, "operation": "WRITE"}
+        if note is not None:
+            info["userMetadata"] = json.dumps(note)
+        lines = [json.dumps(action) for action in ({"commitInfo": info}, *actions)]
+        (self.log / f"{self.version:020d}.json").write_text("\n".join(lines) + "\n")
+        return self.version
+
+    def checkpoint(self) -> None:
+        """Of the newest version."""
+        rows = [{"add": added} for added in self.added]
+        rows += [{"metaData": {"configuration": list(self.properties.items())}}]
+        kinds = pa.schema(
+            [
+                ("add", pa.struct([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])),
+                ("metaData", pa.struct([("configuration", pa.map_(pa.string(), pa.string()))])),
+            ]
+        )
+        pq.write_table(
+            pa.Table.from_pylist(rows, kinds), self.log / f"{self.version:020d}.checkpoint.parquet"
+        )

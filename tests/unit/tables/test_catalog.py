@@ -1,0 +1,86 @@
+"""How far `entries` goes, and which versions belong to a point of the log."""
+
+from pathlib import Path
+
+import pytest
+
+from app.tables.catalog import LogTables
+from tests.support.delta_files import DeltaFiles
+
+
+@pytest.fixture
+def entries(tmp_path: Path) -> DeltaFiles:
+    """Indexes 1 to 29 in three commits; 0, 10 and 30 to 31 are control records. Compacted in between."""
+    table = DeltaFiles(tmp_path / "default" / "entries")
+    table.create(timestamp_ms=100)
+    table.bring(1, 11, timestamp_ms=200, last=9)
+    table.bring(11, 20, timestamp_ms=300)
+    table.commit(timestamp_ms=350)  # a compaction: brings nothing
+    table.bring(20, 32, timestamp_ms=400, last=29)
+    return table
+
+
+@pytest.fixture
+def tables(tmp_path: Path, entries: DeltaFiles) -> LogTables:
+    return LogTables(str(tmp_path), "default")
+
+
+def test_a_commit_says_up_to_where_the_log_is_held(tables: LogTables, entries: DeltaFiles) -> None:
+    state = tables.find("entries")
+    assert state is not None
+    assert (state.version, state.held_index, state.path) == (4, 31, str(entries.folder))
+    entries.commit()
+    state = tables.find("entries")
+    assert state is not None
+    assert (state.version, state.held_index) == (5, 31)
+    assert tables.find("none") is None
+    assert tables.find("../default/entries") is None
+
+
+@pytest.mark.parametrize(
+    ("index", "version", "exact"),
+    [(0, 1, False), (5, 1, False), (9, 1, True), (10, 1, True), (19, 2, True), (20, 4, False), (31, 4, True)],
+)
+def test_a_point_has_the_first_version_that_holds_it(
+    tables: LogTables, index: int, version: int, exact: bool
+) -> None:
+    cut = tables.cut(index, held_index=31)
+    assert cut is not None
+    assert (cut.versions, cut.exact) == ({"entries": version}, exact)
+
+
+def test_control_records_behind_the_table_need_no_version(tables: LogTables) -> None:
+    cut = tables.cut(35, held_index=36)
+    assert cut is not None
+    assert (cut.versions, cut.exact) == ({"entries": 4}, True)
+    assert tables.cut(37, held_index=36) is None
+
+
+def test_other_tables_are_as_they_were_when_entries_was_committed(tables: LogTables, tmp_path: Path) -> None:
+    events = DeltaFiles(tmp_path / "default" / "events")
+    for timestamp_ms in (150, 250, 300, 390, 500):
+        events.commit(timestamp_ms=timestamp_ms)
+    DeltaFiles(tmp_path / "default" / "epochs").commit(timestamp_ms=350)
+    told = {index: tables.cut(index, held_index=31) for index in (9, 19, 29)}
+    assert [cut and cut.versions for cut in told.values()] == [
+        {"entries": 1, "events": 0},
+        {"entries": 2, "events": 2},
+        {"entries": 4, "epochs": 0, "events": 3},
+    ]
+    assert [state.name for state in tables.all()] == ["entries", "epochs", "events"]
+
+
+def test_history_that_was_cleaned_up_leaves_the_oldest_version(
+    tables: LogTables, entries: DeltaFiles
+) -> None:
+    entries.checkpoint()
+    for version in range(4):
+        (entries.log / f"{version:020d}.json").unlink()
+    cut = tables.cut(5, held_index=31)
+    assert cut is not None
+    assert (cut.versions, cut.exact) == ({"entries": 4}, False)
+
+
+def test_a_log_without_tables_has_no_cut(tmp_path: Path) -> None:
+    assert LogTables(str(tmp_path), "none").cut(0, held_index=0) is None
+    assert LogTables(str(tmp_path), "none").all() == []

@@ -1,0 +1,110 @@
+"""Delta logs without Spark: what a table holds, through checkpoints, clean-ups and a table made anew."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from app.tables.delta_log import DeltaLog, DeltaLogError, table_folders
+from tests.support.delta_files import DeltaFiles
+
+
+def test_a_table_is_followed_commit_by_commit(tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path / "entries"))
+    assert log.snapshot() is None
+    table = DeltaFiles(tmp_path / "entries")
+    assert log.snapshot() is None
+    table.create(owner="me")
+    table.bring(0, 10)
+    snapshot = log.snapshot()
+    assert snapshot is not None
+    assert (snapshot.version, snapshot.rows, snapshot.size_bytes) == (1, 10, 100)
+    assert snapshot.properties == {"owner": "me"}
+    assert log.snapshot() is snapshot
+    table.bring(10, 15)
+    table.commit({"remove": {"path": "part-1.parquet"}})
+    snapshot = log.snapshot()
+    assert snapshot is not None
+    assert (snapshot.version, snapshot.rows) == (3, 5)
+    assert [file.path for file in snapshot.files.values()] == [f"{tmp_path}/entries/part-2.parquet"]
+
+
+def test_a_checkpoint_stands_for_the_commits_before_it(tmp_path: Path) -> None:
+    table = DeltaFiles(tmp_path / "entries")
+    table.create(owner="me")
+    for start in range(0, 50, 10):
+        table.bring(start, start + 10, timestamp_ms=start)
+    table.checkpoint()
+    table.bring(50, 60)
+    for version in range(5):
+        (table.log / f"{version:020d}.json").unlink()
+    log = DeltaLog(str(table.folder))
+    snapshot = log.snapshot()
+    assert snapshot is not None
+    assert (snapshot.version, snapshot.rows, snapshot.properties) == (6, 60, {"owner": "me"})
+    assert log.versions() == range(5, 7)
+    assert log.commit(4) is None
+    commit = log.commit(5)
+    assert commit is not None
+    assert (commit.timestamp_ms, commit.note, commit.largest("index")) == (
+        40,
+        {"first_index": 40, "until_index": 50},
+        [49],
+    )
+
+
+def test_a_table_made_anew_is_seen(tmp_path: Path) -> None:
+    table = DeltaFiles(tmp_path / "entries")
+    table.create()
+    table.bring(0, 10)
+    log = DeltaLog(str(table.folder))
+    assert log.snapshot() is not None
+    shutil.rmtree(table.folder)
+    assert log.snapshot() is None
+    table = DeltaFiles(tmp_path / "entries")
+    table.create(another="one")
+    snapshot = log.snapshot()
+    assert snapshot is not None
+    assert (snapshot.version, snapshot.rows, snapshot.properties) == (0, 0, {"another": "one"})
+
+
+def test_broken_logs_are_named(tmp_path: Path) -> None:
+    table = DeltaFiles(tmp_path / "entries")
+    table.create()
+    table.bring(0, 10)
+    table.bring(10, 20)
+    (table.log / f"{1:020d}.json").unlink()
+    with pytest.raises(DeltaLogError, match=r"entries: commits are missing .*the commit before it"):
+        DeltaLog(str(table.folder)).snapshot()
+    (table.log / f"{1:020d}.json").write_text("{broken")
+    with pytest.raises(DeltaLogError, match="JSONDecodeError"):
+        DeltaLog(str(table.folder)).snapshot()
+    with pytest.raises(DeltaLogError, match="commit 1"):
+        DeltaLog(str(table.folder)).commit(1)
+
+
+def test_a_reader_is_told_what_a_table_asks_of_it(tmp_path: Path) -> None:
+    table = DeltaFiles(tmp_path / "entries")
+    table.commit({"protocol": {"minReaderVersion": 3, "readerFeatures": ["deletionVectors"]}})
+    stats = '{"numRecords": 9}'
+    table.commit(
+        {"add": {"path": "a b", "size": 1, "stats": stats, "deletionVector": {"cardinality": 2}}},
+        {"add": {"path": "c%20d", "size": 1}},
+    )
+    snapshot = DeltaLog(f"file://{table.folder}").snapshot()
+    assert snapshot is not None
+    assert snapshot.reader_features == ("deletionVectors",)
+    assert [(file.path.rpartition("/")[2], file.rows) for file in snapshot.files.values()] == [
+        ("a b", 7),
+        ("c d", None),
+    ]
+    assert snapshot.rows is None
+
+
+def test_tables_are_the_folders_with_a_log(tmp_path: Path) -> None:
+    for name in ("events", "entries"):
+        DeltaFiles(tmp_path / name)
+    (tmp_path / "_checkpoints").mkdir()
+    (tmp_path / "progress.json").write_text("{}")
+    assert list(table_folders(str(tmp_path))) == ["entries", "events"]
+    assert list(table_folders(str(tmp_path / "none"))) == []
