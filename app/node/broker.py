@@ -281,7 +281,7 @@ class Broker:
             return None
         hosted.healing = self.repairs.marker_of(hosted).exists
         try:
-            return self._open(hosted, sound=not hosted.healing)
+            return self.repairs.open_unsound(hosted) if hosted.healing else self._open(hosted, sound=True)
         except ForeignLog:
             raise  # nobody should write to it
         except (CorruptLog, CorruptFile) as error:
@@ -297,6 +297,8 @@ class Broker:
         hosted.driver = driver
         self._attach(hosted, driver)
         driver.start()
+        if hosted.healing and driver.sound:
+            self.repairs.healed(hosted)
         self.spawn(self._watch_until_caught_up(hosted), f"catch up {hosted.name}")
 
     def _attach(self, hosted: HostedLog, driver: LogDriver) -> None:

@@ -181,6 +181,10 @@ class LogRepair:
             except DiskError as error:
                 self._host.fail(f"repair of log {self._log_name}", error)
                 return
+            except Exception as error:  # the other logs of the node must not suffer from it
+                logger.exception("log %s: its repair failed, and begins again", self._log_name)
+                self._wait(f"it failed: {error!r}")
+                await asyncio.sleep(_RETRY_LAST_S)
 
     def _corruption(self) -> dict[str, Any]:
         trouble = self.trouble

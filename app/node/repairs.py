@@ -158,7 +158,15 @@ class Repairs:
         self._serve(hosted, driver)
 
     def open_unsound(self, hosted: HostedLog) -> LogDriver:
-        return self._open_log(hosted, sound=False)
+        """Open a marked log; blocks. The only voter of a group has promised nothing to anybody: once its log
+        opens it is sound. Raises CorruptLog, CorruptFile, DiskError."""
+        driver = self._open_log(hosted, sound=False)
+        members = driver.state.membership
+        voters = hosted.settings.replicas if members is None else members.voters
+        if driver.sound or voters != (self._settings.node.id,):
+            return driver
+        driver.log.close()
+        return self._open_log(hosted, sound=True)
 
     def healed(self, hosted: HostedLog) -> None:
         """The replica holds all that its leader has committed: the note goes, and it votes again."""

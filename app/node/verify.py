@@ -35,6 +35,7 @@ TIME_MAX_S: Final = 5.0  # of one comparison; then it says where to go on
 BEHIND_MAX_S: Final = 3.0  # how long a peer may lag before it counts as behind
 _ANSWER_TIMEOUT_S: Final = 4.0
 _TRIES: Final = 2
+_FETCHES: Final = 20
 _STEP_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.1
 
@@ -132,8 +133,8 @@ class Verifier:
         peers: Sequence[str],
         reread: Callable[[LogDriver, int, int], Awaitable[None]] | None = None,
     ) -> None:
-        """reread(driver, first, last): read from the disk, not from memory, and make each chain anew, here and
-        at every replica (repair_server.py); None: believe what was verified when it was read."""
+        """reread(driver, first, last): read from the disk, not from memory, and make each chain anew, here
+        and at every replica (repair_server.py); None: believe what was verified when it was read."""
         self._calls = calls
         self._reread = reread
         self._driver = driver
@@ -245,7 +246,11 @@ class Verifier:
         records are alike."""
         ours = self._driver.log.batch_at(base_index)
         request = partial(FetchRequest, first_index=base_index, last_index=last_index)
-        answer = await self._calls.ask(peer.node, self._driver.log_id, request, _ANSWER_TIMEOUT_S)
+        for _ in range(_FETCHES):
+            answer = await self._calls.ask(peer.node, self._driver.log_id, request, _ANSWER_TIMEOUT_S)
+            if not isinstance(answer, FetchAnswer) or not answer.busy:
+                break
+            await asyncio.sleep(_POLL_S)
         if not isinstance(answer, FetchAnswer) or not answer.batches:
             return base_index, b"?"
         theirs = answer.batches[0]

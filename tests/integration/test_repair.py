@@ -195,3 +195,34 @@ def test_without_a_peer_a_repair_waits_and_does_not_vote(damaged: Cluster) -> No
     cluster.wait_even(log)
     mine, theirs = (log_folder(cluster.folder / node, log) for node in ("n2", "n1"))
     assert bytes_of_log(mine) == bytes_of_log(theirs)
+
+
+def test_a_log_with_one_replica_is_never_thrown_away(tmp_path: Path) -> None:
+    logs = ({"name": "voteless"}, {"name": "holed"})
+    with running(tmp_path, 1, logs=logs, sections={"storage": SMALL}) as cluster:
+        for log in ("voteless", "holed"):
+            for number in range(RECORDS):
+                assert cluster.append("n1", f"{number}-{VALUE}", log=log).status_code == 200
+        assert cluster.stop("n1") == 0
+        folder = log_folder(cluster.folder / "n1", "holed")
+        gone = middle(folder)
+        kept = gone.read_bytes()
+        gone.unlink()
+        (log_folder(cluster.folder / "n1", "voteless") / "vote").unlink()
+        cluster.start("n1")
+
+        def answers() -> bool:
+            return cluster.append("n1", "goes on", log="voteless").status_code == 200
+
+        eventually(answers, what="nobody else could have had the vote", timeout_s=30)
+        assert len(cluster.values("n1", log="voteless")) >= RECORDS + 1
+        metric = 'commitlog_repair_waiting{log="holed"} 1.0'
+        eventually(lambda: metric in cluster.get("n1", "/metrics").text, what="the operator is needed")
+        assert cluster.get("n1", "/v1/logs/holed/status").status_code == 503
+        assert len(segments(folder)) > 2
+        assert cluster.stop("n1") == 0
+        gone.write_bytes(kept)  # as an operator would, from a copy
+        cluster.start("n1")
+        cluster.wait_ready()
+        assert len(cluster.values("n1", log="holed")) == RECORDS
+        assert not (cluster.folder / "n1" / "repairing" / "holed").exists()
