@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 from storage.batch import Batch, decode_batch, follows_chain
@@ -10,7 +11,7 @@ from storage.file_system import FileSystem, write_durably
 from storage.log_folder import EPOCHS_NAME, MANIFEST_NAME, cut_files, segment_offsets
 from storage.scan import Scan
 from storage.segment_format import index_offset, segment_name, segment_offset
-from storage.survey import NO_OFFSET, Damage
+from storage.survey import NO_OFFSET, Damage, end_segment
 
 ASIDE_FOLDER: Final = "aside"
 _WHOLE: Final = "whole"  # a mark in that folder: everything is there
@@ -32,6 +33,9 @@ def patch(
         cut_files(files, folder, damage.first_offset)  # nothing behind it was found whole
     for first, end, offset in _runs(files, folder, batches):
         _write(files, folder, offset, batches[first:end])
+    for offset, following in pairwise(segment_offsets(files, folder)):
+        if following > damage.first_offset and offset < batches[-1].next_offset:
+            end_segment(files, folder, offset, following)
     files.sync_folder(folder)
     return rest
 

@@ -94,7 +94,7 @@ def survey(files: FileSystem, folder: str, log_id: int, committed_index: int = -
         ):
             healed.append(index_name(offset))
         if end is not None and walk.at_offset == end < offset + sizes[segment_name(offset)]:
-            _end_file(files, f"{folder}/{segment_name(offset)}", end - offset)
+            end_segment(files, folder, offset, end)
             healed.append(segment_name(offset))
     walk.end()
     if files.exists(f"{folder}/{EPOCHS_NAME}"):
@@ -258,11 +258,12 @@ def _remove_wrong_index(
     return True
 
 
-def _end_file(files: FileSystem, path: str, size: int) -> None:
+def end_segment(files: FileSystem, folder: str, offset: int, end_offset: int) -> None:
     """Cut what stands behind the end of a sealed segment: the next one holds what belongs there."""
-    file = files.open(path)
+    file = files.open(f"{folder}/{segment_name(offset)}")
     try:
-        file.truncate(size)
-        file.sync()
+        if file.size() > end_offset - offset:
+            file.truncate(end_offset - offset)
+            file.sync()
     finally:
         file.close()

@@ -80,6 +80,8 @@ WAYS: tuple[Callable[[FileSystem, str, Random], str], ...] = (
 def damage_once(files: FileSystem, folder: str, chance: Random) -> str:
     """Damage one file of the log, most often a segment, in one of WAYS; return what was done."""
     suffix = chance.choices([".log", ".index", "epochs", "manifest"], [8, 3, 1, 1])[0]
+    if not any(name.endswith(suffix) for name in files.sizes(folder)):
+        return f"no {suffix} is left"
     return chance.choice(WAYS)(files, _some(files, folder, suffix, chance), chance)
 
 

@@ -227,6 +227,20 @@ def test_bytes_behind_a_sealed_segment_are_cut() -> None:
     check_whole(open_log(files), batches)
 
 
+def test_bytes_behind_a_damaged_end_of_a_sealed_segment_are_cut_with_the_patch() -> None:
+    files = MemoryFiles()
+    batches = closed_log(files)
+    names = sorted(name for name in files.list(FOLDER) if name.endswith(".log"))
+    last = max(place for place, batch in enumerate(batches) if batch.offset < int(names[1][:20]))
+    for lost in (batches[last : last + 1], batches[last : last + 2]):
+        for batch in lost:
+            spoil(files, batch)
+        files.open(f"{FOLDER}/{names[0]}").pwrite(b"noise", int(names[1][:20]))
+        (damage,) = survey(files, FOLDER, LOG_ID).damages
+        assert patch(files, FOLDER, LOG_ID, damage, lost) is None
+        check_whole(open_log(files), batches)
+
+
 # --- patch
 
 
