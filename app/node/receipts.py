@@ -42,5 +42,5 @@ class ReceiptWriter:
                     index = batch.next_index
         self._files.make_folders(self._folder)
         path = f"{self._folder}/{epoch:020d}-{first_index:020d}-{log.end_index:020d}.arrow"
-        write_durably(self._files, path, sink.getvalue())
+        write_durably(self._files, path, sink.getvalue().to_pybytes())
         return path
