@@ -34,7 +34,7 @@ def patch(
     for first, end, offset in _runs(files, folder, batches):
         _write(files, folder, offset, batches[first:end])
     for offset, following in pairwise(segment_offsets(files, folder)):
-        if following > damage.first_offset and offset < batches[-1].next_offset:
+        if following >= damage.first_offset and offset < batches[-1].next_offset:
             end_segment(files, folder, offset, following)
     files.sync_folder(folder)
     return rest
