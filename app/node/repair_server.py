@@ -113,13 +113,14 @@ class RepairServer:
         clock: Clock,
         send: Callable[[str, int, PeerCall], None],
         damaged: Callable[[int, CorruptLog, str], None],
+        bytes_per_s: int = SERVE_BYTES_PER_S,
     ) -> None:
         """damaged(log_id, error, found_by): a batch that was asked for is damaged here."""
         self._files = files
         self._clock = clock
         self._send = send
         self._damaged = damaged
-        self._budget = ByteBudget(SERVE_BYTES_PER_S)
+        self._budget = ByteBudget(bytes_per_s)
         self._digesting = asyncio.Lock()
 
     async def answer(self, source: str, log_id: int, driver: LogDriver | None, request: PeerCall) -> None:

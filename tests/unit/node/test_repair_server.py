@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from app.node.driver import LogDriver
-from app.node.repair_server import SERVE_BYTES_PER_S, RepairServer
+from app.node.repair_server import RepairServer
 from app.raft import wire
 from app.raft.repair_messages import (
     DigestAnswer,
@@ -22,6 +22,7 @@ from storage.commitlog import Commitlog, CommitlogConfig
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.test_repair_fetch import history
 
+BYTES_PER_S = 500_000
 BATCHES = history(10)  # two records each: indexes 0 to 19
 
 
@@ -68,6 +69,7 @@ class Node:
             self.clock,
             lambda _peer, _log_id, message: self.sent.append(message),
             lambda _log_id, _error, found_by: self.damaged.append(found_by),
+            BYTES_PER_S,
         )
 
     def ask(self, request: PeerCall, *, offline: bool = False) -> Any:
@@ -103,7 +105,7 @@ def test_more_than_its_share_is_put_off() -> None:
     given = 0
     while not (answer := node.ask(FetchRequest(1, 0, 19))).busy:
         given += sum(batch.size_bytes for batch in answer.batches)
-        assert given <= SERVE_BYTES_PER_S // 4
+        assert given <= BYTES_PER_S // 4
     assert answer.batches == ()
     assert given > 0
     node.clock.ms += 1_000
