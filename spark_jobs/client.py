@@ -167,6 +167,11 @@ class LogClient:
                 raise
             return None
 
+    def log_names(self) -> list[str]:
+        """The logs that the cluster hosts."""
+        answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/logs"))
+        return [str(log["name"]) for log in answer["logs"]]
+
     def limits(self) -> dict[str, int]:
         """What the service takes from a client (API.md §3)."""
         answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/cluster"))
@@ -188,6 +193,18 @@ class LogClient:
     def events_when_up(self, node: Node, from_seq: int) -> EventPage:
         """As `events`, but asks until the node answers, or for `give_up_s`."""
         return self._over_endpoints(lambda _: self.events(node, from_seq))
+
+    def receipt(self, node_id: str, name: str) -> pa.Table:
+        """The records that an unclean election took from a node, by its receipt's name. Raises Refused."""
+
+        def ask(_: str) -> pa.Table:
+            url = next((node.url for node in self.nodes() if node.id == node_id), None)
+            if url is None:
+                raise Refused(404, "not-found", f"the cluster has no node {node_id} any more")
+            answer = self._request(url, self._path(f"/receipts/{quote(name, safe='')}"), {}, {})
+            return pa.ipc.open_file(answer.data).read_all()
+
+        return self._over_endpoints(ask)
 
     def committed_index(self, node: Node) -> int:
         """What one node knows to be committed. Raises Unreachable at once when it does not answer."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pyspark.errors import PySparkException
@@ -25,13 +26,15 @@ from spark_jobs.entries import EntriesJob
 from spark_jobs.epochs import EpochsJob
 from spark_jobs.errors import SourceError, Unreachable
 from spark_jobs.events import EventsJob
+from spark_jobs.groups import Groups, split_names
 from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars
 from spark_jobs.lease import Lease, LeasedEntries
+from spark_jobs.options import parse_endpoints
 from spark_jobs.progress import LogProgress, Progress, ProgressFile
 from spark_jobs.session import JavaNotFound, build_session
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.supervisor import MaterializeFailed, Supervisor
-from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, EVENTS, WATERMARKS, Table, TableClash, table_path
+from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, Table, TableClash, table_path
 
 LOOK_EACH_S = 0.25
 EPOCHS_EACH_S = 1.0
@@ -42,11 +45,11 @@ STATUS_GIVE_UP_S = 1.0
 class MaterializeConfig:
     """What to materialize, where, and how often.
 
-    endpoint: base URLs of replicas, comma-separated. tables: folder with one folder a log. checkpoints: a
-    scratch folder, None for one beside the tables. available_now: end when everything that was committed at
-    the start is in the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one
-    log. partitions: tasks that read one micro-batch. progress: a JSON file kept up to date, None for
-    `progress.json` beside the tables.
+    endpoint: base URLs of replicas, comma-separated. tables: folder with one folder a log. logs: names, and
+    patterns such as `orders-*`. checkpoints: a scratch folder, None for one beside the tables. available_now:
+    end when everything that was committed at the start is in the tables. trigger, events_trigger: Spark
+    intervals. max_records_per_trigger: of one log. partitions: tasks that read one micro-batch. progress: a
+    JSON file kept up to date, None for `progress.json` beside the tables.
     """
 
     endpoint: str
@@ -66,6 +69,10 @@ class MaterializeConfig:
     spark: dict[str, str] = field(default_factory=dict)
 
     @property
+    def endpoints(self) -> tuple[str, ...]:
+        return parse_endpoints(self.endpoint)
+
+    @property
     def checkpoints_folder(self) -> Path:
         return self.checkpoints or self.tables / "_checkpoints"
 
@@ -77,7 +84,7 @@ class LogMaterializer:
         def path(table: Table) -> str:
             return table_path(config.tables.resolve(), log, table)
 
-        endpoints = [part.strip().rstrip("/") for part in config.endpoint.split(",")]
+        endpoints = config.endpoints
         options = {"endpoint": config.endpoint, "log": log}
         if config.token is not None:
             options["token"] = config.token
@@ -90,7 +97,7 @@ class LogMaterializer:
         self.status = LogClient(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
         client = LogClient(endpoints, log, config.token)
         self.entries = EntriesJob(spark, client, path(ENTRIES), entries_options)
-        self.events = EventsJob(spark, path(EVENTS), path(WATERMARKS), options)
+        self.events = EventsJob(spark, client, path, options)
         self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
         checkpoints = config.checkpoints_folder / log
         now = config.available_now
@@ -105,6 +112,10 @@ class LogMaterializer:
 
     def start(self) -> None:
         self.epochs.open()
+
+    def stop(self) -> None:
+        for supervisor in self.supervisors:
+            supervisor.stop()
 
     def look(self, *, final: bool = False) -> None:
         """What is due: restarts, the epoch tables, and how far the log is."""
@@ -174,27 +185,25 @@ def materialize(
             extra={"spark.driver.memory": config.driver_memory, **config.spark},
         )
     spark.dataSource.register(CommitlogDataSource)
-    logs = [LogMaterializer(spark, config, log) for log in config.logs]
+    client = LogClient(config.endpoints, "", config.token)
+    logs = Groups(config.logs, partial(LogMaterializer, spark, config), client.log_names)
     state = "failed"
     try:
-        for log in logs:
-            log.start()
+        logs.start()
         while not stop.is_set():
-            for log in logs:
-                log.look()
-            file.write("running", {log.log: log.progress() for log in logs})
-            if all(log.done for log in logs):
+            logs.look()
+            file.write("running", logs.progress())
+            if logs.done:
                 break
             stop.wait(LOOK_EACH_S)
-        state = "stopped" if stop.is_set() else "done"
         if not stop.is_set():
-            for log in logs:
-                log.look(final=True)
+            logs.look(final=True)
+            logs.finish()
+        state = "stopped" if stop.is_set() else "done"
     finally:
-        for log in logs:
-            for supervisor in log.supervisors:
-                supervisor.stop()
-        last = file.write(state, {log.log: log.progress() for log in logs}, force=True)
+        logs.stop()
+        client.close()
+        last = file.write(state, logs.progress(), force=True)
         if own:
             spark.stop()
     return last
@@ -208,7 +217,11 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
     parser.add_argument(
         "--tables", required=True, type=Path, help="folder of the tables, one folder a log in it"
     )
-    parser.add_argument("--log", action="append", help="name of a log; may be repeated (default: default)")
+    parser.add_argument(
+        "--log",
+        action="append",
+        help="names and patterns such as 'orders-*', comma-separated; may be repeated (default: default)",
+    )
     parser.add_argument("--token", default=os.environ.get("COMMITLOG_TOKEN"), help="or set COMMITLOG_TOKEN")
     parser.add_argument("--checkpoints", type=Path, help="scratch folder (default: beside the tables)")
     parser.add_argument(
@@ -236,7 +249,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
     return MaterializeConfig(
         endpoint=given.endpoint,
         tables=given.tables,
-        logs=tuple(given.log or ["default"]),
+        logs=split_names(given.log or ["default"]),
         token=given.token,
         checkpoints=given.checkpoints,
         available_now=given.available_now,

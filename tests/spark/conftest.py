@@ -24,10 +24,13 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+LOGS = ("batches", "named", "killed", "in-place", "many-a", "many-b")
+
+
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A real node, for what a stand-in cannot show; each test that writes has a log of its own."""
-    logs = tuple({"name": name, "replicas": ["n1"]} for name in ("batches", "named", "killed", "in-place"))
+    logs = tuple({"name": name, "replicas": ["n1"]} for name in LOGS)
     with running(tmp_path_factory.mktemp("service"), 1, logs=logs) as cluster:
         cluster.leader()
         yield cluster

@@ -1,8 +1,9 @@
-"""A stream into a log, in a process of its own that kills itself: `python -m tests.spark.sink_to_kill POINT`.
+"""A stream into a log that kills the process that commits, or its whole driver, at a point.
 
-POINT: `staged` (files, no list), `listed` (a list, nothing appended), `appended-1`, `appended-2` (so many
-appends in the log), `committed` (all of it, and Spark does not know). ENDPOINT and FOLDER stand in the
-environment, which Spark's Python workers inherit: the commit runs in one of them.
+The file `die-at` in the query's checkpoint names the point: `staged` (files, no list), `listed` (a list,
+nothing appended), `appended-1`, `appended-2` (so many appends in the log), `committed` (all of it, and Spark
+does not know), and the process group that dies too, 0 for none.
+`python -m tests.spark.sink_to_kill ENDPOINT FOLDER` is a driver of its own.
 """
 
 import os
@@ -28,45 +29,65 @@ LOG = "killed"
 ROWS = 20  # at first, in two tasks: one append each
 
 
-def die(*_: object) -> None:
-    os.killpg(int(os.environ["DRIVER_GROUP"]), signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
+def die_at(checkpoint: Path, point: str, group: int = 0) -> None:
+    checkpoint.mkdir(exist_ok=True)
+    (checkpoint / "die-at").write_text(f"{point} {group}")
+
+
+class Fate:
+    """When the query of a checkpoint is to die."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.point, group = (checkpoint / "die-at").read_text().split()
+        self.group = int(group)
+
+    def reach(self, point: str) -> None:
+        if point == self.point:
+            if self.group:
+                os.killpg(self.group, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class MortalClient(CommitlogClient):
-    """Dies before its first append, or after so many."""
+    """May die before its first append, and after each."""
 
+    fate: Fate
     appends = 0
 
     def append_arrow(self, *arguments: Any, **options: Any) -> Appended:
-        point = os.environ["POINT"]
-        if point == "listed":
-            die()
+        self.fate.reach("listed")
         answer = super().append_arrow(*arguments, **options)
         self.appends += 1
-        if point == f"appended-{self.appends}":
-            die()
+        self.fate.reach(f"appended-{self.appends}")
         return answer
 
 
 class MortalWriter(CommitlogStreamWriter):
+    @property
+    def fate(self) -> Fate:
+        return Fate(self.options.staging.parent.parent)
+
     def open_client(self) -> CommitlogClient:
-        return MortalClient(self.options.endpoints, log=self.options.log)
+        client = MortalClient(self.options.endpoints, log=self.options.log)
+        client.fate = self.fate
+        return client
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        if os.environ["POINT"] == "staged":
-            die()
+        self.fate.reach("staged")
         super().commit(messages, batchId)
-        if os.environ["POINT"] == "committed":
-            die()
+        self.fate.reach("committed")
 
 
 class MortalSource(CommitlogDataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "mortal-commitlog"
+
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         return MortalWriter(parse_sink_options(self.options, streaming=True))
 
 
-def numbers(spark: SparkSession, folder: Path, count: int) -> DataStreamWriter:
+def numbers(spark: SparkSession, folder: Path, count: int, endpoint: str) -> DataStreamWriter:
     """A stream of `count` rows in all: files, which come once each, as many tasks as files."""
     source = folder / "source"
     source.mkdir(exist_ok=True)
@@ -76,20 +97,15 @@ def numbers(spark: SparkSession, folder: Path, count: int) -> DataStreamWriter:
             temporary = folder / path.name
             temporary.write_text("".join(f"number-{number}\n" for number in range(first, first + 10)))
             temporary.rename(path)
-    stream = spark.readStream.format("text").load(str(source))
-    return stream.writeStream.format("commitlog").trigger(availableNow=True)
+    spark.conf.set("spark.sql.files.openCostInBytes", 134_217_728)  # a task a file
+    writer = spark.readStream.format("text").load(str(source)).writeStream.trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "checkpoint"))
+    return writer.options(endpoint=endpoint, log=LOG)
 
 
 if __name__ == "__main__":
-    os.environ["POINT"] = sys.argv[1]
-    os.environ["DRIVER_GROUP"] = str(os.getpgid(0))
-    folder = Path(os.environ["FOLDER"])
-    spark = build_session(
-        "killed",
-        jars_folder=DEFAULT_JARS_FOLDER,
-        fast_tests=True,
-        extra={"spark.sql.files.openCostInBytes": "134217728"},  # a task a file
-    )
+    endpoint, folder = sys.argv[1], Path(sys.argv[2])
+    die_at(folder / "checkpoint", "appended-1", os.getpgid(0))
+    spark = build_session("killed", jars_folder=DEFAULT_JARS_FOLDER, fast_tests=True)
     spark.dataSource.register(MortalSource)
-    query = numbers(spark, folder, ROWS).option("checkpointLocation", str(folder / "checkpoint"))
-    query.options(endpoint=os.environ["ENDPOINT"], log=LOG).start().awaitTermination()
+    numbers(spark, folder, ROWS, endpoint).format("mortal-commitlog").start().awaitTermination()

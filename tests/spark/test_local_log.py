@@ -1,13 +1,17 @@
 """A log's files read in place: what a replica calls committed, verified, or nothing."""
 
+import logging
 from random import Random
 
 import pyarrow as pa
 import pytest
 
 from spark_jobs.local_log import LocalLog, NotHere
+from spark_jobs.options import parse_options
+from spark_jobs.reading import RecordsPartition, read_records
 from storage.batch import Batch
 from storage.records import read_columns
+from tests.support.cluster import Cluster
 from tests.support.memory_files import MemoryFiles
 from tests.unit.storage.support import LOG_ID, content, grow, next_batch, open_log, open_term, three_terms
 
@@ -94,3 +98,26 @@ def test_damage_is_found_and_what_came_before_it_is_right() -> None:
     assert count <= victim.base_index
     if given:
         assert pa.concat_tables(given) == expected.slice(0, count)
+
+
+def test_a_running_nodes_files_give_what_it_gives_over_http(
+    service: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(30):
+        service.append("n1", *(f"{number}-{at}" for at in range(7)), log="in-place")
+    end = service.status("n1", "in-place")["committed_index"] + 1
+
+    def read_with(first: int, until: int, **options: str) -> pa.Table:
+        given = {"endpoint": service.url("n1"), "log": "in-place", "includeControl": "true", **options}
+        parsed = parse_options(given)
+        partition = RecordsPartition(first, until, parsed.endpoints)
+        return pa.Table.from_batches(list(read_records(parsed, partition)))
+
+    folder = str(service.folder / "n1")
+    for first, until in ((0, end), (5, 6), (13, end - 3)):
+        assert read_with(first, until, dataFolder=folder) == read_with(first, until)
+    assert caplog.records == []
+    with caplog.at_level(logging.WARNING):
+        elsewhere = read_with(0, end, dataFolder=f"{folder}/nothing, {folder}")
+    assert elsewhere == read_with(0, end)
+    assert "not read in place from index 0 on" in caplog.text

@@ -16,6 +16,7 @@ from spark_jobs.supervisor import owner, reason_of, remove_dead_checkpoints
 from spark_jobs.tables import TABLES, read_table, table_properties
 from tests.spark.conftest import endpoints
 from tests.spark.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
+from tests.support.cluster import Cluster
 
 
 def watermarks_event(replica: FakeReplica, committed: int, peers: dict[str, int]) -> None:
@@ -124,12 +125,25 @@ def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(config: Materia
     assert not list((config.tables / "_checkpoints" / "default").iterdir())
 
 
+def test_many_logs_in_one_job(spark: SparkSession, service: Cluster, tmp_path: Path) -> None:
+    for number, log in enumerate(("many-a", "many-b"), 1):
+        assert service.append("n1", *("v" for _ in range(number)), log=log).status_code == 200
+    config = MaterializeConfig(
+        endpoint=service.url("n1"), tables=tmp_path, logs=("many-*",), available_now=True
+    )
+    progress = materialize(config, spark=spark)
+    assert {name: log.entries_rows for name, log in progress.logs.items()} == {"many-a": 1, "many-b": 2}
+    for name in progress.logs:
+        rows = read_table(spark, f"{tmp_path}/{name}/entries")
+        assert [row[0] for row in rows.select("log").distinct().collect()] == [name]
+
+
 def test_arguments_become_a_configuration() -> None:
     config = parse_arguments(
-        ["--endpoint", "http://127.0.0.1:1", "--tables", "t", "--log", "a", "--log", "b"]
+        ["--endpoint", "http://127.0.0.1:1", "--tables", "t", "--log", "a", "--log", "b,c-*"]
     )
     assert (config.logs, config.trigger, config.checkpoints_folder) == (
-        ("a", "b"),
+        ("a", "b", "c-*"),
         "1 second",
         Path("t/_checkpoints"),
     )

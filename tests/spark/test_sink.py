@@ -1,6 +1,6 @@
 """`df.write` and `writeStream` to a real log: each row once, through kills of the whole driver."""
 
-import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.errors import OptionError
 from spark_jobs.sink_options import check_columns
-from tests.spark.sink_to_kill import POINTS, numbers
+from tests.spark.sink_to_kill import POINTS, ROWS, MortalSource, die_at, numbers
 from tests.support.cluster import Cluster
 
 DRIVER_TIMEOUT_S = 90.0
@@ -37,7 +37,7 @@ def write(frame: DataFrame, service: Cluster, log: str, **options: object) -> No
 def test_a_batch_write_keeps_every_column_and_the_order(
     spark: SparkSession, service: Cluster, tmp_path: Path
 ) -> None:
-    frame = rows(spark, 25_000).select(
+    frame = rows(spark, 12_000).select(
         "value",
         F.when(F.col("value") != "row-3", F.col("value").cast("binary")).alias("key"),
         F.lit("2024-02-03 04:05:06.789").cast("timestamp").alias("timestamp"),
@@ -46,7 +46,7 @@ def test_a_batch_write_keeps_every_column_and_the_order(
     write(frame, service, "batches", stagingLocation=tmp_path)
     reader = spark.read.format("commitlog").option("endpoint", service.url("n1")).option("log", "batches")
     found = reader.load().orderBy("index").collect()
-    assert [bytes(row["value"]) for row in found] == [b"row-%d" % number for number in range(25_000)]
+    assert [bytes(row["value"]) for row in found] == [b"row-%d" % number for number in range(12_000)]
     assert (found[3]["key"], bytes(found[4]["key"])) == (None, b"row-4")
     assert [(one["name"], bytes(one["value"])) for one in found[0]["headers"]] == [("n", b"v")]
     assert found[0]["timestamp"].timestamp() == 1_706_933_106.789
@@ -75,28 +75,31 @@ def test_what_cannot_be_written_is_refused_before_any_task(
         write(spark.range(1), service, "batches", stagingLocation=tmp_path)
     with pytest.raises(PySparkException, match="404"):
         write(rows(spark, 1), service, "no-such-log", stagingLocation=tmp_path)
+    big = spark.range(1).select(F.repeat(F.lit("x"), 1_048_577).alias("value"))
     with pytest.raises(PySparkException, match="the service takes at most"):
-        big = spark.range(1).select(F.repeat(F.lit("x"), 1_048_577).alias("value"))
         write(big, service, "batches", stagingLocation=tmp_path)
     assert list(tmp_path.rglob("*.arrow")) == []
 
 
-def test_a_driver_killed_at_each_point_leaves_each_row_once(
+def test_kills_at_each_point_leave_each_row_once(
     spark: SparkSession, service: Cluster, tmp_path: Path
 ) -> None:
-    """One query, one checkpoint: a driver a point, each killed with its whole process group, then one lives."""
-    environment = {**os.environ, "ENDPOINT": service.url("n1"), "FOLDER": str(tmp_path)}
-    for point in POINTS:
-        with subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.sink_to_kill", point], env=environment, start_new_session=True
-        ) as driver:
-            assert driver.wait(DRIVER_TIMEOUT_S) == -9
-    numbers(spark, tmp_path, 40).option("checkpointLocation", str(tmp_path / "checkpoint")).options(
-        endpoint=service.url("n1"), log="killed"
-    ).start().awaitTermination()
+    """Of one query the whole driver is killed between two appends, then its commit at each point."""
+    command = [sys.executable, "-m", "tests.spark.sink_to_kill", service.url("n1"), str(tmp_path)]
+    with subprocess.Popen(command, start_new_session=True) as driver:
+        assert driver.wait(DRIVER_TIMEOUT_S) == -signal.SIGKILL
+    assert len(values(service, "killed")) == ROWS / 2
+    checkpoint = tmp_path / "checkpoint"
+    spark.dataSource.register(MortalSource)
+    for count, point in enumerate(POINTS, 1):
+        die_at(checkpoint, point)
+        query = numbers(spark, tmp_path, ROWS * count, service.url("n1"))
+        with pytest.raises(PySparkException):
+            query.format("mortal-commitlog").start().awaitTermination()
+    numbers(spark, tmp_path, ROWS * count, service.url("n1")).format("commitlog").start().awaitTermination()
     found = values(service, "killed")
-    assert sorted(found) == sorted(f"number-{number}" for number in range(40))
-    staging = tmp_path / "checkpoint" / "commitlog-staging"
+    assert sorted(found) == sorted(f"number-{number}" for number in range(ROWS * count))
+    staging = checkpoint / "commitlog-staging"
     assert [path.suffix for path in staging.rglob("*") if path.is_file()] == [".json"] * 2
 
 

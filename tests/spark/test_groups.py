@@ -1,0 +1,120 @@
+"""Many logs in one job: who is in, who leaves, and that one log's trouble is its own."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from spark_jobs.errors import OptionError, Unreachable
+from spark_jobs.groups import NAMES_EACH_S, Groups, matching, split_names
+from spark_jobs.progress import LogProgress
+from spark_jobs.supervisor import MaterializeFailed
+
+PROGRESS = LogProgress(0, -1, None, 0, 0, 0, 0)
+
+
+@dataclass
+class FakeGroup:
+    state: str = "made"
+    fails: bool = False
+    done: bool = False
+
+    def start(self) -> None:
+        self.state = "started"
+
+    def look(self, *, final: bool = False) -> None:
+        if self.fails:
+            raise MaterializeFailed("entries: it clashes")
+        self.state = "looked at"
+
+    def stop(self) -> None:
+        self.state = "stopped"
+
+    def progress(self) -> LogProgress:
+        return PROGRESS
+
+
+class World:
+    """What the service names, and the groups that were made."""
+
+    def __init__(self, *logs: str) -> None:
+        self.logs = list(logs)
+        self.made: dict[str, FakeGroup] = {}
+        self.now_s = 100.0
+        self.unreachable = False
+
+    def groups(self, *names: str) -> Groups:
+        return Groups(names, self.make, self.names, clock=lambda: self.now_s)
+
+    def make(self, log: str) -> FakeGroup:
+        return self.made.setdefault(log, FakeGroup())
+
+    def names(self) -> list[str]:
+        if self.unreachable:
+            raise Unreachable("nobody")
+        return self.logs
+
+
+def test_names_are_lists_and_patterns_spare_the_systems_logs() -> None:
+    assert split_names(["a, b", "orders-*", "b,", ""]) == ("a", "b", "orders-*")
+    logs = ["default", "orders-eu", "orders-us", "__controller"]
+    assert matching(["orders-*", "default"], logs) == ["orders-eu", "orders-us"]
+    assert matching(["*"], logs) == logs[:3]
+    assert matching(["__*"], logs) == ["__controller"]
+
+
+def test_logs_that_match_later_join_and_deleted_ones_leave() -> None:
+    world = World("orders-eu", "other")
+    groups = world.groups("default", "orders-*")
+    groups.start()
+    groups.look()
+    assert list(groups.groups) == ["default", "orders-eu"]
+    world.logs = ["orders-us"]
+    groups.look()
+    assert list(groups.groups) == ["default", "orders-eu"]  # not asked at each look
+    world.now_s += NAMES_EACH_S
+    world.unreachable = True
+    groups.look()
+    world.now_s += NAMES_EACH_S
+    world.unreachable = False
+    groups.look()
+    assert list(groups.progress()) == ["default", "orders-us"]
+    assert world.made["orders-eu"].state == "stopped"
+    assert world.made["orders-us"].state == "looked at"
+
+
+def test_one_log_fails_alone_and_is_told_in_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    world = World()
+    groups = world.groups("a", "b")
+    groups.start()
+    world.made["a"].fails = True
+    groups.look()
+    groups.look()
+    assert world.made["a"].state == "stopped"
+    assert world.made["b"].state == "looked at"
+    assert capsys.readouterr().err == "a: entries: it clashes; the other logs go on\n"
+    assert not groups.done
+    world.made["b"].done = True
+    assert groups.done
+    with pytest.raises(MaterializeFailed, match="it clashes"):
+        groups.finish()
+    world.made["b"].fails = True
+    with pytest.raises(MaterializeFailed):
+        groups.look()
+
+
+def test_a_deleted_log_is_no_failure_once_it_is_known_to_be_gone() -> None:
+    world = World("orders-eu", "orders-us")
+    groups = world.groups("orders-*")
+    groups.start()
+    world.made["orders-eu"].fails = True
+    groups.look()
+    world.logs = ["orders-us"]
+    world.now_s += NAMES_EACH_S
+    groups.look()
+    groups.finish()
+    assert list(groups.groups) == ["orders-us"]
+
+
+def test_a_pattern_that_matches_nothing_at_the_start_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"no log matches orders-\*"):
+        World("default").groups("orders-*").start()
