@@ -20,6 +20,7 @@ from app.api import (
     members,
     problems,
     reads,
+    receipts,
     tables,
     upkeep,
 )
@@ -46,6 +47,7 @@ _PARTS: Final = (
     elect,
     upkeep,
     tables,
+    receipts,
     members,
     health,
     live_page,

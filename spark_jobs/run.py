@@ -97,7 +97,7 @@ class LogMaterializer:
         self.status = LogClient(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
         client = LogClient(endpoints, log, config.token)
         self.entries = EntriesJob(spark, client, path(ENTRIES), entries_options)
-        self.events = EventsJob(spark, client, path, options)
+        self.events = EventsJob(spark, LogClient(endpoints, log, config.token), path, options)
         self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
         checkpoints = config.checkpoints_folder / log
         now = config.available_now

@@ -65,6 +65,28 @@ EPOCHS = _columns(
     end_offset=LongType(),
     started=TimestampType(),
 )
+SYNC_STATE_SETS = _columns(
+    log=StringType(),
+    epoch=LongType(),
+    set_epoch=LongType(),
+    master=StringType(),
+    members=ArrayType(StringType()),
+    confirm_offset=LongType(),
+    node=StringType(),
+    seq=LongType(),
+    timestamp=TimestampType(),
+)
+QUARANTINE_TRUNCATED = StructType(
+    [
+        RECORDS["log"],
+        StructField("node", StringType()),
+        StructField("seq", LongType()),
+        StructField("epoch", LongType()),
+        StructField("truncated", TimestampType()),
+        StructField("receipt", StringType()),
+        *RECORDS.fields[1:],
+    ]
+)
 EPOCH_FILES = StructType([EPOCHS["log"], StructField("node", StringType()), *EPOCHS.fields[1:]])
 
 

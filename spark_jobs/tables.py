@@ -30,7 +30,7 @@ MAX_REFUSALS = 3  # of one claim, which the table still gives: more looks would 
 
 PROPERTIES = {
     "delta.checkpointInterval": "100",
-    "delta.logRetentionDuration": "interval 30 days",
+    "delta.logRetentionDuration": "interval 7 days",  # as for files: each known version can be read
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
 
@@ -74,7 +74,8 @@ EVENTS = Table(
         "node": "the node whose journal holds the event; key, with seq",
         "seq": "position in that journal, from 0 without gaps",
         "timestamp": "the node's clock",
-        "kind": "what happened: start, stop, role, term, watermarks, epoch, truncate",
+        "kind": "what happened: start, stop, role, term, watermarks, epoch, truncate, sync_state_set, "
+        "election, membership, corruption, repair",
         "term": "the node's term then",
         "data": "JSON object, by kind",
     },
@@ -122,7 +123,40 @@ EPOCH_FILES = Table(
     statistics=("node", "epoch", "start_index", "end_index"),
     columns={**EPOCHS.columns, "node": "whose file this is, as it stood when last asked; key, with epoch"},
 )
-TABLES = (ENTRIES, EVENTS, WATERMARKS, EPOCHS, EPOCH_FILES)
+SYNC_STATE_SETS = Table(
+    "sync_state_sets",
+    schemas.SYNC_STATE_SETS,
+    cluster_by=("epoch", "set_epoch"),
+    statistics=("epoch", "set_epoch", "node", "seq", "timestamp"),
+    columns={
+        "log": LOG,
+        "epoch": "the master's epoch; key, with set_epoch",
+        "set_epoch": "number of the set, one more with each change",
+        "master": "the master",
+        "members": "the nodes in sync, the master among them",
+        "confirm_offset": "byte position before which all members held the log when the set began",
+        "node": "the master, whose journal tells",
+        "seq": "position in that journal",
+        "timestamp": "the master's clock when the set began",
+    },
+)
+QUARANTINE_TRUNCATED = Table(
+    "quarantine_truncated",
+    schemas.QUARANTINE_TRUNCATED,
+    cluster_by=("node", "seq"),
+    statistics=("node", "seq", "epoch", "index", "term", "timestamp"),
+    columns={
+        **ENTRIES.columns,
+        "index": "where the record stood in that node's copy; key, with node and seq",
+        "type": "data or control",
+        "node": "whose copy lost the record",
+        "seq": "position in that node's journal of the event that tells of the loss",
+        "epoch": "of the unclean election",
+        "truncated": "when the record went, by the node's clock",
+        "receipt": "the file below the node's data folder that holds it",
+    },
+)
+TABLES = (ENTRIES, EVENTS, WATERMARKS, EPOCHS, EPOCH_FILES, SYNC_STATE_SETS, QUARANTINE_TRUNCATED)
 
 
 class TableClash(RuntimeError):

@@ -6,30 +6,10 @@ from pyspark.sql.types import StructType
 
 from spark_jobs import schemas
 
-WATERMARKS_DATA = (
-    "role string, begin_index bigint, end_index bigint, committed_index bigint, peers map<string, bigint>"
-)
-
 
 def entries(records: DataFrame) -> DataFrame:
     """The data records. In RECORDS, out ENTRIES."""
     return records.where(F.col("type") == "data").select(*schemas.ENTRIES.fieldNames())
-
-
-def watermarks(events: DataFrame) -> DataFrame:
-    """One row a peer of each leader's `watermarks` event; other nodes' have no peers.
-
-    In EVENTS, out WATERMARKS.
-    """
-    told = events.where(F.col("kind") == "watermarks").withColumn(
-        "told", F.from_json("data", WATERMARKS_DATA)
-    )
-    rows = told.select(
-        *("log", "term", "node", "seq", "timestamp"),
-        *(f"told.{name}" for name in ("role", "begin_index", "end_index", "committed_index")),
-        F.explode("told.peers").alias("peer", "watermark"),
-    )
-    return rows.select(*schemas.WATERMARKS.fieldNames())
 
 
 def latest_watermarks(watermarks: DataFrame) -> DataFrame:
@@ -37,6 +17,38 @@ def latest_watermarks(watermarks: DataFrame) -> DataFrame:
     newest_first = Window.partitionBy("log", "term", "peer").orderBy(F.desc("seq"))
     ranked = watermarks.withColumn("rank", F.row_number().over(newest_first))
     return ranked.where(F.col("rank") == 1).drop("rank")
+
+
+def epoch_differences(epochs: DataFrame, epoch_files: DataFrame) -> DataFrame:
+    """Where a node's epoch file contradicts `epochs`; no row: they agree.
+
+    An epoch that begins before the node's first or after the last of `epochs` contradicts nothing: the node
+    has trimmed, or the epoch is not committed yet. The last epoch of either side may be open there alone.
+    In EPOCHS, EPOCH_FILES. Out node, epoch, difference.
+    """
+    last = epochs.agg(F.max("epoch")).collect()[0][0]
+    known = epochs.select(
+        "epoch", F.struct("start_index", "start_offset").alias("start"), "end_index", "leader"
+    )
+    begins = epoch_files.groupBy("node").agg(F.min("epoch").alias("first"))
+    wanted = begins.join(known, F.col("epoch") >= F.col("first")).drop("first")
+    held = epoch_files.where(F.col("epoch") <= F.lit(last)).select(
+        "node",
+        "epoch",
+        F.struct("start_index", "start_offset").alias("held_start"),
+        F.col("end_index").alias("held_end"),
+        F.col("leader").alias("held_leader"),
+    )
+    ends = F.max(F.when(F.col("held_start").isNotNull(), F.col("epoch"))).over(Window.partitionBy("node"))
+    compared = wanted.join(held, ["node", "epoch"], "full").withColumn("newest", ends)
+    difference = (
+        F.when(F.col("start").isNull(), "`epochs` has no such epoch")
+        .when(F.col("held_start").isNull() & (F.col("epoch") < F.col("newest")), "the file lacks it")
+        .when(F.col("start") != F.col("held_start"), "it starts elsewhere")
+        .when(F.col("leader") != F.col("held_leader"), "another leader opened it")
+        .when(F.col("end_index") != F.col("held_end"), "it ends elsewhere")
+    )
+    return compared.select("node", "epoch", difference.alias("difference")).where("difference IS NOT NULL")
 
 
 def json_values(entries: DataFrame, schema: StructType | str) -> DataFrame:

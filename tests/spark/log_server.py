@@ -103,6 +103,7 @@ class FakeReplica:
         self.cut_answers = 0  # so many Arrow answers are cut in the middle
         self.stall_at: int | None = None  # a read of records past this index waits for `resume`
         self.stalled, self.resume = threading.Event(), threading.Event()
+        self.receipts: dict[str, list[dict[str, Any]]] = {}  # records by name
         self.refuse_moves = False  # of cursors: no leader
         self.requests: list[str] = []
         self.sent = 0  # records in all answers
@@ -126,6 +127,7 @@ class FakeReplica:
             Route(f"{base}/records", self.read),
             Route(f"{base}/events", self.events),
             Route(f"{base}/cursors/{{name}}", self.cursor, methods=["GET", "PUT"]),
+            Route(f"{base}/receipts/{{name}}", self.receipt),
             Route(f"{base}/epochs", lambda _: JSONResponse({"epochs": self.visible_epochs()})),
         ]
         app = Starlette(routes=routes)
@@ -244,6 +246,15 @@ class FakeReplica:
             if record["timestamp"] >= timestamp_ms * 1_000
         )
         return next(later, self.visible + 1)
+
+    async def receipt(self, request: Request) -> Response:
+        records = self.receipts.get(request.path_params["name"])
+        if records is None:
+            return problem(404, "not-found")
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, READ_SCHEMA) as writer:
+            writer.write(pa.RecordBatch.from_pylist(records, READ_SCHEMA))
+        return Response(sink.getvalue().to_pybytes(), media_type="application/vnd.apache.arrow.file")
 
     async def events(self, request: Request) -> Response:
         first = int(request.query_params.get("from_seq", "0"))

@@ -9,25 +9,15 @@ from spark_jobs import schemas, transforms
 AT = datetime(2024, 1, 2, tzinfo=UTC)
 
 
-def test_watermarks_have_a_row_a_peer_and_the_latest_is_the_newest_told(spark: SparkSession) -> None:
-    told = '{"role":"leader","begin_index":0,"end_index":9,"committed_index":%d,"peers":{"n1":%d,"n2":7}}'
-    events = spark.createDataFrame(
-        [
-            ("default", "n1", 4, AT, "watermarks", 3, told % (7, 9)),
-            ("default", "n1", 5, AT, "watermarks", 3, told % (8, 8)),
-            ("default", "n2", 1, AT, "watermarks", 3, '{"role":"follower","peers":{}}'),
-            ("default", "n1", 6, AT, "role", 3, '{"role":"leader"}'),
-        ],
-        schemas.EVENTS,
+def test_the_latest_watermark_is_the_newest_told(spark: SparkSession) -> None:
+    def row(peer: str, seq: int, watermark: int) -> tuple[object, ...]:
+        return ("default", 3, peer, "n1", seq, AT, "leader", watermark, 0, 9, 8)
+
+    rows = spark.createDataFrame(
+        [row("n1", 4, 9), row("n1", 5, 8), row("n2", 4, 7), row("n2", 5, 7)], schemas.WATERMARKS
     )
-    rows = transforms.watermarks(events)
-    assert rows.schema.fieldNames() == schemas.WATERMARKS.fieldNames()
-    assert rows.count() == 4
     latest = transforms.latest_watermarks(rows).orderBy("peer").collect()
-    assert [(row["peer"], row["seq"], row["watermark"], row["committed_index"]) for row in latest] == [
-        ("n1", 5, 8, 8),
-        ("n2", 5, 7, 8),
-    ]
+    assert [(row["peer"], row["seq"], row["watermark"]) for row in latest] == [("n1", 5, 8), ("n2", 5, 7)]
 
 
 def test_delays_by_hour_count_the_cancelled_apart(spark: SparkSession) -> None:

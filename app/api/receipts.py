@@ -1,0 +1,48 @@
+"""Loss receipts over HTTP: the records that an unclean election took from this node's copy (A-04)."""
+
+import asyncio
+import re
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from app.api.appends import log_headers
+from app.api.negotiation import negotiate
+from app.api.openapi import answers
+from app.api.read_query import NoQuery
+from app.api.routing import LogName, Node, body_answer
+from app.errors import NotFound
+from app.node.receipts import FOLDER
+from storage.files import OsFileSystem
+
+router = APIRouter(tags=["logs"])
+
+ARROW_FILE: Final = "application/vnd.apache.arrow.file"
+_NAME: Final = re.compile(r"\d{20}-\d{20}-\d{20}\.arrow")
+Nothing = Annotated[NoQuery, Query()]
+
+
+@router.get(
+    "/v1/logs/{log}/receipts/{name}",
+    summary="Records that an unclean election took from this node",
+    description="An Arrow file with the columns of a read. The event `truncate` of this node's journal names "
+    "it; no other node has it.",
+    responses=answers(content={ARROW_FILE: {"schema": {"type": "string", "format": "binary"}}}),
+    response_class=Response,
+)
+async def receipt(
+    request: Request,
+    broker: Node,
+    log: LogName,
+    name: Annotated[str, Path(description="File name of the receipt")],
+    query: Nothing,
+) -> Response:
+    hosted = broker.find(log)
+    negotiate(request.headers.get("accept"), (ARROW_FILE,))
+    files = OsFileSystem()
+    path = f"{broker.node.data.absolute()}/{FOLDER}/{hosted.name}/{name}"
+    if _NAME.fullmatch(name) is None or not await asyncio.to_thread(files.exists, path):
+        raise NotFound(f"{broker.node.id} has no receipt {name!r}")
+    body = await asyncio.to_thread(files.read, path)
+    return body_answer(body, ARROW_FILE, headers=log_headers(broker, hosted))
