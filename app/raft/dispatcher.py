@@ -150,6 +150,9 @@ class Dispatcher:
         self._truncate_index, self._reset = index, reset
 
     def _enter_append(self, index: int) -> None:
+        if index < self._log.begin_index:  # trimmed since it was asked about
+            self._enter_compare()
+            return
         self._change(DispatcherState.APPEND)
         self._compare_index = NO_INDEX
         self._quorum.set_watermark(self.peer, index)
