@@ -98,7 +98,7 @@ class LogSettings:
     min_in_sync_replicas: int = 1
     unclean: bool = False
     preferred: str | None = None
-    retention: Mapping[str, Any] | None = None  # {"ms", "bytes"}: a missing one is that of [retention]
+    retention: Mapping[str, Any] | None = None  # {"ms", "bytes"}, null: for ever; None: as [retention] says
     sync_slaves: int = 1
     ha_listen: str | None = None
     ha_address: str | None = None

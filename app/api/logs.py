@@ -30,7 +30,7 @@ _NO_VERSION: Final = 0  # the ETag of a log of the configuration file: it never 
 
 
 class RetentionIn(msgspec.Struct, forbid_unknown_fields=True):
-    """ms since a record's timestamp, bytes as stored; null: as the cluster's settings say."""
+    """ms since a record's timestamp, bytes as stored; null: for ever."""
 
     ms: Positive | None = None
     bytes: Positive | None = None

@@ -38,9 +38,10 @@ class Retention:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any] | None, default: RetentionConfig) -> "Retention":
-        """chosen: {"ms", "bytes"} of the log, a missing one is the default's, null keeps for ever."""
-        chosen = chosen or {}
-        return cls(chosen.get("ms", default.ms), chosen.get("bytes", default.bytes))
+        """chosen: {"ms", "bytes"} of the log, which stand instead of both defaults; null: for ever."""
+        if chosen is None:
+            return cls(default.ms, default.bytes)
+        return cls(chosen.get("ms"), chosen.get("bytes"))
 
 
 def retained_from(

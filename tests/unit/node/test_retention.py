@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from app.errors import ConfigError
 from app.log_state import LogState
 from app.node.retention import Retention, retained_from
-from app.settings import RetentionConfig
+from app.settings import RetentionConfig, ScrubConfig, parse
 from storage.batch import Batch, stamp
 from storage.commitlog import Commitlog, CommitlogConfig
 from storage.records import RecordColumns, encode_body, encode_control
@@ -111,5 +112,21 @@ def test_nothing_uncommitted_goes_and_no_trim_is_asked_for_twice(log: Log) -> No
 def test_what_a_log_does_not_say_is_the_defaults() -> None:
     default = RetentionConfig(ms=5, bytes=7)
     assert Retention.of(None, default) == Retention(5, 7)
-    assert Retention.of({"ms": 9}, default) == Retention(9, 7)
+    assert Retention.of({"ms": 9}, default) == Retention(9, None)
     assert Retention.of({"ms": None, "bytes": None}, default) == Retention()
+
+
+def configured(**tables: Any) -> Any:
+    node = {"id": "n1", "listen": "127.0.0.1:1", "peer_listen": "127.0.0.1:2", "data": "d"}
+    return parse({"cluster": {"id": "c"}, "nodes": [node], **tables}, "n1")
+
+
+def test_the_configuration_says_how_long_and_how_gently() -> None:
+    logs = [{"name": "own", "retention_ms": 5}, {"name": "other"}]
+    settings = configured(logs=logs, retention={"bytes": 7}, scrub={"bytes_per_s": 1_000})
+    kept = {log.name: Retention.of(log.retention, settings.retention) for log in settings.logs}
+    assert kept == {"default": Retention(None, 7), "own": Retention(5), "other": Retention(None, 7)}
+    assert settings.scrub == ScrubConfig(bytes_per_s=1_000)
+    for wrong in ({"retention": {"ms": 0}}, {"scrub": {"interval_ms": 0}}, {"retention": {"days": 1}}):
+        with pytest.raises(ConfigError):
+            configured(**wrong)
