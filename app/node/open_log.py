@@ -30,6 +30,7 @@ from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem
 from storage.hard_state import HardState, HardStateFile
 from storage.journal import Journal, begin_anew
+from storage.log_folder import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ def open_raft_log(
     checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
     snapshot_file = SnapshotFile(files, f"{folder}/state")
     hard_state = hard_state_file.load()
+    if hard_state.term and sound and not files.exists(f"{folder}/{MANIFEST_NAME}"):
+        raise CorruptLog(folder, 0, "all of the log is missing but its vote")
     committed_index = checkpoint_file.load().committed_index
     log = Commitlog.open(files, folder, log_id=log_id, config=storage, committed_index=committed_index)
     if hard_state.term < log.last_term:

@@ -500,6 +500,18 @@ def test_a_clean_stop_saves_where_a_restart_begins(tmp_path: Path, monkeypatch: 
     assert node.driver._state.find_key("k0", node.seams.now_ms()) is not None
 
 
+@pytest.mark.rule("R-01")
+def test_a_log_of_which_only_the_vote_is_left_is_damaged_not_new(tmp_path: Path) -> None:
+    """It may have acknowledged anything: an empty log that votes would forget it."""
+    node = Node(tmp_path)
+    result(node.append())
+    for path in (tmp_path / "logs" / "default").iterdir():
+        if path.name != "vote":
+            path.unlink()
+    with pytest.raises(storage_errors.CorruptLog, match="missing"):
+        node.restart()
+
+
 def test_a_stop_while_the_disk_is_waited_for_comes_after_it(tmp_path: Path) -> None:
     node = leading_node(tmp_path)
     answers = node.ask()
