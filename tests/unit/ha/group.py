@@ -5,21 +5,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+import pyarrow as pa
+
 from app.errors import CommitlogError
 from app.ha.auto_switch import AutoSwitchCore
 from app.ha.config import HaConfig
 from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SetRequest, SlaveRole, SyncStateSetChanged
 from app.node.driver import LogDriver
+from app.node.ha_loss import roll_back
 from app.node.open_ha_log import HaNode, open_auto_switch_log
 from app.replication import NO_INDEX, AppendRequest, AppendResult, DriverConfig, Durability, Role
 from storage.batch import Batch, log_id_of
 from storage.commitlog import Commitlog, CommitlogConfig
 from storage.errors import StorageError
 from storage.records import decode_body
-from tests.simulation.clients import Client, Ledger, Reader
 from tests.simulation.disk import DiskThread, DiskTiming
 from tests.simulation.world import Life, World, WorldClock, WorldScheduler
 from tests.support.memory_files import MemoryFiles
+from tests.unit.ha.clients import Client, Ledger
 from tests.unit.ha.streams import StreamNetwork
 
 LOG_NAME = "default"
@@ -86,7 +89,7 @@ class Node:
             limits=Limits(),
             ha=group.config,
             clock=WorldClock(world),
-            disk=DiskThread(world, life, group.disk),
+            disk=DiskThread(world, life, group.disk, self._fail),
             transport=host,
             scheduler=WorldScheduler(world, life),
             random=Random(world.random.getrandbits(64)),
@@ -125,6 +128,25 @@ class Node:
         if self._group.fsync and self._group.world.random.random() < 0.5:
             self.files.crash()
 
+    def roll_back(self) -> None:
+        """What the node does when its core has confirmed records that an unclean election lost."""
+        rollback = self.core.wanted_rollback
+        assert rollback is not None
+        self._group.rollbacks += 1
+        self.life.alive = False
+        self._group.network.crashed(self.name)
+        self.log.close()
+        roll_back(self.files, "data", LOG_NAME, log_id=LOG_ID, storage=CommitlogConfig(), rollback=rollback)
+        self.start()
+
+    def receipts(self) -> list[str]:
+        """The values in all receipts of this node."""
+        found: list[str] = []
+        for name in self.files.list(f"data/receipts/{LOG_NAME}"):
+            table = pa.ipc.open_file(self.files.read(f"data/receipts/{LOG_NAME}/{name}")).read_all()
+            found += [value.decode() for value in table.column("value").to_pylist()]
+        return found
+
     def tell(self, message: object) -> None:
         self.driver.deliver(MANAGER, message)
 
@@ -152,6 +174,8 @@ class Controller:
     heard_us: dict[str, int] = field(default_factory=dict)
     last_master: str | None = None
     cut: dict[str, None] = field(default_factory=dict)
+    unclean_epoch: int = 0
+    unclean_elections: int = 0
     never_in_set: dict[str, None] = field(default_factory=dict)  # learners
 
     @property
@@ -198,8 +222,8 @@ class Controller:
 
     def _role_of(self, name: str) -> MasterRole | SlaveRole:
         if self.master == name:
-            return MasterRole(self.epoch, self.members, self.set_epoch, self.replicas)
-        return SlaveRole(self.master, self.epoch, self.replicas)
+            return MasterRole(self.epoch, self.members, self.set_epoch, self.replicas, self.unclean_epoch)
+        return SlaveRole(self.master, self.epoch, self.replicas, self.unclean_epoch)
 
     def _alter(self, name: str, request: SetRequest) -> None:
         """C-06, all its refusals; the answer comes late, or never."""
@@ -243,6 +267,9 @@ class Controller:
             return False  # it may still answer reads by its lease
         among = self.members or tuple(n for n in self.group.names if n not in self.never_in_set)
         live = [name for name in among if self._is_live(name) and self.reaches(name)]
+        unclean = self.group.unclean and self.members != () and not live
+        if unclean:
+            live = [name for name in self.group.names if self._is_live(name) and self.reaches(name)]
         if not live or (candidate is not None and candidate not in live):
             return False
         nodes = self.group.nodes
@@ -250,6 +277,9 @@ class Controller:
             live, key=lambda name: (nodes[name].core.log_epoch, nodes[name].core.max_offset)
         )
         self.epoch += 1
+        if unclean:
+            self.unclean_epoch = self.epoch
+            self.unclean_elections += 1
         self.master, self.members, self.set_epoch = best, (best,), self.set_epoch + 1
         self.last_master = best
         self.elections += 1
@@ -274,7 +304,9 @@ class Group:
         min_in_sync: int = 1,
         learners: tuple[str, ...] = (),
         config: HaConfig = QUICK,
+        unclean: bool = False,
     ) -> None:
+        """unclean: the controller elects anybody who lives when nobody of the set does (C-05)."""
         self.world = World(seed)
         self.config = config
         self.durability = durability
@@ -282,11 +314,14 @@ class Group:
         self.min_in_sync = min_in_sync
         self.disk = DiskTiming(slow_us=60_000)
         self.network = StreamNetwork(self.world)
+        self.unclean = unclean
         self.names = tuple(f"n{number + 1}" for number in range(nodes))
         self.nodes = {name: Node(self, name) for name in self.names}
         self.ledger = Ledger()
         self.controller = Controller(self, never_in_set=dict.fromkeys(learners))
         self.truncations = 0
+        self.rollbacks = 0
+        self.receipts: dict[str, None] = {}  # values that were written down before they went
         self._faults = faults
         self._committed: dict[int, Batch] = {}  # by base index
         self._committed_index = NO_INDEX
@@ -296,8 +331,7 @@ class Group:
             node.start()
         doors = list(self.nodes.values())
         for number in range(clients):
-            Client(f"c{number}", self.world, doors, self.ledger, (1_000, 60_000)).start()
-        Reader(self.world, doors, self.ledger, (1_000, 60_000)).start()
+            Client(f"c{number}", self.world, doors, self.ledger).start()
         self.controller.start()
         if faults:
             self.world.after(1_000_000, self._strike)
@@ -355,10 +389,10 @@ class Group:
         limit_us = self.world.now_us + int(seconds * 1_000_000)
         highest = self.ledger.highest_index
         while not done():
-            next_us = self.world.next_us
-            if next_us is None or next_us > limit_us:
+            try:
+                life = self.world.step(limit_us)
+            except IndexError:
                 return False
-            life = self.world.step()
             if life is not None:
                 self._check(self.nodes[life.name])
             if self.ledger.violation is not None:
@@ -384,6 +418,10 @@ class Group:
         if not self.run_until(even, seconds):
             ends = {name: (n.driver.committed_index, n.log.end_index) for name, n in self.nodes.items()}
             raise Violation(f"not even: {ends}, {target} was acknowledged")
+        if len({node.log.batch_at(target).header.chain for node in self.nodes.values()}) > 1:
+            raise Violation(f"the logs differ at {target}")
+        for node in self.nodes.values():
+            self.receipts.update(dict.fromkeys(node.receipts()))
         for node in self.nodes.values():
             self._check_acknowledged(node, promised)
 
@@ -391,6 +429,8 @@ class Group:
 
     def _check(self, node: Node) -> None:
         """After each thing that a node does."""
+        if node.core.wanted_rollback is not None:
+            node.roll_back()
         committed_index = node.driver.committed_index
         life, before, end_before = self._seen.get(node.name, (node.life, NO_INDEX, NO_INDEX))
         if life is node.life and committed_index < before:
@@ -413,17 +453,18 @@ class Group:
     def _check_committed(self, node: Node, committed_index: int) -> None:
         """What one replica ever saw as confirmed never changes anywhere."""
         index = max(min(self._committed_index + 1, committed_index), 0)
-        while index <= committed_index:
+        while index <= committed_index and not self.unclean:
             batch = node.log.batch_at(index)
             known = self._committed.setdefault(batch.base_index, batch)
             if known != batch:
                 raise Violation(f"{node.name}: confirmed {batch}, but {known} was confirmed before")
             index = batch.next_index
-        self._committed_index = max(self._committed_index, committed_index)
+        if not self.unclean:
+            self._committed_index = max(self._committed_index, committed_index)
 
     def _check_held_by_the_set(self, index: int) -> None:
         """An ack says that every member of the set has it, as durably as the log asks (C-12)."""
-        for name in self.controller.members:
+        for name in () if self.unclean else self.controller.members:
             if self.nodes[name].held_index < index:
                 raise Violation(
                     f"{index} was acknowledged, {name} of the set {self.controller.members} lacks it"
@@ -443,7 +484,7 @@ class Group:
                         raise Violation(f"{node.name}: {value} stands at {places[value]} and at {place}")
             index = batch.next_index
         for key, index in promised.items():
-            if places.get(key, NO_INDEX) != index:
+            if places.get(key, NO_INDEX) != index and not (self.unclean and key in self.receipts):
                 raise Violation(
                     f"{node.name}: {key} was acknowledged at {index}, stands at {places.get(key)}"
                 )

@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from app.ha.frames import FrameReader, decode_from_master, decode_from_slave, encode
+from app.ha.frames import (
+    Decode,
+    FrameReader,
+    decode_classic,
+    decode_from_master,
+    decode_from_slave,
+    decode_report,
+    encode,
+)
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Drained, Opened
 from tests.simulation.world import Life, World
 
@@ -51,8 +59,11 @@ class Host:
 class StreamNetwork:
     """Nodes by address. A cut pair cannot connect, and what is sent between it hangs until it is mended."""
 
-    def __init__(self, world: World, *, max_delay_us: int = 2_000) -> None:
+    def __init__(self, world: World, *, classic: bool = False, max_delay_us: int = 2_000) -> None:
+        """classic: frames of classic HA, else of AutoSwitch."""
         self.world = world
+        self._at_slave: Decode = decode_classic if classic else decode_from_master
+        self._at_master: Decode = decode_report if classic else decode_from_slave
         self.max_delay_us = max_delay_us
         self.hosts: dict[str, Host] = {}
         self.connections = 0
@@ -88,8 +99,8 @@ class StreamNetwork:
                 host.deliver(key, Closed("nobody there"))
                 return
             self.connections += 1
-            out = End(host, key, FrameReader(decode_from_master))
-            into = End(target, f"{INCOMING}{self.connections}", FrameReader(decode_from_slave))
+            out = End(host, key, FrameReader(self._at_slave))
+            into = End(target, f"{INCOMING}{self.connections}", FrameReader(self._at_master))
             out.peer, into.peer = into, out
             host.ends[key], target.ends[into.key] = out, into
             host.deliver(key, Opened())
