@@ -111,7 +111,8 @@ class MetadataLogs:
 
     async def _remove(self, hosted: HostedLog) -> bool:
         if hosted.repair is not None:
-            return False  # its files are in use; it ends
+            hosted.repair.give_up()
+            return False  # its files are in use until it has ended
         hosted.deleting = True
         try:
             await self._host.close_log(hosted)

@@ -11,6 +11,7 @@ A crash at any moment begins again at 2. What no peer can give yet is asked for 
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -120,8 +121,12 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await future
 
 
+class GivenUp(Exception):
+    """The log is not wanted any more."""
+
+
 class LogRepair:
-    """One log that is offline. `run` ends when it is served again, or when the node must stop."""
+    """One log that is offline. `run` ends when it is served again, given up, or when the node must stop."""
 
     def __init__(
         self,
@@ -160,8 +165,26 @@ class LogRepair:
         self._clock = clock
         self._seen: dict[str, int] = {}  # damaged file or folder -> how often
         self._told_waiting = False
+        self._given_up = asyncio.Event()
+
+    def give_up(self) -> None:
+        """The log is to be deleted: end soon, and leave its files as they are."""
+        self._given_up.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Raises GivenUp."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._given_up.wait()
+        if self._given_up.is_set():
+            raise GivenUp
 
     async def run(self) -> None:
+        """Whatever goes wrong, the other logs of the node do not suffer from it."""
+        with contextlib.suppress(GivenUp):
+            await self._run()
+
+    async def _run(self) -> None:
         logger.error(
             "log damaged, repair begins",
             extra={"log": self._log_name, "found_by": self.found_by, "damage": str(self.trouble)},
@@ -177,14 +200,16 @@ class LogRepair:
                 return
             except StorageFull as error:
                 self._wait(f"no room: {error}")
-                await asyncio.sleep(_RETRY_LAST_S)
+                await self._pause(_RETRY_LAST_S)
             except DiskError as error:
                 self._host.fail(f"repair of log {self._log_name}", error)
                 return
-            except Exception as error:  # the other logs of the node must not suffer from it
+            except GivenUp:
+                raise
+            except Exception as error:
                 logger.exception("log %s: its repair failed, and begins again", self._log_name)
                 self._wait(f"it failed: {error!r}")
-                await asyncio.sleep(_RETRY_LAST_S)
+                await self._pause(_RETRY_LAST_S)
 
     def _corruption(self) -> dict[str, Any]:
         trouble = self.trouble
@@ -219,7 +244,7 @@ class LogRepair:
                     asked.remove(peer)
             if asked:
                 self._wait(f"the vote is lost: the terms of {', '.join(asked)} are needed")
-                await asyncio.sleep(pause_s)
+                await self._pause(pause_s)
                 pause_s = min(_RETRY_LAST_S, 2 * pause_s)
         promise = HardState(term, self._node_id)
 
@@ -343,7 +368,7 @@ class LogRepair:
             else:
                 self.state = RepairState.FETCHING
             ask = fetch.next()
-            await asyncio.sleep(ask.pause_ms / 1000)
+            await self._pause(ask.pause_ms / 1000)
             answer = await self._calls.ask(
                 ask.peer,
                 self._log_id,
@@ -362,17 +387,22 @@ class LogRepair:
         """Move the log's files away, kept for the operator, and start empty; the vote stays."""
         if not self._peers:
             await self._wait_for_operator(reason)
+        self._seen.clear()
+        if self.mended.set_aside:  # what was set aside is worth more than this
+            self._wait(f"the log that was begun anew is damaged too: {reason}")
+            await self._pause(_RETRY_LAST_S)
+            return
         logger.error("log %s: set aside, it starts anew from its leader: %s", self._log_name, reason)
 
         await in_thread(lambda: set_aside(self._files, self._folder))
         self.left = []
-        self._seen.clear()
         self.mended.set_aside = True
 
     async def _wait_for_operator(self, reason: str) -> None:
         """A group of one: nobody else has these records, and none are thrown away here."""
         self._wait(f"{reason}; no other node has this log: restore its folder from a copy")
-        await asyncio.Event().wait()
+        await self._given_up.wait()
+        raise GivenUp
 
     def _wait(self, reason: str) -> None:
         """No peer can help yet: say so once; the metric goes on saying it."""

@@ -126,6 +126,8 @@ class Repairs:
         if driver is not None:
             await self._close(driver)
         await repair.run()
+        if hosted.repair is repair:  # given up
+            hosted.repair = None
 
     async def reread(self, driver: LogDriver, first_index: int, last_index: int) -> None:
         """repair_server.reread, of a log of this node."""

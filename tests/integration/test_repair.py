@@ -13,7 +13,7 @@ from tests.support.cluster import Cluster, eventually, running
 from tests.support.damage import bytes_of_log, log_folder, overwrite, segments
 
 SMALL = {"segment_max_bytes": 40_000, "mark_interval_bytes": 8_000, "tail_cache_bytes": 0}
-RECORDS = 60
+RECORDS = 45
 VALUE = "v" * 2_000
 
 

@@ -1,0 +1,223 @@
+"""The course of one repair over a log in memory and scripted peers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.node.driver import LogDriver
+from app.node.peer_calls import PeerCalls
+from app.node.repair import LogRepair, RepairState
+from app.node.repair_marker import RepairMarker
+from app.raft.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
+from storage.commitlog import Commitlog, CommitlogConfig
+from storage.errors import CorruptFile, CorruptLog
+from storage.hard_state import HardState, HardStateFile
+from tests.support.memory_files import MemoryFiles
+from tests.unit.node.test_repair_fetch import history
+from tests.unit.node.test_repair_server import Clock
+
+BATCHES = history(40)
+SIZES = CommitlogConfig(segment_max_bytes=4_000, mark_interval_bytes=1_000, tail_cache_bytes=0)
+FOLDER = "data/logs/log"
+
+
+class Peers:
+    """Transport and other nodes in one: `answers` says what a peer replies, None: nothing."""
+
+    def __init__(self, answers: Callable[[str, PeerCall], PeerCall | None]) -> None:
+        self.asked: list[tuple[str, PeerCall]] = []
+        self.answers = answers
+        self.calls = PeerCalls(self, Random(1))
+
+    def send(self, target: str, log_id: int, message: Any) -> None:
+        self.asked.append((target, message))
+        answer = self.answers(target, message)
+        if answer is not None:
+            asyncio.get_running_loop().call_soon(self.calls.answered, target, log_id, answer)
+
+
+class Host:
+    """app.node.repair.RepairHost: opens the log only, which stands for its driver."""
+
+    def __init__(self, files: MemoryFiles) -> None:
+        self.files = files
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.log: Commitlog | None = None
+        self.marked_when_opened = False
+        self.always_damaged = False
+
+    def tell(self, kind: str, data: dict[str, Any]) -> None:
+        self.events.append((kind, data))
+
+    def open_log(self) -> Any:
+        if not self.files.exists(f"{FOLDER}/vote"):
+            raise CorruptFile(f"{FOLDER}/vote", "missing")
+        HardStateFile(self.files, f"{FOLDER}/vote").load()
+        self.marked_when_opened = RepairMarker(self.files, "data", "log").exists
+        if self.always_damaged:
+            raise CorruptLog(FOLDER, 0, "a disk that rots at once")
+        return Commitlog.open(self.files, FOLDER, log_id=7, config=SIZES)
+
+    def serve(self, driver: LogDriver) -> None:
+        self.log = driver  # type: ignore[assignment]  # what `open_log` gave
+
+    def fail(self, what: str, error: BaseException) -> None:
+        raise AssertionError(f"{what}: {error}")
+
+
+def gives_all(_peer: str, message: PeerCall) -> PeerCall | None:
+    """A healthy peer: two batches an answer."""
+    if isinstance(message, TermRequest):
+        return TermAnswer(message.id, 9)
+    assert isinstance(message, FetchRequest)
+    wanted = [b for b in BATCHES if message.first_index <= b.base_index <= message.last_index]
+    return FetchAnswer(message.id, 0, 79, False, tuple(wanted[:2]))
+
+
+class Scene:
+    """A node's log of 40 batches, closed, with a vote."""
+
+    def __init__(self) -> None:
+        self.files = MemoryFiles()
+        log = Commitlog.open(self.files, FOLDER, log_id=7, config=SIZES)
+        log.append(BATCHES)
+        log.close()
+        HardStateFile(self.files, f"{FOLDER}/vote").save(HardState(4, "n2"))
+        self.host = Host(self.files)
+
+    def repair(self, peers: Peers, trouble: CorruptLog | CorruptFile, voters: tuple[str, ...]) -> LogRepair:
+        return LogRepair(
+            host=self.host,
+            files=self.files,
+            folder=FOLDER,
+            log_name="log",
+            log_id=7,
+            node_id="n1",
+            voters=voters,
+            storage=SIZES,
+            marker=RepairMarker(self.files, "data", "log"),
+            calls=peers.calls,
+            clock=Clock(),
+            trouble=trouble,
+            found_by="start",
+        )
+
+    def run(
+        self,
+        peers: Peers,
+        trouble: CorruptLog | CorruptFile,
+        voters: tuple[str, ...] = ("n1", "n2", "n3"),
+        meanwhile: Callable[[LogRepair], Awaitable[None]] | None = None,
+    ) -> LogRepair:
+        async def bounded() -> LogRepair:
+            async with asyncio.timeout(20):
+                repair = self.repair(peers, trouble, voters)
+                task = asyncio.create_task(repair.run())
+                if meanwhile is not None:
+                    await meanwhile(repair)
+                await task
+                return repair
+
+        return asyncio.run(bounded())
+
+    def damage(self, position: int, data: bytes = b"noise" * 40) -> CorruptLog:
+        batch = BATCHES[position]
+        for name in sorted(self.files.list(FOLDER), reverse=True):
+            if name.endswith(".log") and int(name[:20]) <= batch.offset:
+                self.files.open(f"{FOLDER}/{name}").pwrite(data, batch.offset - int(name[:20]))
+                return CorruptLog(f"{FOLDER}/{name}", batch.offset, "noise")
+        raise AssertionError("no such segment")
+
+
+def test_every_stretch_is_fetched_and_the_log_is_as_it_was() -> None:
+    scene, peers = Scene(), Peers(gives_all)
+    scene.damage(3)
+    repair = scene.run(peers, scene.damage(20))
+    assert scene.host.log is not None
+    assert scene.host.log.read_batches(0, 10**6) != []
+    held = [batch for index in range(0, 80, 2) for batch in [scene.host.log.batch_at(index)]]
+    assert held == BATCHES
+    assert [(kind, data.get("found_by")) for kind, data in scene.host.events] == [("corruption", "start")]
+    assert repair.mended.batches >= 2
+    assert not repair.mended.set_aside
+    assert scene.host.marked_when_opened  # the note stays until the core says that it is healed
+    asked = [message for _, message in peers.asked if isinstance(message, FetchRequest)]
+    assert all(0 <= message.first_index <= message.last_index <= 79 for message in asked)
+
+
+def test_what_all_peers_have_trimmed_is_not_waited_for() -> None:
+    def trimmed(_peer: str, message: PeerCall) -> PeerCall:
+        return FetchAnswer(message.id, 60, 79)
+
+    scene = Scene()
+    repair = scene.run(Peers(trimmed), scene.damage(3))
+    assert repair.mended.set_aside
+    assert scene.host.log is not None
+    assert scene.host.log.end_index == -1
+    assert any(name.endswith(".log") for name in scene.files.list(f"{FOLDER}/aside"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(4, "n2")  # the promise stays
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others() -> None:
+    silent = ["n3"]
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        if peer in silent:
+            silent.remove(peer)  # the first time
+            return None
+        return TermAnswer(message.id, 9 if peer == "n2" else 12)
+
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    peers = Peers(answers)
+    repair = scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(12, "n1")
+    assert [peer for peer, _ in peers.asked] == ["n2", "n3", "n3"]  # who has answered is not asked again
+    assert list(repair.mended.small_files) == ["vote"]
+    assert ("repair", "waiting") in [(kind, data.get("state")) for kind, data in scene.host.events]
+
+
+def test_a_repair_that_waits_says_so_once_and_can_be_given_up() -> None:
+    scene, peers = Scene(), Peers(lambda _peer, message: FetchAnswer(message.id, -1, -1))
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while len(peers.asked) < 5 or repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.01)
+        repair.give_up()
+
+    scene.run(peers, scene.damage(3), meanwhile=meanwhile)
+    assert scene.host.log is None
+    assert [kind for kind, _ in scene.host.events] == ["corruption", "repair"]
+    assert RepairMarker(scene.files, "data", "log").exists
+
+
+def test_without_peers_nothing_is_thrown_away() -> None:
+    scene, peers = Scene(), Peers(gives_all)
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.01)
+        repair.give_up()
+
+    before = scene.files.list(FOLDER)
+    scene.run(peers, scene.damage(3), voters=("n1",), meanwhile=meanwhile)
+    assert peers.asked == []
+    assert set(before) - set(scene.files.list(FOLDER)) <= {"epochs"}  # made anew from the log
+
+
+def test_a_disk_that_rots_at_once_is_no_endless_loop() -> None:
+    scene, peers = Scene(), Peers(gives_all)
+    scene.host.always_damaged = True
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.01)
+        repair.give_up()
+
+    scene.run(peers, scene.damage(3), meanwhile=meanwhile)
+    kept = [name for name in scene.files.list(f"{FOLDER}/aside") if name.endswith(".log")]
+    assert len(kept) > 3  # what was set aside first is still there
