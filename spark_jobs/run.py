@@ -48,8 +48,9 @@ class MaterializeConfig:
     endpoint: base URLs of replicas, comma-separated. tables: folder with one folder a log. logs: names, and
     patterns such as `orders-*`. checkpoints: a scratch folder, None for one beside the tables. available_now:
     end when everything that was committed at the start is in the tables. trigger, events_trigger: Spark
-    intervals. max_records_per_trigger: of one log. partitions: tasks that read one micro-batch. progress: a
-    JSON file kept up to date, None for `progress.json` beside the tables.
+    intervals. max_records_per_trigger: of one log. partitions: tasks that read one micro-batch.
+    data_folders: of nodes on this machine, read in place. progress: a JSON file kept up to date, None for
+    `progress.json` beside the tables.
     """
 
     endpoint: str
@@ -62,6 +63,7 @@ class MaterializeConfig:
     events_trigger: str = "2 seconds"
     max_records_per_trigger: int = 1_000_000
     partitions: int = 2
+    data_folders: tuple[str, ...] = ()
     master: str = "local[2]"
     driver_memory: str = "2g"
     jars_folder: Path = DEFAULT_JARS_FOLDER
@@ -93,6 +95,8 @@ class LogMaterializer:
             "maxRecordsPerTrigger": str(config.max_records_per_trigger),
             "minPartitions": str(config.partitions),
         }
+        if config.data_folders:
+            entries_options["dataFolder"] = ",".join(config.data_folders)
         self.log = log
         self.status = LogClient(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
         client = LogClient(endpoints, log, config.token)
@@ -239,6 +243,12 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
     parser.add_argument(
         "--partitions", type=int, default=2, help="tasks of one micro-batch (default: %(default)s)"
     )
+    parser.add_argument(
+        "--data-folder",
+        action="append",
+        default=[],
+        help="data folder of a node on this machine, whose files are read in place; may be repeated",
+    )
     parser.add_argument("--master", default="local[2]", help="where Spark runs (default: %(default)s)")
     parser.add_argument("--driver-memory", default="2g", help="heap of the driver (default: %(default)s)")
     parser.add_argument("--jars", type=Path, default=DEFAULT_JARS_FOLDER, help="folder of the Delta jars")
@@ -257,6 +267,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         events_trigger=given.events_trigger,
         max_records_per_trigger=given.max_records,
         partitions=given.partitions,
+        data_folders=tuple(given.data_folder),
         master=given.master,
         driver_memory=given.driver_memory,
         jars_folder=given.jars,

@@ -1,7 +1,8 @@
 """Records per second from the log into Delta: 1 KiB records, three nodes, one Spark driver, one machine.
 
 `python -m tests.bench.log_to_delta [--records 1000000]` fills a log, then materializes it once with a cold
-session and, after as many records again, with the warm one; prints one JSON line a figure.
+session and, after as many records again, with the warm one; prints one JSON line a figure. Before each the
+same records go through the source to nowhere: what remains is Delta's part. --in-place: from the files.
 """
 
 import argparse
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import httpx
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.session import build_session
+from spark_jobs.source import CommitlogDataSource
 from tests.bench.local_cluster import print_figure
 from tests.support.cluster import Cluster, running
 
@@ -38,30 +41,54 @@ def fill(cluster: Cluster, records: int) -> float:
     return time.perf_counter() - started
 
 
+def scan(spark: SparkSession, config: MaterializeConfig, first: int) -> float:
+    """Read the log from an index on as the job does, and drop the rows; return the seconds that took."""
+    reader = spark.read.format("commitlog").options(endpoint=config.endpoint, startingIndex=first)
+    reader = reader.options(minPartitions=config.partitions, dataFolder=",".join(config.data_folders))
+    started = time.perf_counter()
+    reader.load().write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - started
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--in-place", action="store_true", help="read the files, not over HTTP")
     options = parser.parse_args()
     ensure_jars(DEFAULT_JARS_FOLDER)
     with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as cluster:
         spark = build_session("bench", jars_folder=DEFAULT_JARS_FOLDER, extra={"spark.driver.memory": "4g"})
+        folders = [str(cluster.folder / node) for node in cluster.ids] if options.in_place else []
         config = MaterializeConfig(
             endpoint=",".join(cluster.url(node) for node in cluster.ids),
             tables=Path(folder) / "tables",
             available_now=True,
             max_records_per_trigger=options.records,
+            data_folders=tuple(folders),
         )
+        spark.dataSource.register(CommitlogDataSource)
+        first = 0
         for session in ("cold", "warm"):
             seconds = fill(cluster, options.records)
             print_figure(
                 figure="arrow append", records=options.records, records_per_s=round(options.records / seconds)
             )
+            seconds = scan(spark, config, first)
+            print_figure(
+                figure="source to nowhere",
+                session=session,
+                in_place=options.in_place,
+                seconds=round(seconds, 1),
+                records_per_s=round(options.records / seconds),
+            )
+            first = cluster.status("n1")["committed_index"] + 1
             started = time.perf_counter()
             progress = materialize(config, spark=spark)
             seconds = time.perf_counter() - started
             print_figure(
                 figure="log to delta",
                 session=session,
+                in_place=options.in_place,
                 records=options.records,
                 seconds=round(seconds, 1),
                 records_per_s=round(options.records / seconds),

@@ -1,5 +1,6 @@
 """`format("commitlog")` in Spark: what comes out of it, and what stops it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,8 @@ def test_a_trimmed_index_is_an_error_or_a_loss_that_the_user_accepts(
     with pytest.raises(PySparkException, match="begins at index 120"):
         collected.run(stream(startingIndex=95))
     assert collected.run(stream(startingIndex=95, failOnDataLoss="false")) == [[*range(120, 152)]]
+    offsets = max((collected.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert json.loads(offsets.read_text().splitlines()[-1])["lost"] == 18
 
 
 def test_events_of_all_nodes_come_once_and_a_node_that_was_down_is_caught_up(

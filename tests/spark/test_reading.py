@@ -1,0 +1,95 @@
+"""A task in the middle of its range, while replicas go, the log is trimmed, or is another one."""
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs import client
+from spark_jobs.errors import LogClash, Trimmed
+from spark_jobs.options import SourceOptions, parse_options
+from spark_jobs.reading import RecordsPartition, read_records
+from tests.spark.conftest import endpoints
+from tests.spark.log_server import FakeLog, FakeReplica
+
+PAGE = 10
+
+
+@pytest.fixture(autouse=True)
+def _small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_READ_RECORDS", PAGE)
+
+
+def options_for(replicas: list[FakeReplica], **given: str) -> SourceOptions:
+    return parse_options({"endpoint": endpoints(replicas), "includeControl": "true", **given})
+
+
+def started(
+    options: SourceOptions, first: int = 0, until: int = 102, last_term: int | None = None
+) -> tuple[list[int], Iterator[pa.RecordBatch]]:
+    """The indexes of the first answer, and the rest of the read."""
+    batches = read_records(options, RecordsPartition(first, until, options.endpoints, last_term))
+    return next(batches).column("index").to_pylist(), batches
+
+
+def indexes(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [index for rows in batches for index in rows.column("index").to_pylist()]
+
+
+def test_replicas_that_go_one_after_the_other_are_survived(replicas: list[FakeReplica]) -> None:
+    begun, rest = started(options_for(replicas))
+    replicas[0].stop()
+    then = next(rest).column("index").to_pylist()
+    replicas[0].start(replicas[0].port)
+    replicas[1].stop()
+    assert [*begun, *then, *indexes(rest)] == [*range(102)]
+
+
+def test_a_change_of_leader_and_a_replica_that_fell_behind_are_survived(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    begun, rest = started(options_for(replicas))
+    for replica in replicas:
+        replica.has_leader = False
+    replicas[0].committed_index = 15
+    log.open_term(3, "n2")
+    assert begun + indexes(rest) == [*range(102)]
+
+
+def test_a_trim_in_the_middle_is_an_error_that_says_what_is_missing(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    _, rest = started(options_for(replicas))
+    log.begin_index = 40
+    with pytest.raises(Trimmed, match=r"begins at index 40: the records from 10 to 39 were.*failOnDataLoss"):
+        indexes(rest)
+
+
+def test_a_trim_in_the_middle_that_the_user_accepts_is_told_in_the_log_and_as_a_row(
+    replicas: list[FakeReplica], log: FakeLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, rest = started(options_for(replicas, failOnDataLoss="false"))
+    log.begin_index = 40
+    lost = next(rest).to_pylist()
+    assert [(row["index"], row["type"]) for row in lost] == [(10, "lost")]
+    assert json.loads(lost[0]["value"]) == {"kind": "lost", "first_index": 10, "until_index": 40}
+    assert "the records [10, 40) were trimmed before they were read" in caplog.text
+    assert begun + indexes(rest) == [*range(10), *range(40, 102)]
+
+
+def test_a_range_that_is_gone_as_a_whole_ends_where_it_was_to_end(
+    replicas: list[FakeReplica], log: FakeLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = options_for(replicas, failOnDataLoss="false", includeControl="false")
+    log.begin_index = 80
+    with caplog.at_level(logging.WARNING):
+        assert indexes(read_records(options, RecordsPartition(20, 60, options.endpoints))) == []
+    assert "[20, 60)" in caplog.text
+
+
+def test_a_log_that_was_replaced_after_planning_is_a_clash(replicas: list[FakeReplica]) -> None:
+    _, rest = started(options_for(replicas), last_term=1)
+    with pytest.raises(LogClash, match="index 101 is of term 2, it was of 1"):
+        indexes(rest)
