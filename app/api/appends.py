@@ -17,7 +17,7 @@ from app.api.append_parameters import parse_append_query
 from app.api.bodies import Heads, media_type_of, read_append
 from app.api.calls import JSON_TYPE, NO_FORWARD, REQUEST_ID, AppendCall, Response, problem_response
 from app.api.room import Room
-from app.errors import CommitlogError, Internal, NoLeader, NotLeader, QuorumTimeout, Repairing
+from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader, QuorumTimeout, Repairing
 from app.node.broker import Broker
 from app.node.driver import LogDriver
 from app.node.forward import Lost, NotSent, Relayed
@@ -71,8 +71,9 @@ class AppendHandler:
         self.room = Room(self._http.max_open_appends, self._http.max_open_bytes)
 
     def check_log(self, name: str) -> None:
-        """Raises LogNotFound or InvalidRequest, before a body is read."""
-        self._broker.find(name)
+        """Raises LogNotFound, InvalidRequest or Forbidden, before a body is read."""
+        if self._broker.find(name) is self._broker.metadata.hosted:
+            raise Forbidden("the system alone writes to its logs")
 
     def handle(self, call: AppendCall, done: Done) -> None:
         """Check a call and begin it; done(answer) when it ends. Order of checks: API.md §3."""

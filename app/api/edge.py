@@ -14,7 +14,7 @@ from app.api.append_front import AppendFront, append_log_of
 from app.api.calls import REQUEST_ID, Response, problem_response, request_id_of
 from app.api.room import Room
 from app.api.tokens import Tokens
-from app.errors import CommitlogError, Internal, MethodNotAllowed, NotFound
+from app.errors import CommitlogError, Forbidden, Internal, MethodNotAllowed, NotFound
 from app.telemetry import Meter
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class Edge:
         try:
             self._tokens.check(method, path, headers.get(b"authorization"))
             self._check_action(method, path)
+            _check_not_ours(method, path)
             if counted:
                 self._room.enter(0)
         except CommitlogError as error:
@@ -129,6 +130,12 @@ class Edge:
         if append_log_of(scope["path"]) is None or method != "POST":  # those count themselves
             route = getattr(scope.get("route"), "path", "unknown")
             self._meter.answered(method, route, status)
+
+
+def _check_not_ours(method: str, path: str) -> None:
+    """The system's logs are for looking at. Raises Forbidden."""
+    if path.startswith("/v1/logs/__") and method not in ("GET", "HEAD"):
+        raise Forbidden("the system alone writes to its logs")
 
 
 async def _send_whole(answer: Response, send: Send, *, head: bool) -> None:

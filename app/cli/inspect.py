@@ -1,4 +1,4 @@
-"""`commitlog logs`, `epochs` and `watermarks`: what the cluster tells about its logs."""
+"""`commitlog epochs` and `watermarks`: what the cluster tells about a log."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,24 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from app.cli.context import Target, print_json, target_options
-
-
-@click.command("logs")
-@target_options
-def logs_command(target: Target) -> None:
-    """List the logs of the cluster."""
-    with target.client() as client:
-        logs = client.logs()
-    if target.as_json:
-        print_json({"logs": logs})
-        return
-    table = Table("log", "replication", "durability", "replicas", "id", box=SIMPLE_HEAD)
-    for log in logs:
-        replicas = ", ".join(map(str, log.get("replicas", [])))
-        table.add_row(
-            log["name"], log.get("replication"), log.get("durability"), replicas, str(log.get("id", ""))
-        )
-    Console().print(table)
 
 
 @click.command("epochs")

@@ -1,4 +1,4 @@
-"""What operators and readers ask of a cluster beside appends and reads: members, lead, fences, cursors."""
+"""What operators and readers ask of a cluster beside appends and reads: logs, members, fences, cursors."""
 
 import json
 from collections.abc import Mapping
@@ -50,6 +50,18 @@ class Operations:
         """Hand the lead of the client's log to `to`, or to the most up to date voter."""
         asked = {"log": self._log_name} if to is None else {"log": self._log_name, "to": to}
         return self._call("POST", "/v1/cluster/leader:transfer", asked)[0]
+
+    def create_log(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Create a log (API.md §5: name, replication, replicas, ...); the same again is the same log."""
+        return self._call("POST", "/v1/logs", settings)[0]
+
+    def delete_log(self, name: str) -> dict[str, Any]:
+        """Let the nodes remove a log; its name is free when that is done."""
+        return self._call("DELETE", f"/v1/logs/{quote(name, safe='')}")[0]
+
+    def elect(self, candidate: str | None = None, *, unclean: bool = False) -> dict[str, Any]:
+        """Elect the master of the client's log. unclean: it may be one that is not in sync."""
+        return self._call("POST", f"{self._log}:elect", {"candidate": candidate, "unclean": unclean})[0]
 
     def set_fence(self, token: str | None, **match_token: str | None) -> dict[str, Any]:
         """From now on every append needs `token` (None: none). match_token=...: only if that is set now."""

@@ -6,6 +6,7 @@ metadata reach every node by replication, and what a node knows is committed, if
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from random import Random
@@ -15,7 +16,7 @@ import msgspec
 
 from app.controller.commands import AnyCommand, Done, Refusal
 from app.controller.events import AnyEvent, MasterElected, MasterLost
-from app.controller.log_state import MetadataLogState
+from app.controller.log_state import NEWS_MAX, MetadataLogState
 from app.controller.messages import AnyControllerMessage, BrokerHeartbeat, CommandRequest
 from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
@@ -101,6 +102,7 @@ class MetadataService:
         self.followed_index = -1  # up to where the logs of this node are as the metadata say
         self.is_current = False  # since the start it has known, for once, all that was committed
         self._seen_index: tuple[int, int] | None = None
+        self._news: deque[tuple[int, AnyEvent]] = deque(maxlen=NEWS_MAX)
         self.changed = asyncio.Event()  # the metadata may have changed: whoever waits clears it
         self.server = ControllerServer(
             node_id=self._node_id,
@@ -225,12 +227,17 @@ class MetadataService:
         if seen != self._seen_index:
             self._seen_index = seen
             self.changed.set()
-        for index, event in state.take_news():
+        self._news.extend(state.take_news())
+        while self._news and self._news[0][0] <= self.followed_index:  # the logs are open by then
+            index, event = self._news.popleft()
             if isinstance(event, MasterElected | MasterLost):
                 self._tell_election(state.metadata, index, event)
 
     def _tell_election(self, metadata: Metadata, index: int, event: AnyEvent) -> None:
-        """Write an election to the journal of the log, as every node that keeps it does (API.md §2)."""
+        """Write an election to the journal of the log, as every node that keeps it does (API.md §2).
+
+        After a restart the last ones may come again: controller_index tells them apart.
+        """
         hosted, log = self._find(event.log), metadata.log(event.log)
         if hosted is None or hosted.journal is None or log is None:
             return

@@ -1,0 +1,115 @@
+"""`commitlog logs` and `commitlog elect`: logs come and go, and get their masters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from app.cli.context import Target, print_json, target_options
+from app.client.operations import Operations
+
+
+@click.group("logs", invoke_without_command=True)
+@target_options
+@click.pass_context
+def logs_command(ctx: click.Context, target: Target) -> None:
+    """List (the default), create and delete logs."""
+    if ctx.invoked_subcommand is None:
+        _list(target)
+
+
+@logs_command.command("list")
+@target_options
+def list_logs(target: Target) -> None:
+    """List the logs of the cluster."""
+    _list(target)
+
+
+@logs_command.command("create")
+@click.argument("name")
+@click.option(
+    "--replication",
+    type=click.Choice(["raft", "controller", "classic"]),
+    default="raft",
+    show_default=True,
+)
+@click.option("--replicas", help="How many (3), or which nodes (n1,n2). Default: all.")
+@click.option("--durability", type=click.Choice(["fsync", "replicated"]), default="fsync", show_default=True)
+@click.option("--retention-ms", type=click.IntRange(1), help="Keep records so long.")
+@click.option("--retention-bytes", type=click.IntRange(1), help="Keep so much.")
+@click.option("--min-in-sync-replicas", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--learner", "learners", multiple=True, help="A replica that only receives; may be repeated.")
+@click.option("--preferred", help="The node to be master where there is a choice.")
+@click.option("--unclean", is_flag=True, help="Elect one that is not in sync when nobody else lives.")
+@target_options
+def create_log(
+    target: Target,
+    name: str,
+    replicas: str | None,
+    retention_ms: int | None,
+    retention_bytes: int | None,
+    learners: tuple[str, ...],
+    **settings: Any,
+) -> None:
+    """Create a log; the same settings again are the same log."""
+    asked: dict[str, Any] = {"name": name, "learners": learners, **settings}
+    if replicas is not None:
+        asked["replicas"] = int(replicas) if replicas.isdecimal() else replicas.split(",")
+    if retention_ms is not None or retention_bytes is not None:
+        asked["retention"] = {"ms": retention_ms, "bytes": retention_bytes}
+    with target.client(writes=True) as client:
+        log = Operations(client).create_log(asked)
+    _show(target, log, f"log {name} is there")
+
+
+@logs_command.command("delete")
+@click.argument("name")
+@target_options
+def delete_log(target: Target, name: str) -> None:
+    """Delete a log: its nodes remove their replicas."""
+    with target.client(writes=True) as client:
+        log = Operations(client).delete_log(name)
+    _show(target, log, f"log {name} is being deleted")
+
+
+@click.command("elect")
+@click.option("--candidate", help="The node that is to be master. Default: any; a living master stays.")
+@click.option(
+    "--unclean", is_flag=True, help="It may be one that is not in sync: what only the others hold is lost."
+)
+@target_options
+def elect_command(target: Target, candidate: str | None, unclean: bool) -> None:
+    """Elect the master of a log in controller mode."""
+    with target.client(writes=True) as client:
+        election = Operations(client).elect(candidate, unclean=unclean)
+    _show(target, election, f"{election['master']} is master in epoch {election['epoch']}")
+
+
+def _show(target: Target, document: Mapping[str, Any], sentence: str) -> None:
+    if target.as_json:
+        print_json(document)
+    else:
+        click.echo(sentence)
+
+
+def _list(target: Target) -> None:
+    with target.client() as client:
+        logs = client.logs()
+    if target.as_json:
+        print_json({"logs": logs})
+        return
+    table = Table("log", "replication", "durability", "replicas", "master", "in sync", "id", box=SIMPLE_HEAD)
+    for log in logs:
+        table.add_row(
+            log["name"],
+            log.get("replication"),
+            log.get("durability"),
+            ", ".join(map(str, log.get("replicas", []))),
+            log.get("master") or "",
+            ", ".join(map(str, log.get("sync_state_set") or [])),
+            str(log.get("id", "")),
+        )
+    Console().print(table)

@@ -1,0 +1,263 @@
+"""Logs in controller mode on real nodes: elections, masters and controllers that die, loss receipts."""
+
+import itertools
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from tests.support.cluster import Cluster, eventually, running
+
+MAX_GAP_S = 3.0
+WAIT_S = 45.0  # a node that starts on a busy machine takes its time
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("controller"), 3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(nodes: Cluster) -> Cluster:
+    """All nodes up and ready, whatever the test before has done to them."""
+    missing = [node for node in nodes.ids if node not in nodes.running]
+    if missing:
+        nodes.start(*missing)
+    nodes.wait_ready()
+    return nodes
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Of a log of this test's own."""
+    return re.sub(r"[^a-z0-9]+", "-", request.node.name)[:100].strip("-")
+
+
+def create(cluster: Cluster, name: str, node: str = "n1", **settings: Any) -> dict[str, Any]:
+    answer = cluster.call(
+        "POST", node, "/v1/logs", json={"name": name, "replication": "controller", **settings}
+    )
+    assert answer.status_code in (200, 201), answer.text
+    log: dict[str, Any] = answer.json()
+    return log
+
+
+def look(cluster: Cluster, name: str) -> dict[str, Any]:
+    answer = cluster.get(cluster.running[0], f"/v1/logs/{name}")
+    log: dict[str, Any] = answer.json()
+    assert answer.status_code in (200, 503), log
+    return log
+
+
+def wait_in_sync(cluster: Cluster, name: str, *nodes: str) -> dict[str, Any]:
+    def in_sync() -> dict[str, Any] | None:
+        log = look(cluster, name)
+        return log if sorted(log.get("sync_state_set") or ()) == sorted(nodes) and log["master"] else None
+
+    return eventually(in_sync, what=f"{nodes} are in sync", timeout_s=WAIT_S)
+
+
+def wait_acknowledged(cluster: Cluster, name: str, value: str) -> dict[str, Any]:
+    def acknowledged() -> dict[str, Any] | None:
+        answer = cluster.append(cluster.running[0], value, log=name)
+        return answer.json() if answer.status_code == 200 else None
+
+    return eventually(acknowledged, what="an append is acknowledged", timeout_s=WAIT_S)
+
+
+def active_controller(cluster: Cluster) -> str:
+    return cluster.leader("__controller")
+
+
+class Producer:
+    """Appends numbers one after the other through the nodes that live, and notes what was acknowledged."""
+
+    def __init__(self, cluster: Cluster, log: str) -> None:
+        self._cluster = cluster
+        self._log = log
+        self._stop = threading.Event()
+        self.acknowledged: list[tuple[float, str]] = []
+        self.nodes = list(cluster.ids)
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Producer":
+        self._thread.start()
+        self.wait_for(5)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        number = 0
+        with httpx.Client(timeout=2.0) as client:
+            while not self._stop.is_set():
+                node = self.nodes[number % len(self.nodes)]
+                value = f"v{number}"
+                number += 1
+                try:
+                    answer = client.post(
+                        f"{self._cluster.url(node)}/v1/logs/{self._log}/records?timeout_ms=1000",
+                        json={"records": [{"value": value}]},
+                    )
+                except httpx.TransportError:
+                    continue
+                if answer.status_code == 200:
+                    self.acknowledged.append((time.monotonic(), value))
+
+    def wait_for(self, more: int) -> None:
+        """Until so many more appends have been acknowledged."""
+        wanted = len(self.acknowledged) + more
+        eventually(
+            lambda: len(self.acknowledged) >= wanted, what="appends are acknowledged", timeout_s=WAIT_S
+        )
+
+    @property
+    def values(self) -> list[str]:
+        return [value for _, value in self.acknowledged]
+
+    def gap_s(self) -> float:
+        """The longest time between two acknowledgements that followed one another."""
+        times = [when for when, _ in self.acknowledged]
+        return max(after - before for before, after in itertools.pairwise(times))
+
+
+@pytest.mark.rule("C-05", "C-12", "A-12")
+@pytest.mark.parametrize("replicas", [["n1", "n2", "n3"], ["n1", "n2"]])
+def test_a_killed_master_is_replaced_and_nothing_acknowledged_is_lost(
+    cluster: Cluster, name: str, replicas: list[str]
+) -> None:
+    create(cluster, name, replicas=replicas)
+    wait_in_sync(cluster, name, *replicas)
+    with Producer(cluster, name) as producer:
+        producer.wait_for(20)
+        master = look(cluster, name)["master"]
+        epoch = look(cluster, name)["epoch"]
+        producer.nodes.remove(master)
+        cluster.kill(master)
+        producer.wait_for(20)
+        cluster.start(master)
+        cluster.wait_ready()
+        log = wait_in_sync(cluster, name, *replicas)
+    assert producer.gap_s() <= MAX_GAP_S
+    assert log["epoch"] > epoch
+    for node in replicas:
+        values = cluster.values(node, name)
+        missing = [value for value in producer.values if value not in values]
+        assert missing == []
+    assert cluster.values(replicas[0], name) == cluster.values(replicas[1], name)
+
+
+@pytest.mark.rule("C-02", "C-10", "A-11")
+def test_producers_do_not_notice_the_death_of_the_active_controller(cluster: Cluster, name: str) -> None:
+    active = active_controller(cluster)
+    others = [node for node in cluster.ids if node != active]
+    create(cluster, name, replicas=others)
+    wait_in_sync(cluster, name, *others)
+    epoch = look(cluster, name)["epoch"]
+    with Producer(cluster, name) as producer:
+        producer.nodes.remove(active)
+        producer.wait_for(20)
+        cluster.kill(active)
+        eventually(lambda: active_controller(cluster) in others, what="another controller is active")
+        until = time.monotonic() + 2.5  # longer than any lease of the old one
+        while time.monotonic() < until:
+            producer.wait_for(10)
+        create(cluster, f"{name}-b", node=others[0], replicas=others)  # and it does its work
+        producer.wait_for(10)
+    assert producer.gap_s() < 1.0
+    assert look(cluster, name)["epoch"] == epoch
+
+
+@pytest.mark.rule("C-05", "A-11")
+def test_an_operator_moves_the_master_and_one_that_stops_gives_it_up(cluster: Cluster, name: str) -> None:
+    create(cluster, name, preferred="n1")
+    wait_in_sync(cluster, name, "n1", "n2", "n3")
+    with Producer(cluster, name) as producer:
+        answer = cluster.call("POST", "n2", f"/v1/logs/{name}:elect", json={"candidate": "n3"})
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["master"], answer.json()["elected"]) == ("n3", True)
+        producer.wait_for(5)
+        wait_in_sync(cluster, name, "n1", "n2", "n3")
+        producer.nodes.remove("n3")
+        assert cluster.stop("n3") == 0
+        producer.wait_for(5)
+    assert producer.gap_s() <= MAX_GAP_S
+    log = look(cluster, name)
+    assert log["master"] in ("n1", "n2")
+    stays = cluster.call("POST", "n2", f"/v1/logs/{name}:elect", json={})
+    assert (stays.status_code, stays.json()["elected"]) == (200, False)
+    nobody = cluster.call("POST", "n2", f"/v1/logs/{name}:elect", json={"candidate": "n3"})
+    assert (nobody.status_code, nobody.json()["code"]) == (409, "no-eligible-replica")
+    raft = cluster.call("POST", "n2", "/v1/logs/default:elect", json={})
+    assert (raft.status_code, raft.json()["code"]) == (422, "invalid-request")
+
+
+@pytest.mark.rule("C-05", "A-04")
+def test_what_an_unclean_election_loses_is_in_a_receipt_and_an_event_says_where(
+    cluster: Cluster, name: str
+) -> None:
+    create(cluster, name, replicas=["n1", "n2"])
+    master = wait_in_sync(cluster, name, "n1", "n2")["master"]
+    slave = {"n1": "n2", "n2": "n1"}[master]
+    wait_acknowledged(cluster, name, "kept")
+    cluster.kill(slave)
+    wait_in_sync(cluster, name, master)
+    lost = cluster.append(master, "lost 1", "lost 2", log=name).json()
+    cluster.kill(master)
+    cluster.start(slave)
+    eventually(
+        lambda: look(cluster, name).get("master", "unknown") is None,
+        what="nobody in sync lives",
+        timeout_s=WAIT_S,
+    )
+    refused = cluster.call("POST", "n3", f"/v1/logs/{name}:elect", json={"candidate": slave})
+    assert (refused.status_code, refused.json()["code"]) == (409, "no-eligible-replica")
+
+    def elected() -> dict[str, Any] | None:
+        answer = cluster.call(
+            "POST", "n3", f"/v1/logs/{name}:elect", json={"candidate": slave, "unclean": True}
+        )
+        return answer.json() if answer.status_code == 200 else None
+
+    election = eventually(elected, what="an unclean election", timeout_s=WAIT_S)
+    assert (election["master"], election["unclean"]) == (slave, True)
+    wait_acknowledged(cluster, name, "new")
+    cluster.start(master)
+    wait_in_sync(cluster, name, "n1", "n2")
+    cluster.wait_ready()
+    assert set(cluster.values(master, name)) == {"kept", "new"}
+    assert cluster.values(master, name, consistency="local") == cluster.values(slave, name)
+    events = cluster.get(master, f"/v1/logs/{name}/events", params={"limit": 10_000}).json()["events"]
+    cut = next(
+        event["data"] for event in events if event["kind"] == "truncate" and "receipt" in event["data"]
+    )
+    receipt = pa.ipc.open_file((cluster.folder / master / cut["receipt"]).read_bytes()).read_all()
+    rows = [row for row in receipt.to_pylist() if row["type"] == "data"]
+    assert [row["value"] for row in rows] == [b"lost 1", b"lost 2"]
+    assert [row["index"] for row in rows] == [lost["first_index"], lost["last_index"]]
+    story = [event["data"] for event in events if event["kind"] == "election"]
+    assert [each["unclean"] for each in story if each["master"] == slave][-1] is True
+
+
+@pytest.mark.rule("C-04", "C-09", "C-10")
+def test_a_cluster_that_starts_again_knows_its_logs_and_its_epochs(cluster: Cluster, name: str) -> None:
+    create(cluster, name)
+    log = wait_in_sync(cluster, name, "n1", "n2", "n3")
+    wait_acknowledged(cluster, name, "before")
+    for node in cluster.ids:
+        cluster.kill(node)
+    cluster.start()
+    wait_acknowledged(cluster, name, "after")
+    cluster.wait_ready()
+    again = wait_in_sync(cluster, name, "n1", "n2", "n3")
+    assert again["id"] == log["id"]
+    assert again["epoch"] > log["epoch"]
+    assert cluster.values(again["master"], name) == ["before", "after"]

@@ -1,0 +1,130 @@
+"""Logs that are created, changed and deleted while the cluster runs (API.md §5), whatever their mode."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.cluster import Cluster, eventually, running
+
+WAIT_S = 45.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("logs"), 3) as cluster:
+        yield cluster
+
+
+def create(cluster: Cluster, node: str, **log: Any) -> httpx.Response:
+    return cluster.call("POST", node, "/v1/logs", json=log)
+
+
+def refused(answer: httpx.Response, status: int, code: str) -> None:
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+
+
+@pytest.mark.parametrize("replication", ["raft", "controller"])
+def test_a_new_log_is_known_everywhere_and_created_once(cluster: Cluster, replication: str) -> None:
+    name = f"new-{replication}"
+    log = {"name": name, "replication": replication, "replicas": 2, "retention": {"ms": 86_400_000}}
+    answer = create(cluster, "n2", **log)
+    assert answer.status_code == 201, answer.text
+    assert answer.headers["location"] == f"/v1/logs/{name}"
+    body = answer.json()
+    assert (len(body["replicas"]), body["retention"]["ms"], body["state"]) == (2, 86_400_000, "created")
+    for node in cluster.ids:  # at once, at a node that keeps no replica too
+        assert cluster.get(node, f"/v1/logs/{name}").json()["id"] == body["id"]
+        assert cluster.append(node, f"by {node}", log=name).status_code == 200
+        assert name in [each["name"] for each in cluster.get(node, "/v1/logs").json()["logs"]]
+    for node in cluster.ids:
+        assert cluster.values(node, name) == [f"by {each}" for each in cluster.ids]
+    again = create(cluster, "n3", **log)
+    assert (again.status_code, again.json()["id"]) == (200, body["id"])
+    refused(create(cluster, "n3", **{**log, "replicas": 3}), 409, "log-exists")
+
+
+def test_what_cannot_be_created(cluster: Cluster) -> None:
+    refused(create(cluster, "n1", name="Upper"), 422, "invalid-request")
+    refused(create(cluster, "n1", name="__mine"), 422, "invalid-request")
+    refused(create(cluster, "n1", name="a", replicas=9), 422, "invalid-request")
+    refused(create(cluster, "n1", name="a", replicas=["n1", "n9"]), 422, "invalid-request")
+    refused(create(cluster, "n1", name="a", replication="paxos"), 422, "invalid-request")
+    refused(create(cluster, "n1", name="a", colour="red"), 422, "invalid-request")
+    refused(create(cluster, "n1", name="default", replicas=1), 409, "log-exists")
+    assert create(cluster, "n1", name="default").status_code == 200
+    refused(cluster.call("DELETE", "n1", "/v1/logs/default"), 422, "invalid-request")
+    refused(cluster.call("DELETE", "n1", "/v1/logs/nowhere"), 404, "log-not-found")
+    refused(cluster.append("n1", "x", log="__controller"), 403, "forbidden")
+
+
+def test_settings_change_by_their_version(cluster: Cluster) -> None:
+    first = create(cluster, "n1", name="changes")
+    etag = first.headers["etag"]
+    changed = cluster.call("PATCH", "n2", "/v1/logs/changes", json={"retention": {"bytes": 1_000_000}})
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["retention"] == {"ms": None, "bytes": 1_000_000}
+    assert changed.headers["etag"] != etag
+    late = cluster.call(
+        "PATCH", "n3", "/v1/logs/changes", json={"retention": None}, headers={"If-Match": etag}
+    )
+    refused(late, 412, "config-changed")
+    right = cluster.call(
+        "PATCH",
+        "n3",
+        "/v1/logs/changes",
+        json={"retention": None},
+        headers={"If-Match": changed.headers["etag"]},
+    )
+    assert right.json()["retention"] is None
+    refused(cluster.call("PATCH", "n3", "/v1/logs/changes", json={"replicas": 3}), 422, "invalid-request")
+
+
+@pytest.mark.parametrize("replication", ["raft", "controller"])
+def test_a_deleted_log_goes_everywhere_and_a_new_one_of_its_name_starts_empty(
+    cluster: Cluster, replication: str
+) -> None:
+    name = f"gone-{replication}"
+    old = create(cluster, "n1", name=name, replication=replication).json()["id"]
+    assert cluster.append("n1", "old", log=name).status_code == 200
+    answer = cluster.call("DELETE", "n2", f"/v1/logs/{name}")
+    assert (answer.status_code, answer.json()["state"]) == (202, "deleting")
+
+    def created() -> str | None:
+        answer = create(cluster, "n3", name=name, replication=replication)
+        if answer.status_code == 409:
+            assert answer.json()["code"] == "log-deleting"
+            return None
+        assert answer.status_code == 201, answer.text
+        found: str = answer.json()["id"]
+        return found
+
+    assert eventually(created, what="the name is free again", timeout_s=WAIT_S) != old
+    assert cluster.append("n1", "new", log=name).status_code == 200
+    assert cluster.values("n2", name) == ["new"]
+
+
+def test_a_node_that_slept_through_a_deletion_removes_its_copy_and_takes_part_in_the_next(
+    cluster: Cluster,
+) -> None:
+    create(cluster, "n1", name="slept")
+    assert cluster.append("n1", "old", log="slept").status_code == 200
+    cluster.kill("n3")
+    assert cluster.call("DELETE", "n1", "/v1/logs/slept").status_code == 202
+    eventually(
+        lambda: create(cluster, "n1", name="slept").status_code == 201,
+        what="the name is free: a dead node does not hold it",
+        timeout_s=WAIT_S,
+    )
+    assert cluster.append("n1", "new", log="slept").status_code == 200
+    cluster.start("n3")
+    cluster.wait_ready("n3")
+    eventually(
+        lambda: cluster.get("n3", "/v1/logs/slept/records", params={"consistency": "committed"}).json()[
+            "records"
+        ],
+        what="n3 has a copy of the new log",
+        timeout_s=WAIT_S,
+    )
+    assert cluster.values("n3", "slept") == ["new"]
