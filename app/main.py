@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from app.api import (
     append_stream,
+    block_digests,
     cluster,
     elect,
     fences,
@@ -47,6 +48,7 @@ _PARTS: Final = (
     elect,
     upkeep,
     tables,
+    block_digests,
     receipts,
     members,
     health,

@@ -12,6 +12,7 @@ STOP_GRACE_S = 5.0  # a kill does no harm: the tables stay right (spark_jobs/REA
 
 
 JOB = "spark_jobs.run"
+VERIFY_JOB = "spark_jobs.verify"
 
 
 def job_arguments(endpoints: Sequence[str], log: str, tables: Path, checkpoints: Path) -> list[str]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as View
 
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, target_options
-from app.cli.spark_job import JOB, job_arguments
+from app.cli.spark_job import JOB, VERIFY_JOB, job_arguments
 from app.client.tables import Cut, Tables
 from app.client.tables import Table as DeltaTable
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
@@ -46,9 +46,7 @@ def tables_command(
     points = {"index": at_index, "timestamp": at_timestamp, "epoch": at_epoch}
     point = {name: value for name, value in points.items() if value is not None}
     if len(point) + (wait is not None) + (tables is not None) > 1:
-        raise click.UsageError(
-            "--wait, --at-… and --tables exclude one another"
-        )
+        raise click.UsageError("--wait, --at-… and --tables exclude one another")
     if tables is not None:
         _show_folder(tables, target.as_json)
         return
@@ -124,6 +122,15 @@ def _show_folder(root: Path, as_json: bool) -> None:
         size = f"{snapshot.size_bytes / MIB:.1f}"
         view.add_row(name, str(snapshot.version), _number(snapshot.rows), str(len(snapshot.files)), size)
     Console().print(view)
+
+
+def verify_with_spark(target: Target) -> None:
+    """Compare the log with its table `entries`; this process becomes the Spark job that does it."""
+    if target.token is not None:
+        os.environ["COMMITLOG_TOKEN"] = target.token
+    command = [sys.executable, "-P", "-m", VERIFY_JOB, "--endpoint", ",".join(target.endpoints)]
+    command += ["--log", target.log, *(["--json"] if target.as_json else [])]
+    os.execv(command[0], command)
 
 
 @click.command("materialize")

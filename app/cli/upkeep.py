@@ -10,6 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
+from app.cli.tables import verify_with_spark
 from app.client.operations import Operations
 
 
@@ -17,12 +18,19 @@ from app.client.operations import Operations
 @click.option("--from", "from_index", type=click.IntRange(0), help="First index. Default: the log's begin.")
 @click.option("--until", "until_index", type=click.IntRange(0), help="Exclusive. Default: all committed.")
 @click.option("--deep", is_flag=True, help="Read everything from the disks again, and make all chains anew.")
+@click.option("--tables", is_flag=True, help="Compare the log with its Delta table `entries`, by Spark.")
 @target_options
-def verify_command(target: Target, from_index: int | None, until_index: int | None, deep: bool) -> None:
-    """Compare all replicas of a log with one another, batch by batch.
+def verify_command(
+    target: Target, from_index: int | None, until_index: int | None, deep: bool, tables: bool
+) -> None:
+    """Compare all replicas of a log with one another, batch by batch; or the log with its table.
 
     Ends with 0 when all are equal, 1 when one differs or is damaged, 5 when one could not be compared.
     """
+    if tables:
+        if deep or from_index is not None or until_index is not None:
+            raise click.UsageError("--tables compares all that both hold: leave --from, --until, --deep out")
+        verify_with_spark(target)
     batches, size_bytes = 0, 0
     with target.client() as client:
         end = client.tail()["committed_index"] + 1 if until_index is None else until_index

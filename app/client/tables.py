@@ -3,7 +3,7 @@ a point of the log?"""
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +11,7 @@ from urllib.parse import quote
 from app.client.client import CommitlogClient
 from app.client.connection import Answer
 from app.client.errors import NoAnswer
+from app.tables.digests import BLOCK, BlockSum
 
 ENTRIES = "entries"
 LONGEST_WAIT_MS = 60_000  # of one call
@@ -39,6 +40,14 @@ class Cut:
     index: int
     versions: Mapping[str, int]
     exact: bool
+
+
+@dataclass(frozen=True)
+class DigestPage:
+    """The sums of some blocks, by their first index; the last block may go on in the next page."""
+
+    sums: Mapping[int, BlockSum]
+    next_index: int
 
 
 class Tables:
@@ -82,6 +91,22 @@ class Tables:
         """point: one of index, timestamp (ms) and epoch. Raises NotFound (no-such-cut)."""
         found = self._get("/tables:at", **point)
         return Cut(found["index"], found["tables"], found["exact"])
+
+    def digests(self, from_index: int, until_index: int, block: int = BLOCK) -> Iterator[DigestPage]:
+        """Of the log's data records of [from_index, until_index), page by page.
+
+        Raises NotFound when an index was trimmed.
+        """
+        while from_index < until_index:
+            page = self._get("/digests", from_index=from_index, until_index=until_index, block=block)
+            sums = {
+                told["first_index"]: BlockSum(told["count"], int(told["digest"], 16))
+                for told in page["blocks"]
+            }
+            from_index = page["next_index"]
+            yield DigestPage(sums, from_index)
+            if not page["has_more"]:
+                return
 
     def _get(self, route: str, **query: int) -> dict[str, Any]:
         return _json(self._connection.call("GET", f"{self._log}{route}", query=query))

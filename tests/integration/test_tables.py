@@ -5,12 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
 from app.client import CommitlogClient, NotFound, Unavailable
 from app.client.tables import Tables
+from app.tables.digests import BlockSum, block_sums
 from tests.support.cluster import Cluster, eventually, running
 from tests.support.delta_files import DeltaFiles
 
@@ -140,6 +142,30 @@ def test_waiting_for_a_record_ends_when_it_is_in_the_table(cluster: Cluster, ent
             version = entries.bring(appended["first_index"], last + 1, timestamp_ms=4_000)
             table = waiting.result(20)
     assert (table.version, table.materialized_index, table.lag_records) == (version, last, 0)
+
+
+def test_digests_of_the_log_are_those_of_its_records(cluster: Cluster) -> None:
+    """Page by page, whatever the blocks; of every batch, also of a part of one."""
+    for number in range(30):
+        batch = [
+            {"value": "v" * 1_000, "key": f"{number}-{at}", "headers": [["h", "1"]]} for at in range(100)
+        ]
+        cluster.call("POST", "n1", "/v1/logs/pair/records", json={"records": batch}).raise_for_status()
+    with CommitlogClient([cluster.url("n3")], log="pair") as client:
+        end = client.tail()["committed_index"] + 1
+        records, _, _ = client.read_arrow(0, limit=100_000, max_bytes=64 * 1024 * 1024)
+        for first, until, block in ((0, end, 10_000), (7, end - 5, 100), (0, end + 50, 1), (150, 160, 10)):
+            inside = pc.and_(pc.greater_equal(records["index"], first), pc.less(records["index"], until))
+            wanted = block_sums(records.filter(inside), block)
+            told: dict[int, BlockSum] = {}
+            for page in Tables(client).digests(first, until, block):
+                for start, part in page.sums.items():
+                    told[start] = told.get(start, BlockSum()) + part
+            assert told == wanted
+    whole = get(cluster, "digests", "n2", log="pair").json()
+    assert (whole["from_index"], whole["next_index"], whole["has_more"]) == (0, end, False)
+    assert sum(block["count"] for block in whole["blocks"]) == 3_000
+    assert get(cluster, "digests?block=0", log="pair").json()["code"] == "invalid-request"
 
 
 def test_the_command_line_shows_waits_and_travels(cluster: Cluster, entries: DeltaFiles) -> None:

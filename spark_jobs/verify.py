@@ -1,0 +1,182 @@
+"""Log against table, `commitlog verify --tables`: `python -m spark_jobs.verify --endpoint URLS [--log NAME]`.
+
+The service sums digests of its data records by blocks of 10 000 indexes, Spark does the same with the rows of
+`entries` (app/tables/digests.py). The first unequal block is asked for record by record: which index differs?
+Also compares `epoch_files` with `epochs`. Exit code 0: equal; 1: not, or Spark failed; 4: no such table; 5:
+no node answers.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from app.client import ClientError, CommitlogClient, NoAnswer, NotFound, Unavailable
+from app.client.tables import ENTRIES, Tables
+from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
+from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars
+from spark_jobs.session import JavaNotFound, build_session
+from spark_jobs.tables import EPOCH_FILES, EPOCHS
+from spark_jobs.transforms import epoch_differences
+
+SUMS = "first bigint, count bigint, high bigint, low bigint"
+HALF = 1 << 32
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was compared: indexes [from_index, until_index) of the log and of one version of `entries`.
+
+    first_difference: the first index whose record is not the same, and what is wrong with it. epochs: what
+    epoch files contradict, in words.
+    """
+
+    log: str
+    version: int
+    from_index: int
+    until_index: int
+    records: int
+    blocks: int
+    unequal_blocks: int
+    first_difference: int | None
+    difference: str | None
+    epochs: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        return self.first_difference is None and not self.epochs
+
+    def __str__(self) -> str:
+        told = f"{self.records:,} records in {self.blocks:,} blocks are the same"
+        if self.first_difference is not None:
+            told = f"{self.unequal_blocks:,} of {self.blocks:,} blocks differ, first at index "
+            told += f"{self.first_difference:,}: {self.difference}"
+        span = f"indexes {self.from_index:,} to {self.until_index - 1:,}"
+        first = f"log {self.log!r} against version {self.version} of entries, {span}: {told}"
+        return "\n".join([first, *self.epochs])
+
+
+class TableChanged(RuntimeError):
+    """One version of a table was read twice and not the same: somebody writes to its files."""
+
+
+def verify_tables(
+    spark: SparkSession, endpoint: str, log: str = "default", token: str | None = None
+) -> Verified:
+    """Compare a log with its tables as they stand. Raises ClientError, PySparkException."""
+    with CommitlogClient([url.strip() for url in endpoint.split(",")], log=log, token=token) as client:
+        known = Tables(client)
+        table = known.find(ENTRIES)
+        paths = {other.name: other.path for other in known.all()}
+        first = max(0, client.tail()["begin_index"])
+        assert table.materialized_index is not None  # of `entries` it is known
+        until = table.materialized_index + 1
+        rows = spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
+        in_log = _of_log(known, first, until, BLOCK)
+        in_table = _of_table(rows, first, until, BLOCK)
+        blocks = in_log.keys() | in_table.keys()
+        unequal = sum(1 for start in blocks if in_log.get(start) != in_table.get(start))
+        index, difference = None, None
+        if (start := first_unequal(in_log, in_table)) is not None:
+            index, difference = _first_difference(known, rows, max(first, start), min(until, start + BLOCK))
+    epochs = [spark.read.format("delta").load(paths[each.name]) for each in (EPOCHS, EPOCH_FILES)]
+    return Verified(
+        log=log,
+        version=table.version,
+        from_index=first,
+        until_index=until,
+        records=sum(part.count for part in in_log.values()),
+        blocks=len(blocks),
+        unequal_blocks=unequal,
+        first_difference=index,
+        difference=difference,
+        epochs=tuple(
+            f"epoch {row['epoch']} in the epoch file of {row['node']} against `epochs`: {row['difference']}"
+            for row in epoch_differences(*epochs).orderBy("node", "epoch").collect()
+        ),
+    )
+
+
+def _first_difference(known: Tables, rows: DataFrame, first: int, until: int) -> tuple[int, str]:
+    """The first index of an unequal block at which log and table differ, and how."""
+    in_log, in_table = _of_log(known, first, until, 1), _of_table(rows, first, until, 1)
+    index = first_unequal(in_log, in_table)
+    if index is None:
+        raise TableChanged(f"the block from {first} on was unequal and is not any more")
+    held, stored = in_table.get(index, BlockSum()), in_log.get(index, BlockSum())
+    if held.count != stored.count:
+        return index, f"the log has {stored.count} such record, the table {held.count}"
+    return index, "the record's content differs"
+
+
+def _of_log(known: Tables, first: int, until: int, block: int) -> dict[int, BlockSum]:
+    sums: dict[int, BlockSum] = {}
+    for page in known.digests(first, until, block):
+        for start, part in page.sums.items():
+            sums[start] = sums.get(start, BlockSum()) + part
+    return sums
+
+
+def _of_table(rows: DataFrame, first: int, until: int, block: int) -> dict[int, BlockSum]:
+    def summed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield _as_rows(block_sums(batch, block))
+
+    wanted = rows.where((F.col("index") >= first) & (F.col("index") < until)).select(*COLUMNS)
+    parts = wanted.mapInArrow(summed, SUMS).groupBy("first")
+    found = parts.agg(*(F.sum(name).alias(name) for name in ("count", "high", "low"))).toArrow()
+    return {
+        row["first"]: BlockSum() + BlockSum(row["count"], row["high"] * HALF + row["low"])
+        for row in found.to_pylist()
+    }
+
+
+def _as_rows(sums: Mapping[int, BlockSum]) -> pa.RecordBatch:
+    """Digests in two halves, so that Spark can add them up without overflow."""
+    parts = list(sums.values())
+    return pa.RecordBatch.from_pydict(
+        {
+            "first": pa.array(list(sums), pa.int64()),
+            "count": pa.array([part.count for part in parts], pa.int64()),
+            "high": pa.array([part.digest // HALF for part in parts], pa.int64()),
+            "low": pa.array([part.digest % HALF for part in parts], pa.int64()),
+        }
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jobs.verify", description="Compare a log with its tables."
+    )
+    parser.add_argument("--endpoint", required=True, help="base URLs of nodes, comma-separated")
+    parser.add_argument("--log", default="default", help="name of the log (default: %(default)s)")
+    parser.add_argument("--token", default=os.environ.get("COMMITLOG_TOKEN"), help="or set COMMITLOG_TOKEN")
+    parser.add_argument("--json", action="store_true", help="answer in JSON")
+    parser.add_argument("--master", default="local[2]", help="where Spark runs (default: %(default)s)")
+    parser.add_argument("--jars", type=Path, default=DEFAULT_JARS_FOLDER, help="folder of the Delta jars")
+    given = parser.parse_args(arguments)
+    try:
+        ensure_jars(given.jars)
+        spark = build_session("commitlog-verify", jars_folder=given.jars, master=given.master)
+        try:
+            verified = verify_tables(spark, given.endpoint, given.log, given.token)
+        finally:
+            spark.stop()
+    except (ClientError, PySparkException, TableChanged, JarsUnavailable, JavaNotFound) as error:
+        sys.stderr.write(f"{error}\n")
+        return 4 if isinstance(error, NotFound) else 5 if isinstance(error, NoAnswer | Unavailable) else 1
+    told = json.dumps({**asdict(verified), "equal": verified.equal}) if given.json else str(verified)
+    sys.stdout.write(f"{told}\n")
+    return 0 if verified.equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
