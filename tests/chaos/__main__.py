@@ -24,7 +24,7 @@ from tests.chaos.families import FAMILIES
 from tests.chaos.namespaces import isolation
 from tests.chaos.report import Report
 
-SPARE_S = 60  # for a family's start and end, whatever its scale
+SPARE_S = 120  # for a family's start and end, whatever its scale
 
 
 def run_apart(
