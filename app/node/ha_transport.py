@@ -73,6 +73,7 @@ class HaTransport:
         self._connections: dict[tuple[int, str], _Connection] = {}  # (log id, key)
         self._connecting: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._count = 0
+        self._refused = 0
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be bound."""
@@ -80,7 +81,7 @@ class HaTransport:
 
     async def _listener(self, address: tuple[str, int], log_id: int | None) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: _Connection(self, log_id), *address)
+        return await loop.create_server(lambda: _Connection(self, log_id), *address, backlog=CONNECTIONS_MAX)
 
     @property
     def address(self) -> str:
@@ -196,6 +197,12 @@ class HaTransport:
         self._connections[owner.log_id, key] = connection
         return key
 
+    def refused(self, reason: str) -> None:
+        """Somebody made no sense from the first byte: told ever more rarely, or probes would fill the log."""
+        self._refused += 1
+        if self._refused & (self._refused - 1) == 0:
+            log.warning("strangers at the HA port", extra={"count": self._refused, "last": reason})
+
     def left(self, connection: "_Connection") -> None:
         self._incoming.pop(connection, None)
         if connection.owner is not None:
@@ -259,7 +266,10 @@ class _Connection(asyncio.Protocol):
                     return
                 self.owner.deliver(self.key, frame)
         except CorruptFrame as error:
-            log.warning("HA connection closed", extra={"connection": self.key, "reason": error.reason})
+            if self.owner is None:
+                self._ha.refused(error.reason)
+            else:
+                log.warning("HA connection closed", extra={"connection": self.key, "reason": error.reason})
             self._give_up(error.reason)
 
     # --- introductions
