@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+import msgspec
+
 from app.errors import PROBLEMS, CommitlogError
 
 PROBLEM_JSON: Final = "application/problem+json"
@@ -214,6 +216,12 @@ def answers(
             "value": problem_example(problem),
         }
     return responses
+
+
+def json_request(kind: type[msgspec.Struct], example: Any) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads a JSON body of that shape by itself."""
+    schema = msgspec.json.schema(kind)["$defs"][kind.__name__]
+    return {"requestBody": {"content": {"application/json": {"schema": schema, "example": example}}}}
 
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
