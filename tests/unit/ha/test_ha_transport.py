@@ -227,7 +227,7 @@ def test_a_peer_that_is_nothing_but_bytes_follows_our_master(tmp_path: Path) -> 
 
 
 class ByteMaster:
-    """Sends a log's bytes in small frames; breaks the first line within a batch, leaves a gap on the second."""
+    """Sends a log's bytes in small frames; breaks the first line within a batch, a gap on the second."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
