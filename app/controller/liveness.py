@@ -140,4 +140,4 @@ class Liveness:
         if log in self._given_up:
             return False
         granted_ms = self._granted_ms.get(log, self._began_ms)
-        return now_ms < granted_ms + self._config.lease_ms
+        return now_ms <= granted_ms + self._config.lease_ms
