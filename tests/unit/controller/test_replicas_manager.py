@@ -1,0 +1,269 @@
+"""ReplicasManager: metadata become a role, wishes become requests, what is old changes nothing (C-03, C-10)."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.controller.commands import (
+    AlterSyncStateSet,
+    AnyCommand,
+    ApplyForReplicaId,
+    Done,
+    ElectMaster,
+    Reason,
+    Refusal,
+    RegisterReplica,
+    StepDown,
+)
+from app.controller.replicas_manager import Action, Ask, HeartbeatNow, Identity, ReplicasManager, Save, Tell
+from app.ha.roles import Lease, MasterRole, RoleMessage, SetRequest, SlaveRole, SyncStateSetChanged
+from app.replication import Role
+from tests.unit.controller.support import CONFIG, Quorum
+
+
+class View:
+    """A core as the manager sees it."""
+
+    role = Role.SLAVE
+    epoch = log_epoch = max_offset = confirm_offset = 0
+    wanted_sync_state_set: tuple[str, ...] | None = None
+    set_request: SetRequest | None = None
+    needs_election = False
+
+
+class Bench:
+    """The manager of n1 beside a quorum that carries out what it asks."""
+
+    def __init__(self, identity: Identity | None = None) -> None:
+        self.quorum = Quorum()
+        self.quorum.create()
+        self.view = View()
+        self.start(identity)
+
+    def start(self, identity: Identity | None) -> None:
+        self.manager = ReplicasManager(
+            log="a",
+            generation=self.quorum.log().generation,
+            node="n1",
+            address="n1:10911",
+            identity=identity,
+            config=CONFIG,
+            random=Random(1),
+        )
+
+    def step(self) -> list[Action]:
+        return self.manager.step(self.quorum.metadata.log("a"), self.view, self.quorum.now_ms)
+
+    def ask(self, kind: type[AnyCommand]) -> Any:
+        """The next step asks exactly this."""
+        asks = [action.command for action in self.step() if isinstance(action, Ask)]
+        assert [type(command) for command in asks] == [kind]
+        return asks[0]
+
+    def answer(self, command: AnyCommand) -> None:
+        self.quorum.heartbeats()
+        self.manager.answered(command, self.quorum.ask(command), self.quorum.now_ms)
+
+    def save(self) -> Identity:
+        saves = [action for action in self.step() if isinstance(action, Save)]
+        assert len(saves) == 1
+        self.manager.saved(saves[0].identity)
+        return saves[0].identity
+
+    def register(self) -> None:
+        self.save()
+        self.answer(self.ask(ApplyForReplicaId))
+        self.save()
+        self.answer(self.ask(RegisterReplica))
+
+    def told(self) -> list[RoleMessage]:
+        return [action.message for action in self.step() if isinstance(action, Tell)]
+
+    def become_master(self) -> None:
+        self.register()
+        for node in ("n2", "n3"):
+            self.quorum.register(node)
+        self.quorum.heartbeats()
+        self.quorum.scan()
+        assert self.quorum.log().master_node == "n1"
+
+
+@pytest.mark.rule("C-03")
+def test_the_check_code_is_durable_before_the_id_is_asked_for_and_the_id_before_it_is_registered() -> None:
+    bench = Bench()
+    (action,) = bench.step()
+    assert isinstance(action, Save)
+    assert bench.step() == [action]  # not saved yet: nothing is asked
+    bench.manager.saved(action.identity)
+    bench.answer(bench.ask(ApplyForReplicaId))
+    (action,) = bench.step()
+    assert action == Save(Identity(action.identity.check_code, 1))  # type: ignore[union-attr]
+    bench.manager.saved(action.identity)  # type: ignore[union-attr]
+    bench.answer(bench.ask(RegisterReplica))
+    assert bench.manager.replica_id == 1
+    assert HeartbeatNow() in bench.step()
+
+
+@pytest.mark.rule("C-03")
+@pytest.mark.parametrize("crash_after", ["code saved", "applied", "id saved", "registered"])
+def test_a_crash_between_any_two_steps_gives_no_second_id(crash_after: str) -> None:
+    bench = Bench()
+    identity = bench.save()
+    if crash_after != "code saved":
+        bench.answer(bench.ask(ApplyForReplicaId))
+        if crash_after != "applied":
+            identity = bench.save()
+            if crash_after == "registered":
+                bench.answer(bench.ask(RegisterReplica))
+    bench.start(identity)  # what stood on the disk
+    if identity.replica_id == 0:
+        bench.answer(bench.ask(ApplyForReplicaId))
+        bench.save()
+    bench.answer(bench.ask(RegisterReplica))
+    assert bench.manager.replica_id == 1
+    assert len(bench.quorum.log().replicas) == 1
+
+
+@pytest.mark.rule("C-03")
+def test_an_identity_that_another_copy_has_replaced_is_given_up() -> None:
+    bench = Bench()
+    bench.register()
+    bench.quorum.register("n1", code="another disk")
+    bench.start(Identity("an old code", 1))
+    bench.answer(bench.ask(RegisterReplica))
+    bench.quorum.pass_time(CONFIG.heartbeat_interval_ms)
+    bench.register()
+    assert bench.manager.replica_id == 3
+
+
+@pytest.mark.rule("C-10")
+def test_unanswered_requests_are_asked_again_and_late_answers_are_ignored() -> None:
+    bench = Bench()
+    bench.save()
+    command = bench.ask(ApplyForReplicaId)
+    assert bench.step() == []  # one at a time
+    bench.manager.answered(command, None, bench.quorum.now_ms)
+    assert bench.step() == []  # with a pause
+    bench.quorum.pass_time(CONFIG.retry_interval_ms)
+    again = bench.ask(ApplyForReplicaId)
+    bench.manager.answered(command, Done(0, value=99), bench.quorum.now_ms)  # the first one's, late
+    bench.answer(again)
+    assert bench.save().replica_id == 1
+
+
+@pytest.mark.rule("C-10", "C-04")
+def test_roles_follow_the_metadata_and_the_set_is_told_by_its_epoch() -> None:
+    bench = Bench()
+    bench.register()
+    assert [type(message) for message in bench.told()] == [SlaveRole]  # nobody is master yet
+    for node in ("n2", "n3"):
+        bench.quorum.register(node)
+    bench.quorum.heartbeats()
+    bench.quorum.scan()
+    actions = bench.step()
+    assert HeartbeatNow() in actions  # it has no lease yet
+    (role,) = [action.message for action in actions if isinstance(action, Tell)]
+    assert isinstance(role, MasterRole)
+    assert (role.master_epoch, role.sync_state_set, role.sync_state_set_epoch) == (1, ("n1",), 1)
+    assert [replica.id for replica in role.replicas] == ["n1", "n2", "n3"]
+    assert bench.told() == []
+    bench.quorum.join_all()
+    assert bench.told() == [SyncStateSetChanged(1, 2, ("n1", "n2", "n3"))]
+    bench.quorum.active.liveness.given_up("a", bench.quorum.now_ms)
+    bench.quorum.done(ElectMaster("a", "n3", False, 1))
+    (slave,) = bench.told()
+    assert isinstance(slave, SlaveRole)
+    assert (slave.master_id, slave.master_epoch) == ("n3", 2)
+
+
+@pytest.mark.rule("A-11", "C-10")
+def test_a_lease_counts_for_the_epoch_that_it_was_granted_for() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    answer = bench.quorum.heartbeat("n1")
+    assert answer.granted == (("a", 1),)
+
+    def hear(granted: tuple[tuple[str, int], ...], sent_ms: int) -> None:
+        bench.manager.heartbeat_answered(granted, (), answer.alive, sent_ms)
+
+    hear((("a", 1), ("b", 7)), 5_000)
+    assert bench.told() == [Lease(5_000 + CONFIG.lease_ms)]
+    assert bench.told() == []
+    hear((("a", 2),), 6_000)  # of an election that this node has not heard of yet: it waits
+    assert bench.told() == []
+    bench.quorum.done(StepDown("a", bench.quorum.log().generation, 1, 1))
+    role, lease = bench.told()
+    assert isinstance(role, MasterRole)
+    assert (role.master_epoch, lease) == (2, Lease(6_000 + CONFIG.lease_ms))
+    hear((("a", 1),), 7_000)  # of the epoch before
+    assert bench.told() == []
+
+
+@pytest.mark.rule("C-06", "C-10")
+def test_the_wanted_set_is_asked_for_with_both_epochs_and_without_the_dead() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    bench.quorum.active.liveness.disconnected("n3")
+    answer = bench.quorum.heartbeat("n1")
+    assert answer.alive == ("n1", "n2")
+    bench.view.set_request = SetRequest(1, 1, ("n1", "n3"))
+    assert bench.step() == []  # who is alive is not known yet
+    bench.manager.heartbeat_answered((), (), answer.alive, bench.quorum.now_ms)
+    assert bench.step() == []  # n3 would be refused
+    bench.view.set_request = SetRequest(1, 9, ("n1", "n2"))
+    assert bench.step() == []  # the core knows another set than this node
+    bench.view.set_request = SetRequest(1, 1, ("n1", "n2", "n3"))
+    command = bench.ask(AlterSyncStateSet)
+    generation, ids = bench.quorum.log().generation, (1, bench.quorum.id_of("n2"))
+    assert command == AlterSyncStateSet("a", generation, 1, 1, 1, ids)
+    bench.manager.answered(command, Refusal(Reason.STALE_SET_EPOCH, ""), bench.quorum.now_ms)
+    assert bench.step() == []
+    bench.quorum.pass_time(CONFIG.heartbeat_interval_ms)
+    bench.answer(bench.ask(AlterSyncStateSet))
+    assert bench.told() == [SyncStateSetChanged(1, 2, ("n1", "n2"))]
+
+
+@pytest.mark.rule("C-05", "A-11")
+@pytest.mark.parametrize("why", ["withheld", "needs election", "leaves"])
+def test_a_mastership_is_given_up_before_the_controller_hears_of_it(why: str) -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    if why == "withheld":
+        bench.manager.heartbeat_answered((), ("a",), ("n1",), bench.quorum.now_ms)
+    elif why == "leaves":
+        bench.manager.leave()
+    else:
+        bench.view.needs_election = True
+    actions = bench.step()
+    asked = [action.command for action in actions if isinstance(action, Ask)]
+    assert asked == [StepDown("a", bench.quorum.log().generation, 1, 1, why == "leaves")]
+    if why != "needs election":  # its core has none to give up
+        (tell,) = [action for action in actions if isinstance(action, Tell)]
+        assert isinstance(tell.message, SlaveRole)
+        assert (tell.message.master_id, tell.message.master_epoch) == (None, 1)
+        assert actions.index(tell) < actions.index(Ask(asked[0]))
+    bench.manager.heartbeat_answered((("a", 1),), (), ("n1",), bench.quorum.now_ms)
+    if why != "needs election":
+        assert bench.told() == []  # a lease that was on its way revives nothing
+    bench.answer(asked[0])
+    assert bench.manager.has_left(bench.quorum.log()) is (why == "leaves")
+
+
+@pytest.mark.rule("C-10")
+def test_a_log_of_another_generation_is_none_of_its_business() -> None:
+    bench = Bench()
+    bench.manager.generation = 99
+    assert bench.step() == []
+    assert bench.manager.step(None, bench.view, 0) == []
+
+
+def test_the_report_is_what_the_core_shows() -> None:
+    bench = Bench()
+    bench.register()
+    bench.view.log_epoch, bench.view.max_offset, bench.view.confirm_offset = 3, 900, 800
+    report = bench.manager.report(bench.view)
+    assert (report.replica_id, report.epoch, report.max_offset, report.confirm_offset) == (1, 3, 900, 800)
