@@ -1,4 +1,4 @@
-"""ReplicasManager: metadata become a role, wishes become requests, what is old changes nothing (C-03, C-10)."""
+"""ReplicasManager: metadata become a role, wishes become requests, old news change nothing (C-03, C-10)."""
 
 from random import Random
 from typing import Any
