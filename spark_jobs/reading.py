@@ -126,6 +126,7 @@ def _local_pages(options: SourceOptions, client: LogClient, first: int, until: i
         raise ShortRead(
             f"log {options.log!r}: the batch of index {until - 1} came damaged: {error}"
         ) from error
+    reasons = []
     for folder in options.data_folders:
         log = LocalLog(OsFileSystem(), folder, options.log, log_id)
         try:
@@ -135,7 +136,8 @@ def _local_pages(options: SourceOptions, client: LogClient, first: int, until: i
                 yield page
             return
         except NotHere as reason:
-            logger.warning("log %s: not read in place from index %d on: %s", options.log, first, reason)
+            reasons.append(str(reason))
+    logger.warning("log %s: not read in place from index %d on: %s", options.log, first, "; ".join(reasons))
 
 
 def lost_rows(options: SourceOptions, first: int, until: int) -> Iterator[pa.RecordBatch]:

@@ -37,6 +37,8 @@ class SparkJob:
         self._progress.unlink(missing_ok=True)
         arguments = job_arguments(cluster.urls, "default", self.tables, cluster.folder / "checkpoints")
         arguments += ["--progress", str(self._progress)]
+        for node in cluster.nodes:
+            arguments += ["--data-folder", str(node.data)]  # read in place: nothing of theirs is slowed down
         self._process = ChildProcess(
             JOB, arguments, log=self.log, pid_file=folder / "pid", environment=environment
         )

@@ -118,6 +118,8 @@ def test_a_running_nodes_files_give_what_it_gives_over_http(
         assert read_with(first, until, dataFolder=folder) == read_with(first, until)
     assert caplog.records == []
     with caplog.at_level(logging.WARNING):
-        elsewhere = read_with(0, end, dataFolder=f"{folder}/nothing, {folder}")
-    assert elsewhere == read_with(0, end)
+        second = read_with(0, end, dataFolder=f"{folder}/nothing, {folder}")
+        assert caplog.records == []
+        elsewhere = read_with(0, end, dataFolder=f"{folder}/nothing")
+    assert second == elsewhere == read_with(0, end)
     assert "not read in place from index 0 on" in caplog.text
