@@ -93,6 +93,7 @@ class RaftCore:
         self._outbox = Outbox()
         self._quorum = QuorumChecker(self._member, log, self._outbox, config)
         self._dispatchers: dict[str, Dispatcher] = {}
+        self._sessions: dict[str, int] = {}  # by peer, also of those who left: within a term none repeats
         self._set_dispatchers()
         self._handler = EntryHandler(self._member, log, self._outbox, config, random.getrandbits(53))
         self._leader_reads = LeaderReads(self._member, log, self._outbox)
@@ -476,11 +477,21 @@ class RaftCore:
     # --- the group (R-09, R-10) ---------------------------------------------------------------------------
 
     def _set_dispatchers(self) -> None:
-        """One for every other member; those who stay keep theirs."""
+        """One for every other member; those who stay keep theirs, who returns goes on with its sessions."""
         member, known = self._member, self._dispatchers
+        for peer, dispatcher in known.items():
+            self._sessions[peer] = dispatcher.session
         self._dispatchers = {
             peer: known.get(peer)
-            or Dispatcher(peer, member, self._log, self._outbox, self._quorum, self._config)
+            or Dispatcher(
+                peer,
+                member,
+                self._log,
+                self._outbox,
+                self._quorum,
+                self._config,
+                session=self._sessions.get(peer, 0),
+            )
             for peer in (*member.group.voters, *member.group.learners)
             if peer != member.node_id
         }

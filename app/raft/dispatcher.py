@@ -47,7 +47,9 @@ class Dispatcher:
         outbox: Outbox,
         quorum: QuorumChecker,
         config: RaftConfig,
+        session: int = 0,
     ) -> None:
+        """session: the last one with this peer that this process has begun."""
         self.peer = peer
         self.state = DispatcherState.COMPARE
         self._member = state
@@ -57,7 +59,7 @@ class Dispatcher:
         self._config = config
         self._term = -1
         self._leader_id: str | None = None
-        self._session = 0
+        self.session = session
         self._life = 0
         self._asked_ms: int | None = None  # when the COMPARE or TRUNCATE under way was sent
         self._compare_index = NO_INDEX
@@ -87,7 +89,7 @@ class Dispatcher:
 
     def answer(self, answer: PushAnswer, now_ms: int) -> None:
         """Take in an answer of the current term; a stale one, of an earlier session, changes nothing."""
-        if not self._refresh() or answer.session != self._session:
+        if not self._refresh() or answer.session != self.session:
             return
         if self.state is DispatcherState.APPEND:
             if answer.type in (PushType.APPEND, PushType.COMMIT):
@@ -133,7 +135,7 @@ class Dispatcher:
 
     def _change(self, state: DispatcherState) -> None:
         self.state = state
-        self._session += 1
+        self.session += 1
 
     def _enter_compare(self) -> None:
         self._change(DispatcherState.COMPARE)
@@ -361,7 +363,7 @@ class Dispatcher:
             kind,
             member.node_id,
             member.committed_index,
-            self._session,
+            self.session,
             self._life,
             index,
             index_term,

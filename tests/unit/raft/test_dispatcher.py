@@ -326,7 +326,7 @@ def test_a_peer_far_behind_gets_its_quota_and_nobody_else_notices() -> None:
 
 
 def _append_of(term: int, group: Group) -> PushRequest:
-    session = group.leader.core._dispatchers["n2"]._session
+    session = group.leader.core._dispatchers["n2"].session
     return PushRequest(term, PushType.APPEND, "n1", 0, session, 99, 0, 0, 0)
 
 

@@ -42,6 +42,18 @@ def test_a_learner_gets_the_log_and_becomes_a_voter() -> None:
 
 
 @pytest.mark.rule("R-10")
+def test_a_member_that_left_and_comes_back_within_the_term_gets_the_log() -> None:
+    group, leader = led_group()
+    learner = added(group, leader, "n4")
+    for kind in (ChangeKind.REMOVE, ChangeKind.ADD):
+        leader.change(kind, "n4")
+        group.pass_time(300)
+        leader.append(token=kind)
+        group.pass_time(300)
+    assert learner.log.end_index == leader.log.end_index
+
+
+@pytest.mark.rule("R-10")
 def test_a_change_counts_from_its_append() -> None:
     group, leader = led_group()
     leader.change(ChangeKind.REMOVE, "n3")

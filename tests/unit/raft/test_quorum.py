@@ -17,7 +17,7 @@ def watermark_events(member: Member) -> list[CoreEvent]:
 def ack(group: Group, peer: str, index: int) -> None:
     """`peer` acknowledges everything up to `index` in the session of now."""
     core = group["n1"].core
-    session = core._dispatchers[peer]._session
+    session = core._dispatchers[peer].session
     answer = PushAnswer(core.term, PushType.APPEND, PushCode.SUCCESS, session, 1, index, 0, index)
     group["n1"].step(peer, answer)
 
