@@ -443,6 +443,20 @@ def test_cases_3_4_and_7_start_again_at_the_leaders_begin(
 
 
 @pytest.mark.rule("D-12")
+def test_what_was_trimmed_while_the_peer_was_asked_is_compared_anew() -> None:
+    group = Group({"n1": log_of(1, 1), "n2": log_of(1, 1), "n3": log_of(1, 1)})
+    request = elect_with_silent_n2(group)
+    leader = group["n1"]
+    leader.append()
+    group.settle("n1", "n3")
+    leader.log.trim(request.index + 1)
+    group.pushes("n2")
+    leader.step("n2", answer_of(group, request, end_index=request.index))
+    [push] = group.pushes("n2")
+    assert (push.type, push.index) == (PushType.COMPARE, leader.log.end_index)
+
+
+@pytest.mark.rule("D-12")
 def test_case_5_the_followers_end_is_compared_next() -> None:
     group = Group({"n1": log_of(1, 1, 1, 1), "n2": log_of(1), "n3": log_of(1, 1, 1, 1)})
     request = elect_with_silent_n2(group)
