@@ -147,6 +147,21 @@ def test_the_fence_stands_until_it_is_lifted() -> None:
     assert state.fencing_token is None
 
 
+@pytest.mark.rule("R-10")
+def test_a_membership_goes_with_its_record() -> None:
+    log, state = Log(), LogState()
+    for voters in (["n1", "n2"], ["n1", "n2", "n3"]):
+        value = {"kind": "membership", "voters": voters, "learners": [], "nodes": {}}
+        state.apply(log.add(control=value))
+    assert state.membership is not None
+    assert (state.membership.voters, state.membership.since) == (("n1", "n2", "n3"), 1)
+    state.truncate_after(0)
+    assert state.membership is not None
+    assert state.membership.voters == ("n1", "n2")
+    state.truncate_after(-1)
+    assert state.membership is None
+
+
 @pytest.mark.rule("R-07")
 def test_what_is_committed_is_not_taken_back() -> None:
     log, state = Log(), LogState()
