@@ -3,6 +3,7 @@
 A bug that nobody notices says that the simulator, or a test, cannot fail where it sits.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +11,38 @@ from typing import Any
 
 import pytest
 
+from app.errors import QuorumTimeout, TermChanged
+from app.errors.base import Outcome
 from app.log_state import LogState
-from app.node import checkpoints, open_log
+from app.node import checkpoints, door, open_log
+from app.node.state_transfer import StateTransfer
+from app.node.trimming import Trimmer
 from app.raft import core as core_module
 from app.raft import quorum as quorum_module
 from app.raft.ballot import Ballot
 from app.raft.core import RaftCore
-from app.raft.dispatcher import Dispatcher
+from app.raft.dispatcher import Dispatcher, DispatcherState
 from app.raft.entry_handler import EntryHandler
-from app.raft.messages import PushCode, PushRequest, PushType, VoteAnswer, VoteRequest
+from app.raft.messages import PushCode, PushRequest, PushType, TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.reads import LeaderReads
 from app.raft.state import MemberState
+from app.raft.transfer import Transfer
 from app.replication import NO_INDEX, Durability
+from storage.commitlog import SyncTicket
+from storage.errors import SyncFailed
 from storage.hard_state import HardState
-from tests.unit.raft import test_dispatcher, test_driver, test_elections, test_entry_handler, test_quorum
+from storage.recovery import Recovery
+from tests.unit import test_log_state
+from tests.unit.raft import (
+    test_dispatcher,
+    test_driver,
+    test_driver_commands,
+    test_elections,
+    test_entry_handler,
+    test_membership,
+    test_quorum,
+)
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 Killer = Callable[[Path], None]
@@ -319,3 +337,150 @@ def the_key_table_keeps_what_was_truncated(patch: pytest.MonkeyPatch) -> None:
 @mutant("D-20", test_driver.test_the_checkpoint_never_names_what_is_not_durable_here)
 def the_checkpoint_names_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkpoints, "min", lambda committed, durable: committed, raising=False)
+
+
+@mutant("D-28")
+def a_producers_sequences_are_not_looked_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogState, "check_producer", lambda self, id, epoch, sequence, allow_gap=False: None)
+
+
+@mutant("D-23")
+def an_append_that_lost_its_leader_is_said_not_to_be_applied(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TermChanged, "outcome", Outcome.NOT_APPLIED)
+
+
+@mutant("D-26")
+def an_append_that_waited_too_long_is_said_not_to_be_applied(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(QuorumTimeout, "outcome", Outcome.NOT_APPLIED)
+
+
+@mutant("D-28")
+def the_fence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    original = door.check_conditions
+
+    def check(state: LogState, request: Any, *, term: int, next_index: int) -> None:
+        original(LogState(), request, term=term, next_index=next_index)
+
+    patch.setattr(door, "check_conditions", check)
+
+
+# --- storage ---
+
+
+@mutant("R-11")
+def a_failed_sync_passes_for_a_good_one(patch: pytest.MonkeyPatch) -> None:
+    original = SyncTicket.run
+
+    def run(self: SyncTicket) -> None:
+        with contextlib.suppress(SyncFailed):
+            original(self)
+
+    patch.setattr(SyncTicket, "run", run)
+
+
+@mutant("R-11")
+def what_recovery_scanned_is_not_written_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Recovery, "_rewrite", lambda self, segment: None)
+
+
+# --- transfer, members, trims ---
+
+
+@mutant("R-09")
+def the_successor_gets_votes_whatever_it_lacks(patch: pytest.MonkeyPatch) -> None:
+    """And is told to campaign before it is level."""
+    original = core_module.grants
+
+    def grants(
+        member: MemberState, log: Any, source: str, request: VoteRequest, *, hears_leader: bool
+    ) -> bool:
+        if request.transfer:
+            request = VoteRequest(request.term, 1 << 60, 1 << 60, False, True)
+        return original(member, log, source, request, hears_leader=hears_leader)
+
+    def go_on(self: Transfer, now_ms: int) -> None:
+        if self._attempt is not None and not self._attempt.asked:
+            self._attempt.asked = True
+            self._outbox.send(self._attempt.target, TimeoutNow(self._member.term))
+
+    patch.setattr(core_module, "grants", grants)
+    patch.setattr(Transfer, "go_on", go_on)
+
+
+@mutant("R-10")
+def a_learner_counts_for_the_quorum(patch: pytest.MonkeyPatch) -> None:
+    def check(self: QuorumChecker, now_ms: int) -> None:
+        self._watermarks[self._state.node_id] = self._state.held_index(self._log)
+        group = self._state.group
+        marks = sorted(self._watermarks[peer] for peer in (*group.voters, *group.learners))
+        index = marks[-(len(group.voters) // 2 + 1)]
+        if index > self._state.committed_index and self._log.term_at(index) == self._state.term:
+            self._state.committed_index = index
+        self._release()
+
+    patch.setattr(QuorumChecker, "check", check)
+
+
+@mutant(
+    "R-10", lambda _: test_membership.test_a_member_that_left_and_comes_back_within_the_term_gets_the_log()
+)
+def a_returning_member_is_pushed_to_in_old_sessions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RaftCore, "_sessions", property(lambda self: {}, lambda self, value: None), raising=False)
+
+
+@mutant("R-10", lambda _: test_membership.test_a_damaged_member_gives_no_vote_and_does_not_campaign())
+def a_damaged_member_votes(patch: pytest.MonkeyPatch) -> None:
+    original = core_module.grants
+
+    def grants(
+        member: MemberState, log: Any, source: str, request: VoteRequest, *, hears_leader: bool
+    ) -> bool:
+        member.sound = True
+        return original(member, log, source, request, hears_leader=hears_leader)
+
+    patch.setattr(core_module, "grants", grants)
+
+
+@mutant("R-10", lambda _: test_log_state.test_a_membership_goes_with_its_record())
+def a_change_of_members_outlives_its_record(patch: pytest.MonkeyPatch) -> None:
+    original = LogState.truncate_after
+
+    def truncate_after(self: LogState, index: int) -> None:
+        kept = dict(self._membership)
+        original(self, index)
+        self._membership = kept
+
+    patch.setattr(LogState, "truncate_after", truncate_after)
+
+
+@mutant("C-09")
+def a_trim_outruns_the_snapshot_of_the_state(patch: pytest.MonkeyPatch) -> None:
+    def look(self: Trimmer) -> None:
+        until_index = self._state.trim_index
+        if until_index > self._trimmed_index:
+            self._trimmed_index = until_index
+            ticket = self._log.start_trim(until_index)
+            if ticket is not None:
+                self._disk.submit(ticket.run, self._ended)
+
+    patch.setattr(Trimmer, "look", look)
+
+
+@mutant("D-12", lambda _: test_dispatcher.test_what_was_trimmed_while_the_peer_was_asked_is_compared_anew())
+def a_peer_is_appended_to_from_what_is_trimmed(patch: pytest.MonkeyPatch) -> None:
+    def enter(self: Dispatcher, index: int) -> None:
+        self._change(DispatcherState.APPEND)
+        self._compare_index = NO_INDEX
+        self._quorum.set_watermark(self.peer, index)
+        self._acked_offset = self._log.end_offset
+        self._write_index = index + 1
+        self._throttled = False
+
+    patch.setattr(Dispatcher, "_enter_append", enter)
+
+
+@mutant(
+    "D-28", test_driver_commands.test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_before
+)
+def an_emptied_replica_leads_without_the_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateTransfer, "is_whole", property(lambda self: True))
