@@ -24,6 +24,7 @@ from spark_jobs.staging import CHUNK_BYTES, Limits, StagedFile, StagedList, Stag
 
 CHUNKS_A_BATCH = 2**20
 GIVE_UP_S = 60.0
+MAX_STEPS_BACK = 20  # of one commit, each by a leader that was lost with an append that nobody acknowledged
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 
 
@@ -85,8 +86,26 @@ class Delivery:
         return found
 
     def _append(self, batch_id: int, staged: StagedList, begin: int | None) -> None:
-        """Append what the log lacks. begin: nothing of the list stands before it; None: unknown."""
-        due = first = batch_id * CHUNKS_A_BATCH
+        """Append what the log lacks. begin: nothing of the list stands before it; None: unknown.
+
+        A sequence that the service has passed is answered with the one that it expects. The append before
+        that one may not be committed yet, and may be lost with its leader: so it is sent again, which waits
+        for its outcome, before anything goes on. All before it are committed: each was, before the next left.
+        """
+        first = batch_id * CHUNKS_A_BATCH
+        due = first
+        steps_back = 0
+        while (following := self._append_from(due, first, staged, begin)) is not None:
+            steps_back += following <= due
+            if steps_back > MAX_STEPS_BACK:
+                raise SinkError(
+                    f"batch {batch_id}: an append was lost {steps_back} times: see to the leaders"
+                )
+            due = following
+
+    def _append_from(self, due: int, first: int, staged: StagedList, begin: int | None) -> int | None:
+        """Append the chunks from sequence `due` on; the sequence to go on at instead, None when all is in."""
+        batch_id = first // CHUNKS_A_BATCH
         stored = "nothing"
         for sequence, chunk in enumerate(self.staging.chunks(staged), first):
             if sequence < due:
@@ -97,21 +116,22 @@ class Delivery:
                     producer_id=self.options.producer_id,
                     producer_epoch=self.options.producer_epoch,
                     producer_sequence=sequence,
-                    producer_allow_gap=True,
+                    producer_allow_gap=sequence == first,
                 )
-            except Problem as problem:
-                due = int(problem.document.get("expected_sequence", 0))
-                if problem.code != "sequence-gap" or due <= sequence:
-                    raise self._failed(batch_id, sequence - first, staged, stored, problem) from problem
-                if begin is not None:
-                    raise SinkClash(self.options.log, self.options.producer_id, batch_id) from problem
             except ClientError as error:
-                raise self._failed(batch_id, sequence - first, staged, stored, error) from error
-            else:
-                if begin is not None and answer.first_index < begin:
-                    raise SinkClash(self.options.log, self.options.producer_id, batch_id)
-                stored = f"rows up to index {answer.last_index}"
-                os.utime(self.staging.list_path(batch_id))
+                expected = expected_sequence(error)
+                if expected is None:
+                    raise self._failed(batch_id, sequence - first, staged, stored, error) from error
+                if begin is not None:
+                    raise SinkClash(self.options.log, self.options.producer_id, batch_id) from error
+                if expected > first + staged.chunks:
+                    return None  # of a later batch, which nobody begins before this one is committed
+                return expected - 1
+            if begin is not None and answer.first_index < begin:
+                raise SinkClash(self.options.log, self.options.producer_id, batch_id)
+            stored = f"rows up to index {answer.last_index}"
+            os.utime(self.staging.list_path(batch_id))
+        return None
 
     def _failed(
         self, batch_id: int, chunk: int, staged: StagedList, stored: str, error: ClientError
@@ -136,6 +156,13 @@ class Delivery:
                 f"the rows of the files that {path} lists; take the files whose rows are there off the list, "
                 "and touch it"
             )
+
+
+def expected_sequence(error: ClientError) -> int | None:
+    """What the service expects next of a producer, None when the error is about something else."""
+    if isinstance(error, Problem) and error.code == "sequence-gap":
+        return int(error.document["expected_sequence"])
+    return None
 
 
 class SinkTask:

@@ -42,19 +42,27 @@ class Life:
 
 
 class ProducerLog:
-    """What the service promises of one producer and epoch (API.md §3), in memory; outlives every driver."""
+    """What the service promises of one producer and epoch (API.md §3), in memory; outlives every driver.
+
+    lose_last: the next refusal comes from a leader that is lost right after it, with the last append, which
+    was in its log alone.
+    """
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
         self.sequences: list[tuple[int, int]] = []  # (sequence, first index)
+        self.lose_last = False
 
-    def append(self, rows: pa.RecordBatch, sequence: int) -> SimpleNamespace:
+    def append(self, rows: pa.RecordBatch, sequence: int, allow_gap: bool) -> SimpleNamespace:
         for known, first in self.sequences[-REMEMBERED:]:
             if known == sequence:
                 return SimpleNamespace(first_index=first, last_index=first, replayed=True)
-        if self.sequences and sequence <= self.sequences[-1][0]:
-            document = {"code": "sequence-gap", "expected_sequence": self.sequences[-1][0] + 1}
-            raise Problem(409, document)
+        last = self.sequences[-1][0] if self.sequences else None
+        if last is not None and (sequence < last or (sequence > last + 1 and not allow_gap)):
+            if self.lose_last:
+                self.lose_last = False
+                del self.values[self.sequences.pop()[1] :]
+            raise Problem(409, {"code": "sequence-gap", "expected_sequence": last + 1})
         first = len(self.values)
         self.values += rows.column("value").to_pylist()
         self.sequences.append((sequence, first))
@@ -73,7 +81,7 @@ class Client:
 
     def append_arrow(self, rows: pa.RecordBatch, **options: Any) -> SimpleNamespace:
         self.life.step()
-        answer = self.log.append(rows, options["producer_sequence"])
+        answer = self.log.append(rows, options["producer_sequence"], options["producer_allow_gap"])
         self.life.step()
         return answer
 
@@ -150,6 +158,20 @@ def test_a_kill_at_any_step_leaves_each_row_once(tmp_path: Path) -> None:
         deliver(folder, log, 1, "again", Life())  # Spark may not have noted that the commit was done
         deliver(folder, log, 2, "after", Life())
         assert log.values == rows_of("before") + rows_of(winner) + rows_of("after")
+
+
+@pytest.mark.parametrize("appends", [7, 8, 9])
+def test_an_append_that_is_lost_with_its_leader_is_sent_again(tmp_path: Path, appends: int) -> None:
+    """The service answers by what its leader holds, committed or not: the last append may go with it."""
+    log = ProducerLog()
+    deliver(tmp_path, log, 0, "before", Life())
+    with pytest.raises(Killed):
+        deliver(tmp_path, log, 1, "first", Life(2 + 2 * appends))
+    assert len(log.sequences) == 9 + appends
+    log.lose_last = True
+    deliver(tmp_path, log, 1, "second", Life())
+    assert not log.lose_last
+    assert log.values == rows_of("before") + rows_of("first")
 
 
 def test_what_is_finished_is_cleaned_up(tmp_path: Path) -> None:
