@@ -97,6 +97,15 @@ def test_logs(cluster: Cluster) -> None:
         "replicas": cluster.ids,
         "durability": "replicated",
         "retention": None,
+        "learners": [],
+        "min_in_sync_replicas": 1,
+        "unclean": False,
+        "preferred": None,
+        "state": "created",
+        "master": None,
+        "epoch": None,
+        "sync_state_set": None,
+        "set_epoch": None,
     }
 
 
@@ -181,8 +190,8 @@ def test_every_problem_has_a_page(cluster: Cluster) -> None:
     [
         ("DELETE", f"{LOG}/records", "GET, HEAD, POST"),
         ("PUT", f"{LOG}/tail", "GET, HEAD"),
-        ("POST", "/v1/logs", "GET, HEAD"),
-        ("PATCH", LOG, "GET, HEAD"),
+        ("PUT", "/v1/logs", "GET, HEAD, POST"),
+        ("PUT", LOG, "DELETE, GET, HEAD, PATCH"),
         ("POST", "/healthz", "GET, HEAD"),
         ("OPTIONS", "/v1/cluster", "GET, HEAD"),
         ("POST", "/", "GET, HEAD"),

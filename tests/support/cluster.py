@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -35,12 +36,16 @@ def eventually(condition: Callable[[], T | None], *, what: str, timeout_s: float
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody used a moment ago, all different."""
+    """Ports that nobody used a moment ago, all different, and none that a connection gets as its own end."""
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        doors = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for door in doors:
-            door.bind(("127.0.0.1", 0))
-        return [door.getsockname()[1] for door in doors]
+        while len(found) < count:
+            port = random.SystemRandom().randrange(12_000, 32_000)
+            door = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                door.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 def _toml(value: object) -> str:
