@@ -72,8 +72,10 @@ class SyncStateSetsTable(DerivedTable):
 
     def open(self) -> None:
         super().open()
-        keys = read_table(self.spark, self.path).select("epoch", "set_epoch").collect()
-        self._known = {(row["epoch"], row["set_epoch"]): None for row in keys}
+        self._known.clear()
+        if self.rows:
+            keys = read_table(self.spark, self.path).select("epoch", "set_epoch").collect()
+            self._known = {(row["epoch"], row["set_epoch"]): None for row in keys}
 
     def _new_of(self, event: Event) -> list[dict[str, Any]]:
         data = event["data"]

@@ -35,7 +35,6 @@ def test_sets_and_lost_records_come_from_the_journals_once(
     tell_set(first, 1, 1, "n1")
     tell_set(first, 1, 2, "n1", "n2")
     tell_set(first, 1, 2, "n1", "n2")  # it started again
-    materialize(config, spark=spark)
     tell_set(first, 2, 3, "n1")
     lost = [record for record in log.records[48:54] if record["type"] == "data"]
     second.receipts["2-48-53.arrow"] = lost
@@ -43,8 +42,7 @@ def test_sets_and_lost_records_come_from_the_journals_once(
     second.event("truncate", {**told, "receipt": "receipts/default/2-48-53.arrow"})
     second.event("truncate", {"from_index": 60, "to_index": 61, "reset": False})
     second.event("truncate", {**told, "receipt": "receipts/default/gone.arrow"})
-    for _ in range(2):
-        materialize(config, spark=spark)
+    materialize(config, spark=spark)
     assert sorted((row["epoch"], row["set_epoch"], row["members"]) for row in table("sync_state_sets")) == [
         (1, 1, ["n1"]),
         (1, 2, ["n1", "n2"]),
@@ -61,8 +59,11 @@ def test_sets_and_lost_records_come_from_the_journals_once(
     # a table that is new beside an old `events` begins with what that holds
     path = Path(table_path(tmp_path, "default", SYNC_STATE_SETS))
     path.rename(tmp_path / "away")
+    tell_set(first, 2, 3, "n1")
+    tell_set(first, 2, 4, "n1", "n2")
     materialize(config, spark=spark)
-    assert len(table("sync_state_sets")) == 3
+    assert sorted(row["set_epoch"] for row in table("sync_state_sets")) == [1, 2, 3, 4]
+    assert len(table("quarantine_truncated")) == len(lost)
 
 
 def test_epoch_files_that_contradict_the_epochs_are_told(spark: SparkSession) -> None:
