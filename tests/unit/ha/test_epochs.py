@@ -86,3 +86,16 @@ def test_an_empty_epoch_hides_nothing() -> None:
     slave = spans((EpochStart(1, 0), EpochStart(2, 100)), 100)
     master = spans((EpochStart(1, 0), EpochStart(3, 60)), 200)
     assert truncation_point(slave, master) == 60
+
+
+@pytest.mark.rule("A-03", "A-04")
+def test_an_epoch_that_holds_nothing_is_no_part_of_a_log() -> None:
+    assert spans((EpochStart(1, 0), EpochStart(2, 100)), 100) == (EpochSpan(1, 0, 100),)
+    assert spans((), 0) == ()
+
+
+@pytest.mark.rule("A-04")
+def test_the_same_epoch_with_another_start_is_not_the_same_history() -> None:
+    slave = spans((EpochStart(1, 0), EpochStart(2, 100)), 200)
+    master = spans((EpochStart(1, 0), EpochStart(2, 150)), 300)
+    assert truncation_point(slave, master) == 100

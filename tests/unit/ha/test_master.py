@@ -543,6 +543,19 @@ def test_roles_of_older_epochs_change_nothing() -> None:
     assert master.core.status().sync_state_set == ("n1",)
 
 
+@pytest.mark.rule("A-11")
+def test_nothing_is_read_before_the_epochs_first_record_is_confirmed() -> None:
+    master = Replicated()
+    master.lead(members=("n1", "n2"))
+    master.core.read_index("early", master.now_ms)
+    master.carry_out()
+    key = join(master)
+    ack_all(master, key)
+    master.core.read_index("late", master.now_ms)
+    master.carry_out()
+    assert master.reads == [("early", None), ("late", 0)]
+
+
 def test_reads_see_what_is_confirmed_and_slaves_are_told() -> None:
     master, key = in_sync_with_n2()
     master.append(b"a")

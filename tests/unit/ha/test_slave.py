@@ -147,6 +147,22 @@ def test_an_unclean_election_takes_the_confirmed_too_but_not_while_the_log_is_op
 
 
 @pytest.mark.rule("A-04")
+@pytest.mark.parametrize("common", [True, False])
+def test_what_may_have_been_confirmed_goes_by_receipt_only_even_if_this_replica_has_not_heard(
+    common: bool,
+) -> None:
+    theirs = master_log(1) if common else new_log()
+    ours = copy(theirs) if common else master_log(1)
+    write(ours, 1, b"confirmed, which is not known here")
+    write(theirs, 2, opened_by="n1")
+    slave = Replicated("n2", ours)
+    key = slave.follow(epoch=2, unclean_epoch=2)
+    slave.deliver(key, answer_of(theirs, 2))
+    assert slave.core.wanted_rollback == Rollback(1 if common else NO_INDEX, 2)
+    assert slave.truncations == []
+
+
+@pytest.mark.rule("A-04")
 def test_an_unclean_election_before_the_confirmed_records_excuses_nothing() -> None:
     theirs = master_log(1, 3)
     ours = copy(theirs)
@@ -157,6 +173,16 @@ def test_an_unclean_election_before_the_confirmed_records_excuses_nothing() -> N
     slave.deliver(key, answer_of(theirs, 4))
     assert slave.core.wanted_rollback is None
     assert slave.told("corruption")
+
+
+@pytest.mark.rule("A-04", "R-07")
+def test_starting_again_never_replaces_what_is_confirmed() -> None:
+    ours, theirs = master_log(1), new_log()
+    write(theirs, 2, opened_by="n1")
+    slave, key = following(ours, theirs, 2, committed_index=1)
+    send(slave, key, frames_of(theirs, theirs.batch_at(0)))
+    assert Disconnect in [type(message) for message in slave.frames(key)]
+    assert (slave.truncations, ours.end_index) == ([], 1)
 
 
 def test_a_master_that_trimmed_past_the_slave_starts_it_anew() -> None:
