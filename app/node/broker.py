@@ -279,9 +279,12 @@ class Broker:
         """The driver of a log that this node keeps, or what is damaged in it. Blocks."""
         if hosted.journal is None:
             return None
-        hosted.healing = self.repairs.marker_of(hosted).exists
+        marker = self.repairs.marker_of(hosted)
+        hosted.healing = marker.exists
         try:
-            return self.repairs.open_unsound(hosted) if hosted.healing else self._open(hosted, sound=True)
+            if hosted.healing:
+                return self.repairs.open_marked(hosted, sound=marker.keeps_promises)
+            return self._open(hosted, sound=True)
         except ForeignLog:
             raise  # nobody should write to it
         except (CorruptLog, CorruptFile) as error:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from app.node.driver import LogDriver
-from app.replication import Role
+from app.replication import GroupConfig, Role
 from app.settings import LogSettings
 from storage.journal import Journal
 
@@ -37,6 +37,7 @@ class HostedLog:
         self.caught_up = False  # a linearizable read has succeeded here since the start
         self.ha: AutoSwitchCore | None = None  # of a log in controller mode, with its driver
         self._seen: tuple[Role, str | None, int] | None = None
+        self._group = GroupConfig(voters=settings.replicas)
         self._watchers: dict[asyncio.Future[None], None] = {}
         self._led_by: dict[asyncio.Timeout, str] = {}  # what waits for an answer of that leader
 
@@ -50,14 +51,20 @@ class HostedLog:
         return None if self.driver is None else self.driver.leader_id
 
     @property
+    def group(self) -> GroupConfig:
+        """The newest group that is known here, else that of the configuration."""
+        if self.driver is not None:
+            self._group = self.driver.group
+        return self._group
+
+    @property
     def voters(self) -> tuple[str, ...]:
-        """Of the newest group that is known here, else of the configuration."""
-        return self.settings.replicas if self.driver is None else self.driver.group.voters
+        return self.group.voters
 
     @property
     def members(self) -> tuple[str, ...]:
         """Voters and learners."""
-        return self.voters if self.driver is None else (*self.voters, *self.driver.group.learners)
+        return (*self.group.voters, *self.group.learners)
 
     @property
     def leads(self) -> bool:

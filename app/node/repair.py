@@ -4,8 +4,9 @@
     2. find every damaged stretch, fetch it from a peer that has it settled, put it in place
     3. what peers cannot mend (structure, a stretch that all have trimmed) is set aside: the log starts empty
        and gets everything from its leader
-    4. open the log again. It does not vote until it holds all that its leader has committed; then the note
-       goes, and the event `repair` says what was done
+    4. open the log again. With every stretch in place between intact neighbours, and its vote, it holds all
+       that it ever promised, and is as before. Else it does not vote until it holds all that its leader has
+       committed. Then the note goes, and the event `repair` says what was done
 
 A crash at any moment begins again at 2. What no peer can give yet is asked for again and again, with pauses.
 """
@@ -33,7 +34,7 @@ from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, Sto
 from storage.file_system import FileSystem
 from storage.hard_state import HardState, HardStateFile
 from storage.patch import patch, set_aside
-from storage.survey import Damage, Survey, survey
+from storage.survey import NO_OFFSET, Damage, Survey, survey
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +84,8 @@ class RepairHost(Protocol):
         """Write an event to the journal of the log."""
         ...
 
-    def open_log(self) -> LogDriver:
-        """Open the log unsound; blocks, in a thread. Raises CorruptLog, CorruptFile, DiskError."""
+    def open_log(self, *, sound: bool) -> LogDriver:
+        """Open the log; blocks, in a thread. Raises CorruptLog, CorruptFile, DiskError."""
         ...
 
     def serve(self, driver: LogDriver) -> None:
@@ -138,6 +139,7 @@ class LogRepair:
         log_id: int,
         node_id: str,
         voters: Sequence[str],
+        sound: bool,
         storage: CommitlogConfig,
         marker: RepairMarker,
         calls: PeerCalls,
@@ -157,6 +159,7 @@ class LogRepair:
         self._log_name = log_name
         self._log_id = log_id
         self._node_id = node_id
+        self._keeps_promises = sound  # nothing that was acknowledged or voted before is missing
         self._peers = tuple(voter for voter in voters if voter != node_id)
         self._majority = len(voters) // 2 + 1
         self._storage = storage
@@ -224,7 +227,13 @@ class LogRepair:
     # --- what was promised ------------------------------------------------------------------------------
 
     def _note(self) -> None:
-        self._marker.save(Note(str(self.trouble), self.found_by, self._clock.now_ms()))
+        self._marker.save(Note(str(self.trouble), self.found_by, self._clock.now_ms(), self._keeps_promises))
+
+    async def _doubt(self) -> None:
+        """Something that this replica acknowledged or voted may be lost: durable before anything is done."""
+        if self._keeps_promises:
+            self._keeps_promises = False
+            await in_thread(self._note)
 
     async def _mend_vote(self) -> None:
         """A lost vote: this node may have voted for anybody in any term that another voter has reached.
@@ -283,7 +292,7 @@ class LogRepair:
             try:
                 await self._mend(trouble)
                 self.state = RepairState.OPENING
-                return await in_thread(self._host.open_log)
+                return await in_thread(partial(self._host.open_log, sound=self._keeps_promises))
             except (CorruptLog, CorruptFile) as error:
                 logger.warning("log %s: still damaged: %s", self._log_name, error)
                 trouble = error
@@ -291,6 +300,8 @@ class LogRepair:
     async def _mend(self, trouble: Damaged) -> None:
         """Mend one trouble. One that keeps coming back ends with a fresh start."""
         self._seen[trouble.path] = self._seen.get(trouble.path, 0) + 1
+        if not isinstance(trouble, CorruptLog):
+            await self._doubt()
         name = trouble.path.rpartition("/")[2]
         if self._seen[trouble.path] > SAME_TROUBLE_MAX:
             await self._set_aside(f"damaged again and again: {trouble}")
@@ -316,6 +327,8 @@ class LogRepair:
             await self._set_aside(found.structural)
             return
         self.left = list(found.damages)
+        if any(damage.next_offset == NO_OFFSET for damage in self.left):
+            await self._doubt()  # the log ends in a damage: what stood behind it nobody knows
         while self.left:
             damage = self.left[0]
             logger.warning(
@@ -394,6 +407,7 @@ class LogRepair:
             return
         logger.error("log %s: set aside, it starts anew from its leader: %s", self._log_name, reason)
 
+        await self._doubt()
         await in_thread(lambda: set_aside(self._files, self._folder))
         self.left = []
         self.mended.set_aside = True

@@ -1,12 +1,13 @@
 """The durable note that a log of this node is damaged: from before its files are touched until it is healed.
 
 DATA/repairing/NAME is JSON. It lies outside the log's folder, so that it outlives whatever becomes of that. A
-note that cannot be read still counts.
+note that cannot be read still counts, and promises nothing.
 """
 
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from storage.file_system import FileSystem, write_durably
 
@@ -14,11 +15,16 @@ FOLDER: Final = "repairing"
 
 
 class Note(msgspec.Struct, frozen=True):
-    """reason: what was damaged first; found_by: what came upon it."""
+    """reason: what was damaged first; found_by: what came upon it.
+
+    keeps_promises: once all stretches are mended, everything that this replica ever acknowledged or voted is
+    there again. Never true again after it was false.
+    """
 
     reason: str
     found_by: str
     since_ms: int
+    keeps_promises: bool = False
 
 
 class RepairMarker:
@@ -33,11 +39,26 @@ class RepairMarker:
     def exists(self) -> bool:
         return self._files.exists(self._path)
 
+    @property
+    def keeps_promises(self) -> bool:
+        note = self._load()
+        return note is not None and note.keeps_promises
+
     def save(self, note: Note) -> None:
-        """Durable on return; the first note of a repair stays. Raises DiskError."""
-        if not self.exists:
-            self._files.make_folders(self._folder)
-            write_durably(self._files, self._path, msgspec.json.encode(note) + b"\n")
+        """Durable on return; the first note of a repair stays, but for its promises. Raises DiskError."""
+        if self.exists:
+            first = self._load()
+            if first is None or not first.keeps_promises or note.keeps_promises:
+                return
+            note = replace(first, keeps_promises=False)
+        self._files.make_folders(self._folder)
+        write_durably(self._files, self._path, msgspec.json.encode(note) + b"\n")
+
+    def _load(self) -> Note | None:
+        try:
+            return msgspec.json.decode(self._files.read(self._path), type=Note)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
 
     def remove(self) -> None:
         """The log is healed; durable on return. Raises DiskError."""

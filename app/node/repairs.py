@@ -99,6 +99,7 @@ class Repairs:
         """Take the log offline, if it is not so already, and mend it in the background."""
         if hosted.repair is not None or hosted.journal is None:
             return
+        voters, marker = hosted.voters, self.marker_of(hosted)
         driver, hosted.driver, hosted.caught_up = hosted.driver, None, False
         hosted.repair = LogRepair(
             host=_Host(self, hosted),
@@ -107,9 +108,10 @@ class Repairs:
             log_name=hosted.name,
             log_id=hosted.log_id,
             node_id=self._settings.node.id,
-            voters=hosted.settings.replicas,
+            voters=voters,
+            sound=not hosted.healing or marker.keeps_promises,
             storage=self._settings.storage,
-            marker=self.marker_of(hosted),
+            marker=marker,
             calls=self.calls,
             clock=self._clock,
             trouble=trouble,
@@ -159,10 +161,11 @@ class Repairs:
         hosted.mended, hosted.repair, hosted.healing = hosted.repair.mended, None, True
         self._serve(hosted, driver)
 
-    def open_unsound(self, hosted: HostedLog) -> LogDriver:
-        """Open a marked log; blocks. The only voter of a group has promised nothing to anybody: once its log
-        opens it is sound. Raises CorruptLog, CorruptFile, DiskError."""
-        driver = self._open_log(hosted, sound=False)
+    def open_marked(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
+        """Open a marked log; blocks. sound: all that it ever promised is there again. The only voter of a
+        group has promised nothing to anybody: once its log opens it is sound. Raises CorruptLog, CorruptFile,
+        DiskError."""
+        driver = self._open_log(hosted, sound=sound)
         members = driver.state.membership
         voters = hosted.settings.replicas if members is None else members.voters
         if driver.sound or voters != (self._settings.node.id,):
@@ -230,8 +233,8 @@ class _Host:
     def tell(self, kind: str, data: dict[str, Any]) -> None:
         self._repairs.tell(self._hosted, kind, data)
 
-    def open_log(self) -> LogDriver:
-        return self._repairs.open_unsound(self._hosted)
+    def open_log(self, *, sound: bool) -> LogDriver:
+        return self._repairs.open_marked(self._hosted, sound=sound)
 
     def serve(self, driver: LogDriver) -> None:
         self._repairs.opened(self._hosted, driver)

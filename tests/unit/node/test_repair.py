@@ -10,7 +10,7 @@ import pytest
 from app.node.driver import LogDriver
 from app.node.peer_calls import PeerCalls
 from app.node.repair import LogRepair, RepairState
-from app.node.repair_marker import RepairMarker
+from app.node.repair_marker import Note, RepairMarker
 from app.raft.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
 from storage.commitlog import Commitlog, CommitlogConfig
 from storage.errors import CorruptFile, CorruptLog
@@ -47,12 +47,14 @@ class Host:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.log: Commitlog | None = None
         self.marked_when_opened = False
+        self.sound: bool | None = None  # how the log was opened
         self.always_damaged = False
 
     def tell(self, kind: str, data: dict[str, Any]) -> None:
         self.events.append((kind, data))
 
-    def open_log(self) -> Any:
+    def open_log(self, *, sound: bool) -> Any:
+        self.sound = sound
         if not self.files.exists(f"{FOLDER}/vote"):
             raise CorruptFile(f"{FOLDER}/vote", "missing")
         HardStateFile(self.files, f"{FOLDER}/vote").load()
@@ -88,7 +90,9 @@ class Scene:
         HardStateFile(self.files, f"{FOLDER}/vote").save(HardState(4, "n2"))
         self.host = Host(self.files)
 
-    def repair(self, peers: Peers, trouble: CorruptLog | CorruptFile, voters: tuple[str, ...]) -> LogRepair:
+    def repair(
+        self, peers: Peers, trouble: CorruptLog | CorruptFile, voters: tuple[str, ...], sound: bool
+    ) -> LogRepair:
         return LogRepair(
             host=self.host,
             files=self.files,
@@ -97,6 +101,7 @@ class Scene:
             log_id=7,
             node_id="n1",
             voters=voters,
+            sound=sound,
             storage=SIZES,
             marker=RepairMarker(self.files, "data", "log"),
             calls=peers.calls,
@@ -111,10 +116,11 @@ class Scene:
         trouble: CorruptLog | CorruptFile,
         voters: tuple[str, ...] = ("n1", "n2", "n3"),
         meanwhile: Callable[[LogRepair], Awaitable[None]] | None = None,
+        sound: bool = True,
     ) -> LogRepair:
         async def bounded() -> LogRepair:
             async with asyncio.timeout(20):
-                repair = self.repair(peers, trouble, voters)
+                repair = self.repair(peers, trouble, voters, sound)
                 task = asyncio.create_task(repair.run())
                 if meanwhile is not None:
                     await meanwhile(repair)
@@ -144,8 +150,33 @@ def test_every_stretch_is_fetched_and_the_log_is_as_it_was() -> None:
     assert repair.mended.batches >= 2
     assert not repair.mended.set_aside
     assert scene.host.marked_when_opened  # the note stays until the core says that it is healed
+    assert scene.host.sound  # all that it promised is there
     asked = [message for _, message in peers.asked if isinstance(message, FetchRequest)]
     assert all(0 <= message.first_index <= message.last_index <= 79 for message in asked)
+
+
+@pytest.mark.rule("R-02")
+@pytest.mark.parametrize(("position", "sound"), [(39, True), (20, False)])
+def test_a_log_that_may_still_lack_what_it_promised_is_opened_unsound(position: int, sound: bool) -> None:
+    """Nobody knows what stood behind a damaged end; and one that was not sound before is not by this."""
+    scene = Scene()
+    scene.run(Peers(gives_all), scene.damage(position), sound=sound)
+    assert scene.host.sound is False
+    assert not RepairMarker(scene.files, "data", "log").keeps_promises
+
+
+def test_what_a_note_promises_is_taken_back_and_never_given_again() -> None:
+    files = MemoryFiles()
+    marker = RepairMarker(files, "data", "log")
+    marker.save(Note("noise", "read", 1, keeps_promises=True))
+    assert marker.keeps_promises
+    marker.save(Note("later", "scrub", 2, keeps_promises=False))
+    marker.save(Note("later", "scrub", 3, keeps_promises=True))
+    assert not marker.keeps_promises
+    assert b"noise" in files.read("data/repairing/log")
+    files.open("data/repairing/log").pwrite(b"x", 0)
+    assert marker.exists
+    assert not marker.keeps_promises
 
 
 def test_what_all_peers_have_trimmed_is_not_waited_for() -> None:
@@ -157,6 +188,7 @@ def test_what_all_peers_have_trimmed_is_not_waited_for() -> None:
     assert repair.mended.set_aside
     assert scene.host.log is not None
     assert scene.host.log.end_index == -1
+    assert scene.host.sound is False
     assert any(name.endswith(".log") for name in scene.files.list(f"{FOLDER}/aside"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(4, "n2")  # the promise stays
 
@@ -178,6 +210,7 @@ def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others() -> None:
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(12, "n1")
     assert [peer for peer, _ in peers.asked] == ["n2", "n3", "n3"]  # who has answered is not asked again
     assert list(repair.mended.small_files) == ["vote"]
+    assert scene.host.sound is False
     assert ("repair", "waiting") in [(kind, data.get("state")) for kind, data in scene.host.events]
 
 
