@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.families import FAMILIES
+from tests.chaos.namespaces import raise_loopback
 from tests.chaos.report import CannotRun, Report
 from tests.chaos.session import World
 
@@ -47,6 +48,8 @@ def tell(line: dict[str, object]) -> None:
 
 def main() -> None:
     name, seed, scale, folder, isolated = sys.argv[1:]
+    if isolated == "isolated":
+        raise_loopback()
     tell(run_family(name, int(seed), float(scale), Path(folder), isolated=isolated == "isolated").line())
 
 

@@ -38,6 +38,11 @@ def isolation() -> list[str]:
     return []
 
 
+def raise_loopback() -> None:
+    """A new network namespace has 127.0.0.1 only after this."""
+    _run("ip link set lo up")
+
+
 class SwitchedNetwork:
     """tests.fault.links.Network . Peers and forwarded calls pass the switch, clients of the test do not.
 
@@ -57,7 +62,6 @@ class SwitchedNetwork:
         await asyncio.to_thread(self._open)
 
     def _open(self) -> None:
-        _run("ip link set lo up")
         for node in self.ids:
             self._homes[node] = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         for node, home in self._homes.items():
