@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 PURE = [
     *sorted((ROOT / "app" / "raft").glob("*.py")),
     *sorted((ROOT / "app" / "controller").glob("*.py")),
+    *sorted((ROOT / "app" / "ha").glob("*.py")),
     ROOT / "app" / "replication.py",
     ROOT / "app" / "log_state.py",
     ROOT / "app" / "tables" / "digests.py",
@@ -33,6 +34,7 @@ LAYERS = {  # package -> what it may not import
     "app/controller": ("app.node", "app.api", "app.cli", "spark_jobs", "tests"),
     "app/raft": ("app.node", "app.api", "app.cli", "spark_jobs", "tests"),
     "app/tables": ("app.node", "app.api", "app.cli", "spark_jobs", "tests"),
+    "app/ha": ("app.node", "app.api", "app.cli", "app.settings", "spark_jobs", "tests"),
     "app/node": ("app.cli", "app.demo", "spark_jobs", "tests"),
     "app/api": ("app.cli", "app.demo", "spark_jobs", "tests"),
     "spark_jobs": ("app.node", "app.api", "app.cli", "app.demo", "app.raft", "tests"),
