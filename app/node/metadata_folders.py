@@ -30,7 +30,7 @@ class LogFolders:
         self._folder = f"{data_folder}/{FOLDER}"
 
     def finish_removals(self) -> None:
-        """Go on with what a crash has interrupted."""
+        """Go on with what a crash has interrupted. To be called before anything else."""
         self._files.make_folders(self._folder)
         for name in self._files.list(self._folder):
             if not name.endswith(".tmp") and (line := self._line(name)) is not None and line.deleting:
@@ -55,7 +55,8 @@ class LogFolders:
             line = None
         if line is None:
             folder = f"{self._data}/logs/{name}"
-            if self._files.exists(folder) and self._files.list(folder):
+            self._files.make_folders(folder)
+            if self._files.list(folder):
                 raise CorruptFile(folder, "a log that is not of the controllers' metadata")
             self._write(name, _Line(generation))
 
@@ -75,8 +76,7 @@ class LogFolders:
         self._files.sync_folder(self._folder)
 
     def _empty(self, folder: str) -> None:
-        if not self._files.exists(folder):
-            return
+        self._files.make_folders(folder)
         files = self._files.sizes(folder)
         for name in self._files.list(folder):
             if name in files:
