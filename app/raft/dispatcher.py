@@ -150,6 +150,8 @@ class Dispatcher:
         self._compare_index = NO_INDEX
         self._asked_ms = None
         self._truncate_index, self._reset = index, reset
+        if reset:  # what the peer has acknowledged goes with the log that it gives up
+            self._quorum.set_watermark(self.peer, NO_INDEX)
 
     def _enter_append(self, index: int) -> None:
         if index < self._log.begin_index:  # trimmed since it was asked about

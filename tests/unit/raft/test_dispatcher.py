@@ -522,3 +522,20 @@ def test_a_silent_peer_that_speaks_again_is_asked_again_at_once() -> None:
     group["n1"].step("n2", HeartbeatAnswer(group.leader.core.term, 1))
     group["n1"].tick()
     assert [push.type for push in group.pushes("n2")] == [PushType.COMPARE]
+
+
+@pytest.mark.rule("D-12")
+def test_a_peer_that_is_reset_counts_for_nothing_until_it_has_answered() -> None:
+    """What it had acknowledged before goes with the log that it gives up."""
+    group = Group(3)
+    leader = group.elect("n1")
+    group.settle()
+    assert watermark_of(group, "n2") == 0
+    leader.append()
+    [push] = group.pushes("n2")
+    leader.step("n2", answer_of(group, push, PushCode.INCONSISTENT_STATE))
+    [compare] = group.pushes("n2")
+    leader.step("n2", answer_of(group, compare, PushCode.INCONSISTENT_STATE, begin_index=NO_INDEX))
+    [truncate] = group.pushes("n2")
+    assert (truncate.type, truncate.reset) == (PushType.TRUNCATE, True)
+    assert watermark_of(group, "n2") == NO_INDEX
