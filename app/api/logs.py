@@ -232,6 +232,6 @@ def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
     if log is not None and settings.replication == "controller":
         found["master"] = log.master_node
         found["epoch"] = log.master_epoch
-        found["sync_state_set"] = list(log.set_nodes)
+        found["sync_state_set"] = [node for node in log.spec.replicas if node in log.set_nodes]
         found["set_epoch"] = log.set_epoch
     return found

@@ -15,12 +15,9 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from app.controller.messages import AnyControllerMessage
 from app.errors import (
     CommitlogError,
-    ConfigError,
     InvalidRequest,
     LogDeleting,
     LogNotFound,
@@ -46,6 +43,7 @@ from app.node.repairs import Repairs
 from app.node.retention import RetentionKeeper
 from app.node.rollbacks import RollBacks
 from app.node.scrub import Scrubber
+from app.node.stamp import check_stamp
 from app.node.transport import PeerTransport
 from app.raft.messages import PushRequest
 from app.raft.repair_messages import PeerCall
@@ -53,7 +51,7 @@ from app.settings import LOG_NAME, LogSettings, NodeSettings, Replication, Setti
 from app.telemetry import Meter
 from storage.batch import log_id_of
 from storage.errors import CorruptFile, CorruptLog, ForeignLog
-from storage.file_system import FileSystem, Lock, write_durably
+from storage.file_system import FileSystem, Lock
 from storage.files import OsFileSystem
 from storage.journal import Journal
 
@@ -62,14 +60,6 @@ logger = logging.getLogger(__name__)
 _STOP_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.1
 _POLL_S: Final = 0.01
-
-
-class _Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What node.json says."""
-
-    cluster: str
-    node: str
-    format: int = 1
 
 
 class Broker:
@@ -170,7 +160,7 @@ class Broker:
         data = self._data
         self._files.make_folders(data)
         self._lock = self._files.lock(f"{data}/lock")
-        self._check_stamp(f"{data}/node.json")
+        check_stamp(self._files, f"{data}/node.json", self.settings.cluster_id, self.node.id)
         self._folders.finish_removals()
         await self.ha.start()
         self.metadata.hosted = self._host(controller_log(self.settings))
@@ -239,21 +229,6 @@ class Broker:
         logger.critical("node fails: %s", what, exc_info=error)
         if not self.failed.done():
             self.failed.set_result(f"{what}: {error}")
-
-    def _check_stamp(self, path: str) -> None:
-        stamp = _Stamp(self.settings.cluster_id, self.node.id)
-        if not self._files.exists(path):
-            write_durably(self._files, path, msgspec.json.encode(stamp) + b"\n")
-            return
-        try:
-            found = msgspec.json.decode(self._files.read(path), type=_Stamp)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from error
-        if found != stamp:
-            raise ConfigError(
-                f"{path}: the folder belongs to node {found.node!r} of cluster {found.cluster!r} (format "
-                f"{found.format}), not to {stamp.node!r} of {stamp.cluster!r}"
-            )
 
     def _host(self, settings: LogSettings) -> HostedLog:
         """Know a log from here on, and open the journal if this node keeps a replica of it. Blocks."""
