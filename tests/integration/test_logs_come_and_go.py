@@ -1,11 +1,14 @@
 """Logs that are created, changed and deleted while the cluster runs (API.md §5), whatever their mode."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from app.cli.main import cli
 from tests.support.cluster import Cluster, eventually, running
 
 WAIT_S = 45.0
@@ -128,3 +131,25 @@ def test_a_node_that_slept_through_a_deletion_removes_its_copy_and_takes_part_in
         timeout_s=WAIT_S,
     )
     assert cluster.values("n3", "slept") == ["new"]
+
+
+def test_the_command_line_creates_elects_and_deletes(cluster: Cluster) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(cli, [*arguments, "--endpoint", cluster.url("n2"), "--json"])
+        return result.exit_code, result.stdout
+
+    assert run("logs", "create", "by-hand", "--replication", "controller", "--replicas", "n1,n2")[0] == 0
+    assert cluster.append("n1", "x", log="by-hand").status_code == 200
+    names = [log["name"] for log in json.loads(run("logs", "list")[1])["logs"]]
+    assert "by-hand" in names
+
+    def elected() -> bool:
+        code, _ = run("elect", "--log", "by-hand", "--candidate", "n2")
+        return code == 0
+
+    eventually(elected, what="n2 is in sync, and elected", timeout_s=WAIT_S)
+    assert cluster.get("n1", "/v1/logs/by-hand").json()["master"] == "n2"
+    assert run("elect", "--log", "by-hand", "--candidate", "n3")[0] == 1
+    assert run("logs", "delete", "by-hand")[0] == 0
+    assert run("logs", "delete", "nowhere")[0] == 4
+    assert run("logs", "create", "UPPER")[0] == 2
