@@ -267,9 +267,11 @@ class Controller:
             return False  # it may still answer reads by its lease
         among = self.members or tuple(n for n in self.group.names if n not in self.never_in_set)
         live = [name for name in among if self._is_live(name) and self.reaches(name)]
-        unclean = self.group.unclean and self.members != () and not live
-        if unclean:
-            live = [name for name in self.group.names if self._is_live(name) and self.reaches(name)]
+        wanted = [candidate] if candidate is not None else self.group.names
+        others = [name for name in wanted if self._is_live(name) and self.reaches(name)]
+        unclean = self.group.unclean and self.members != () and not any(name in live for name in others)
+        if unclean:  # nobody of the set lives, or the operator insists
+            live = others
         if not live or (candidate is not None and candidate not in live):
             return False
         nodes = self.group.nodes

@@ -46,12 +46,15 @@ def test_learners_follow_and_are_never_master_nor_in_the_set(seed: int) -> None:
 @pytest.mark.rule("A-04")
 def test_what_unclean_elections_lose_is_in_a_receipt() -> None:
     """Every acknowledged record is in the log, or was written down where it was held."""
-    groups = [Group(seed, unclean=True) for seed in (300, 301, 302)]
-    for group in groups:
-        group.run(20)
+    rollbacks = 0
+    for seed in range(300, 340):
+        group = Group(seed, unclean=True)
+        group.run(12)
         group.settle()
-    assert sum(group.controller.unclean_elections for group in groups) > 0
-    assert sum(group.rollbacks for group in groups) > 0
+        rollbacks += group.rollbacks
+        if rollbacks >= 5:
+            return
+    pytest.fail(f"only {rollbacks} copies had anything to lose")
 
 
 def test_the_same_seed_lives_the_same_life() -> None:
