@@ -6,6 +6,7 @@ committed prefix. Control records are never rows: those behind the last row coun
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request
@@ -50,7 +51,7 @@ class KnownTables:
     """The tables of all logs, as last looked at. One look at a log's tables at a time, in a thread."""
 
     def __init__(self, root: str | None) -> None:
-        self._root = root
+        self._root = root if root is None or "://" in root else str(FilePath(root).absolute())
         self._logs: dict[str, tuple[LogTables, asyncio.Lock]] = {}
 
     async def look(self, log: str, ask: Callable[[LogTables], Result]) -> Result | None:

@@ -83,7 +83,7 @@ def _show_cut(cut: Cut, as_json: bool) -> None:
         return
     title = f"Versions at index {cut.index:,}"
     if not cut.exact:
-        title += ": entries holds later ones too, leave them out by index"
+        title += " (of entries: and later ones)"
     view = View("table", title=title, title_justify="left", box=SIMPLE_HEAD)
     view.add_column("version", justify="right")
     for name, version in cut.versions.items():

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
@@ -166,6 +167,22 @@ def test_digests_of_the_log_are_those_of_its_records(cluster: Cluster) -> None:
     assert (whole["from_index"], whole["next_index"], whole["has_more"]) == (0, end, False)
     assert sum(block["count"] for block in whole["blocks"]) == 3_000
     assert get(cluster, "digests?block=0", log="pair").json()["code"] == "invalid-request"
+
+
+def test_a_node_gives_its_own_loss_receipts(cluster: Cluster, folder: Path) -> None:
+    with CommitlogClient([cluster.url("n1")]) as client:
+        records, _, _ = client.read_arrow(0)
+    name = f"{2:020d}-{5:020d}-{9:020d}.arrow"
+    receipts = folder / "n1" / "receipts" / "default"
+    receipts.mkdir(parents=True)
+    with pa.ipc.new_file(receipts / name, records.schema) as writer:
+        writer.write(records)
+    answer = get(cluster, f"receipts/{name}")
+    assert answer.headers["content-type"] == "application/vnd.apache.arrow.file"
+    assert pa.ipc.open_file(answer.content).read_all().equals(records)
+    for node, wanted in (("n2", name), ("n1", "cluster.toml"), ("n1", "..%2F..%2Fnode.json")):
+        refused = get(cluster, f"receipts/{wanted}", node)
+        assert (refused.status_code, refused.json()["code"]) == (404, "not-found")
 
 
 def test_the_command_line_shows_waits_and_travels(cluster: Cluster, entries: DeltaFiles) -> None:
