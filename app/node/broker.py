@@ -299,6 +299,7 @@ class Broker:
                 hosted.ha,
                 self.node.ha_address or self.ha.address,
                 lambda: hosted.driver is driver,
+                (lambda: self.repairs.healed(hosted)) if hosted.healing else None,
             )
 
     async def _listen_for(self, hosted: HostedLog, listen: str) -> None:

@@ -261,3 +261,30 @@ def test_a_cluster_that_starts_again_knows_its_logs_and_its_epochs(cluster: Clus
     assert again["id"] == log["id"]
     assert again["epoch"] > log["epoch"]
     assert cluster.values(again["master"], name) == ["before", "after"]
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_a_damaged_copy_is_mended_as_another_replica(cluster: Cluster, name: str) -> None:
+    create(cluster, name, preferred="n1")
+    wait_in_sync(cluster, name, "n1", "n2", "n3")
+    for number in range(20):
+        wait_acknowledged(cluster, name, f"v{number}")
+    slave = next(node for node in cluster.ids if node != look(cluster, name)["master"])
+    folder = cluster.folder / slave / "logs" / name
+    identity = (folder / "replica").read_bytes()
+    assert cluster.stop(slave) == 0
+    segment = max(folder.glob("*.log"), key=lambda path: path.stat().st_size)
+    data = bytearray(segment.read_bytes())
+    data[3_000] ^= 0xFF
+    segment.write_bytes(data)
+    cluster.start(slave)
+    cluster.wait_ready()
+
+    def replaced() -> bool:
+        cluster.get(slave, f"/v1/logs/{name}/records", params={"consistency": "local"})  # finds the damage
+        return (folder / "replica").exists() and (folder / "replica").read_bytes() != identity
+
+    eventually(replaced, what="the copy is another replica", timeout_s=WAIT_S)
+    wait_in_sync(cluster, name, "n1", "n2", "n3")
+    cluster.wait_ready()
+    assert cluster.values(slave, name) == [f"v{number}" for number in range(20)]
