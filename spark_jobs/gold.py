@@ -1,0 +1,98 @@
+"""Service levels of a log, from what its nodes wrote in their journals: fail-overs, availability, lag.
+
+DataFrame in, DataFrame out. Times are the leaders' clocks: news of watermarks come twice a second at most, so
+a gap is told up to that much too long.
+"""
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+
+def terms(watermarks: DataFrame, epochs: DataFrame) -> DataFrame:
+    """Each term that committed something: when it served, and how long nobody had served before.
+
+    A leader serves from its first news that its term's opening record is committed to its last news.
+    In WATERMARKS, EPOCHS. Out term, leader, serves_from, serves_until, records (committed in it), gap_s
+    (since the last term's end, null for the first).
+    """
+    told = watermarks.join(epochs.select("term", "start_index"), "term").where(
+        F.col("committed_index") >= F.col("start_index")
+    )
+    served = told.groupBy("term").agg(
+        F.first("node").alias("leader"),
+        F.min("timestamp").alias("serves_from"),
+        F.max("timestamp").alias("serves_until"),
+        (F.max("committed_index") - F.first("start_index") + 1).alias("records"),
+    )
+    before = F.lag("serves_until").over(Window.orderBy("term"))
+    gap_s = F.greatest(F.lit(0.0), F.col("serves_from").cast("double") - before.cast("double"))
+    return served.withColumn("gap_s", F.when(before.isNotNull(), gap_s)).orderBy("term")
+
+
+def availability(terms: DataFrame) -> DataFrame:
+    """One row for the time that the terms span: total_s, down_s (nobody served), fail_overs, longest_gap_s,
+    availability (share of the time, 0 to 1). In: `terms`.
+    """
+    span = F.max("serves_until").cast("double") - F.min("serves_from").cast("double")
+    row = terms.agg(
+        span.alias("total_s"),
+        F.coalesce(F.sum("gap_s"), F.lit(0.0)).alias("down_s"),
+        F.count("gap_s").alias("fail_overs"),
+        F.coalesce(F.max("gap_s"), F.lit(0.0)).alias("longest_gap_s"),
+    )
+    share = F.when(F.col("total_s") > 0, 1 - F.col("down_s") / F.col("total_s")).otherwise(F.lit(1.0))
+    return row.withColumn("availability", share)
+
+
+def lag(watermarks: DataFrame) -> DataFrame:
+    """How many records each peer lacked of what its leader held, at each of the leader's news; null while
+    the leader has not heard from it in its term.
+
+    In WATERMARKS. Out term, node, peer, seq, timestamp, lag.
+    """
+    behind = F.when(F.col("watermark") >= 0, F.col("end_index") - F.col("watermark"))
+    return watermarks.select("term", "node", "peer", "seq", "timestamp", behind.alias("lag"))
+
+
+def lag_by_peer(watermarks: DataFrame) -> DataFrame:
+    """Out peer, news, median, p95, most: records that the peer lacked, over all terms that it followed in.
+
+    In WATERMARKS.
+    """
+    followed = lag(watermarks).where(F.col("peer") != F.col("node"))
+    levels = followed.groupBy("peer").agg(
+        F.count("*").alias("news"),
+        F.percentile("lag", 0.5).alias("median"),
+        F.percentile("lag", 0.95).alias("p95"),
+        F.max("lag").alias("most"),
+    )
+    return levels.orderBy("peer")
+
+
+def uncovered_commits(watermarks: DataFrame, epochs: DataFrame) -> DataFrame:
+    """News that call more records of their own term committed than a majority of the peers has acknowledged:
+    there must be none (D-24, R-05). For logs without learners, whose word does not count.
+
+    In WATERMARKS, EPOCHS. Out term, node, seq, committed_index, majority_index.
+    """
+    marks = F.sort_array(F.collect_list("watermark"), asc=False)
+    own = watermarks.join(epochs.select("term", "start_index"), "term").where(
+        "committed_index >= start_index"
+    )
+    news = own.groupBy("term", "node", "seq").agg(
+        F.first("committed_index").alias("committed_index"), marks.alias("marks")
+    )
+    majority = F.element_at("marks", (F.floor(F.size("marks") / 2) + 1).cast("int"))
+    rows = news.select("term", "node", "seq", "committed_index", majority.alias("majority_index"))
+    return rows.where(F.col("committed_index") > F.col("majority_index"))
+
+
+def backward_steps(watermarks: DataFrame) -> DataFrame:
+    """News by which the committed index of a term went back: there must be none (R-07).
+
+    In WATERMARKS. Out term, node, seq, committed_index, before.
+    """
+    news = watermarks.groupBy("term", "node", "seq").agg(F.first("committed_index").alias("committed_index"))
+    order = Window.partitionBy("term", "node").orderBy("seq")
+    steps = news.withColumn("before", F.lag("committed_index").over(order))
+    return steps.where(F.col("committed_index") < F.col("before"))

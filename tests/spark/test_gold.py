@@ -1,0 +1,75 @@
+"""Service levels from rows of a test's own."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs import gold, schemas
+
+AT = datetime(2024, 1, 2, tzinfo=UTC)
+
+
+def news(
+    term: int, node: str, seq: int, second: float, committed: int, **peers: int
+) -> list[tuple[object, ...]]:
+    moment = AT + timedelta(seconds=second)
+    end = max(peers.values())
+    return [
+        ("default", term, peer, node, seq, moment, "leader", mark, 0, end, committed)
+        for peer, mark in peers.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def watermarks(spark: SparkSession) -> DataFrame:
+    """n1 leads for 8 s; n2 takes over, and has its own record committed 2.5 s after n1's last news."""
+    rows = [
+        *news(1, "n1", 1, 0, 0, n1=0, n2=0, n3=-1),
+        *news(1, "n1", 2, 4, 50, n1=60, n2=50, n3=40),
+        *news(1, "n1", 3, 8, 99, n1=99, n2=99, n3=40),
+        *news(2, "n2", 1, 10, 99, n1=-1, n2=100, n3=40),
+        *news(2, "n2", 2, 10.5, 100, n1=-1, n2=100, n3=100),
+        *news(2, "n2", 3, 20, 130, n1=130, n2=130, n3=130),
+    ]
+    return spark.createDataFrame(rows, schemas.WATERMARKS)
+
+
+def epochs(spark: SparkSession) -> DataFrame:
+    opened = [
+        ("default", 1, 1, "n1", 0, 0, 99, 9_900, AT),
+        ("default", 2, 2, "n2", 100, 9_900, None, None, AT),
+    ]
+    return spark.createDataFrame(opened, schemas.EPOCHS)
+
+
+def test_terms_availability_and_lag(spark: SparkSession, watermarks: DataFrame) -> None:
+    terms = gold.terms(watermarks, epochs(spark))
+    assert [(row["term"], row["leader"], row["records"], row["gap_s"]) for row in terms.collect()] == [
+        (1, "n1", 100, None),
+        (2, "n2", 31, 2.5),
+    ]
+    row = gold.availability(terms).collect()[0]
+    assert (row["total_s"], row["down_s"], row["fail_overs"], row["longest_gap_s"]) == (20.0, 2.5, 1, 2.5)
+    assert row["availability"] == pytest.approx(0.875)
+    levels = {
+        row["peer"]: (row["news"], row["median"], row["most"])
+        for row in gold.lag_by_peer(watermarks).collect()
+    }
+    assert levels == {"n1": (3, 0.0, 0), "n2": (3, 0.0, 10), "n3": (6, 20.0, 60)}
+
+
+def test_what_no_leader_may_say_is_found(spark: SparkSession, watermarks: DataFrame) -> None:
+    assert gold.uncovered_commits(watermarks, epochs(spark)).isEmpty()
+    assert gold.backward_steps(watermarks).isEmpty()
+    wrong = [
+        *news(2, "n2", 4, 21, 140, n1=130, n2=140, n3=130),
+        *news(2, "n2", 5, 22, 135, n1=135, n2=140, n3=130),
+    ]
+    told = watermarks.union(spark.createDataFrame(wrong, schemas.WATERMARKS))
+    uncovered = gold.uncovered_commits(told, epochs(spark)).collect()
+    assert [(row["seq"], row["committed_index"], row["majority_index"]) for row in uncovered] == [
+        (4, 140, 130)
+    ]
+    backward = gold.backward_steps(told).collect()
+    assert [(row["seq"], row["committed_index"], row["before"]) for row in backward] == [(5, 135, 140)]
