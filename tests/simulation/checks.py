@@ -193,6 +193,8 @@ class SafetyChecker:
         """A watermark never names what the peer does not hold, or holds otherwise (D-10, D-14)."""
         if watermark == NO_INDEX or peer.name not in self._seen or peer.driver.term > leader.driver.term:
             return
+        if not peer.driver.sound:
+            return  # its disk has lost what it had acknowledged: therefore it gives no vote
         if watermark < leader.log.begin_index:
             return  # committed and trimmed: the peer may have been emptied, to begin where its leader does
         if watermark > peer.held_index:

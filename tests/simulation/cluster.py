@@ -76,7 +76,7 @@ class SimulatedCluster:
         return max(leaders)[1] if leaders else None
 
     def is_up(self, name: str) -> bool:
-        return self.nodes[name].alive
+        return self.nodes[name].is_up
 
     def crash(self, name: str, *, power: bool) -> None:
         self.nodes[name].crash(power=power)
@@ -158,7 +158,9 @@ class SimulatedCluster:
             self.operator.lift_fence()
             return False
         nodes = [self.nodes[name] for name in (*voters, *learners)]
-        return all(node.alive and node.driver.committed_index >= target for node in nodes)
+        return all(
+            node.alive and node.driver.sound and node.driver.committed_index >= target for node in nodes
+        )
 
     def _step(self, limit_us: int) -> bool:
         """Do one thing and check what came of it; False when nothing more is due."""
@@ -170,8 +172,8 @@ class SimulatedCluster:
         except PowerCut:
             self._power_failed()
             return True
-        if life is not None and life.alive:
-            self._check(self.nodes[life.name])
+        if life is not None and (node := self.nodes[life.name]).alive:
+            self._check(node)
         if self.ledger.news:
             self.ledger.verify()
         return True
@@ -181,9 +183,7 @@ class SimulatedCluster:
         try:
             self.checker.check(node)
         except CorruptLog as error:
-            if not node.files.flips:
-                raise Violation(f"{node.name}: {error!r}") from error
-            node.find_flip()
+            node.find_flip(error)
         except DiskError:
             ill = [(each.files, each.files.refuse) for each in self.members]
             if all(refuse is None for _, refuse in ill):
@@ -203,12 +203,12 @@ class SimulatedCluster:
     def _finds_flip(self) -> bool:
         """Read all that is committed, everywhere; whether that has found a rotten bit."""
         for node in self.members:
+            if not node.alive:
+                continue  # a spare that no leader knows of: nobody can mend it
             try:
                 self._check_committed(node)
             except CorruptLog as error:
-                if not node.files.flips:
-                    raise Violation(f"{node.name}: {error!r}") from error
-                node.find_flip()
+                node.find_flip(error)
                 return True
         return False
 

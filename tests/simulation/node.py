@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 from app.errors import CommitlogError
 from app.log_commands import Command, CommandResult
 from app.node.driver import LogDriver
-from app.node.open_log import open_raft_log
+from app.node.open_log import open_journal, open_raft_log
+from app.node.peer_calls import PeerCalls
+from app.node.repair import LogRepair
+from app.node.repair_marker import RepairMarker
+from app.node.repair_server import RepairServer
+from app.raft.repair_messages import FetchRequest, PeerCall, TermRequest
 from app.replication import AppendRequest, AppendResult, Durability, GroupConfig, Role
 from storage.batch import log_id_of
 from storage.commitlog import Commitlog
-from storage.errors import CorruptFile, CorruptLog, DiskError, StorageError, SyncFailed
+from storage.errors import CorruptFile, CorruptLog, DiskError, StorageError, StorageFull, SyncFailed
+from storage.journal import Journal
 from storage.manifest import Intent, ManifestFile
 from storage.segment_format import segment_offset
 from tests.simulation.checks import Violation
@@ -24,6 +30,7 @@ from tests.simulation.disk import DiskThread
 from tests.simulation.network import NodeTransport
 from tests.simulation.sick_files import SickFiles
 from tests.simulation.world import Life, WorldClock, WorldScheduler
+from tests.simulation.world_loop import WorldLoop
 from tests.support.memory_files import PowerCut
 
 if TYPE_CHECKING:
@@ -50,7 +57,6 @@ class SimulatedNode:
 
     def __init__(self, cluster: SimulatedCluster, name: str) -> None:
         self.name = name
-        self.life_number = 0
         self.files = SickFiles(Random(cluster.world.random.getrandbits(64)))
         self.clock = WorldClock(cluster.world)
         self.disk_slowness = 1
@@ -60,10 +66,18 @@ class SimulatedNode:
         self._fsync = cluster.plan.durability is Durability.FSYNC
         self._tick_us = cluster.plan.raft.tick_interval_ms * 1_000
         self._was_full = False  # in this life, and has gone on since
+        self._serves = False
+        self._marker = RepairMarker(self.files, "data", LOG_NAME)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process runs."""
+        return self._life.alive
 
     @property
     def alive(self) -> bool:
-        return self._life.alive
+        """Whether the log is served: the process runs, and no repair is under way."""
+        return self._serves and self._life.alive
 
     @property
     def held_index(self) -> int:
@@ -75,30 +89,56 @@ class SimulatedNode:
     def start(self) -> None:
         """Begin a life; a disk that is ill may put it off, a power failure within recovery too."""
         cluster = self._cluster
-        life = Life(self.name)
+        self._life = Life(self.name)
+        self._serves = False
+        self._was_full = False
         before = self._tail_bytes()
         try:
             self._note_intent()
-            driver = self._open(life)
+            self._start_process()
+            if self._marker.exists:
+                raise CorruptLog(FOLDER, 0, "a repair was cut short")
+            driver = self._open(sound=True)
         except PowerCut:
             cluster.sometimes.hit("crash-in-recovery")
-            self._lose_power()
+            self.crash(power=True)
             self._revive()
-            return
+        except (CorruptLog, CorruptFile) as error:
+            self._damaged(error, "start")
         except StorageError as error:
-            self._cannot_start(error)
-            return
-        if self.files.flips:
-            cluster.sometimes.hit("flip-harmless")
-        self.life_number += 1
-        self._life = life
-        self._was_full = False
-        self.driver, self.log = driver, driver.log
-        self._observe_journal(driver)
-        if before > self._tail_bytes():
-            cluster.sometimes.hit("torn-tail-cut")
+            self._fail("start", error)
+        else:
+            if self.files.flips:
+                cluster.sometimes.hit("flip-harmless")
+            if before > self._tail_bytes():
+                cluster.sometimes.hit("torn-tail-cut")
+            self._serve(driver)
+
+    def _start_process(self) -> None:
+        """What a node has beside its log."""
+        cluster, world, life = self._cluster, self._cluster.world, self._life
+        transport = NodeTransport(cluster.network, self.name, life)
+        self._disk = DiskThread(world, life, cluster.plan.disk, self._fail)
+        self._disk.slowness = self.disk_slowness
+        self._loop = WorldLoop(world, life)
+        self._repairing = False
+        self._calls = PeerCalls(transport, Random(world.random.getrandbits(64)))
+        self._server = RepairServer(
+            self.files,
+            self.clock,
+            transport.send,
+            lambda _log, error, found_by: self._damaged(error, found_by),
+        )
+        self._journal = open_journal(self.files, "data", self.name, LOG_NAME, cluster.plan.storage)
+        self._observe_journal(self._journal)
         cluster.network.attach(self.name, life, self._receive)
-        cluster.checker.begin_life(self)
+
+    def _serve(self, driver: LogDriver) -> None:
+        """The log is open: take part."""
+        life = self._life
+        self.driver, self.log = driver, driver.log
+        self._serves, self._repairing = True, False
+        self._cluster.checker.begin_life(self)
         try:
             driver.start()
         except PowerCut:
@@ -107,12 +147,10 @@ class SimulatedNode:
         except StorageError as error:
             self._fail("start", error)
         if life.alive:
-            self._tick(life)
+            self._tick(life, driver)
 
-    def _open(self, life: Life) -> LogDriver:
-        cluster, world = self._cluster, self._cluster.world
-        self._disk = DiskThread(world, life, cluster.plan.disk, self._fail)
-        self._disk.slowness = self.disk_slowness
+    def _open(self, *, sound: bool) -> LogDriver:
+        cluster, world, life = self._cluster, self._cluster.world, self._life
         return open_raft_log(
             files=self.files,
             data_folder="data",
@@ -132,36 +170,93 @@ class SimulatedNode:
             fail=self._fail,
             version="simulated",
             config=cluster.plan.driver,
+            sound=sound,
+            healed=self._healed,
+            damaged=lambda error: self._damaged(error, "read"),
+            journal=self._journal,
         )
 
-    def _cannot_start(self, error: StorageError) -> None:
-        """Damage that was planted must be found; any other says that a crash was not survived."""
-        if isinstance(error, CorruptLog | CorruptFile) and self.files.flips:
-            self._cluster.sometimes.hit("flip-at-start")
-            self.files.unflip()
-        elif not isinstance(error, DiskError) or not self.files.is_ill:
-            raise Violation(f"{self.name} cannot come back: {error!r}") from error
-        self._revive()
+    # --- what goes wrong
 
     def _fail(self, what: str, error: BaseException) -> None:
-        """The driver gives up: right when its disk is ill or rotten, a violation otherwise."""
-        sometimes = self._cluster.sometimes
-        if isinstance(error, CorruptLog | CorruptFile) and self.files.flips:
-            self.find_flip()
-            return
+        """The node gives up: right when its disk is ill, a violation otherwise."""
         by_disk = isinstance(error, DiskError) or isinstance(error.__cause__, DiskError)
         if not by_disk or not self.files.is_ill:
             raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
-        sometimes.hit("sync-failed" if isinstance(error, SyncFailed) else "disk-error")
+        self._cluster.sometimes.hit("sync-failed" if isinstance(error, SyncFailed) else "disk-error")
         self.crash(power=False)
         self._revive()
 
-    def find_flip(self) -> None:
-        """A rotten bit was found by reading."""
-        self._cluster.sometimes.hit("flip-at-read")
-        self.crash(power=False)
-        self.files.unflip()
-        self._revive()
+    def _damaged(self, error: CorruptLog | CorruptFile, found_by: str) -> None:
+        """Damage that was planted is mended; any other says that a crash was not survived."""
+        if not self.files.flips and not self._marker.exists:
+            raise Violation(f"{self.name} is damaged: {error!r}") from error
+        if self._repairing or not self.is_up:
+            return
+        cluster = self._cluster
+        cluster.sometimes.hit("flip-at-start" if found_by == "start" else "flip-at-read")
+        cluster.world.note(f"{self.name} mends its log: {error}")
+        self._repairing = True
+        if self._serves:
+            self.driver.abandon()
+            self._serves = False
+        self._mending = LogRepair(
+            host=self,
+            files=self.files,
+            folder=FOLDER,
+            log_name=LOG_NAME,
+            log_id=LOG_ID,
+            node_id=self.name,
+            voters=cluster.voters,
+            storage=cluster.plan.storage,
+            marker=self._marker,
+            calls=self._calls,
+            clock=self.clock,
+            trouble=error,
+            found_by=found_by,
+        )
+        self._loop.create_task(self._mending.run())
+
+    def find_flip(self, error: CorruptLog) -> None:
+        """Damage was found by reading, as the scrub reads."""
+        self._damaged(error, "scrub")
+
+    def _healed(self) -> None:
+        """The replica holds all that its leader has committed."""
+        self._cluster.sometimes.hit("repair-done")
+        self.files.flips.clear()
+        assert self._disk is not None
+        self._disk.submit(self._marker.remove, self._marker_removed)
+
+    def _marker_removed(self, _result: Any, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, StorageFull):
+            self._fail("note of a repair", error)
+
+    # app.node.repair.RepairHost
+
+    def tell(self, kind: str, data: dict[str, Any]) -> None:
+        try:
+            self._journal.append(kind, 0, data, self.clock.now_ms())
+        except StorageFull:
+            return
+        except DiskError as error:
+            self._fail("journal", error)
+            return
+        assert self._disk is not None
+        self._disk.request_sync(self._journal, lambda: None)
+
+    def open_log(self) -> LogDriver:
+        return self._open(sound=False)
+
+    def serve(self, driver: LogDriver) -> None:
+        if self._mending.mended.set_aside:
+            self._cluster.sometimes.hit("repair-set-aside")
+        self._serve(driver)
+
+    def fail(self, what: str, error: BaseException) -> None:
+        self._fail(what, error)
+
+    # --- what is done to it
 
     def _revive(self) -> None:
         self._cluster.world.after(REVIVAL_US, partial(self._cluster.restart, self.name))
@@ -172,7 +267,8 @@ class SimulatedNode:
         self._cluster.world.note(f"{self.name} is down")
         if power:
             self._lose_power()
-        self._cluster.checker.end_life(self)
+        if self._serves:
+            self._cluster.checker.end_life(self)
 
     def _lose_power(self) -> None:
         self.files.power_cut_at = None
@@ -182,16 +278,21 @@ class SimulatedNode:
     def stop(self) -> None:
         """A planned stop (R-09); the process ends when it is done."""
 
+        life = self._life
+
         def done() -> None:
             self._cluster.sometimes.hit("stopped-clean")
-            if self.alive:
+            if life.alive:
                 self.crash(power=False)
 
-        self.driver.stop(done)
+        if self.alive:
+            self.driver.stop(done)
+        else:
+            self.crash(power=False)
 
     def stall(self, lasting_us: int) -> None:
         """The process does nothing for so long, and then goes on as if nothing had been."""
-        term, leads = self.driver.term, self.driver.role is Role.LEADER
+        term, leads = self.driver.term, self.alive and self.driver.role is Role.LEADER
         world = self._cluster.world
         self._life.stalled_until_us = world.now_us + lasting_us
         if leads:
@@ -213,12 +314,19 @@ class SimulatedNode:
             self._was_full = True
         self.files.recover()
 
-    def _receive(self, source: str, _log_id: int, message: Any) -> None:
-        self.driver.deliver(source, message)
+    def _receive(self, source: str, log_id: int, message: Any) -> None:
+        if isinstance(message, FetchRequest | TermRequest):
+            driver = self.driver if self.alive else None
+            self._loop.create_task(self._server.answer(source, log_id, driver, message))
+        elif isinstance(message, PeerCall):
+            self._calls.answered(source, log_id, message)
+        elif self.alive:
+            self.driver.deliver(source, message)
 
-    def _tick(self, life: Life) -> None:
-        self.driver.tick()
-        self._cluster.world.after(self._tick_us, partial(self._tick, life), life)
+    def _tick(self, life: Life, driver: LogDriver) -> None:
+        if driver is self.driver and self._serves:
+            driver.tick()
+            self._cluster.world.after(self._tick_us, partial(self._tick, life, driver), life)
 
     # --- what is seen of it
 
@@ -234,15 +342,15 @@ class SimulatedNode:
         if manifest is not None and manifest.intent is not Intent.NONE:
             self._cluster.sometimes.hit("intent-finished")
 
-    def _observe_journal(self, driver: LogDriver) -> None:
+    def _observe_journal(self, journal: Journal) -> None:
         """See every event on its way into the journal."""
-        write, observe = driver.journal.append, self._cluster.sometimes.event
+        write, observe = journal.append, self._cluster.sometimes.event
 
         def append(kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Any:
             observe(kind, data)
             return write(kind, term, data, timestamp_ms)
 
-        driver.journal.append = append  # type: ignore[method-assign]
+        journal.append = append  # type: ignore[method-assign]
 
     # --- the door for clients: a request to a dead node, and the answer of a node that dies, are lost
 
@@ -272,6 +380,6 @@ class SimulatedNode:
         """What comes to a stalled process waits in its socket."""
         life, world = self._life, self._cluster.world
         if life.alive and life.stalled_until_us > world.now_us:
-            world.after(life.stalled_until_us - world.now_us, ask, life)
-        elif life.alive:
+            world.after(life.stalled_until_us - world.now_us, lambda: self._when_awake(ask), life)
+        elif self.alive:
             ask()

@@ -74,6 +74,8 @@ POINTS: dict[str, str] = {
     "crash-in-recovery": "storage: the power failed within a recovery",
     "flip-at-start": "storage: start-up found a rotten bit",
     "flip-at-read": "storage: a read found a rotten bit",
+    "repair-done": "storage: a damaged log was mended from its peers, and votes again",
+    "repair-set-aside": "storage: a log was beyond mending, and began anew",
     "flip-harmless": "storage: a rotten bit was made good by redundancy",
 }
 OF_ANSWERS = {
