@@ -25,7 +25,9 @@ class Door(Protocol):
 class Ledger:
     """What all clients were told. Drivers swallow what a client raises: `violation` is for the run to see."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, loses: bool = False) -> None:
+        """loses: the group may forget what it acknowledged (unclean elections), and readers see it."""
+        self._loses = loses
         self.acknowledged: dict[str, int] = {}  # key -> index
         self.highest_index = -1
         self.reads = 0
@@ -44,7 +46,7 @@ class Ledger:
         def done(result: int | CommitlogError) -> None:
             if isinstance(result, int):
                 self.reads += 1
-                if result < least:
+                if result < least and not self._loses:
                     self.violation = f"a read saw {result} after {least} was acknowledged"
 
         return done

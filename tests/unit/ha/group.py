@@ -319,7 +319,7 @@ class Group:
         self.unclean = unclean
         self.names = tuple(f"n{number + 1}" for number in range(nodes))
         self.nodes = {name: Node(self, name) for name in self.names}
-        self.ledger = Ledger()
+        self.ledger = Ledger(loses=unclean)
         self.controller = Controller(self, never_in_set=dict.fromkeys(learners))
         self.truncations = 0
         self.rollbacks = 0
