@@ -132,12 +132,9 @@ async def _change(
 ) -> Response:
     """The change in one log, or in each Raft log in turn; the first refusal ends it."""
     if log is not None:
-        return await _change_one(request, broker, broker.find(log), change, body, b"")
-    chosen = [
-        hosted
-        for hosted in broker.logs.values()
-        if hosted.settings.replication is Replication.RAFT and hosted.driver is not None
-    ]
+        hosted = broker.hosted(log) or broker.find(log)
+        return await _change_one(request, broker, hosted, change, body, b"")
+    chosen = [hosted for hosted in _raft_logs(broker) if hosted.driver is not None]
     if change.kind is not ChangeKind.ADD:
         chosen = [hosted for hosted in chosen if change.node_id in hosted.members]
         if not chosen:
@@ -148,6 +145,13 @@ async def _change(
         if answer.status_code != 200:
             return answer
     return json_answer({"members": member_objects(broker)})
+
+
+def _raft_logs(broker: Broker) -> list[HostedLog]:
+    """The logs whose members change with those of the cluster: the metadata's too, if every node keeps it."""
+    embedded = not broker.settings.controller.nodes
+    hosted = broker.all_hosted() if embedded else broker.logs.values()
+    return [log for log in hosted if log.settings.replication is Replication.RAFT]
 
 
 async def _change_one(

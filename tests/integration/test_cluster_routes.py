@@ -213,7 +213,6 @@ def test_methods_that_a_route_does_not_have(cluster: Cluster, method: str, path:
         f"{LOG}/tail/",
         f"{LOG}/nothing",
         f"{LOG}:nothing",
-        "/ui/nothing",
         "/v1/logs/a%2Fb/records",
         "/openapi.json",
         "/redoc",

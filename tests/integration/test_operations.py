@@ -136,6 +136,7 @@ def test_a_node_joins_is_promoted_and_another_leaves_while_appends_go_on(tmp_pat
             eventually(lambda: cluster.status("n4")["role"] == "learner", what="n4 is a learner")
             eventually(lambda: promoted(cluster, other), what="n4 has caught up")
             eventually(lambda: voters(cluster, "n4") == ["n1", "n2", "n3", "n4"], what="n4 knows it votes")
+            cluster.wait_ready("n4")
             gone = cluster.call("DELETE", other, f"/v1/cluster/members/{leader}")
             assert gone.status_code == 200, gone.text
             left = [node for node in cluster.ids if node != leader]
