@@ -86,8 +86,9 @@ class Stamped:
 class OpenAppends:
     """Counts the bytes of all appends that are not answered yet, and answers them."""
 
-    def __init__(self, durability: Durability, log: Commitlog) -> None:
+    def __init__(self, node_id: str, durability: Durability, log: Commitlog) -> None:
         self.size_bytes = 0
+        self._node_id = node_id
         self._durability = durability
         self._log = log
 
@@ -143,8 +144,14 @@ class OpenAppends:
         )
 
     def _leader_of(self, term: int) -> str:
-        """Who led the term of a stored batch: every term opens with a record that names its leader."""
-        for epoch in reversed(self._log.epochs):
+        """Who led the term of a batch: every term opens with a record that names its leader.
+
+        With its records trimmed, a term is forgotten: then whoever answers the repeat stands for its leader.
+        """
+        epochs = self._log.epochs
+        for epoch in reversed(epochs):
             if epoch.term == term:
                 return epoch.leader
+        if epochs and term < epochs[0].term:
+            return self._node_id
         raise InvariantError(f"the log holds a record of term {term} and not its opening")

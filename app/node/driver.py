@@ -129,7 +129,7 @@ class LogDriver:
         self._transfer = StateTransfer(log_id, log, state, transport, self._state_is_whole)
         self._waiters = CommitWaiters()
         self._gate = ReadGate(self._config.read_timeout_ms, self.when_committed)
-        self._open = OpenAppends(durability, log)
+        self._open = OpenAppends(node_id, durability, log)
         self._door = Door(
             node_id=node_id,
             log_id=log_id,

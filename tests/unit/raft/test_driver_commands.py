@@ -77,6 +77,26 @@ def test_nothing_is_trimmed_before_the_state_is_safe(tmp_path: Path) -> None:
     assert (again.first_index, again.replayed) == (key.first_index, True)
 
 
+def test_a_repeat_of_what_is_trimmed_with_its_term_gets_the_first_answer(tmp_path: Path) -> None:
+    """Nobody knows any more who led that term: whoever answers stands for it."""
+    node = Node(tmp_path)
+    first = result(node.append(idempotency_key="k"))
+    node.restart()
+    last = [result(node.append()) for _ in range(3)][-1]
+    done(node.command(Trim(last.last_index)))
+    for _ in range(2):
+        node.tick(20)
+    assert node.driver.log.begin_index == last.last_index
+    assert node.driver.log.epochs[0].term > first.term
+    again = result(node.append(idempotency_key="k"))
+    assert (again.first_index, again.term, again.leader, again.replayed) == (
+        first.first_index,
+        first.term,
+        node.driver.node_id,
+        True,
+    )
+
+
 def test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_before(tmp_path: Path) -> None:
     """The state of the past comes piece by piece from the leader; lost pieces are asked for again."""
     source = Node(tmp_path / "source")
