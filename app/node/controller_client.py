@@ -69,6 +69,7 @@ class ControllerClient:
         self._follows = 0  # in this tick: two that name each other must not keep us running
         self._heartbeats: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_HEARTBEATS)  # (id, sent_ms)
         self._heartbeat_due_ms = 0
+        self._is_unheard = False  # no active controller has answered the last heartbeat
         self._stopped = False
 
     def ask(self, command: AnyCommand, answered: Answered, timeout_ms: int) -> None:
@@ -90,6 +91,8 @@ class ControllerClient:
         now_ms = self._clock.monotonic_ms()
         self._follows = 0
         if now_ms >= self._heartbeat_due_ms and not self._stopped:
+            if self._is_unheard:
+                self._hint = None  # whoever it named did not answer
             self._heartbeat(now_ms)
         for id, asked in list(self._asked.items()):
             if now_ms >= asked.deadline_ms:
@@ -123,6 +126,7 @@ class ControllerClient:
             if self._follow(source, answer.active):
                 self._heartbeat(now_ms)
             return
+        self._is_unheard = False
         self._heartbeat_due_ms = max(self._heartbeat_due_ms, sent[0] + self._config.heartbeat_interval_ms)
         self._heartbeat_answered(answer, sent[0])
 
@@ -140,6 +144,7 @@ class ControllerClient:
     def _heartbeat(self, now_ms: int) -> None:
         """Until it is answered the next one is due soon: a lease must not run out for a lost message."""
         self._heartbeat_due_ms = now_ms + self._config.retry_interval_ms
+        self._is_unheard = True
         id = self._random.getrandbits(53)
         self._heartbeats.append((id, now_ms))
         metadata_index, reports = self._reports()

@@ -126,3 +126,15 @@ def test_a_heartbeat_is_repeated_until_it_is_answered_and_its_lease_counts_from_
     bench.client.stop()
     bench.pass_time(2_000)
     assert len(bench.sent) == count + 1
+
+
+@pytest.mark.rule("C-03", "C-10")
+def test_heartbeats_leave_a_controller_that_was_named_and_has_died() -> None:
+    bench = Bench()
+    bench.leader = "c3"
+    bench.client.tick()
+    bench.client.take("c3", BrokerHeartbeatAnswer(bench.last(BrokerHeartbeat).id, "c1"))
+    assert bench.sent[-1][0] == "c1"
+    bench.client.take("c1", BrokerHeartbeatAnswer(bench.last(BrokerHeartbeat).id, "c1"))
+    bench.pass_time(CONFIG.heartbeat_interval_ms + 2 * CONFIG.retry_interval_ms)  # c1 is silent from now on
+    assert bench.sent[-1][0] == "c3"
