@@ -36,7 +36,7 @@ async def damage(world: World) -> None:
                     if not whole:
                         failed.append(what)
             if whole:
-                await judge(session)
+                await judge(session, cluster.running)
     world.report.counts["damages"] += done
     world.report.counts["came back by itself"] += back
     world.report.figures["came_back_share"] = round(back / done, 3)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import damage, disks, leaders, members, mixed, networks, startup, tails
+from tests.chaos import classic, damage, disks, leaders, masters, members, mixed, networks, startup, tails
 from tests.chaos.session import World
 
 
@@ -35,6 +35,10 @@ FAMILIES: dict[str, Family] = {
     "full-disk": Family(disks.full_disk, 400),
     "damage": Family(damage.damage, 3_000),
     "mixed": Family(mixed.mixed, 1_800),
+    "kill-master": Family(masters.kill_master, 1_200),
+    "kill-controller": Family(masters.kill_controller, 800),
+    "cut-master": Family(masters.cut_master, 600),
+    "classic": Family(classic.classic, 900),
     "torn-tails": Family(tails.tails, 2_400),
     "startup": Family(startup.startup, 1_200),
 }

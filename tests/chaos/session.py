@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,11 +115,16 @@ async def open_cluster(
 
 
 @asynccontextmanager
-async def under_load(world: World, cluster: FaultCluster, **options: object) -> AsyncIterator[Session]:
-    """As `working`; then the history is judged, at all nodes that run when the `with` ends."""
+async def under_load(
+    world: World, cluster: FaultCluster, *, replicas: Sequence[str] | None = None, **options: object
+) -> AsyncIterator[Session]:
+    """As `working`; then the history is judged, at all nodes that run when the `with` ends.
+
+    replicas: who keeps the log; None: all nodes.
+    """
     async with working(world, cluster, **options) as session:
         yield session
-    await judge(session)
+    await judge(session, [node for node in cluster.running if replicas is None or node in replicas])
 
 
 @asynccontextmanager
@@ -139,13 +144,12 @@ async def working(world: World, cluster: FaultCluster, **options: object) -> Asy
             workload.stop()
 
 
-async def judge(session: Session) -> None:
-    """Compare what clients saw with what every node holds once the work has ended."""
+async def judge(session: Session, nodes: Sequence[str]) -> None:
+    """Compare what clients saw with what each of `nodes` holds once the work has ended."""
     cluster, workload, report = session.cluster, session.workload, session.report
     end = await append_barrier(workload)
     deadline = time.monotonic() + EVEN_S
     logs = []
-    nodes = cluster.running
     for node in nodes:
         while cluster.status(node, workload.log)["committed_index"] < end:
             assert time.monotonic() < deadline, f"{node} has not got index {end} within {EVEN_S:.0f} s"

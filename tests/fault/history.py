@@ -8,7 +8,8 @@ exactly when no operation ended before one began that stands before it. That is 
 - a read sees all that was acknowledged before it began, and all that earlier reads saw;
 - a read, also one of a committed prefix, shows nothing that was sent after it had ended.
 
-Acknowledged appends stand once, whole and at their index; refused ones nowhere; unknown ones once or never.
+Acknowledged appends stand once, whole and at their index, and so do applied ones (kept, though too few slaves
+had them in time: H-07); refused ones nowhere; unknown ones once or never.
 """
 
 from bisect import bisect_right
@@ -20,6 +21,7 @@ from itertools import accumulate
 
 class Outcome(StrEnum):
     ACKNOWLEDGED = "acknowledged"
+    APPLIED = "applied"
     NOT_APPLIED = "not_applied"
     UNKNOWN = "unknown"
 
@@ -35,7 +37,7 @@ class Operation:
     started: float
     ended: float
     outcome: Outcome
-    index: int | None = None  # first_index, of an acknowledged append
+    index: int | None = None  # first_index, of an acknowledged or applied append
     count: int = 1
     match_index: int | None = None  # the condition that it was sent under
 
@@ -108,10 +110,10 @@ def judge_place(operation: Operation, places: Sequence[Sequence[int]]) -> list[s
         list(found) == [first + ordinal] for ordinal, found in enumerate(places)
     )
     match operation.outcome:
-        case Outcome.ACKNOWLEDGED if not in_place or first != operation.index:
-            return [f"{name} was acknowledged at {operation.index} and stands at {flat}"]
-        case Outcome.ACKNOWLEDGED if operation.match_index not in (None, first):
-            return [f"{name} was to stand at {operation.match_index} and was acknowledged at {first}"]
+        case Outcome.ACKNOWLEDGED | Outcome.APPLIED if not in_place or first != operation.index:
+            return [f"{name} was {operation.outcome} at {operation.index} and stands at {flat}"]
+        case Outcome.ACKNOWLEDGED | Outcome.APPLIED if operation.match_index not in (None, first):
+            return [f"{name} was to stand at {operation.match_index} and was {operation.outcome} at {first}"]
         case Outcome.NOT_APPLIED if flat:
             return [f"{name} was refused as not applied and stands at {flat}"]
         case Outcome.UNKNOWN if flat and not in_place:

@@ -53,7 +53,8 @@ class Workload:
 
     urls: base URLs of the nodes; workers start at different ones and move on after a failure.
     kinds: one appender each. readers: of the tail, of records (linearizable, committed), in turns.
-    pause_s: between two appends of a worker. padding_bytes: added to each record, beyond its value.
+    timeout_ms: of each append. pause_s: between two appends of a worker. padding_bytes: added to each
+    record, beyond its value.
     `surprises` are answers that no correct node gives these clients: they count as violations.
     """
 
@@ -61,6 +62,7 @@ class Workload:
     log: str = "default"
     kinds: Sequence[Kind] = MIX
     readers: int = 3
+    timeout_ms: int = 5_000
     pause_s: float = 0.0
     padding_bytes: int = 0
     give_up_s: float = 20.0  # after `stop`
@@ -138,6 +140,7 @@ class Workload:
             self.operations.append(Operation(value, started, ended, outcome, index, count, match_index))
             if index is not None:
                 self.known_end = max(self.known_end, index + count - 1)
+            if outcome is Outcome.ACKNOWLEDGED:
                 self.acknowledged_at.append(ended)
                 self.moved.set()
             if self.pause_s:
@@ -155,7 +158,7 @@ class Workload:
         headers: dict[str, str],
         kind: Kind,
     ) -> tuple[Outcome, int | None]:
-        place = f"{url}/v1/logs/{self.log}/records"
+        place = f"{url}/v1/logs/{self.log}/records?timeout_ms={self.timeout_ms}"
         try:
             async with session.post(place, json=body, headers=headers) as answer:
                 document = await answer.json(content_type=None)
@@ -169,7 +172,8 @@ class Workload:
             self.known_end = document["next_index"] - 1
         elif 400 <= answer.status < 500 and answer.status not in MAY_REPEAT:
             self.surprises.append(f"{kind.value}: {answer.status} {document}")
-        return Outcome(document["outcome"]), None
+        outcome = Outcome(document["outcome"])
+        return outcome, document["first_index"] if outcome is Outcome.APPLIED else None
 
     def gives_up(self) -> bool:
         return self.stop_at is not None and time.monotonic() - self.stop_at > self.give_up_s
