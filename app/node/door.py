@@ -97,10 +97,11 @@ class Door:
         return bool(self._appends or self._commands)
 
     def refuse_all(self, refusal: CommitlogError) -> None:
-        for append in self._appends:
+        for append in (*self._batch.appends, *self._appends):
             self._open.refuse(append, refusal)
         for command in self._commands:
             answer(command.done, refusal)
+        self._batch.start()
         self._appends.clear()
         self._commands.clear()
         self._queued_bytes = 0
@@ -123,6 +124,11 @@ class Door:
                 if append.request.stream is not None:
                     append.request.stream.broken = True
                 self._open.refuse(append, refusal)
+            except Exception:
+                if append.claim is None:  # it is not in the core's hands: it waits again, until refuse_all
+                    self._appends.appendleft(append)
+                    self._queued_bytes += append.request.records.size_bytes
+                raise
         self._flush()
 
     def _check_leads(self) -> None:

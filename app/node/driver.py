@@ -149,6 +149,7 @@ class LogDriver:
         self._synced = False
         self._turn_due = False
         self._waiting_for_disk = False
+        self._unanswered: Ready | None = None  # what is being carried out, until its answers are given
         self._stopping: Callable[[], None] | None = None
         self._handed_over_ms = -math.inf  # a stop waits at most until then for the next leader
         self._ended = False
@@ -172,6 +173,8 @@ class LogDriver:
     def stop(self, done: Callable[[], None] | None = None) -> None:
         """Hand over the lead (R-09), answer whoever waits, save where a restart begins: then done()."""
         self._stopping = done or _nothing
+        if self._ended:
+            self._stopping()
         self._guarded(self._hand_over)
 
     def _hand_over(self) -> None:
@@ -221,13 +224,16 @@ class LogDriver:
         self._door.refuse_all(NoLeader())
         self._gate.refuse_all()
         self._core.stop(self._clock.monotonic_ms())
-        while (ready := self._core.ready()) is not None and (ready.answers or ready.reads):
-            for pending, fate in ready.answers:
-                self._open.settle(pending, fate, self._core.committed_index, self.log.next_index)
-            for done, _index in ready.reads:
-                answer(done, ReadIndexUnavailable())
+        for ready in (self._unanswered, self._core.ready()):
+            if ready is not None:
+                for pending, fate in ready.answers:
+                    self._open.settle(pending, fate, self._core.committed_index, self.log.next_index)
+                for done, _index in ready.reads:
+                    answer(done, ReadIndexUnavailable())
         self._gate.give_up(math.inf)
         self._waiters.wake(MAX_INDEX)
+        if self._stopping is not None:
+            self._stopping()
 
     def deliver(self, source: str, message: Any) -> None:
         """A message of a peer has come."""
@@ -440,7 +446,7 @@ class LogDriver:
             healed()
 
     def _wait_for_disk(self, ready: Ready) -> None:
-        self._waiting_for_disk = True
+        self._waiting_for_disk, self._unanswered = True, ready
         self._syncer.cutting = ready.truncate is not None
 
         def work() -> None:
@@ -495,6 +501,7 @@ class LogDriver:
     def _finish(self, ready: Ready) -> None:
         """Everything but what only the disk thread may do."""
         now_ms = self._clock.monotonic_ms()
+        self._unanswered = ready
         stored = not ready.batches or self._store(ready.batches)
         if ready.truncate is not None:
             self._core.electable = self._transfer.is_whole
@@ -504,6 +511,7 @@ class LogDriver:
             self._open.settle(pending, fate, self._core.committed_index, self.log.next_index)
         for done, index in ready.reads:
             self._gate.give(done, index, now_ms)
+        self._unanswered = None
         for event in ready.events:
             self._journal_writer.event(event)
         if stored:
