@@ -1,0 +1,189 @@
+"""What must hold after every step of a group in controller mode, whatever fails (C, A)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from app.controller.events import AnyEvent, MasterElected, decode_event, encode_event
+from app.controller.state_machine import Metadata
+from app.replication import NO_INDEX, AppendResult
+from storage.batch import Batch
+from storage.records import decode_body
+from tests.simulation.checks import Violation
+from tests.simulation.ha.plan import LOG_NAME
+from tests.simulation.world import Life
+
+if TYPE_CHECKING:
+    from tests.simulation.ha.cluster import HaCluster
+    from tests.simulation.ha.node import HaSimNode
+
+
+class HaChecker:
+    """The events that any controller has committed, taken in once, in order: what every node must agree with.
+
+    Drivers swallow what a client raises, so what `acknowledged` finds is kept until the step is over.
+    """
+
+    def __init__(self, cluster: HaCluster) -> None:
+        self.truth = Metadata()
+        self.counts: Counter[str] = Counter()
+        self.receipts: dict[str, None] = {}  # values that were written down before they went
+        self._cluster = cluster
+        self._plan = cluster.plan
+        self._events: dict[int, bytes] = {}
+        self._snapshots: dict[int, bytes] = {}
+        self._elected: dict[int, str] = {}  # epoch -> node
+        self._committed: dict[int, Batch] = {}  # by base index
+        self._committed_index = NO_INDEX
+        self._seen: dict[str, tuple[Life, int, int, int]] = {}  # life, committed and end index, epoch
+        self._problem: str | None = None
+
+    # --- the controllers' events ------------------------------------------------------------------------
+
+    def _learn(self, node: HaSimNode) -> None:
+        state = node.state
+        for index, event in state.take_news():
+            encoded = encode_event(event)
+            known = self._events.setdefault(index, encoded)
+            if known != encoded:
+                raise Violation(f"{node.name}: event {index} is {event}, was {decode_event(known)}")
+            if index > self.truth.applied_index:
+                if isinstance(event, MasterElected):
+                    self._check_election(event)
+                self._apply(index, event)
+        metadata = state.metadata
+        expected = self._snapshots.get(metadata.applied_index)
+        if expected is not None and metadata.snapshot() != expected:
+            raise Violation(
+                f"{node.name}: other metadata at {metadata.applied_index} than another controller"
+            )
+
+    def _apply(self, index: int, event: AnyEvent) -> None:
+        before = self.truth.log(LOG_NAME)
+        self.truth.apply(index, event)
+        self._snapshots = {index: self.truth.snapshot()}  # whoever gets there next must be the same
+        after = self.truth.log(LOG_NAME)
+        if before is None or after is None:
+            return
+        if after.master_epoch < before.master_epoch or after.set_epoch < before.set_epoch:
+            raise Violation(f"an epoch falls: {before} -> {after}")
+        if after.master is not None and after.master not in after.sync_state_set:
+            raise Violation(f"the master is not in the set: {after}")
+        self.counts["set changes"] += after.sync_state_set != before.sync_state_set
+
+    def _check_election(self, event: MasterElected) -> None:
+        """C-04, C-05, A-11 at the moment when an election is committed."""
+        log = self.truth.log(LOG_NAME)
+        assert log is not None
+        replica = log.replica(event.master)
+        if event.master_epoch != log.master_epoch + 1 or event.set_epoch <= log.set_epoch:
+            raise Violation(f"{event} after master epoch {log.master_epoch}, set epoch {log.set_epoch}")
+        if replica is None or not log.is_current(event.master) or replica.node in log.spec.learners:
+            raise Violation(f"{event}: no replica that may lead")
+        inside = event.master in log.sync_state_set or log.master_epoch == 0
+        if not inside and not (event.unclean and self._plan.unclean):
+            raise Violation(f"{event} elects from outside the set {log.sync_state_set}")
+        for other in self._cluster.brokers:
+            if other.acknowledges and other.name != replica.node:
+                raise Violation(f"{other.name} holds a lease while {replica.node} is elected")
+        self._elected[event.master_epoch] = replica.node
+        self.counts["elections"] += 1
+        self.counts["unclean elections"] += event.unclean
+        if log.master_epoch and self._elected.get(log.master_epoch) != replica.node:
+            self.counts["master changes"] += 1
+
+    # --- one node ---------------------------------------------------------------------------------------
+
+    def check(self, node: HaSimNode) -> None:
+        """After each thing that a node does."""
+        self._learn(node)
+        if node.is_broker:
+            self._check_log(node)
+        if self._problem is not None:
+            raise Violation(self._problem)
+
+    def _check_log(self, node: HaSimNode) -> None:
+        if node.core.wanted_rollback is not None:
+            self.counts["rollbacks"] += 1
+            node.roll_back()
+        committed, end, epoch = node.driver.committed_index, node.log.end_index, node.core.epoch
+        life, before, end_before, epoch_before = self._seen.get(node.name, (node.life, NO_INDEX, NO_INDEX, 0))
+        if life is node.life and committed < before:
+            raise Violation(f"{node.name}: committed index fell from {before} to {committed}")
+        if life is node.life and epoch < epoch_before:
+            raise Violation(f"{node.name}: its epoch fell from {epoch_before} to {epoch}")
+        if committed > end:
+            raise Violation(f"{node.name}: {committed} committed past its end")
+        self.counts["truncations"] += life is node.life and end < end_before
+        self._seen[node.name] = (node.life, committed, end, epoch)
+        if life is not node.life or committed > before:
+            self._check_committed(node, committed)
+        if node.is_master:
+            owner = self._elected.get(epoch)
+            if owner != node.name:
+                raise Violation(f"{node.name} is master of epoch {epoch}, which was given to {owner}")
+            if node.acknowledges and self._committed_index > end:
+                log = self.truth.log(LOG_NAME)
+                if log is not None and log.master_epoch == epoch:
+                    raise Violation(f"{node.name} is master without {self._committed_index}")
+
+    def _check_committed(self, node: HaSimNode, committed: int) -> None:
+        """What one replica ever saw as confirmed never changes anywhere (A-04, A-12)."""
+        if self._plan.unclean:
+            return
+        index = max(min(self._committed_index + 1, committed), 0)
+        while index <= committed:
+            batch = node.log.batch_at(index)
+            known = self._committed.setdefault(batch.base_index, batch)
+            if known != batch:
+                raise Violation(f"{node.name}: confirmed {batch}, but {known} was confirmed before")
+            index = batch.next_index
+        self._committed_index = max(self._committed_index, committed)
+
+    # --- acknowledgements -------------------------------------------------------------------------------
+
+    def acknowledged(self, node: HaSimNode, result: AppendResult) -> None:
+        """C-12: every member of the set that the controllers have holds it; A-11: by its one master."""
+        self.counts["appends"] += 1
+        log = self.truth.log(LOG_NAME)
+        assert log is not None
+        if node.core.epoch != log.master_epoch or not node.is_master:
+            self._problem = f"{node.name} acknowledges in epoch {node.core.epoch}, not {log.master_epoch}"
+        elif not node.acknowledges:
+            self._problem = f"{node.name} acknowledges while it is fenced"
+        elif len(log.sync_state_set) < self._plan.min_in_sync and not result.replayed:
+            self._problem = f"{result} with the set {log.set_nodes} below its floor"
+        for member in log.set_nodes:
+            if self._cluster.nodes[member].held_index < result.last_index:
+                self._problem = f"{result.last_index} is acknowledged, {member} of {log.set_nodes} lacks it"
+
+    def finish(self, promised: dict[str, int]) -> None:
+        """At the end, of the logs as they are: what was acknowledged is there, or in a receipt."""
+        for node in self._cluster.brokers:
+            self.receipts.update(dict.fromkeys(node.receipts()))
+        if self.receipts and not self._plan.unclean:
+            raise Violation("a receipt without an unclean election")
+        for node in self._cluster.brokers:
+            self._check_acknowledged(node, promised)
+
+    def _check_acknowledged(self, node: HaSimNode, promised: dict[str, int]) -> None:
+        places: dict[str, int] = {}
+        index = max(node.log.begin_index, 0)
+        while index <= node.driver.committed_index:
+            batch = node.log.batch_at(index)
+            known = self._committed.get(batch.base_index)
+            if known is not None and known != batch:
+                raise Violation(f"{node.name}: {batch} diverges from {known}")
+            if not batch.is_control:
+                for place, value in enumerate(values_of(batch), batch.base_index):
+                    if places.setdefault(value, place) != place:
+                        raise Violation(f"{node.name}: {value} stands at {places[value]} and at {place}")
+            index = batch.next_index
+        for key, index in promised.items():
+            if places.get(key) != index and not (self._plan.unclean and key in self.receipts):
+                raise Violation(f"{node.name}: {key}, acknowledged at {index}, stands at {places.get(key)}")
+
+
+def values_of(batch: Batch) -> list[str]:
+    return [value.decode() for value in decode_body(batch.header, batch.body).column("value").to_pylist()]

@@ -1,0 +1,102 @@
+"""What groups the seeds stand for: two or three replicas, embedded controllers or three of their own."""
+
+from dataclasses import dataclass
+
+from app.controller.config import ControllerConfig
+from app.controller.metadata import LogSpec
+from app.ha.config import HaConfig
+from app.raft.config import RaftConfig
+from app.replication import DriverConfig, Durability
+from storage.commitlog import CommitlogConfig
+from tests.simulation.network import LinkFaults
+
+LOG_NAME = "default"
+GENERATION = -1  # of a log of the configuration
+TICK_US = 20_000
+# About five times as fast as the defaults, in the same proportions: more happens in a simulated second.
+CONTROLLERS = ControllerConfig(
+    heartbeat_interval_ms=100,
+    broker_timeout_ms=400,
+    lease_ms=300,
+    retry_interval_ms=30,
+    scan_interval_ms=20,
+    election_timeout_ms=(80, 160),
+    trim_after_records=60,
+)
+RAFT = RaftConfig(
+    tick_interval_ms=20,
+    election_timeout_ms=(80, 160),
+    heartbeat_interval_ms=25,
+    max_push_timeout_ms=100,
+    compare_timeout_ms=200,
+    read_index_timeout_ms=150,
+)
+HA = HaConfig(
+    ha_send_heartbeat_interval_ms=60,
+    ha_housekeeping_interval_ms=400,
+    ha_max_time_slave_not_catchup_ms=400,
+    ha_reconnect_interval_ms=60,
+    ha_handshake_timeout_ms=400,
+    ha_transfer_batch_size=1024,
+    ha_window_bytes=4096,
+)
+STORAGE = CommitlogConfig(segment_max_bytes=16 * 1024, mark_interval_bytes=8 * 1024)
+DRIVER = DriverConfig(snapshot_interval_ms=2_000, checkpoint_interval_ms=300)
+QUIET_LINKS = LinkFaults(loss=0.01, duplication=0.01, holding=0.01)
+STORMY_LINKS = LinkFaults(max_delay_us=15_000, loss=0.08, duplication=0.1, holding=0.05)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HaPlan:
+    """brokers: how many nodes keep the log. own_controllers: three nodes that keep nothing else; otherwise
+    the brokers, and with two of them one node more, are the controllers. unclean: elections of that kind are
+    allowed."""
+
+    brokers: int = 3
+    min_in_sync: int = 1
+    unclean: bool = False
+    own_controllers: bool = False
+    learner: bool = False
+    durability: Durability = Durability.FSYNC
+    links: LinkFaults = QUIET_LINKS
+    faults: bool = True
+    clients: int = 2
+
+    @property
+    def broker_names(self) -> tuple[str, ...]:
+        return tuple(f"n{number + 1}" for number in range(self.brokers))
+
+    @property
+    def controller_names(self) -> tuple[str, ...]:
+        return ("c1", "c2", "c3") if self.own_controllers else ("n1", "n2", "n3")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All nodes."""
+        return tuple(dict.fromkeys((*self.broker_names, *self.controller_names)))
+
+    @property
+    def spec(self) -> LogSpec:
+        return LogSpec(
+            replication="controller",
+            replicas=self.broker_names,
+            durability=self.durability.value,
+            min_in_sync_replicas=self.min_in_sync,
+            learners=self.broker_names[-1:] if self.learner else (),
+            unclean=self.unclean,
+        )
+
+
+def plan_of(seed: int) -> HaPlan:
+    """Every shape comes up; the shapes of neighbouring seeds differ."""
+    brokers = 2 + seed % 2
+    learner = seed % 11 == 5 and brokers == 3
+    return HaPlan(
+        brokers=brokers,
+        min_in_sync=2 if seed % 5 == 3 and not learner else 1,
+        unclean=seed % 7 == 4,
+        own_controllers=seed % 6 == 2,
+        learner=learner,
+        durability=Durability.REPLICATED if seed % 9 == 7 else Durability.FSYNC,
+        links=STORMY_LINKS if seed % 3 == 1 else QUIET_LINKS,
+    )

@@ -1,0 +1,81 @@
+"""Many seeds of groups in controller mode: `commitlog sim --mode controller`. A seed replays its run."""
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from tests.simulation.checks import Violation
+from tests.simulation.ha.cluster import HaCluster
+from tests.simulation.ha.plan import plan_of
+
+SECONDS = 40.0  # simulated, of one seed
+FULL_SEEDS = 400
+FULL_MASTER_CHANGES = 5_000
+
+
+def run_seed(seed: int, seconds: float, *, tell: bool = False) -> tuple[HaCluster, Violation | None]:
+    cluster = HaCluster(seed, plan_of(seed), tell=tell)
+    try:
+        cluster.run(seconds)
+        cluster.settle()
+    except Violation as violation:
+        return cluster, violation
+    return cluster, None
+
+
+def run_seeds(
+    seeds: Iterable[int],
+    seconds: float = SECONDS,
+    *,
+    until: int | None = None,
+    progress: Callable[[Counter[str]], None] = lambda _counts: None,
+) -> tuple[Counter[str], list[str]]:
+    """What happened in all of them, and what broke. until: so many master changes are enough."""
+    counts: Counter[str] = Counter()
+    violations: list[str] = []
+    for seed in seeds:
+        cluster, violation = run_seed(seed, seconds)
+        counts.update(cluster.checker.counts)
+        counts.update({"seeds": 1, "faults": cluster.faults, "reads": cluster.ledger.reads})
+        counts.update({"simulated seconds": cluster.world.now_us // 1_000_000})
+        if violation is not None:
+            violations.append(f"seed {seed} at {cluster.world.now_us / 1e6:.3f} s: {violation}")
+        progress(counts)
+        if until is not None and counts["master changes"] >= until:
+            break
+    return counts, violations
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="commitlog sim --mode controller", description=__doc__)
+    parser.add_argument("--seed", type=int, help="one seed, to replay it")
+    parser.add_argument("--seeds", type=int, default=20, help="how many seeds, from --first on")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="simulated seconds of a seed")
+    parser.add_argument("--full", action="store_true", help=f"until {FULL_MASTER_CHANGES} master changes")
+    options = parser.parse_args(argv)
+    logging.disable(logging.CRITICAL)
+    started = time.process_time()
+    if options.seed is not None:
+        cluster, violation = run_seed(options.seed, options.seconds, tell=True)
+        for line in (cluster.world.lines or ()) if violation else ():
+            sys.stderr.write(f"  {line}\n")
+        counts, violations = cluster.checker.counts, [] if violation is None else [str(violation)]
+        counts["trace"] = cluster.world.trace_digest  # type: ignore[assignment]
+    elif options.full:
+        counts, violations = run_seeds(range(FULL_SEEDS), options.seconds, until=FULL_MASTER_CHANGES)
+        if counts["master changes"] < FULL_MASTER_CHANGES:
+            violations.append(f"only {counts['master changes']} master changes")
+    else:
+        counts, violations = run_seeds(range(options.first, options.first + options.seeds), options.seconds)
+    figures = {**counts, "cpu_s": round(time.process_time() - started, 1), "violations": violations}
+    sys.stdout.write(json.dumps(figures) + "\n")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Controllers, managers, masters and slaves together under faults: all promises after every step (checks.py).
+
+The full size, 5 000 master changes: `commitlog sim --mode controller --full`.
+"""
+
+import pytest
+
+from app.replication import NO_INDEX
+from tests.simulation.ha.cluster import HaCluster
+from tests.simulation.ha.plan import LOG_NAME, HaPlan
+from tests.simulation.ha.run import run_seed, run_seeds
+
+SEEDS, SECONDS = 12, 24.0
+
+
+@pytest.mark.rule(
+    "C-01", "C-02", "C-04", "C-05", "C-06", "C-08", "C-09", "C-10", "C-12", "A-01", "A-04", "A-11", "A-12"
+)
+@pytest.mark.timeout(600)
+def test_groups_keep_every_promise_under_faults() -> None:
+    counts, violations = run_seeds(range(SEEDS), SECONDS)
+    assert not violations, "\n".join(violations)
+    assert counts["master changes"] >= 100
+    assert counts["set changes"] >= 200
+    assert counts["appends"] >= 1_000
+    for rare in ("truncations", "unclean elections", "reads"):
+        assert counts[rare], f"a run without {rare} proves little"
+
+
+@pytest.mark.rule("C-12", "C-08")
+@pytest.mark.parametrize("brokers", [2, 3])
+def test_a_quiet_group_elects_once_and_has_everybody_in_the_set(brokers: int) -> None:
+    cluster = HaCluster(1, HaPlan(brokers=brokers, faults=False))
+    cluster.run(3)
+    log = cluster.checker.truth.log(LOG_NAME)
+    assert log is not None
+    assert sorted(log.set_nodes) == list(cluster.plan.broker_names)
+    assert cluster.checker.counts["elections"] == 1
+    assert min(node.driver.committed_index for node in cluster.brokers) > NO_INDEX
+
+
+def test_the_same_seed_lives_the_same_life() -> None:
+    lives = []
+    for _ in range(2):
+        cluster, violation = run_seed(4, 6)
+        assert violation is None
+        lives.append((cluster.world.trace_digest, cluster.world.steps, dict(cluster.ledger.acknowledged)))
+    assert lives[0] == lives[1]
