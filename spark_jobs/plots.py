@@ -66,7 +66,7 @@ def delays_by_hour_figure(rows: Rows) -> Figure:
     flights.set_xticks(hours)
     flights.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     flights.legend(loc="upper left", frameon=False, ncols=2)
-    _bare(delays, flights)
+    bare(delays, flights)
     return figure
 
 
@@ -145,7 +145,7 @@ def watermarks_figure(watermarks: Rows, epochs: Rows) -> Figure:
     axes.set_xlim(0, max(seconds(last), 0.001))
     axes.legend(loc="lower right", frameon=False)
     axes.set_title(_watermarks_title(shown, terms), loc="left", fontweight="bold", color=INK)
-    _bare(axes)
+    bare(axes)
     return figure
 
 
@@ -212,7 +212,7 @@ def _leader(watermarks: Rows, term: int) -> str:
     return str(next(row["node"] for row in watermarks if row["term"] == term))
 
 
-def _bare(*all_axes: Axes) -> None:
+def bare(*all_axes: Axes) -> None:
     for axes in all_axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color("#c9d2e3")

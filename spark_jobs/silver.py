@@ -1,7 +1,8 @@
-"""A silver example: departure delays of flights by carrier and scheduled hour, from the stream of `entries`.
+"""A silver example: departure delays of flights by carrier and hour, from the stream of `entries`.
 
-Event time is the scheduled hour of departure. The watermark stands LATE_AFTER behind the newest hour of all
-records before: a record whose hour lies below it is late. It goes into `flights_late` as it is, and is left
+Event time is the hour in which a flight left, for a cancelled one the scheduled hour. The watermark stands
+LATE_AFTER behind the newest hour of all records before: a record whose hour lies below it is late (airlines
+tell of what they cancelled at the end of the day). It goes into `flights_late` as it is, and is left
 out of `delays_by_carrier_hour`: nothing is dropped without a trace. Whether a record is late depends on the
 log's order alone, not on how it was cut into micro-batches, so a run that is done again tells the same.
 
@@ -28,7 +29,10 @@ from spark_jobs.tables import ENTRIES, Table, append_once, create_table, read_ta
 from spark_jobs.transforms import json_values
 
 LATE_AFTER = timedelta(hours=2)
-FLIGHT = "carrier string, flight int, origin string, time_hour timestamp, dep_delay double"
+FLIGHT = (
+    "carrier string, flight int, origin string, year int, month int, day int, dep_time int, "
+    "sched_dep_time int, dep_delay double"
+)
 ISO = "yyyy-MM-dd HH:mm:ss"
 
 
@@ -51,9 +55,9 @@ DELAYS = Table(
     statistics=("carrier", "hour", "until_index", "flights"),
     columns={
         "carrier": "two letters; key, with hour and until_index",
-        "hour": "scheduled hour of departure, UTC",
+        "hour": "hour of departure, scheduled if there was none, New York time",
         "until_index": "the part ends before this index of the log",
-        "flights": "flights of the part that were scheduled in that hour",
+        "flights": "flights of the part in that hour",
         "cancelled": "of them without a departure",
         "delay_sum": "minutes, of those that left",
         "delay_max": "minutes, null when none left",
@@ -78,7 +82,7 @@ LATE = Table(
         "carrier": "two letters",
         "flight": "its number",
         "origin": "airport",
-        "hour": "scheduled hour of departure, UTC; before the watermark",
+        "hour": "hour of departure, scheduled if there was none, New York time; before the watermark",
         "dep_delay": "minutes, null for a cancelled flight",
         "watermark": "where it stood when the record came",
         "until_index": "the part that brought it ends before this index",
@@ -161,8 +165,11 @@ class DelaysJob:
 
 def flights_of(entries: DataFrame) -> DataFrame:
     """The records that are flights. In ENTRIES. Out index, carrier, flight, origin, hour, dep_delay."""
-    rows = json_values(entries, FLIGHT).where("carrier IS NOT NULL AND time_hour IS NOT NULL")
-    return rows.withColumnRenamed("time_hour", "hour")
+    rows = json_values(entries, FLIGHT).where("carrier IS NOT NULL AND sched_dep_time IS NOT NULL")
+    clock = F.floor(F.coalesce("dep_time", "sched_dep_time") / 100).cast("int")  # 517 is 5:17, 2400 midnight
+    midnight = F.make_timestamp(*(F.col(name) for name in ("year", "month", "day")), *[F.lit(0)] * 3)
+    hour = midnight + F.make_interval(hours=clock)
+    return rows.select("index", "carrier", "flight", "origin", hour.alias("hour"), "dep_delay")
 
 
 def with_watermark(flights: DataFrame, newest: Column) -> DataFrame:

@@ -74,6 +74,28 @@ def delays_by_hour(flights: DataFrame) -> DataFrame:
     return rows.orderBy("hour")
 
 
+def commit_ranges(history: DataFrame, entries: DataFrame) -> DataFrame:
+    """The commits that brought rows: each claimed the range from `first_index` up to where the next began.
+
+    history: of `entries`, as DESCRIBE HISTORY tells. In ENTRIES. Out version, timestamp, first_index,
+    until_index (exclusive), written (rows, as the commit says), held (rows of the table in the range): a row
+    that came twice, or went, makes the two differ.
+    """
+    note = F.from_json("userMetadata", "first_index bigint, until_index bigint")
+    claims = history.select(
+        "version",
+        "timestamp",
+        note["first_index"].alias("first_index"),
+        F.col("operationMetrics")["numOutputRows"].cast("bigint").alias("written"),
+    ).where("first_index IS NOT NULL")
+    end = entries.agg(F.max("index") + 1).collect()[0][0]
+    following = F.lead("first_index", 1, end).over(Window.orderBy("version"))
+    ranges = claims.withColumn("until_index", following)
+    inside = (F.col("index") >= F.col("first_index")) & (F.col("index") < F.col("until_index"))
+    counted = ranges.join(entries.select("index"), inside, "left").groupBy(*ranges.columns)
+    return counted.agg(F.count("index").alias("held")).orderBy("version")
+
+
 def index_check(entries: DataFrame) -> DataFrame:
     """One row:
 

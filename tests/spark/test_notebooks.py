@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,27 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from app.client import CommitlogClient
+from app.client import CommitlogClient, NotFound
+from app.client.tables import Table, Tables
 from app.demo.flights import read_flights
+from spark_jobs.lease import CURSOR
 from spark_jobs.notebook import run_notebook
 from spark_jobs.progress import Progress
 from spark_jobs.run import MaterializeConfig, materialize
-from spark_jobs.tables import read_table
+from spark_jobs.tables import TABLES, identifier, read_table
 from spark_jobs.transforms import index_check
+from spark_jobs.travel import at
+from spark_jobs.verify import verify_tables
 from tests.support.cluster import Cluster, eventually, running
 
 FLIGHTS = 3_000
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+CLAIMS = {  # what the last cell of each says when it is so
+    "01": "each record of the log once",
+    "02": "committed is what a majority has, and never went back",
+    "04": f"{FLIGHTS:,} rows, 0 doubles",
+    "05": f"all {FLIGHTS:,}, none dropped",
+}
 
 
 @dataclass
@@ -38,7 +49,7 @@ class Road:
 @pytest.fixture(scope="module")
 def road(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
     folder = tmp_path_factory.mktemp("road")
-    with running(folder) as cluster:
+    with running(folder, sections={"tables": {"path": folder / "tables"}}) as cluster:
         urls = [cluster.url(node) for node in cluster.ids]
         config = MaterializeConfig(
             endpoint=",".join(urls), tables=folder / "tables", trigger="500 milliseconds"
@@ -69,7 +80,10 @@ def road(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def send_flights(cluster: Cluster, urls: list[str]) -> tuple[str, int]:
-    """All flights in appends of 100; the leader is killed half-way and started again later."""
+    """All flights in appends of 100, with pauses in which the tables catch up, so that they have a history.
+
+    The leader is killed half-way and started again later.
+    """
     flights = list(read_flights(FLIGHTS))
     killed, last_index = "", -1
     with CommitlogClient(urls) as client:
@@ -78,10 +92,20 @@ def send_flights(cluster: Cluster, urls: list[str]) -> tuple[str, int]:
                 killed = cluster.leader()
                 cluster.kill(killed)
             last_index = client.append(flights[start : start + 100]).last_index
+            if start % 500 == 400:
+                eventually(partial(in_table, client, last_index), what="it is in the table", timeout_s=120)
     cluster.start(killed)
     cluster.wait_ready()
     cluster.wait_even()
     return killed, last_index
+
+
+def in_table(client: CommitlogClient, index: int) -> Table | None:
+    """The table once it holds the index; None while there is none."""
+    try:
+        return Tables(client).wait(index, timeout_ms=60_000)
+    except NotFound:
+        return None
 
 
 def table(spark: SparkSession, road: Road, name: str) -> Any:
@@ -128,6 +152,61 @@ def test_the_tables_tell_of_the_fail_over(spark: SparkSession, road: Road) -> No
         ]
 
 
+def test_nothing_is_trimmed_that_the_table_lacks(road: Road) -> None:
+    cursor = road.cluster.get("n1", f"/v1/logs/default/cursors/{CURSOR}").json()
+    assert cursor["fence"] is True
+    assert cursor["index"] == road.last_index + 1
+    refused = road.cluster.call(
+        "POST", "n1", "/v1/logs/default:trim", json={"until_index": road.last_index + 2}
+    )
+    assert (refused.status_code, refused.json()["code"]) == (409, "not-materialized")
+
+
+def test_the_service_knows_the_tables_and_one_call_opens_them_at_a_point(
+    spark: SparkSession, road: Road
+) -> None:
+    with CommitlogClient(road.endpoint.split(",")) as client:
+        known = {each.name: each for each in Tables(client).all()}
+        assert set(known) == {each.name for each in TABLES}
+        assert Tables(client).wait(road.last_index) == known["entries"]
+        assert (known["entries"].lag_records, known["entries"].lag_ms) == (0, 0)
+        first_epoch = client.epochs()[0]
+    cut = at(spark, road.endpoint, epoch=first_epoch["epoch"])
+    assert cut.index == first_epoch["end_index"]
+    assert set(cut) == set(known)
+    ends = index_check(cut["entries"]).collect()[0]
+    assert ends["doubles"] == 0
+    assert (
+        FLIGHTS // 2 <= ends["rows"] == table(spark, road, "entries").where(f"index <= {cut.index}").count()
+    )
+    half = at(spark, road.endpoint, index=road.last_index - 50)
+    assert half["entries"].agg({"index": "max"}).collect()[0][0] == road.last_index - 50
+    for name, version in half.versions.items():
+        assert version <= known[name].version
+        half[name].count()
+
+
+def test_log_and_table_are_compared_and_the_first_difference_is_named(
+    spark: SparkSession, road: Road
+) -> None:
+    same = verify_tables(spark, road.endpoint)
+    assert same.equal, str(same)
+    assert (same.records, same.unequal_blocks) == (FLIGHTS, 0)
+    path = identifier(f"{road.tables}/default/entries")
+    spark.sql(f"UPDATE {path} SET value = key WHERE index IN (700, 900)")
+    changed = verify_tables(spark, road.endpoint)
+    assert (changed.equal, changed.first_difference) == (False, 700)
+    assert "first at index 700: the record's content differs" in str(changed)
+    spark.sql(f"DELETE FROM {path} WHERE index = 600")
+    lacking = verify_tables(spark, road.endpoint)
+    assert (lacking.first_difference, lacking.difference) == (
+        600,
+        "the log has 1 such record, the table 0",
+    )
+    spark.sql(f"RESTORE TABLE {path} TO VERSION AS OF {same.version}")
+    assert verify_tables(spark, road.endpoint).equal
+
+
 @pytest.mark.parametrize("notebook", sorted(NOTEBOOKS.glob("*.py")), ids=lambda path: path.stem)
 def test_each_notebook_runs_top_to_bottom(
     spark: SparkSession, road: Road, notebook: Path, tmp_path: Path
@@ -135,4 +214,4 @@ def test_each_notebook_runs_top_to_bottom(
     parameters = {"endpoint": road.endpoint, "tables": str(road.tables)}
     pictures = run_notebook(notebook, parameters, tmp_path / "page.html", spark)
     assert len(pictures) >= 2
-    assert "each record of the log once" in (tmp_path / "page.html").read_text()
+    assert CLAIMS[notebook.stem[:2]] in (tmp_path / "page.html").read_text()

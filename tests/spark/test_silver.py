@@ -1,7 +1,7 @@
 """Delays by carrier and hour: late flights are kept apart, however the log was cut into micro-batches."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,9 @@ FLIGHTS = [
 def append(spark: SparkSession, path: str, first: int, flights: list[tuple[str, int, float | None]]) -> None:
     rows = []
     for index, (carrier, hours, delay) in enumerate(flights, first):
-        hour = (NOON + timedelta(hours=hours)).isoformat().replace("+00:00", "Z")
-        value = {"carrier": carrier, "flight": 1, "origin": "JFK", "time_hour": hour, "dep_delay": delay}
+        clock = (12 + hours) * 100 + 59
+        value = {"carrier": carrier, "flight": 1, "origin": "JFK", "year": 2013, "month": 1, "day": 1}
+        value |= {"dep_time": None if delay is None else clock, "sched_dep_time": clock, "dep_delay": delay}
         rows.append(("default", index, 1, 0, NOON, None, json.dumps(value).encode(), None))
     rows.append(("default", first + len(flights), 1, 0, NOON, None, b"no flight", None))
     spark.createDataFrame(rows, schemas.ENTRIES).coalesce(1).write.format("delta").mode("append").save(path)

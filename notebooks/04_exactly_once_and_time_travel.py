@@ -1,0 +1,114 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # Exactly once, and time travel by log
+# MAGIC
+# MAGIC The table `entries` holds each data record of the log once, whatever becomes of the job that fills
+# MAGIC it. This notebook shows why: every commit claims the place where the table ended, and Delta refuses a
+# MAGIC claim that is taken. Then it opens all tables as they belong to a point of the log, and compares log
+# MAGIC and table by their digests. It tries to write a range a second time, and changes nothing.
+# MAGIC
+# MAGIC It needs a running cluster and the tables of its log: `make demo ARGS=--keep` leaves both.
+
+# COMMAND ----------
+
+dbutils.widgets.text("endpoint", "http://127.0.0.1:8101", "Base URLs of nodes, comma-separated")
+dbutils.widgets.text("log", "default", "Name of the log")
+dbutils.widgets.text("tables", "demo-data/tables", "Folder of the Delta tables")
+
+# COMMAND ----------
+
+from pyspark.sql import functions as F
+from spark_jobs.entries import APPLICATION
+from spark_jobs.service_plots import commits_figure, cuts_figure
+from spark_jobs.tables import ENTRIES, EPOCHS, append_once, identifier, read_table, table_path
+from spark_jobs.transforms import commit_ranges, index_check
+from spark_jobs.travel import at
+from spark_jobs.verify import verify_tables
+
+endpoint, log, tables = (dbutils.widgets.get(name) for name in ("endpoint", "log", "tables"))
+path = table_path(tables, log, ENTRIES)
+entries = read_table(spark, path)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Each commit goes on where the one before ended
+# MAGIC
+# MAGIC A commit claims the index after the table's last row. Were a range written twice, or lost, the rows
+# MAGIC that a commit wrote and those that the table has between two claims would not be as many.
+
+# COMMAND ----------
+
+history = spark.sql(f"DESCRIBE HISTORY {identifier(path)}")
+commits = commit_ranges(history, entries)
+display(commits_figure(commits.collect()))
+display(commits)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The same range again: refused
+# MAGIC
+# MAGIC What a driver does that was killed after its commit and has forgotten it, or one that was paused while
+# MAGIC another went on: it appends the last range once more, with the claim that the table gave it then.
+
+# COMMAND ----------
+
+last = commits.collect()[-1]
+again = entries.where(F.col("index") >= last["first_index"])
+claimed = append_once(
+    again,
+    path,
+    application=APPLICATION,
+    claim=last["first_index"],
+    position="index",
+    note={"first_index": last["first_index"], "until_index": last["until_index"]},
+)
+assert claimed is None, "a range was written twice"
+print(f"the claim of index {last['first_index']:,} is taken: {again.count():,} rows were refused")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The tables when each epoch ended
+# MAGIC
+# MAGIC `at` asks the service which versions of all tables belong to a point, and opens them. `entries` ends
+# MAGIC with the point itself, also when a commit went past it.
+
+# COMMAND ----------
+
+ended = read_table(spark, table_path(tables, log, EPOCHS)).where("end_index IS NOT NULL").orderBy("epoch")
+points = [(row, at(spark, endpoint, log, index=row["end_index"])) for row in ended.collect()]
+points += [
+    (row, at(spark, endpoint, log, index=entries.agg(F.max("index")).collect()[0][0]))
+    for row in read_table(spark, table_path(tables, log, EPOCHS)).where("end_index IS NULL").collect()
+]
+cuts = [
+    {
+        "epoch": epoch["epoch"],
+        "leader": epoch["leader"],
+        "rows": cut["entries"].count(),
+        "version": cut.versions["entries"],
+        "exact": cut.exact,
+    }
+    for epoch, cut in points
+]
+display(cuts_figure(cuts))
+display(spark.createDataFrame(cuts))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The claim: log and table hold the same
+# MAGIC
+# MAGIC A digest of each record, summed by blocks of 10 000 indexes, once by the service from the log's files
+# MAGIC and once by Spark from the table's.
+
+# COMMAND ----------
+
+check = index_check(entries).collect()[0]
+verified = verify_tables(spark, endpoint, log)
+assert commits.where("written != held").isEmpty(), "a commit wrote other rows than the table has"
+assert check["doubles"] == 0, f"{check['doubles']} indexes stand in the table twice"
+assert verified.equal, str(verified)
+print(f"{check['rows']:,} rows, {check['doubles']} doubles; {verified}")
