@@ -160,6 +160,7 @@ class LogRepair:
         self._log_id = log_id
         self._node_id = node_id
         self._keeps_promises = sound  # nothing that was acknowledged or voted before is missing
+        self._lacks_records = False
         self._peers = tuple(voter for voter in voters if voter != node_id)
         self._majority = len(voters) // 2 + 1
         self._storage = storage
@@ -227,12 +228,16 @@ class LogRepair:
     # --- what was promised ------------------------------------------------------------------------------
 
     def _note(self) -> None:
-        self._marker.save(Note(str(self.trouble), self.found_by, self._clock.now_ms(), self._keeps_promises))
+        since_ms = self._clock.now_ms()
+        self._marker.save(
+            Note(str(self.trouble), self.found_by, since_ms, self._keeps_promises, self._lacks_records)
+        )
 
-    async def _doubt(self) -> None:
+    async def _doubt(self, *, lacks_records: bool = False) -> None:
         """Something that this replica acknowledged or voted may be lost: durable before anything is done."""
-        if self._keeps_promises:
+        if self._keeps_promises or (lacks_records and not self._lacks_records):
             self._keeps_promises = False
+            self._lacks_records = self._lacks_records or lacks_records
             await in_thread(self._note)
 
     async def _mend_vote(self) -> None:
@@ -328,7 +333,7 @@ class LogRepair:
             return
         self.left = list(found.damages)
         if any(damage.next_offset == NO_OFFSET for damage in self.left):
-            await self._doubt()  # the log ends in a damage: what stood behind it nobody knows
+            await self._doubt(lacks_records=True)  # the log ends in a damage: nobody knows what was behind
         while self.left:
             damage = self.left[0]
             logger.warning(
@@ -407,7 +412,7 @@ class LogRepair:
             return
         logger.error("log %s: set aside, it starts anew from its leader: %s", self._log_name, reason)
 
-        await self._doubt()
+        await self._doubt(lacks_records=True)
         await in_thread(lambda: set_aside(self._files, self._folder))
         self.left = []
         self.mended.set_aside = True

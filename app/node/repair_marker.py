@@ -18,13 +18,15 @@ class Note(msgspec.Struct, frozen=True):
     """reason: what was damaged first; found_by: what came upon it.
 
     keeps_promises: once all stretches are mended, everything that this replica ever acknowledged or voted is
-    there again. Never true again after it was false.
+    there again. Never true again after it was false. lacks_records: some are gone that this replica held, and
+    with them perhaps what they said of the group. Never false again after it was true.
     """
 
     reason: str
     found_by: str
     since_ms: int
     keeps_promises: bool = False
+    lacks_records: bool = True
 
 
 class RepairMarker:
@@ -44,13 +46,25 @@ class RepairMarker:
         note = self._load()
         return note is not None and note.keeps_promises
 
+    @property
+    def lacks_records(self) -> bool:
+        note = self._load()
+        return note is None or note.lacks_records
+
     def save(self, note: Note) -> None:
-        """Durable on return; the first note of a repair stays, but for its promises. Raises DiskError."""
+        """Durable on return; the first note of a repair stays, but for its promises and what it lacks. Raises
+        DiskError."""
         if self.exists:
             first = self._load()
-            if first is None or not first.keeps_promises or note.keeps_promises:
+            if first is None:
                 return
-            note = replace(first, keeps_promises=False)
+            note = replace(
+                first,
+                keeps_promises=first.keeps_promises and note.keeps_promises,
+                lacks_records=first.lacks_records or note.lacks_records,
+            )
+            if note == first:
+                return
         self._files.make_folders(self._folder)
         write_durably(self._files, self._path, msgspec.json.encode(note) + b"\n")
 

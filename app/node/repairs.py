@@ -163,12 +163,13 @@ class Repairs:
 
     def open_marked(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
         """Open a marked log; blocks. sound: all that it ever promised is there again. The only voter of a
-        group has promised nothing to anybody: once its log opens it is sound. Raises CorruptLog, CorruptFile,
-        DiskError."""
+        group has promised nothing to anybody: once its log opens it is sound, if it lacks no record that may
+        have named other voters. Raises CorruptLog, CorruptFile, DiskError."""
         driver = self._open_log(hosted, sound=sound)
         members = driver.state.membership
         voters = hosted.settings.replicas if members is None else members.voters
-        if driver.sound or voters != (self._settings.node.id,):
+        alone = voters == (self._settings.node.id,) and not self.marker_of(hosted).lacks_records
+        if driver.sound or not alone:
             return driver
         driver.log.close()
         return self._open_log(hosted, sound=True)

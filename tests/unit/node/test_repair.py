@@ -168,11 +168,13 @@ def test_a_log_that_may_still_lack_what_it_promised_is_opened_unsound(position: 
 def test_what_a_note_promises_is_taken_back_and_never_given_again() -> None:
     files = MemoryFiles()
     marker = RepairMarker(files, "data", "log")
-    marker.save(Note("noise", "read", 1, keeps_promises=True))
+    marker.save(Note("noise", "read", 1, keeps_promises=True, lacks_records=False))
     assert marker.keeps_promises
-    marker.save(Note("later", "scrub", 2, keeps_promises=False))
-    marker.save(Note("later", "scrub", 3, keeps_promises=True))
+    assert not marker.lacks_records
+    marker.save(Note("later", "scrub", 2, keeps_promises=False, lacks_records=True))
+    marker.save(Note("later", "scrub", 3, keeps_promises=True, lacks_records=False))
     assert not marker.keeps_promises
+    assert marker.lacks_records
     assert b"noise" in files.read("data/repairing/log")
     files.open("data/repairing/log").pwrite(b"x", 0)
     assert marker.exists
@@ -189,6 +191,7 @@ def test_what_all_peers_have_trimmed_is_not_waited_for() -> None:
     assert scene.host.log is not None
     assert scene.host.log.end_index == -1
     assert scene.host.sound is False
+    assert RepairMarker(scene.files, "data", "log").lacks_records
     assert any(name.endswith(".log") for name in scene.files.list(f"{FOLDER}/aside"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(4, "n2")  # the promise stays
 

@@ -94,11 +94,11 @@ class Node:
         self.options = options
         self.limits = options.pop("limits", Limits())
         self.seams = Seams()
-        self.driver = self._open()
+        self.driver = self.open()
         self.driver.start()
         self.seams.run()
 
-    def _open(self) -> LogDriver:
+    def open(self, *, sound: bool = True) -> LogDriver:
         seams = self.seams
         return open_raft_log(
             files=OsFileSystem(),
@@ -119,13 +119,14 @@ class Node:
             fail=seams.fail,
             version="1.2.3",
             config=self.options.get("config"),
+            sound=sound,
         )
 
     def restart(self) -> None:
         """kill -9 and start again: what was not synced may be there or not, what was is."""
         before, self.seams = self.seams, Seams(now=self.seams.now + 1_000)
         before.work.clear()
-        self.driver = self._open()
+        self.driver = self.open()
         self.driver.start()
         self.seams.run()
 
