@@ -6,6 +6,7 @@ behind, by which a restart sees whether the log still holds that very batch.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,6 +25,15 @@ REPLAY_BYTES = 4 * 1024 * 1024
 class _Saved(msgspec.Struct, array_like=True):
     chain: bytes
     snapshot: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A snapshot of the state after `index`; up to `committed_index` nothing of it can be taken back."""
+
+    index: int
+    committed_index: int
+    payload: bytes
 
 
 class Checkpointer:
@@ -51,7 +61,8 @@ class Checkpointer:
         self._saving = False
         self._checkpoint_ms: int | None = None
         self._snapshot_ms: int | None = None
-        self._taken: tuple[int, bytes] | None = None  # (index, payload), until that index is durable
+        self._taken: _Taken | None = None  # until its index is durable
+        self._kept: tuple[int, int] = (NO_INDEX, NO_INDEX)  # index and committed index of the saved snapshot
         self._demanded = False
 
     def tick(self, state: LogState, committed_index: int, now_ms: int) -> None:
@@ -70,9 +81,11 @@ class Checkpointer:
             self.save(committed_index)
 
     @property
-    def state_index(self) -> int:
-        """The state after this index is safe on the disk; NO_INDEX: none that this life has saved."""
-        return self._saved.state_index
+    def safe_index(self) -> int:
+        """Up to here a restart knows the state whatever becomes of the log; NO_INDEX: nothing that this life
+        has saved. What was not committed when the snapshot was taken is believed only while the log holds it.
+        """
+        return self._kept[1]
 
     def demand(self) -> None:
         """Save the state with the next tick."""
@@ -88,16 +101,17 @@ class Checkpointer:
         self._taken = None
 
     def _take(self, state: LogState) -> None:
-        if state.applied_index not in (self._saved.state_index, NO_INDEX):
+        index, committed_index = state.applied_index, min(state.applied_index, state.committed_index)
+        if index != NO_INDEX and (index, committed_index) != self._kept:
             payload = msgspec.msgpack.encode(_Saved(self._log.last_chain, state.snapshot()))
-            self._taken = (state.applied_index, payload)
+            self._taken = _Taken(index, committed_index, payload)
 
     def save(self, committed_index: int) -> None:
         durable_index = self._log.durable_index
-        taken = self._taken if self._taken is not None and self._taken[0] <= durable_index else None
-        state_index = self._saved.state_index if taken is None else taken[0]
+        taken = self._taken if self._taken is not None and self._taken.index <= durable_index else None
+        state_index = self._saved.state_index if taken is None else taken.index
         checkpoint = Checkpoint(min(committed_index, durable_index), state_index)
-        if checkpoint == self._saved:
+        if checkpoint == self._saved and taken is None:
             return
         if taken is not None:
             self._taken = None
@@ -105,13 +119,15 @@ class Checkpointer:
 
         def work() -> None:
             if taken is not None:
-                self._snapshot_file.save(taken[1])
+                self._snapshot_file.save(taken.payload)
             self._checkpoint_file.save(checkpoint)
 
         def then(_result: Any, error: BaseException | None) -> None:
             self._saving = False
             if error is None:
                 self._saved = checkpoint
+                if taken is not None:
+                    self._kept = taken.index, taken.committed_index
             elif isinstance(error, StorageFull):
                 logger.warning("no room for a checkpoint: %s", error)
             else:

@@ -45,7 +45,7 @@ class StateTransfer:
         if self.is_whole or leader_id is None:
             self._asked_ms = None
         elif self._asked_ms is None or now_ms - self._asked_ms >= ASK_AGAIN_MS:
-            self._id += 1
+            self._id = max(self._id + 1, now_ms)  # as no earlier life has asked
             self._parts = []
             self._ask(leader_id, 0, now_ms)
 
@@ -56,7 +56,7 @@ class StateTransfer:
     def serve(self, source: str, request: StateRequest) -> None:
         """Give a piece of the state as it stood when its first piece was asked for."""
         key = (source, request.id)
-        if request.offset == 0 and self.is_whole:
+        if request.offset == 0 and key not in self._served and self.is_whole:
             self._served[key] = self._state.snapshot()
             while len(self._served) > SERVED_MAX:
                 del self._served[next(iter(self._served))]

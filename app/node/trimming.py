@@ -36,7 +36,7 @@ class Trimmer:
         until_index = self._state.trim_index
         if until_index <= self._trimmed_index:
             return
-        if self._checkpointer.state_index < until_index - 1:
+        if self._checkpointer.safe_index < until_index - 1:
             self._checkpointer.demand()
             return
         self._trimmed_index = until_index

@@ -128,3 +128,72 @@ def test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_befor
     assert state.find_key("k", copy.seams.now_ms()) is not None
     assert state.cursors["etl"].position == 1
     assert state.applied_index == copy.driver.log.end_index
+
+
+def test_a_snapshot_of_what_may_still_be_taken_back_makes_no_trim_safe(tmp_path: Path) -> None:
+    """Once the batch that it rests on is trimmed, a restart only believes what was committed at its time."""
+    node = Node(tmp_path, config=DriverConfig(checkpoint_interval_ms=20, snapshot_interval_ms=60))
+    node.tick(20)
+    node.append()
+    asked = node.ask(idempotency_key="k")
+    node.seams.turn()  # written, neither durable nor committed
+    for _ in range(3):
+        node.seams.now += 20
+        node.driver.tick()  # the snapshot is taken
+    node.seams.run()
+    first = result(*asked)
+    node.driver._checkpointer._snapshot_ms = 1 << 60  # and no other one by itself
+    for _ in range(2):
+        node.tick(20)
+    assert node.driver._checkpointer._saved.state_index == first.last_index
+    done(node.command(Trim(first.last_index + 1)))
+    for _ in range(4):
+        node.tick(20)
+    assert node.driver.log.begin_index == first.last_index + 1
+    node.restart()
+    again = result(node.append(idempotency_key="k"))
+    assert (again.first_index, again.replayed) == (first.first_index, True)
+
+
+def test_pieces_of_two_snapshots_are_never_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when the first question comes twice, nor when it was asked by an earlier life."""
+    monkeypatch.setattr("app.node.state_transfer.CHUNK_BYTES", 40)
+    source = Node(tmp_path / "source")
+    for number in range(10):
+        result(source.append(idempotency_key=f"k{number}"))
+
+    def served(request: StateRequest) -> StateChunk:
+        source.driver._transfer.serve("n1", request)
+        [(_, chunk)] = source.seams.sent[-1:]
+        assert isinstance(chunk, StateChunk)
+        return chunk
+
+    def asked(copy: Node) -> StateRequest:
+        [(_, request)] = copy.seams.sent[-1:]
+        assert isinstance(request, StateRequest)
+        return request
+
+    def begun(folder: str, now_ms: int) -> Node:
+        copy = Node(tmp_path / folder, "n1", "n2", "n3")
+        copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
+        copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20, 9))
+        copy.driver._transfer.tick("n2", now_ms)
+        return copy
+
+    copy = begun("copy", 1_000)
+    request = asked(copy)
+    chunk = served(request)
+    result(source.append(idempotency_key="k0000"))
+    served(request)  # the same question once more
+    while not copy.driver._transfer.is_whole:
+        copy.driver._transfer.take("n2", chunk, 1_000)
+        chunk = served(asked(copy))
+    assert copy.driver.state.find_key("k0", copy.seams.now_ms()) is not None
+    assert copy.driver.state.find_key("k0000", copy.seams.now_ms()) is None
+
+    late = served(request)
+    another = begun("another", 2_000)
+    another.driver._transfer.take("n2", late, 2_000)
+    assert asked(another).offset == 0
