@@ -3,7 +3,19 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import classic, damage, disks, leaders, masters, members, mixed, networks, startup, tails
+from tests.chaos import (
+    classic,
+    damage,
+    disks,
+    leaders,
+    masters,
+    members,
+    mixed,
+    networks,
+    simulated,
+    startup,
+    tails,
+)
 from tests.chaos.session import World
 
 
@@ -40,5 +52,6 @@ FAMILIES: dict[str, Family] = {
     "cut-master": Family(masters.cut_master, 600),
     "classic": Family(classic.classic, 900),
     "torn-tails": Family(tails.tails, 2_400),
+    "sim-controller": Family(simulated.controller_mode, 2_400),
     "startup": Family(startup.startup, 1_200),
 }

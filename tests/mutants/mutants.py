@@ -50,22 +50,24 @@ Killer = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Mutant:
-    """killer: the test that must fail under the patch, called with an empty folder; None: the simulator."""
+    """killer: the test that must fail under the patch, called with an empty folder; None: the simulator.
+    mode: of the logs that the bug is about, raft, controller or classic: which simulator looks for it."""
 
     name: str
     rule: str
     patch: Patch
     killer: Killer | None
+    mode: str
 
 
 MUTANTS: list[Mutant] = []
 
 
-def mutant(rule: str, killer: Killer | None = None) -> Callable[[Patch], Patch]:
+def mutant(rule: str, killer: Killer | None = None, *, mode: str = "raft") -> Callable[[Patch], Patch]:
     """Take the function, which plants the bug, into MUTANTS."""
 
     def register(patch: Patch) -> Patch:
-        MUTANTS.append(Mutant(patch.__name__, rule, patch, killer))
+        MUTANTS.append(Mutant(patch.__name__, rule, patch, killer, mode))
         return patch
 
     return register

@@ -102,9 +102,9 @@ class HaCluster:
                 self.network.faults = STORM
                 world.after(lasting_us, self._calm)
             case "hang up":
-                self._hang_up(name)
+                self.hang_up(name)
             case _:
-                self._cut(kind, name, lasting_us)
+                self.cut(kind, name, lasting_us)
 
     def _elect(self) -> None:
         """By an operator, at any node; sometimes of one replica, and where it is allowed, unclean."""
@@ -124,7 +124,7 @@ class HaCluster:
             return
         node.crash(power=self.world.random.random() < 0.5)
         if self.world.random.random() < 0.7:
-            self._hang_up(name)
+            self.hang_up(name)
         self.world.after(lasting_us, lambda: None if node.alive else node.start())
 
     def _leave(self, name: str, lasting_us: int) -> None:
@@ -134,7 +134,7 @@ class HaCluster:
             pause_us = self.world.between((1_000, 300_000))
             self.world.after(pause_us, lambda: self._down(name, lasting_us), node.life)
 
-    def _hang_up(self, name: str) -> None:
+    def hang_up(self, name: str) -> None:
         """The others hear that the connection of a node has closed."""
         for other in self.nodes.values():
             if other.alive and other.name != name:
@@ -144,7 +144,8 @@ class HaCluster:
                     other.life,
                 )
 
-    def _cut(self, kind: str, name: str, lasting_us: int) -> None:
+    def cut(self, kind: str, name: str, lasting_us: int) -> None:
+        """kind: isolate, cut from controllers, deaf to controllers, or line (one of master and slaves)."""
         others = [each for each in self.plan.names if each != name]
         messages: list[tuple[str, str]] = []
         lines: list[tuple[str, str]] = []
@@ -160,7 +161,7 @@ class HaCluster:
         if len(messages) > len(others):
             self._apart[name] = None
             if self.world.random.random() < 0.3:
-                self._hang_up(name)
+                self.hang_up(name)
         self.network.cut(messages)
         for line in lines:
             self.streams.cuts[line] = None

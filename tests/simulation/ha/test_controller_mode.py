@@ -5,7 +5,9 @@ The full size, 5 000 master changes: `commitlog sim --mode controller --full`.
 
 import pytest
 
+from app.controller.commands import ElectMaster
 from app.replication import NO_INDEX
+from tests.simulation.ha import classic
 from tests.simulation.ha.cluster import HaCluster
 from tests.simulation.ha.plan import LOG_NAME, HaPlan
 from tests.simulation.ha.run import run_seed, run_seeds
@@ -46,3 +48,27 @@ def test_the_same_seed_lives_the_same_life() -> None:
         assert violation is None
         lives.append((cluster.world.trace_digest, cluster.world.steps, dict(cluster.ledger.acknowledged)))
     assert lives[0] == lives[1]
+
+
+@pytest.mark.rule("C-02", "A-11")
+def test_a_controller_that_was_overtaken_grants_no_lease() -> None:
+    """It is master too, and hears itself only; the others know at once that it is gone, and elect."""
+    for seed in range(8):
+        cluster = HaCluster(seed, HaPlan(faults=False))
+        cluster.run(1.5)
+        (active,) = [node for node in cluster.nodes.values() if node.is_active]
+        active.client.ask(ElectMaster(LOG_NAME, active.name, False, 1), lambda _answer: None, 1_000)
+        cluster.run(1)
+        assert active.is_master
+        cluster.cut("isolate", active.name, 1_000_000)
+        cluster.hang_up(active.name)
+        cluster.run(1.5)
+        assert cluster.checker.counts["elections"] >= 2
+        cluster.settle()
+
+
+@pytest.mark.rule("H-01", "H-04", "H-07", "H-08")
+def test_classic_groups_keep_every_promise_under_faults() -> None:
+    counts, violations = classic.run_seeds(range(8), 12)
+    assert not violations, "\n".join(violations)
+    assert counts["appends"] >= 200

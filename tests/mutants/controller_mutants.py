@@ -1,0 +1,433 @@
+"""Planted bugs in controller mode and classic HA (C, A, H), each noticed by a test named for it.
+
+`make mutants` also asks the simulator of the mode (tests/simulation/ha).
+"""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.controller import active as active_module
+from app.controller import elect_master, registration
+from app.controller import sync_state_set as alter_module
+from app.controller.active import ActiveController
+from app.controller.commands import AlterSyncStateSet, Reason, StepDown
+from app.controller.events import MasterElected
+from app.controller.liveness import Liveness
+from app.controller.log_state import MetadataLogState
+from app.controller.messages import BrokerHeartbeat
+from app.controller.metadata import Log
+from app.controller.replicas_manager import Action, Ask, ReplicasManager, Tell
+from app.ha import classic_slave, master_side, slave_side
+from app.ha.auto_switch import AutoSwitchCore
+from app.ha.classic_master import ClassicMasterCore
+from app.ha.classic_slave import ClassicSlaveCore
+from app.ha.epochs import EpochSpan
+from app.ha.master_side import MasterSide
+from app.ha.roles import HaView, Lease, MasterRole, SlaveRole
+from app.ha.sending import _Cutter
+from app.ha.slave_side import SlaveSide
+from app.ha.sync_state_set import SyncStateSet
+from app.node.controller_server import ControllerServer
+from tests.mutants.mutants import mutant
+from tests.simulation.ha import test_controller_mode
+from tests.unit.controller import (
+    test_elections,
+    test_log_state,
+    test_logs,
+    test_registration,
+    test_replicas_manager,
+    test_sync_state_set,
+)
+from tests.unit.ha import test_classic, test_master, test_slave
+
+# --- the controllers ---
+
+
+@mutant(
+    "C-05",
+    lambda _: test_elections.test_nobody_outside_the_set_is_elected_and_the_log_waits_without_a_master(),
+    mode="controller",
+)
+def somebody_from_outside_the_set_is_elected(patch: pytest.MonkeyPatch) -> None:
+    original = elect_master.elect
+
+    def elect(log: Log, liveness: Liveness, now_ms: int, **options: Any) -> MasterElected:
+        everybody = tuple(replica.id for replica in log.replicas)
+        log = msgspec.structs.replace(log, sync_state_set=everybody)
+        return original(log, liveness, now_ms, **options)
+
+    patch.setattr(elect_master, "elect", elect)
+
+
+@mutant(
+    "C-05",
+    lambda _: (
+        test_elections.test_no_unclean_election_before_a_new_active_controller_has_had_time_to_hear_the_set()
+    ),
+    mode="controller",
+)
+def an_unclean_election_waits_for_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Liveness, "may_live", Liveness.is_alive)
+
+
+@mutant(
+    "A-11",
+    lambda _: test_elections.test_a_new_active_controller_waits_for_leases_that_it_does_not_know(),
+    mode="controller",
+)
+def an_election_does_not_wait_for_the_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Liveness, "may_be_leased", lambda self, log, now_ms: False)
+
+
+@mutant(
+    "A-11",
+    lambda _: (
+        test_elections.test_a_lease_is_granted_to_the_master_alone_and_not_while_an_election_is_on_its_way()
+    ),
+    mode="controller",
+)
+def a_lease_is_granted_while_an_election_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ActiveController, "_is_electing", lambda self, log: False)
+
+
+@mutant(
+    "C-06",
+    lambda _: test_sync_state_set.test_what_is_refused_says_why_and_changes_nothing(
+        {"set_epoch": 0}, Reason.STALE_SET_EPOCH
+    ),
+    mode="controller",
+)
+def a_stale_set_epoch_is_accepted(patch: pytest.MonkeyPatch) -> None:
+    original = alter_module.alter
+
+    def alter(log: Log, command: AlterSyncStateSet, liveness: Liveness, now_ms: int) -> Any:
+        command = msgspec.structs.replace(command, set_epoch=log.set_epoch)
+        return original(log, command, liveness, now_ms)
+
+    patch.setattr(alter_module, "alter", alter)
+
+
+@mutant(
+    "C-06",
+    lambda _: test_sync_state_set.test_what_is_refused_says_why_and_changes_nothing(
+        {"master_epoch": 0}, Reason.STALE_MASTER_EPOCH
+    ),
+    mode="controller",
+)
+def a_stale_master_changes_the_set(patch: pytest.MonkeyPatch) -> None:
+    original = alter_module.alter
+
+    def alter(log: Log, command: AlterSyncStateSet, liveness: Liveness, now_ms: int) -> Any:
+        command = msgspec.structs.replace(command, master_epoch=log.master_epoch)
+        return original(log, command, liveness, now_ms)
+
+    patch.setattr(alter_module, "alter", alter)
+
+
+@mutant(
+    "C-06",
+    lambda _: test_sync_state_set.test_who_is_dead_unregistered_or_a_learner_does_not_join(),
+    mode="controller",
+)
+def anybody_may_join_the_set(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(alter_module, "_check_member", lambda log, member, liveness, now_ms: None)
+
+
+@mutant(
+    "C-02",
+    lambda _: (
+        test_logs.test_a_round_that_was_not_stored_is_decided_anew_and_its_answers_wait_for_the_commit()
+    ),
+    mode="controller",
+)
+def a_controller_answers_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    original = ActiveController.applied
+    patch.setattr(ActiveController, "applied", lambda self, index: original(self, 1 << 60))
+
+
+@mutant(
+    "C-02",
+    lambda _: test_controller_mode.test_a_controller_that_was_overtaken_grants_no_lease(),
+    mode="controller",
+)
+def a_controller_that_was_overtaken_grants_leases(patch: pytest.MonkeyPatch) -> None:
+    def confirm(
+        self: ControllerServer, active: ActiveController, source: str, heartbeat: BrokerHeartbeat
+    ) -> None:
+        answer = active.heartbeat(
+            heartbeat.id, source, heartbeat.metadata_index, heartbeat.reports, self._clock.monotonic_ms()
+        )
+        self._send(source, answer)
+
+    patch.setattr(ControllerServer, "_confirm", confirm)
+
+
+@mutant(
+    "C-03",
+    lambda _: test_registration.test_an_id_is_registered_by_its_own_copy_alone(),
+    mode="controller",
+)
+def another_copy_registers_with_an_old_id(patch: pytest.MonkeyPatch) -> None:
+    original = registration.register
+
+    def register(log: Log, command: Any) -> Any:
+        newest = registration._newest(log, command.node)
+        code = command.check_code if newest is None else newest.check_code
+        return original(log, msgspec.structs.replace(command, check_code=code))
+
+    patch.setattr(active_module.registration, "register", register)
+
+
+@mutant(
+    "C-09",
+    lambda _: test_log_state.test_a_snapshot_keeps_the_metadata_and_what_is_not_committed_yet(-1),
+    mode="controller",
+)
+def a_snapshot_forgets_what_is_not_committed_yet(patch: pytest.MonkeyPatch) -> None:
+    original = MetadataLogState.snapshot
+
+    def snapshot(self: MetadataLogState) -> bytes:
+        waiting, self._waiting = self._waiting, type(self._waiting)()
+        data = original(self)
+        self._waiting = waiting
+        return data
+
+    patch.setattr(MetadataLogState, "snapshot", snapshot)
+
+
+# --- the managers ---
+
+
+@mutant(
+    "C-10",
+    lambda _: test_replicas_manager.test_a_lease_counts_for_the_epoch_that_it_was_granted_for(),
+    mode="controller",
+)
+def a_lease_counts_for_any_epoch(patch: pytest.MonkeyPatch) -> None:
+    def tell_lease(self: ReplicasManager, log: Log, actions: list[Any]) -> None:
+        if self._lease is not None:
+            (_, until_ms), self._lease = self._lease, None
+            actions.append(Tell(Lease(until_ms)))
+
+    patch.setattr(ReplicasManager, "_tell_lease", tell_lease)
+
+
+@mutant(
+    "A-11",
+    lambda _: test_replicas_manager.test_a_mastership_is_given_up_before_the_controller_hears_of_it("leaves"),
+    mode="controller",
+)
+def a_mastership_is_given_up_after_the_controller_has_heard(patch: pytest.MonkeyPatch) -> None:
+    original = ReplicasManager.step
+
+    def step(self: ReplicasManager, log: Log | None, view: HaView, now_ms: int) -> list[Action]:
+        actions = original(self, log, view, now_ms)
+        gives_up = any(isinstance(each, Ask) and isinstance(each.command, StepDown) for each in actions)
+        return actions[::-1] if gives_up else actions
+
+    patch.setattr(ReplicasManager, "step", step)
+
+
+# --- the master ---
+
+
+@mutant("A-11", lambda _: test_master.test_past_its_lease_a_master_acknowledges_nothing(), mode="controller")
+def a_master_is_never_fenced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AutoSwitchCore, "_is_fenced", lambda self, now_ms: False)
+
+
+@mutant("C-04", lambda _: test_master.test_an_epoch_is_opened_by_one_life_only(), mode="controller")
+def an_epoch_is_opened_by_every_life(patch: pytest.MonkeyPatch) -> None:
+    original = AutoSwitchCore._become_master
+
+    def become_master(self: AutoSwitchCore, role: MasterRole, now_ms: int) -> None:
+        self._member.voted_for = None
+        original(self, role, now_ms)
+
+    patch.setattr(AutoSwitchCore, "_become_master", become_master)
+
+
+@mutant("C-10", lambda _: test_master.test_roles_of_older_epochs_change_nothing(), mode="controller")
+def a_role_of_an_older_epoch_is_taken_up(patch: pytest.MonkeyPatch) -> None:
+    def change_role(self: AutoSwitchCore, role: MasterRole | SlaveRole, now_ms: int) -> None:
+        if isinstance(role, MasterRole):
+            self._become_master(role, now_ms)
+        else:
+            self._become_slave(role, now_ms)
+
+    patch.setattr(AutoSwitchCore, "change_role", change_role)
+
+
+@mutant(
+    "A-01",
+    lambda _: test_master.test_the_epoch_is_open_only_when_its_first_record_is_durable(),
+    mode="controller",
+)
+def an_epoch_is_open_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
+    original = AutoSwitchCore.advance
+
+    def advance(self: AutoSwitchCore, ready: Any, now_ms: int) -> None:
+        original(self, ready, now_ms)
+        if self._master is not None and ready.batches and not self._master.open and self._opening is None:
+            self._master.opened(now_ms)
+
+    patch.setattr(AutoSwitchCore, "advance", advance)
+
+
+@mutant("C-12", lambda _: test_master.test_an_append_waits_for_every_member_of_the_set(), mode="controller")
+def the_fastest_of_the_set_is_enough(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(master_side, "min", max, raising=False)
+
+
+@mutant("C-12", lambda _: test_master.test_while_a_join_is_unanswered_the_joiner_counts(), mode="controller")
+def an_open_change_of_the_set_does_not_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SyncStateSet, "counted", property(lambda self: self.members))
+
+
+@mutant(
+    "C-12",
+    lambda _: test_master.test_below_the_floor_appends_are_refused_and_nothing_is_acknowledged(),
+    mode="controller",
+)
+def the_floor_of_the_set_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MasterSide, "below_floor", False)
+
+
+@mutant("C-07", lambda _: test_master.test_a_slave_that_does_not_catch_up_falls_out(), mode="controller")
+def nobody_falls_out_of_the_set(patch: pytest.MonkeyPatch) -> None:
+    original = SyncStateSet.want
+    patch.setattr(SyncStateSet, "want", lambda self, members: original(self, (*self.members, *members)))
+
+
+@mutant(
+    "C-08",
+    lambda _: test_master.test_a_slave_joins_when_it_has_reached_the_confirm_offset(),
+    mode="controller",
+)
+def whoever_connects_joins_the_set(patch: pytest.MonkeyPatch) -> None:
+    original = MasterSide._acked
+    patch.setattr(MasterSide, "_acked", lambda self: dict.fromkeys(original(self), 1 << 60))
+
+
+@mutant(
+    "C-08",
+    lambda _: test_master.test_nobody_joins_before_the_epochs_first_record_is_confirmed(),
+    mode="controller",
+)
+def a_slave_joins_before_the_epoch_is_confirmed(patch: pytest.MonkeyPatch) -> None:
+    original = MasterSide.judge
+
+    def judge(self: MasterSide, now_ms: int, *, fenced: bool) -> None:
+        self._opening_index = -1
+        original(self, now_ms, fenced=fenced)
+
+    patch.setattr(MasterSide, "judge", judge)
+
+
+@mutant(
+    "C-11",
+    lambda _: test_master.test_a_learner_gets_the_log_and_is_never_in_the_set("handshake"),
+    mode="controller",
+)
+def a_learner_joins_the_set(patch: pytest.MonkeyPatch) -> None:
+    original = MasterSide._acked
+
+    def acked(self: MasterSide) -> dict[str, int]:
+        for connection in self._connections.values():
+            connection.is_learner = False
+        return original(self)
+
+    patch.setattr(MasterSide, "_acked", acked)
+
+
+@mutant("A-05", lambda _: test_master.test_no_frame_spans_two_epochs(), mode="controller")
+def a_frame_spans_two_epochs(patch: pytest.MonkeyPatch) -> None:
+    original = _Cutter.add
+    patch.setattr(
+        _Cutter, "add", lambda self, epoch, data: original(self, self._epoch if self._parts else epoch, data)
+    )
+
+
+# --- the slave ---
+
+
+@mutant(
+    "A-04", lambda _: test_slave.test_what_the_master_does_not_have_is_cut_epochs_and_all(), mode="controller"
+)
+def a_slave_keeps_what_its_master_does_not_have(patch: pytest.MonkeyPatch) -> None:
+    def keep(slave: tuple[EpochSpan, ...], master: tuple[EpochSpan, ...]) -> int:
+        return slave[-1].end_offset
+
+    patch.setattr(slave_side, "truncation_point", keep)
+
+
+@mutant(
+    "A-04",
+    lambda _: (
+        test_slave.test_what_may_have_been_confirmed_goes_by_receipt_only_even_if_this_replica_has_not_heard(
+            True
+        )
+    ),
+    mode="controller",
+)
+def what_an_unclean_election_loses_leaves_no_receipt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlaveSide, "_loses_confirmed", lambda self, index: False)
+
+
+@mutant(
+    "A-06",
+    lambda _: test_slave.test_an_epoch_that_does_not_open_as_its_header_says_is_refused("not opened"),
+    mode="controller",
+)
+def any_record_opens_an_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(slave_side, "epoch_of", lambda batch: batch.term)
+
+
+@mutant("A-10", lambda _: test_slave.test_a_slave_serves_up_to_the_confirm_offset_only(), mode="controller")
+def a_slave_takes_all_that_it_holds_for_confirmed(patch: pytest.MonkeyPatch) -> None:
+    def learn(self: SlaveSide, confirm_offset: int) -> None:
+        self._member.committed_index = max(self._member.committed_index, self._log.end_index)
+
+    patch.setattr(SlaveSide, "_learn_confirmed", learn)
+
+
+@mutant(
+    "A-02",
+    lambda _: test_slave.test_the_first_report_waits_until_all_of_the_log_is_durable(),
+    mode="controller",
+)
+def a_slave_reports_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(slave_side, "held_index", lambda log, durability: log.end_index)
+
+
+# --- classic ---
+
+
+@mutant(
+    "H-04", lambda _: test_classic.test_a_gap_costs_the_connection_and_stores_nothing("gap"), mode="classic"
+)
+def a_slave_asks_not_where_a_frame_belongs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ClassicSlaveCore, "_why_not", lambda self, frame: None)
+    patch.setattr(ClassicSlaveCore, "_why_not_these", lambda self, batches: None)
+
+
+@mutant(
+    "H-07",
+    lambda _: test_classic.test_a_synchronous_append_waits_for_the_configured_number_of_slaves(),
+    mode="classic",
+)
+def a_synchronous_append_waits_for_nobody(patch: pytest.MonkeyPatch) -> None:
+    original = ClassicMasterCore._check
+
+    def check(self: ClassicMasterCore, now_ms: int) -> None:
+        self._sync_slaves = 0
+        original(self, now_ms)
+
+    patch.setattr(ClassicMasterCore, "_check", check)
+
+
+@mutant("H-02", lambda _: test_classic.test_what_is_reported_is_durable(), mode="classic")
+def a_slave_reports_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(classic_slave, "held_index", lambda log, durability: log.end_index)
