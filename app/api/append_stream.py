@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
@@ -38,6 +39,7 @@ WINDOW_BYTES: Final = 16 * 1024 * 1024
 IN_ORDER_BYTES: Final = 128 * 1024  # a larger append is decoded aside: nothing else is begun meanwhile
 LINES: Final = "application/x-ndjson"
 _RETRY_S: Final = 0.1
+_ASK_TIMEOUT_S: Final = 2.0
 
 
 @router.post(
@@ -62,7 +64,7 @@ async def append_stream(request: Request, broker: Node, log: LogName) -> Respons
     if not await _leads(broker, hosted):
         if headers.get(NO_FORWARD) == b"1":
             node = broker.nodes.find(hosted.leader_id)
-            raise NoLeader() if node is None else NotLeader(node.id, node.url)
+            raise NotLeader(None) if node is None else NotLeader(node.id, node.url)
         return await _at_leader(request, broker, hosted)
     piece_type, pieces = pieces_of(request.stream(), media_type, limit)
     handler: AppendHandler = request.app.state.appends
@@ -86,32 +88,48 @@ async def _leads(broker: Broker, hosted: HostedLog) -> bool:
 
 async def _at_leader(request: Request, broker: Broker, hosted: HostedLog) -> Response:
     """Hand the stream to the leader; what it answers goes back as it comes."""
-    candidates = [hosted.leader_id] if hosted.driver is not None else list(hosted.settings.replicas)
-    for node_id in candidates:
+    leader_id = hosted.leader_id if hosted.driver is not None else await _asked_for(request, broker, hosted)
+    node = broker.nodes.find(leader_id)
+    if node is None:
+        raise NoLeader()
+    query = request.scope["query_string"]
+    path = request.scope.get("raw_path") or request.url.path.encode()
+    try:
+        stream = await broker.forwarder.pass_stream(
+            node,
+            path + (b"?" + query if query else b""),
+            request.headers.raw,
+            request.stream(),
+            request_id_of(request),
+        )
+    except (NotSent, Lost) as error:
+        raise NoLeader(str(error)) from error
+    if stream.status == NotLeader.http_status:
+        stream.close()
+        raise NoLeader()
+    response = _Answers(stream.pieces(), status_code=stream.status)
+    response.raw_headers = stream.headers
+    return response
+
+
+async def _asked_for(request: Request, broker: Broker, hosted: HostedLog) -> str | None:
+    """Who leads a log that is not kept here, as its replicas say: a stream can be handed on only once."""
+    path = f"/v1/logs/{hosted.name}/status".encode()
+    token = [(name, value) for name, value in request.headers.raw if name.lower() == b"authorization"]
+    for node_id in hosted.settings.replicas:
         node = broker.nodes.find(node_id)
         if node is None:
             continue
-        query = request.scope["query_string"]
-        path = request.scope.get("raw_path") or request.url.path.encode()
         try:
-            stream = await broker.forwarder.pass_stream(
-                node,
-                path + (b"?" + query if query else b""),
-                request.headers.raw,
-                request.stream(),
-                request_id_of(request),
+            answer = await broker.forwarder.send(
+                node, "GET", path, token, b"", request_id_of(request), _ASK_TIMEOUT_S
             )
-        except NotSent:
+        except (NotSent, Lost):
             continue
-        except Lost as error:
-            raise NoLeader(str(error)) from error
-        if stream.status == NotLeader.http_status:
-            stream.close()
-            raise NoLeader()
-        response = _Answers(stream.pieces(), status_code=stream.status)
-        response.raw_headers = stream.headers
-        return response
-    raise NoLeader()
+        leader = msgspec.json.decode(answer.body)["leader"] if answer.status == 200 else None
+        if leader is not None:
+            return str(leader)
+    return None
 
 
 class _Answers(StreamingResponse):

@@ -328,7 +328,9 @@ class AppendHandler:
         if hosted.repair is not None:
             return Repairing()
         leader = self._broker.nodes.find(hosted.leader_id)
-        return NoLeader() if leader is None else NotLeader(leader.id, leader.url)
+        if leader is not None:
+            return NotLeader(leader.id, leader.url)
+        return NotLeader(None) if hosted.driver is None else NoLeader()
 
     def _problem(self, call: AppendCall, error: CommitlogError, hosted: HostedLog | None = None) -> Response:
         return problem_response(

@@ -144,12 +144,12 @@ def _take_conditions(request: AppendRequest, stated: AppendIn) -> None:
         given = getattr(stated, name)
         if given is not None:
             if getattr(request, name) is not None:
-                twice.append((f"/{name}", f"stands in the query too (/query/{name})"))
+                twice += [(f"/{name}", "stands in the query too"), (f"/query/{name}", "is in the body too")]
             setattr(request, name, given)
     producer = stated.producer
     if producer is not None:
         if request.producer is not None:
-            twice.append(("/producer", "stands in the query too (/query/producer_id)"))
+            twice += [("/producer", "stands in the query too"), ("/query/producer_id", "is in the body too")]
         request.producer = Producer(producer.id, producer.epoch, producer.sequence, producer.allow_gap)
     if twice:
         raise InvalidRequest(*twice)

@@ -95,7 +95,7 @@ class Edge:
         if methods is None:
             raise NotFound(f"there is nothing at {path}")
         if ("GET" if method == "HEAD" else method) not in methods:
-            raise MethodNotAllowed(method, methods)
+            raise MethodNotAllowed(method, (*methods, "HEAD") if "GET" in methods else methods)
 
     async def _through(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
         """To FastAPI. A HEAD is a GET whose body nobody sees."""

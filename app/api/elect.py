@@ -10,7 +10,7 @@ from app.api.appends import log_headers
 from app.api.controller_calls import decided
 from app.api.json_bodies import Name
 from app.api.leader_calls import body_of, shaped
-from app.api.openapi import answers
+from app.api.openapi import OF_A_BODY, answers, json_request
 from app.api.read_query import NoQuery
 from app.api.routing import LogName, Node, json_answer, wants_json
 from app.controller.commands import ElectMaster
@@ -48,8 +48,10 @@ class ElectIn(msgspec.Struct, forbid_unknown_fields=True):
         "log-deleting",
         "quorum-timeout",
         "read-index-unavailable",
+        *OF_A_BODY,
         example=ELECT_EXAMPLE,
     ),
+    openapi_extra=json_request(ElectIn, {"candidate": "n2", "unclean": False}),
     response_class=Response,
 )
 async def elect(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:

@@ -9,10 +9,11 @@ from starlette.responses import Response
 from app.api.appends import log_headers
 from app.api.json_bodies import Name, Ordinal
 from app.api.leader_calls import at_leader, body_of, committed_command, shaped
-from app.api.openapi import answers
+from app.api.openapi import OF_A_BODY, answers, json_request
+from app.api.preconditions import wanted_version
 from app.api.read_query import NoQuery
 from app.api.routing import LogName, Node, from_leader, json_answer, wants_json
-from app.errors import CursorNotFound, InvalidRequest
+from app.errors import CursorNotFound
 from app.log_commands import ABSENT, UNSET, DropCursor, MoveCursor, SetFence
 from app.log_state import Cursor
 from app.node.broker import Broker
@@ -48,7 +49,8 @@ class CursorIn(msgspec.Struct, forbid_unknown_fields=True):
     "/v1/logs/{log}:fence",
     summary="Let only writers with this token append",
     description="With `match_token` (null: none set) only if that is the token now; `token` null lifts it.",
-    responses=answers("fenced", "storage-full", "quorum-timeout", example=FENCE_EXAMPLE),
+    responses=answers("fenced", "storage-full", "quorum-timeout", *OF_A_BODY, example=FENCE_EXAMPLE),
+    openapi_extra=json_request(FenceIn, {"token": "w-a", "match_token": None}),
     response_class=Response,
 )
 async def fence(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
@@ -90,7 +92,8 @@ async def cursor(request: Request, broker: Node, log: LogName, name: CursorName,
     summary="Move a reader's cursor, or make one",
     description="With `If-Match` only from that version on, with `If-None-Match: *` only if there is none. "
     "A cursor with `fence` keeps retention and trims away from what its reader has not read.",
-    responses=answers("cursor-moved", "storage-full", "quorum-timeout", example=CURSOR_EXAMPLE),
+    responses=answers("cursor-moved", "storage-full", "quorum-timeout", *OF_A_BODY, example=CURSOR_EXAMPLE),
+    openapi_extra=json_request(CursorIn, {"index": 42, "fence": True}),
     response_class=Response,
 )
 async def move_cursor(
@@ -100,9 +103,9 @@ async def move_cursor(
     wants_json(request)
     body = await body_of(request)
     asked = shaped(CursorIn, body)
-    if_match = _revision(request)
 
     async def act(driver: LogDriver) -> Response:
+        if_match = _revision(request, driver.state.cursors.get(name))
         result = await committed_command(driver, MoveCursor(name, asked.index, asked.fence, if_match))
         return _cursor_answer(broker, hosted, name, Cursor(asked.index, asked.fence, result.index))
 
@@ -120,11 +123,10 @@ async def drop_cursor(
 ) -> Response:
     hosted = broker.find(log)
     wants_json(request)
-    if_match = _revision(request)
 
     async def act(driver: LogDriver) -> Response:
         before = driver.state.cursors.get(name)
-        await committed_command(driver, DropCursor(name, if_match))
+        await committed_command(driver, DropCursor(name, _revision(request, before)))
         if before is None:
             raise CursorNotFound(name)
         return _cursor_answer(broker, hosted, name, before)
@@ -132,17 +134,13 @@ async def drop_cursor(
     return await at_leader(request, broker, hosted, act)
 
 
-def _revision(request: Request) -> int | None:
-    """The version that the caller wants to find; ABSENT for `If-None-Match: *`. Raises InvalidRequest."""
+def _revision(request: Request, found: Cursor | None) -> int | None:
+    """The revision that the caller wants to be there; ABSENT for `If-None-Match: *`, None for any."""
     if request.headers.get("if-none-match") == "*":
         return ABSENT
-    tag = request.headers.get("if-match")
-    if tag is None:
-        return None
-    text = tag.strip().removeprefix('"').removesuffix('"')
-    if not text.isdecimal() or len(text) > 19:
-        raise InvalidRequest(("/headers/If-Match", "the ETag of a cursor, as an earlier answer gave it"))
-    return int(text)
+    if_match = request.headers.get("if-match")
+    current = None if found is None else found.revision
+    return None if if_match is None else wanted_version(if_match, current)
 
 
 def _cursor_answer(broker: Broker, hosted: HostedLog, name: str, found: Cursor) -> Response:

@@ -8,11 +8,11 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from app.api.calls import NO_FORWARD
+from app.api.calls import JSON_TYPE, NO_FORWARD
 from app.api.calls import Response as Answer
 from app.api.json_bodies import decode_as
 from app.api.routing import ExactResponse, request_id_of
-from app.errors import CommitlogError, NoLeader, NotLeader, QuorumTimeout, TooLarge
+from app.errors import CommitlogError, NoLeader, NotLeader, QuorumTimeout, TooLarge, UnsupportedMediaType
 from app.log_commands import Command, CommandResult
 from app.node.broker import Broker
 from app.node.driver import LogDriver
@@ -27,13 +27,16 @@ Act = Callable[[LogDriver], Awaitable[Response]]
 
 
 async def body_of(request: Request) -> bytes:
-    """The whole body. Raises TooLarge past BODY_MAX_BYTES."""
+    """The whole body, of JSON. Raises TooLarge past BODY_MAX_BYTES, UnsupportedMediaType."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > BODY_MAX_BYTES:
             raise TooLarge(f"at most {BODY_MAX_BYTES} bytes", BODY_MAX_BYTES)
         parts.append(part)
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if size and given != JSON_TYPE.decode():
+        raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE.decode()}, not {given!r}")
     return b"".join(parts)
 
 

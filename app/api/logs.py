@@ -10,11 +10,13 @@ from starlette.responses import Response
 from app.api.appends import log_headers
 from app.api.controller_calls import decided
 from app.api.leader_calls import body_of, shaped
-from app.api.openapi import LOG_EXAMPLE, answers
+from app.api.openapi import LOG_EXAMPLE, OF_A_BODY, answers, json_request
+from app.api.preconditions import wanted_version
 from app.api.read_query import NoQuery
 from app.api.routing import LogName, Node, json_answer, wants_json
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
 from app.controller.metadata import LOG_CREATED, LOG_DELETING, Log, LogSpec
+from app.controller.settings_of_logs import complaints_about
 from app.errors import InvalidRequest, LogExists
 from app.node.broker import Broker
 from app.node.hosted_log import CONFIGURED, HostedLog
@@ -75,14 +77,20 @@ async def logs(request: Request, broker: Node, query: Nothing) -> Response:
     status_code=201,
     summary="Create a log",
     description="The same settings again: 200. Every living node knows the log when the answer comes.",
-    responses=answers("log-exists", "log-deleting", "quorum-timeout", example=_NEW_LOG, of_a_log=False)
+    responses=answers(
+        "log-exists", "log-deleting", "quorum-timeout", *OF_A_BODY, example=_NEW_LOG, of_a_log=False
+    )
     | answers(example=_NEW_LOG, of_a_log=False, status=201),
+    openapi_extra=json_request(LogIn, {"name": "orders", "replication": "controller", "replicas": 3}),
     response_class=Response,
 )
 async def create_log(request: Request, broker: Node, query: Nothing) -> Response:
     wants_json(request)
     asked = shaped(LogIn, await body_of(request))
     spec = _spec_of(broker, asked)
+    complaints = complaints_about(spec, [node.id for node in broker.nodes])
+    if complaints:
+        raise InvalidRequest(*complaints)
     known = broker.logs.get(asked.name)
     if known is not None and known.generation == CONFIGURED:
         if known.settings.spec != spec:
@@ -109,11 +117,13 @@ async def one_log(request: Request, broker: Node, log: LogName, query: Nothing) 
     "/v1/logs/{log}",
     summary="Change a log's settings",
     description="With `If-Match` only from that version on.",
-    responses=answers("config-changed", "log-deleting", "quorum-timeout", example=LOG_EXAMPLE),
+    responses=answers("config-changed", "log-deleting", "quorum-timeout", *OF_A_BODY, example=LOG_EXAMPLE),
+    openapi_extra=json_request(LogChangeIn, {"retention": {"ms": 604_800_000}}),
     response_class=Response,
 )
 async def change_log(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    _check_changeable(broker.find(log))
+    hosted = broker.find(log)
+    _check_changeable(hosted)
     wants_json(request)
     asked = shaped(LogChangeIn, await body_of(request))
     changes = {
@@ -121,7 +131,7 @@ async def change_log(request: Request, broker: Node, log: LogName, query: Nothin
         for name in asked.__struct_fields__
         if not isinstance(value := getattr(asked, name), msgspec.UnsetType)
     }
-    command = ChangeLog(log, changes, secrets.token_hex(16), _version(request))
+    command = ChangeLog(log, changes, secrets.token_hex(16), _version(request, broker, hosted))
     await decided(request, broker, command)
     return _log_answer(broker, broker.find(log))
 
@@ -138,7 +148,7 @@ async def delete_log(request: Request, broker: Node, log: LogName, query: Nothin
     hosted = broker.find(log)
     _check_changeable(hosted)
     wants_json(request)
-    await decided(request, broker, DeleteLog(log, _version(request)))
+    await decided(request, broker, DeleteLog(log, _version(request, broker, hosted)))
     return json_answer({**_log_object(broker, hosted), "state": LOG_DELETING}, status=202)
 
 
@@ -184,24 +194,22 @@ def _replicas(broker: Broker, asked: LogIn) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _version(request: Request) -> int | None:
-    """The version that `If-Match` names, None for any. Raises InvalidRequest."""
-    tag = request.headers.get("if-match")
-    if tag is None or tag.strip() == "*":
-        return None
-    text = tag.strip().removeprefix('"').removesuffix('"')
-    if not text.isdecimal() or len(text) > 19:
-        raise InvalidRequest(("/headers/If-Match", "the ETag of a log, as an earlier answer gave it"))
-    return int(text)
+def _version(request: Request, broker: Broker, hosted: HostedLog) -> int | None:
+    """The version that `If-Match` names, None for any."""
+    if_match = request.headers.get("if-match")
+    return None if if_match is None else wanted_version(if_match, _version_of(broker, hosted))
 
 
 def _log_answer(broker: Broker, hosted: HostedLog, *, status: int = 200) -> Response:
-    log = _metadata_of(broker, hosted)
-    version = _NO_VERSION if log is None or hosted.generation == CONFIGURED else log.version
-    headers = [*log_headers(broker, hosted), (b"etag", b'"%d"' % version)]
+    headers = [*log_headers(broker, hosted), (b"etag", b'"%d"' % _version_of(broker, hosted))]
     if status == 201:
         headers.append((b"location", f"/v1/logs/{hosted.name}".encode()))
     return json_answer(_log_object(broker, hosted), status=status, headers=headers)
+
+
+def _version_of(broker: Broker, hosted: HostedLog) -> int:
+    log = _metadata_of(broker, hosted)
+    return _NO_VERSION if log is None or hosted.generation == CONFIGURED else log.version
 
 
 def _metadata_of(broker: Broker, hosted: HostedLog) -> Log | None:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from app.api.json_bodies import Name
 from app.api.leader_calls import at_leader, body_of, committed_command, shaped
-from app.api.openapi import answers
+from app.api.openapi import OF_A_BODY, answers, json_request
 from app.api.read_query import NoQuery, OneLogQuery
 from app.api.routing import Node, json_answer, wants_json
 from app.errors import InvalidRequest, NotFound, TransferFailed
@@ -92,7 +92,10 @@ async def members(request: Request, broker: Node, query: Nothing) -> Response:
     "/v1/cluster/members",
     summary="Let a node join as a learner",
     description="It gets the log and counts for nothing yet. One change of a log at a time.",
-    responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    responses=answers(*_REFUSALS, *OF_A_BODY, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    openapi_extra=json_request(
+        MemberIn, {"id": "n4", "url": "http://127.0.0.1:8104", "peer_address": "127.0.0.1:9104"}
+    ),
     response_class=Response,
 )
 async def add_member(request: Request, broker: Node, query: OneLog) -> Response:
@@ -181,8 +184,10 @@ def _check_address(asked: MemberIn) -> None:
         "transfer-failed",
         "already-leader",
         "no-leader",
+        *OF_A_BODY,
         example={"log": "default", "leader": "n2", "term": 8},
     ),
+    openapi_extra=json_request(TransferIn, {"to": "n2", "log": "default"}),
     response_class=Response,
 )
 async def transfer(request: Request, broker: Node, query: Nothing) -> Response:

@@ -15,6 +15,7 @@ _EVERYWHERE: Final = (
     "rate-limited",
     "internal",
 )
+OF_A_BODY: Final = ("invalid-json", "too-large", "unsupported-media-type")  # of routes that read JSON
 _OF_A_LOG: Final = ("log-not-found", "no-leader", "repairing")
 
 RECORD_EXAMPLE: Final = {
@@ -220,8 +221,20 @@ def answers(
 
 def json_request(kind: type[msgspec.Struct], example: Any) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads a JSON body of that shape by itself."""
-    schema = msgspec.json.schema(kind)["$defs"][kind.__name__]
+    document = msgspec.json.schema(kind)
+    schema = _inlined(document, document["$defs"])
     return {"requestBody": {"content": {"application/json": {"schema": schema, "example": example}}}}
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    """A schema with what it refers to in its place; none of ours contains itself."""
+    if isinstance(node, list):
+        return [_inlined(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
+    return {name: _inlined(value, definitions) for name, value in node.items() if name != "$defs"}
 
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {

@@ -6,7 +6,7 @@ from typing import Final
 
 from app.api.read_query import ReadQuery, Start
 from app.api.reading import SCAN_MAX_BYTES, Consistency, Page, Selection, select, window_of_last
-from app.errors import IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
+from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
 from app.node.broker import Broker
 from app.node.driver import LogDriver
 from app.node.hosted_log import HostedLog
@@ -88,7 +88,7 @@ class Reader:
     # --- where a read starts and ends ---------------------------------------------------------------------
 
     async def range_of(self, query: ReadQuery, last_event_id: int | None = None) -> Range:
-        """Resolve the start and the end of a query. Raises IndexTrimmed, IndexOutOfRange."""
+        """Resolve the start and the end of a query. Raises IndexTrimmed, IndexOutOfRange, CursorNotFound."""
         end = self.visible_end
         if last_event_id is not None:
             start = self._checked(last_event_id + 1, end)
@@ -98,6 +98,11 @@ class Reader:
             start = self._at_timestamp(query.from_timestamp, end)
         elif query.last is not None:
             start = await self._last(query.last, end)
+        elif query.cursor is not None:
+            cursor = self.driver.state.cursors.get(query.cursor)
+            if cursor is None:
+                raise CursorNotFound(query.cursor)
+            start = self._checked(cursor.position, end)
         elif query.from_ is Start.LATEST:
             start = self.driver.committed_index + 1
         else:

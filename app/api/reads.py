@@ -28,7 +28,7 @@ from app.api.rendering import (
     record_objects,
 )
 from app.api.routing import LogName, Node, body_answer, from_replica, json_answer, request_id_of, wants_json
-from app.errors import CursorNotFound, InvalidRequest
+from app.errors import InvalidRequest
 
 router = APIRouter(tags=["records"])
 
@@ -57,6 +57,7 @@ LastEventId = Annotated[
     responses=answers(
         "index-trimmed",
         "index-out-of-range",
+        "cursor-not-found",
         "read-index-unavailable",
         "not-yet-replicated",
         content=_READ_CONTENT,
@@ -74,8 +75,6 @@ async def read(
 ) -> Response:
     hosted = broker.find(log)
     query.check_one_start()
-    if query.cursor is not None:
-        raise CursorNotFound(query.cursor)
     media_type = negotiate(request.headers.get("accept"), FORMATS)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
     resume = header_index("Last-Event-ID", last_event_id, least=-1) if media_type == EVENTS else None

@@ -114,11 +114,12 @@ async def wait(
 ) -> Response:
     hosted = broker.find(log)
     wants_json(request)
-    if table != ENTRIES:
-        raise InvalidRequest(("/path/table", f"only {ENTRIES!r} holds the log's records by their index"))
     driver = await from_replica(request, broker, hosted)
     if isinstance(driver, Response):
         return driver
+    await _found(request, log, table)
+    if table != ENTRIES:
+        raise InvalidRequest(("/path/table", f"only {ENTRIES!r} holds the log's records by their index"))
     deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
     while True:
         content = await _table_object(broker, driver, await _found(request, log, table))

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from app.api.appends import log_headers
 from app.api.json_bodies import Ordinal
 from app.api.leader_calls import at_leader, body_of, committed_command, shaped
-from app.api.openapi import answers, json_request
+from app.api.openapi import OF_A_BODY, answers, json_request
 from app.api.read_query import NoQuery
 from app.api.routing import LogName, Node, json_answer, wants_json
 from app.errors import IndexTrimmed, InvalidRequest, ReadIndexUnavailable, Repairing
@@ -61,7 +61,7 @@ class TrimIn(msgspec.Struct, forbid_unknown_fields=True):
     description="Every replica removes what is below `until_index`, but for the batch that holds it and the "
     "newest committed batch: `begin_index` says where the log begins now. A fence of a reader forbids it, "
     "unless `force` is set.",
-    responses=answers("not-materialized", "storage-full", "quorum-timeout", example=TRIM_EXAMPLE),
+    responses=answers("not-materialized", "storage-full", "quorum-timeout", *OF_A_BODY, example=TRIM_EXAMPLE),
     openapi_extra=json_request(TrimIn, {"until_index": 42}),
     response_class=Response,
 )
@@ -107,7 +107,7 @@ class VerifyIn(msgspec.Struct, forbid_unknown_fields=True):
     "checksums. `first_difference` is the first index at which two differ, `groups` says who is like whom "
     "there. Takes a few seconds at most: with `has_more` go on at `until_index`. A damaged one mends itself; "
     "a difference is only reported. `complete` is false when a replica could not be compared.",
-    responses=answers("index-trimmed", example=VERIFY_EXAMPLE),
+    responses=answers("index-trimmed", *OF_A_BODY, example=VERIFY_EXAMPLE),
     openapi_extra=json_request(VerifyIn, {"from_index": 0, "deep": False}),
     response_class=Response,
 )

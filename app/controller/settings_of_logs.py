@@ -13,35 +13,42 @@ DURABILITIES: Final = ("fsync", "replicated")
 CHANGEABLE: Final = ("retention", "min_in_sync_replicas", "unclean", "preferred")
 
 
-def check_spec(spec: LogSpec, brokers: Collection[str]) -> None:
-    """brokers: nodes that may keep logs. Raises Refused(INVALID) with every complaint."""
+def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str, str]]:
+    """What is wrong with it: (JSON pointer, detail). brokers: nodes that may keep logs."""
     complaints = []
     if spec.replication not in MODES:
-        complaints.append(f"replication is one of {', '.join(MODES)}")
+        complaints.append(("/replication", f"replication is one of {', '.join(MODES)}"))
     if spec.durability not in DURABILITIES:
-        complaints.append(f"durability is one of {', '.join(DURABILITIES)}")
+        complaints.append(("/durability", f"durability is one of {', '.join(DURABILITIES)}"))
     if not spec.replicas:
-        complaints.append("a log needs a replica")
+        complaints.append(("/replicas", "a log needs a replica"))
     if len(set(spec.replicas)) != len(spec.replicas):
-        complaints.append("a replica is named twice")
+        complaints.append(("/replicas", "a replica is named twice"))
     strangers = [node for node in spec.replicas if node not in brokers]
     if strangers:
-        complaints.append(f"no such nodes: {', '.join(strangers)}")
+        complaints.append(("/replicas", f"no such nodes: {', '.join(strangers)}"))
     if any(node not in spec.replicas for node in spec.learners):
-        complaints.append("learners are replicas of the log")
+        complaints.append(("/learners", "learners are replicas of the log"))
     voters = len(spec.replicas) - len(spec.learners)
     if spec.replicas and voters < 1:
-        complaints.append("somebody must be more than a learner")
+        complaints.append(("/learners", "somebody must be more than a learner"))
     if not 1 <= spec.min_in_sync_replicas <= max(1, voters):
-        complaints.append("min_in_sync_replicas is from 1 to the number of replicas that are no learners")
+        detail = "min_in_sync_replicas is from 1 to the number of replicas that are no learners"
+        complaints.append(("/min_in_sync_replicas", detail))
     if spec.preferred is not None and (
         spec.preferred not in spec.replicas or spec.preferred in spec.learners
     ):
-        complaints.append("preferred is a replica that is no learner")
+        complaints.append(("/preferred", "preferred is a replica that is no learner"))
     if spec.replication == "raft" and spec.unclean:
-        complaints.append("unclean elections are of controller mode")
+        complaints.append(("/unclean", "unclean elections are of controller mode"))
+    return complaints
+
+
+def check_spec(spec: LogSpec, brokers: Collection[str]) -> None:
+    """brokers: nodes that may keep logs. Raises Refused(INVALID) with every complaint."""
+    complaints = complaints_about(spec, brokers)
     if complaints:
-        raise Refused(Reason.INVALID, "; ".join(complaints))
+        raise Refused(Reason.INVALID, "; ".join(detail for _, detail in complaints))
 
 
 def changed_spec(log: Log, changes: Mapping[str, Any], version: int | None) -> LogSpec:

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+from urllib.parse import quote
+
+_PATH_SAFE: Final = "/:@!$&'()*+,;=~"  # beside what never needs quoting (RFC 3986, section 3.3)
 
 
 class ConfigError(Exception):
@@ -47,7 +50,7 @@ class CommitlogError(Exception):
             "title": self.title,
             "status": self.http_status,
             "detail": self.detail,
-            "instance": instance,
+            "instance": quote(instance, safe=_PATH_SAFE),
             "code": self.code,
             "retryable": self.retryable,
             "outcome": self.outcome.value,

@@ -6,6 +6,7 @@ import json
 import socket
 import uuid
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pyarrow as pa
@@ -46,7 +47,7 @@ def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
     assert problem["code"] == code
     assert problem["type"] == f"/problems/{code}"
     assert problem["status"] == status
-    assert problem["instance"] == answer.request.url.path
+    assert unquote(problem["instance"]) == answer.request.url.path
     assert problem["request_id"] == answer.headers["x-request-id"]
     assert problem["outcome"] == "not_applied"
     assert problem["title"]

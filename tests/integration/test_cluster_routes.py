@@ -169,6 +169,11 @@ def test_the_openapi_document_is_complete(cluster: Cluster) -> None:
     text = cluster.get("n1", "/v1/openapi.json").text
     assert "HTTPValidationError" not in text
     assert '"type":"null"' not in text
+    assert '"$ref":"#/$defs' not in text
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            reads_json = method in ("put", "patch", "post") and not path.endswith(":promote")
+            assert ("requestBody" in operation) == reads_json, (method, path)
     for route in ("tail", "status", "epochs", "epochs/{epoch}", "watermarks", "events", "records/{index}"):
         responses = document["paths"][f"/v1/logs/{{log}}/{route}"]["get"]["responses"]
         assert responses["200"]["content"]["application/json"]["example"]
@@ -253,6 +258,17 @@ def test_a_node_without_a_replica_passes_every_call_on(cluster: Cluster) -> None
     refused(cluster.get("n3", f"{pair}/records/999999"), 416, "index-out-of-range")
     key = {"Commitlog-No-Forward": "1"}
     refused(cluster.get("n3", f"{pair}/tail", headers=key), 421, "not-leader")
+    refused(cluster.append("n3", "x", log="pair", headers=key), 421, "not-leader")
+    lines = {"Content-Type": "application/x-ndjson"}
+    for leader in ("n1", "n2"):  # whichever replica is asked first
+        moved = cluster.call(
+            "POST", leader, "/v1/cluster/leader:transfer", json={"to": leader, "log": "pair"}
+        )
+        assert moved.status_code in (200, 409), moved.text
+        streamed = cluster.call(
+            "POST", "n3", f"{pair}/records:stream", content=b'{"value": "streamed"}', headers=lines
+        )
+        assert streamed.json()["leader"] == leader, streamed.text
     stream = cluster.get(
         "n3",
         f"{pair}/records",

@@ -52,8 +52,15 @@ def test_what_cannot_be_created(cluster: Cluster) -> None:
     refused(create(cluster, "n1", name="Upper"), 422, "invalid-request")
     refused(create(cluster, "n1", name="__mine"), 422, "invalid-request")
     refused(create(cluster, "n1", name="a", replicas=9), 422, "invalid-request")
-    refused(create(cluster, "n1", name="a", replicas=["n1", "n9"]), 422, "invalid-request")
-    refused(create(cluster, "n1", name="a", replication="paxos"), 422, "invalid-request")
+    for wrong in (
+        {"replicas": ["n1", "n9"]},
+        {"replicas": []},
+        {"replication": "paxos"},
+        {"durability": "x"},
+    ):
+        answer = create(cluster, "n1", name="a", **wrong)
+        refused(answer, 422, "invalid-request")
+        assert [error["pointer"] for error in answer.json()["errors"]] == [f"/{name}" for name in wrong]
     refused(create(cluster, "n1", name="a", colour="red"), 422, "invalid-request")
     refused(create(cluster, "n1", name="default", replicas=1), 409, "log-exists")
     assert create(cluster, "n1", name="default").status_code == 200
@@ -73,6 +80,9 @@ def test_settings_change_by_their_version(cluster: Cluster) -> None:
         "PATCH", "n3", "/v1/logs/changes", json={"retention": None}, headers={"If-Match": etag}
     )
     refused(late, 412, "config-changed")
+    strange = {"If-Match": '"another"'}
+    never = cluster.call("PATCH", "n3", "/v1/logs/changes", json={"retention": None}, headers=strange)
+    refused(never, 412, "config-changed")
     right = cluster.call(
         "PATCH",
         "n3",

@@ -249,7 +249,31 @@ def test_a_cursor_moves_by_its_version(cluster: Cluster) -> None:
     assert (stale.status_code, stale.json()["code"]) == (412, "cursor-moved")
     found = cluster.get("n2", path)
     assert (found.json()["index"], found.headers["etag"]) == (7, moved.headers["etag"])
-    assert move("n1", 8, **{"If-Match": "x"}).status_code == 422
+    for strange in ('"x"', '"999999"', 'W/"1"', ""):
+        assert move("n1", 8, **{"If-Match": strange}).json()["code"] == "cursor-moved"
+    listed = move("n1", 8, **{"If-Match": f'"999999", {moved.headers["etag"]}'})
+    assert (listed.status_code, listed.json()["index"]) == (200, 8)
+    assert move("n2", 9, **{"If-Match": "*"}).status_code == 200
     assert cluster.call("DELETE", "n3", path).status_code == 200
     assert cluster.get("n1", path).status_code == 404
     assert cluster.call("DELETE", "n3", path).status_code == 404
+    assert move("n1", 1, **{"If-Match": "*"}).json()["code"] == "cursor-moved"
+
+
+def test_a_read_starts_at_a_cursor(cluster: Cluster) -> None:
+    first = cluster.append("n1", "before").json()["first_index"]
+    cluster.append("n1", "at the cursor")
+    made = cluster.call("PUT", "n2", "/v1/logs/default/cursors/start", json={"index": first + 1})
+    assert made.status_code == 200
+    for node in cluster.ids:
+        found = cluster.get(node, "/v1/logs/default/records", params={"cursor": "start"})
+        assert [record["value"] for record in found.json()["records"]] == ["at the cursor"]
+        missing = cluster.get(node, "/v1/logs/default/records", params={"cursor": "nobody"})
+        assert (missing.status_code, missing.json()["code"]) == (404, "cursor-not-found")
+
+
+@pytest.mark.parametrize("path", ["/v1/logs/default:fence", "/v1/logs", "/v1/cluster/leader:transfer"])
+def test_a_body_that_is_not_said_to_be_json_is_refused(cluster: Cluster, path: str) -> None:
+    for headers in ({"Content-Type": "text/plain"}, {}):
+        answer = cluster.call("POST", "n1", path, content=b'{"token": null}', headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (415, "unsupported-media-type")
