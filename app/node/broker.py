@@ -54,6 +54,7 @@ from storage.errors import CorruptFile, CorruptLog, ForeignLog
 from storage.file_system import FileSystem, Lock
 from storage.files import OsFileSystem
 from storage.journal import Journal
+from storage.log_folder import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -254,8 +255,10 @@ class Broker:
         """The driver of a log that this node keeps, or what is damaged in it. Blocks."""
         if hosted.journal is None:
             return None
-        marker = self.repairs.marker_of(hosted)
+        marker, folder = self.repairs.marker_of(hosted), f"{self._data}/logs/{hosted.name}"
         hosted.healing = marker.exists
+        if hosted.healing and self._files.exists(f"{folder}/{MANIFEST_NAME}"):
+            return CorruptLog(folder, 0, "its repair was cut short")  # opening alone sees no old damage
         try:
             if hosted.healing:
                 return self.repairs.open_marked(hosted, sound=marker.keeps_promises)

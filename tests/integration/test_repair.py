@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from app.node.repair_marker import Note, RepairMarker
+from storage.files import OsFileSystem
 from tests.support import damage
 from tests.support.cluster import Cluster, eventually, running
 from tests.support.damage import bytes_of_log, log_folder, overwrite, segments
@@ -80,7 +82,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    logs = [{"name": name} for name in (*DAMAGES, "leading", "reading", "many")]
+    logs = [{"name": name} for name in (*DAMAGES, "leading", "reading", "many", "cut-short")]
     sections = {"storage": SMALL, "scrub": {"start_delay_ms": 500, "bytes_per_s": 100_000_000}}
     with running(tmp_path_factory.mktemp("damaged"), 3, logs=tuple(logs), sections=sections) as cluster:
         yield cluster
@@ -192,6 +194,26 @@ def test_without_a_peer_a_repair_waits_and_does_not_vote(damaged: Cluster) -> No
     cluster.wait_even(log)
     mine, theirs = (log_folder(cluster.folder / node, log) for node in ("n2", "n1"))
     assert bytes_of_log(mine) == bytes_of_log(theirs)
+
+
+@pytest.mark.rule("R-02")
+def test_a_repair_that_was_cut_short_begins_again_before_the_log_is_believed(damaged: Cluster) -> None:
+    """The note was written, and the node died before it touched the log: opening alone sees no old damage."""
+    cluster, log = damaged, "cut-short"
+    for number in range(RECORDS):
+        assert cluster.append("n1", f"{number}-{VALUE}", log=log).status_code == 200
+    cluster.wait_even(log)
+    assert cluster.stop("n3") == 0
+    flipped(log_folder(cluster.folder / "n3", log))
+    marker = RepairMarker(OsFileSystem(), str(cluster.folder / "n3"), log)
+    marker.save(Note("noise", "read", 1, keeps_promises=True, lacks_records=False))
+    cluster.start("n3")
+    eventually(lambda: healed(cluster, "n3", log), what="n3 is healed", timeout_s=30)
+    (repair,) = events_of(cluster, "n3", log, "repair")
+    assert repair["batches"] >= 1
+    (corruption,) = events_of(cluster, "n3", log, "corruption")
+    assert corruption["found_by"] == "start"
+    assert not marker.exists
 
 
 def test_a_log_with_one_replica_is_never_thrown_away(tmp_path: Path) -> None:
