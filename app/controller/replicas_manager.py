@@ -261,7 +261,9 @@ class ReplicasManager:
         """An election that this copy needs, or the set that it wants."""
         if self._open is not None or now_ms < self._pause_until_ms or not self._is_master(log):
             return
-        if log.master_epoch == self._given_up_epoch or view.needs_election:
+        # A core that has not heard of this epoch yet speaks of one before: it may take this one up.
+        cannot = view.needs_election and view.epoch == log.master_epoch
+        if log.master_epoch == self._given_up_epoch or cannot:
             command = StepDown(self.log, self.generation, self.replica_id, log.master_epoch, self._leaving)
             actions.append(self._ask(command))
             return

@@ -3,6 +3,7 @@
 `make mutants` also asks the simulator of the mode (tests/simulation/ha).
 """
 
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -16,7 +17,6 @@ from app.controller.commands import AlterSyncStateSet, Reason, StepDown
 from app.controller.events import MasterElected
 from app.controller.liveness import Liveness
 from app.controller.log_state import MetadataLogState
-from app.controller.messages import BrokerHeartbeat
 from app.controller.metadata import Log
 from app.controller.replicas_manager import Action, Ask, ReplicasManager, Tell
 from app.ha import classic_slave, master_side, slave_side
@@ -29,9 +29,7 @@ from app.ha.roles import HaView, Lease, MasterRole, SlaveRole
 from app.ha.sending import _Cutter
 from app.ha.slave_side import SlaveSide
 from app.ha.sync_state_set import SyncStateSet
-from app.node.controller_server import ControllerServer
 from tests.mutants.mutants import mutant
-from tests.simulation.ha import test_controller_mode
 from tests.unit.controller import (
     test_elections,
     test_log_state,
@@ -148,23 +146,6 @@ def a_controller_answers_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant(
-    "C-02",
-    lambda _: test_controller_mode.test_a_controller_that_was_overtaken_grants_no_lease(),
-    mode="controller",
-)
-def a_controller_that_was_overtaken_grants_leases(patch: pytest.MonkeyPatch) -> None:
-    def confirm(
-        self: ControllerServer, active: ActiveController, source: str, heartbeat: BrokerHeartbeat
-    ) -> None:
-        answer = active.heartbeat(
-            heartbeat.id, source, heartbeat.metadata_index, heartbeat.reports, self._clock.monotonic_ms()
-        )
-        self._send(source, answer)
-
-    patch.setattr(ControllerServer, "_confirm", confirm)
-
-
-@mutant(
     "C-03",
     lambda _: test_registration.test_an_id_is_registered_by_its_own_copy_alone(),
     mode="controller",
@@ -228,6 +209,25 @@ def a_mastership_is_given_up_after_the_controller_has_heard(patch: pytest.Monkey
         return actions[::-1] if gives_up else actions
 
     patch.setattr(ReplicasManager, "step", step)
+
+
+@mutant(
+    "A-11",
+    lambda _: (
+        test_replicas_manager.test_a_core_that_has_not_heard_of_its_new_epoch_is_not_taken_to_have_given_it_up()
+    ),
+    mode="controller",
+)
+def a_need_of_the_epoch_before_gives_the_new_one_up(patch: pytest.MonkeyPatch) -> None:
+    original = ReplicasManager._ask_for_more
+
+    def ask(self: ReplicasManager, log: Log, view: HaView, actions: list[Action], now_ms: int) -> None:
+        if view.needs_election and view.epoch < log.master_epoch:
+            view = copy(view)
+            view.epoch = log.master_epoch  # type: ignore[misc]
+        original(self, log, view, actions, now_ms)
+
+    patch.setattr(ReplicasManager, "_ask_for_more", ask)
 
 
 # --- the master ---

@@ -114,7 +114,9 @@ class HaCluster:
         if log is None:
             return
         unclean = self.plan.unclean and chance.random() < 0.3
-        candidate = chance.choice(self.plan.broker_names) if chance.random() < 0.9 else None
+        others = [node for node in log.set_nodes if node != log.master_node]
+        among = others if others and chance.random() < 0.7 else self.plan.broker_names
+        candidate = chance.choice(among) if chance.random() < 0.95 else None
         command = ElectMaster(LOG_NAME, candidate, unclean, log.master_epoch)
         asked.client.ask(command, lambda _answer: None, ELECT_TIMEOUT_MS)
 

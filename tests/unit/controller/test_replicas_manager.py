@@ -237,7 +237,7 @@ def test_a_mastership_is_given_up_before_the_controller_hears_of_it(why: str) ->
     elif why == "leaves":
         bench.manager.leave()
     else:
-        bench.view.needs_election = True
+        bench.view.needs_election, bench.view.epoch = True, 1
     actions = bench.step()
     asked = [action.command for action in actions if isinstance(action, Ask)]
     assert asked == [StepDown("a", bench.quorum.log().generation, 1, 1, why == "leaves")]
@@ -251,6 +251,19 @@ def test_a_mastership_is_given_up_before_the_controller_hears_of_it(why: str) ->
         assert bench.told() == []  # a lease that was on its way revives nothing
     bench.answer(asked[0])
     assert bench.manager.has_left(bench.quorum.log()) is (why == "leaves")
+
+
+@pytest.mark.rule("A-11", "C-10")
+def test_a_core_that_has_not_heard_of_its_new_epoch_is_not_taken_to_have_given_it_up() -> None:
+    """It could not take up the last one; it is told of this one in the same moment, and will be its master."""
+    bench = Bench()
+    bench.become_master()
+    bench.view.needs_election, bench.view.epoch = True, 0
+    actions = bench.step()
+    assert any(isinstance(action, Tell) and isinstance(action.message, MasterRole) for action in actions)
+    assert not any(isinstance(action, Ask) for action in actions)
+    bench.view.epoch = 1  # it has heard, and cannot
+    assert bench.ask(StepDown).master_epoch == 1
 
 
 @pytest.mark.rule("C-10")
