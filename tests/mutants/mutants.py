@@ -50,24 +50,22 @@ Killer = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Mutant:
-    """killer: the test that must fail under the patch, called with an empty folder; None: the simulator.
-    mode: of the logs that the bug is about, raft, controller or classic: which simulator looks for it."""
+    """killer: the test that must fail under the patch, called with an empty folder; None: the simulator."""
 
     name: str
     rule: str
     patch: Patch
     killer: Killer | None
-    mode: str
 
 
 MUTANTS: list[Mutant] = []
 
 
-def mutant(rule: str, killer: Killer | None = None, *, mode: str = "raft") -> Callable[[Patch], Patch]:
+def mutant(rule: str, killer: Killer | None = None) -> Callable[[Patch], Patch]:
     """Take the function, which plants the bug, into MUTANTS."""
 
     def register(patch: Patch) -> Patch:
-        MUTANTS.append(Mutant(patch.__name__, rule, patch, killer, mode))
+        MUTANTS.append(Mutant(patch.__name__, rule, patch, killer))
         return patch
 
     return register

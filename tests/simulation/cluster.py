@@ -201,10 +201,11 @@ class SimulatedCluster:
                 node.crash(power=True)
 
     def _finds_flip(self) -> bool:
-        """Read all that is committed, everywhere; whether that has found a rotten bit."""
-        for node in self.members:
-            if not node.alive:
-                continue  # a spare that no leader knows of: nobody can mend it
+        """Read all that is committed, where a bit has rotted and at one node more; whether that found it."""
+        chosen = int(self.world.random.random() * len(self.members))
+        for number, node in enumerate(self.members):
+            if not node.alive or not (node.files.flips or number == chosen):
+                continue  # not alive: a spare that no leader knows of, nobody can mend it
             try:
                 self._check_committed(node)
             except CorruptLog as error:

@@ -30,7 +30,7 @@ from tests.simulation.disk import DiskThread
 from tests.simulation.network import NodeTransport
 from tests.simulation.sick_files import SickFiles
 from tests.simulation.world import Life, WorldClock, WorldScheduler
-from tests.simulation.world_loop import WorldLoop
+from tests.simulation.world_loop import WorldLoop, in_thread
 from tests.support.memory_files import PowerCut
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ class SimulatedNode:
             self._fail("start", error)
         if life.alive:
             self._tick(life, driver)
+            if driver.sound and self._marker.exists:
+                self._healed()
 
     def _open(self, *, sound: bool) -> LogDriver:
         cluster, world, life = self._cluster, self._cluster.world, self._life
@@ -197,8 +199,9 @@ class SimulatedNode:
         cluster.sometimes.hit("flip-at-start" if found_by == "start" else "flip-at-read")
         cluster.world.note(f"{self.name} mends its log: {error}")
         self._repairing = True
-        if self._serves:
-            self.driver.abandon()
+        ended = self.driver if self._serves else None
+        if ended is not None:
+            ended.abandon()
             self._serves = False
         self._mending = LogRepair(
             host=self,
@@ -208,6 +211,7 @@ class SimulatedNode:
             log_id=LOG_ID,
             node_id=self.name,
             voters=cluster.voters,
+            sound=not self._marker.exists or self._marker.keeps_promises,
             storage=cluster.plan.storage,
             marker=self._marker,
             calls=self._calls,
@@ -215,7 +219,18 @@ class SimulatedNode:
             trouble=error,
             found_by=found_by,
         )
-        self._loop.create_task(self._mending.run())
+        self._loop.create_task(self._mend(ended))
+
+    async def _mend(self, ended: LogDriver | None) -> None:
+        """As app.node.repairs: once the disk thread has done what it was given, the files are nobody's."""
+        assert self._disk is not None
+        done = self._loop.create_future()
+        self._disk.submit(lambda: None, lambda _result, _error: done.set_result(None))
+        await done
+        if ended is not None:
+            with suppress(StorageError):  # it is not believed any more, so nothing rests on this
+                await in_thread(ended.log.close)
+        await self._mending.run()
 
     def find_flip(self, error: CorruptLog) -> None:
         """Damage was found by reading, as the scrub reads."""
@@ -245,8 +260,8 @@ class SimulatedNode:
         assert self._disk is not None
         self._disk.request_sync(self._journal, lambda: None)
 
-    def open_log(self) -> LogDriver:
-        return self._open(sound=False)
+    def open_log(self, *, sound: bool) -> LogDriver:
+        return self._open(sound=sound)
 
     def serve(self, driver: LogDriver) -> None:
         if self._mending.mended.set_aside:

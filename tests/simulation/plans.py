@@ -16,12 +16,13 @@ SMALL_SEGMENTS = CommitlogConfig(segment_max_bytes=64 * KIB, mark_interval_bytes
 TINY_SEGMENTS = CommitlogConfig(
     segment_max_bytes=16 * KIB, mark_interval_bytes=4 * KIB, tail_cache_bytes=2 * KIB
 )
-# Twice as slow as the defaults, with a coarser timer: nothing depends on it but how often nothing happens.
+# Slower than the defaults, with a coarser timer: nothing depends on it but how often nothing happens.
 CALM_TIMING = RaftConfig(
-    tick_interval_ms=100,
-    heartbeat_interval_ms=300,
+    tick_interval_ms=200,
+    heartbeat_interval_ms=400,
     election_timeout_ms=(1_000, 2_000),
-    commit_interval_ms=100,
+    commit_interval_ms=200,
+    watermarks_moving_interval_ms=2_000,
 )
 STORM_TIMING = RaftConfig(tick_interval_ms=50, heartbeat_interval_ms=100, election_timeout_ms=(250, 500))
 CALM_LINKS = LinkFaults(loss=0.02, duplication=0.02, holding=0.02)
@@ -30,7 +31,7 @@ CALM_DISK = DiskTiming()
 CALM_FAULTS = FaultPlan()
 STORM_FAULTS = FaultPlan(pause_us=(10_000, 800_000), lasting_us=(10_000, 900_000))
 STORM_DISK = DiskTiming(sync_us=(50, 20_000), slow_chance=0.05, slow_us=300_000)
-NODE_COUNTS = (3, 3, 3, 5, 1)
+NODE_COUNTS = (3, 3, 3, 5, 3, 1, 3, 3, 3, 1)
 STORM_SHARE = 0.25  # of the simulated time of a calm seed
 
 
@@ -84,8 +85,8 @@ def plan_of(seed: int) -> ClusterPlan:
             push_max_bytes=KIB,
         )
         plan = replace(plan, raft=raft)
-    if nodes > 1 and random.random() < 0.5:
+    if nodes > 1 and random.random() < 0.35:
         plan = replace(plan, spares=1 if random.random() < 0.8 else 2)
-    if random.random() < 0.3:
+    if random.random() < 0.2:
         plan = replace(plan, storage=TINY_SEGMENTS)
     return plan
