@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from app.tables.delta_log import DeltaLog
 from spark_jobs.tables import MAX_REFUSALS, Table, TableClash, append_once, create_table, read_table
 
 
@@ -22,7 +23,9 @@ class JournalTable:
 
     def open(self) -> None:
         """Create the table if need be, and see how far it goes."""
-        if not create_table(self.spark, self.path, self.table):
+        if create_table(self.spark, self.path, self.table) or self._is_empty():
+            self.positions, self.rows = {}, 0
+        else:
             self._look()
 
     def append(self, rows: pa.Table) -> None:
@@ -48,6 +51,11 @@ class JournalTable:
             refusals = refusals + 1 if sum(self.positions.values()) == claim else 0
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the events after {self.positions}")
+
+    def _is_empty(self) -> bool:
+        """By the table's own log: most logs never fill some of their tables, and a Spark job costs more."""
+        snapshot = DeltaLog(self.path).snapshot()
+        return snapshot is not None and snapshot.rows == 0
 
     def _look(self) -> None:
         ends = read_table(self.spark, self.path).groupBy("node").agg(F.max("seq"), F.count("*")).collect()

@@ -1,5 +1,6 @@
 """Compaction and clean-up beside a running stream."""
 
+import json
 import threading
 from pathlib import Path
 
@@ -8,12 +9,12 @@ from pyspark.sql import SparkSession
 from spark_jobs.progress import Progress
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.snapshot import read_snapshot
-from spark_jobs.tables import identifier, read_table
+from spark_jobs.tables import TABLES, identifier, read_table
 from spark_jobs.transforms import index_check
 from spark_jobs.upkeep import keep_all_up, keep_up
 from tests.spark.conftest import endpoints
 from tests.spark.log_server import FakeLog, FakeReplica
-from tests.spark.test_exactly_once import await_materialized
+from tests.spark.test_exactly_once import await_materialized, await_true
 
 
 def test_tables_are_compacted_while_the_stream_goes_on(
@@ -22,8 +23,8 @@ def test_tables_are_compacted_while_the_stream_goes_on(
     config = MaterializeConfig(
         endpoint=endpoints(replicas),
         tables=tmp_path,
-        trigger="100 milliseconds",
-        events_trigger="100 milliseconds",
+        trigger="300 milliseconds",
+        events_trigger="1 minute",
     )
     path = f"{tmp_path}/default/entries"
     stop = threading.Event()
@@ -38,8 +39,13 @@ def test_tables_are_compacted_while_the_stream_goes_on(
             log.append_many(5)
             await_materialized(tmp_path, log.next_index - 1)
             log.append_many(5)
-            removed += sum(kept.files_removed for kept in keep_all_up(spark, tmp_path, ["default"]))
+            removed += keep_up(spark, path).files_removed
+            keep_up(spark, f"{tmp_path}/default/epochs")
+        kept = keep_all_up(spark, tmp_path, ["default"])
+        assert len(kept) == len(TABLES)
         await_materialized(tmp_path, log.next_index - 1)
+        progress = tmp_path / "progress.json"
+        await_true(lambda: json.loads(progress.read_text())["logs"]["default"]["epochs_rows"] == 4)
     finally:
         stop.set()
         job.join()
