@@ -139,7 +139,10 @@ class AppendHandler:
     ) -> None:
         """A checked append: to this node's driver, or to the leader. started_ms: when the call came in."""
         if not hosted.leads or hosted.driver is None:
-            self._carry(call, hosted, request, started_ms, done)
+            if _stays(heads):
+                done(self._problem(call, self._not_leader(hosted), hosted))
+            else:
+                self._carry(call, hosted, request, started_ms, done)
             return
 
         def ended(result: AppendResult | CommitlogError) -> None:
