@@ -252,7 +252,7 @@ class Settings:
         return next((node for node in self.nodes if node.id == node_id), None)
 
     def slaves_connect_to(self, log: LogSettings) -> str | None:
-        """Where the master of a classic log takes slaves; None when that is not known."""
+        """Where the master of a classic log takes slaves; None when only the master itself can say."""
         master = self.node_of(log.replicas[0])
         return log.ha_address or (None if master is None else master.ha_address)
 
@@ -391,11 +391,6 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
     settings = Settings(
         cluster_id=file.cluster.id, node=node, nodes=nodes, logs=_logs(file.logs, ids, brokers), **sections
     )
-    for log in settings.logs:
-        check(
-            log.replication is not Replication.CLASSIC or settings.slaves_connect_to(log) is not None,
-            f"log {log.name}: it needs an ha_listen with a port, or its master {log.replicas[0]} does",
-        )
     _check_exposure(settings)
     return settings
 

@@ -47,7 +47,7 @@ class ClassicSlaveCore(StaticGroup):
         config: HaConfig,
         random: Random,
     ) -> None:
-        """master_address: host:port where the master takes slaves of this log."""
+        """master_address: host:port where the master takes slaves; "": the transport finds out."""
         self._log = log
         self._log_id = log_id
         self._config = config

@@ -94,6 +94,7 @@ class Broker:
             deliver=self._deliver,
             lost=lambda peer: self.metadata.server.disconnected(peer),
             chance=random.SystemRandom(),
+            ha_address=lambda: self.ha_address,
         )
         self.ha = HaTransport(self.node.ha_listen)
         self.repairs = Repairs(
@@ -117,7 +118,7 @@ class Broker:
             disk=self._disk,
             transport=self.transport,
             ha_transport=HaLink(self.ha, self.transport),
-            ha_address=lambda: self.node.ha_address or self.ha.address,
+            ha_address=lambda: self.ha_address,
             loop=self._loop,
             fail=self._fail,
             healed=self.repairs.healed,
@@ -291,7 +292,14 @@ class Broker:
         protocol = Protocol.CLASSIC if classic else Protocol.AUTO_SWITCH
         place = settings.replicas.index(self.node.id) + 1 if self.node.id in settings.replicas else 0
         by_number = self.settings.ha.ha_handshake_by_number
-        self.ha.attach(hosted.log_id, protocol, driver.deliver, place=place, by_number=by_number)
+        self.ha.attach(
+            hosted.log_id,
+            protocol,
+            driver.deliver,
+            place=place,
+            by_number=by_number,
+            master=lambda: self.transport.peer_ha_address(settings.replicas[0]),
+        )
         if settings.ha_listen is not None and settings.replicas[0] == self.node.id:
             self.spawn(self._listen_for(hosted, settings.ha_listen), f"HA listener of {hosted.name}")
         if hosted.ha is not None:
@@ -300,10 +308,15 @@ class Broker:
                 hosted.generation,
                 driver,
                 hosted.ha,
-                self.node.ha_address or self.ha.address,
+                self.ha_address,
                 lambda: hosted.driver is driver,
                 (lambda: self.repairs.healed(hosted)) if hosted.healing else None,
             )
+
+    @property
+    def ha_address(self) -> str:
+        """host:port where this node takes slaves, once it is started."""
+        return self.node.ha_address or self.ha.address
 
     async def _listen_for(self, hosted: HostedLog, listen: str) -> None:
         try:

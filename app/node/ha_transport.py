@@ -51,13 +51,17 @@ class Protocol(StrEnum):
 
 @dataclass(slots=True)
 class _Log:
-    """A log whose connections come and go. place: of this replica among the log's, for prefaces."""
+    """A log whose connections come and go. place: of this replica among the log's, for prefaces.
+
+    master: where its master takes slaves, for cores that do not know; None when nobody does.
+    """
 
     log_id: int
     protocol: Protocol
     deliver: Deliver
     place: int
     by_number: bool
+    master: Callable[[], str | None]
     listener: asyncio.Server | None = None
 
 
@@ -95,17 +99,25 @@ class HaTransport:
         return len(self._incoming)
 
     def attach(
-        self, log_id: int, protocol: Protocol, deliver: Deliver, *, place: int = 0, by_number: bool = False
+        self,
+        log_id: int,
+        protocol: Protocol,
+        deliver: Deliver,
+        *,
+        place: int = 0,
+        by_number: bool = False,
+        master: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Take connections of a log from now on: what comes in goes to deliver(key, message).
 
         A log may be attached anew, by another core: the connections of the old one end, a listener stays.
         place: of this replica among the log's, from 1. by_number: this node's handshakes are of newer builds.
+        master: where to connect to for a core that names no address.
         """
         before = self._logs.get(log_id)
         self._end_connections(log_id)
         listener = None if before is None else before.listener
-        self._logs[log_id] = _Log(log_id, protocol, deliver, place, by_number, listener)
+        self._logs[log_id] = _Log(log_id, protocol, deliver, place, by_number, master, listener)
 
     def _end_connections(self, log_id: int) -> None:
         for (owner, _), connection in list(self._connections.items()):
@@ -169,7 +181,7 @@ class HaTransport:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                host, port = split_address(address)
+                host, port = split_address(address or owner.master() or "")
                 await loop.create_connection(lambda: _Connection(self, owner.log_id, key), host, port)
         except (OSError, TimeoutError, ValueError) as error:
             if self._logs.get(owner.log_id) is owner:

@@ -54,7 +54,7 @@ Deliver = Callable[[str, int, Any], None]
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who speaks to whom. `to` guards against an address that now belongs to another node.
 
-    address: host:port at which the other nodes reach the sender.
+    address: host:port at which the other nodes reach the sender. ha_address: where it takes slaves.
     """
 
     protocol: int
@@ -63,6 +63,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target: str = msgspec.field(name="to")
     address: str
     version: str
+    ha_address: str | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,14 +128,17 @@ class PeerTransport:
         deliver: Deliver,
         lost: Callable[[str], None],
         chance: random.Random,
+        ha_address: Callable[[], str] | None = None,
     ) -> None:
         """address: host:port at which others reach this node. peers: (id, host:port) of those known already.
+        ha_address: where this node takes slaves; the peers are told.
 
         deliver(source, log_id, message): what came in. lost(peer): its last connection to us has closed.
         """
         self.cluster_id = cluster_id
         self.node_id = node_id
         self.address = address
+        self._ha_address = ha_address
         self._listen = split_address(listen)
         self._chance = chance
         self._deliver = deliver
@@ -191,6 +195,19 @@ class PeerTransport:
         """The version that a peer said on the connection that is open to it; None while there is none."""
         peer = self._outgoing.get(peer_id)
         return None if peer is None else peer.version
+
+    def peer_ha_address(self, peer_id: str) -> str | None:
+        """Where a peer takes slaves, as it said last; None before it said so."""
+        peer = self._outgoing.get(peer_id)
+        return None if peer is None else peer.ha_address
+
+    def hello_to(self, peer_id: str) -> bytes:
+        """How this node introduces itself."""
+        ha_address = None if self._ha_address is None else self._ha_address()
+        hello = Hello(
+            PROTOCOL, self.cluster_id, self.node_id, peer_id, self.address, VERSION, ha_address=ha_address
+        )
+        return msgspec.json.encode(hello)
 
     def received(self, source: str, frame: memoryview) -> None:
         log_id, message = wire.decode(frame)
@@ -284,11 +301,7 @@ class _Incoming(_Connection):
         owner.add_peer(hello.source, hello.address)
         owner.heard_from(hello.source)
         self._reader.raise_limit(FRAME_MAX_BYTES)
-        self._reply(
-            msgspec.json.encode(
-                Hello(PROTOCOL, owner.cluster_id, owner.node_id, hello.source, owner.address, VERSION)
-            )
-        )
+        self._reply(owner.hello_to(hello.source))
 
     def _reply(self, frame: bytes) -> None:
         if self._transport is not None:
@@ -329,6 +342,7 @@ class _Outgoing(_Connection):
         super().__init__()
         self.peer_id = peer_id
         self.version: str | None = None
+        self.ha_address: str | None = None
         self._owner = owner
         self._address = address
         self._chance = chance
@@ -371,10 +385,7 @@ class _Outgoing(_Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        owner = self._owner
-        hello = msgspec.json.encode(
-            Hello(PROTOCOL, owner.cluster_id, owner.node_id, self.peer_id, owner.address, VERSION)
-        )
+        hello = self._owner.hello_to(self.peer_id)
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=MIB)
         _bound_silence(self._transport)
@@ -399,6 +410,7 @@ class _Outgoing(_Connection):
         if answer.cluster != self._owner.cluster_id or answer.source != self.peer_id:
             raise wire.CorruptFrame(f"{self._address} is not {self.peer_id} of this cluster")
         self.version = answer.version
+        self.ha_address = answer.ha_address
         log.info("peer connected", extra={"peer": self.peer_id})
         oldest = asyncio.get_running_loop().time() - KEPT_S
         for when, buffers in self._kept:

@@ -28,7 +28,7 @@ def refused(answer: httpx.Response, status: int, code: str) -> None:
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
 
 
-@pytest.mark.parametrize("replication", ["raft", "controller"])
+@pytest.mark.parametrize("replication", ["raft", "controller", "classic"])
 def test_a_new_log_is_known_everywhere_and_created_once(cluster: Cluster, replication: str) -> None:
     name = f"new-{replication}"
     log = {"name": name, "replication": replication, "replicas": 2, "retention": {"ms": 86_400_000}}
@@ -94,7 +94,7 @@ def test_settings_change_by_their_version(cluster: Cluster) -> None:
     refused(cluster.call("PATCH", "n3", "/v1/logs/changes", json={"replicas": 3}), 422, "invalid-request")
 
 
-@pytest.mark.parametrize("replication", ["raft", "controller"])
+@pytest.mark.parametrize("replication", ["raft", "controller", "classic"])
 def test_a_deleted_log_goes_everywhere_and_a_new_one_of_its_name_starts_empty(
     cluster: Cluster, replication: str
 ) -> None:
