@@ -237,7 +237,8 @@ class ClassicMasterCore(StaticGroup):
             slave.sender = Sender(log, index, offset_after(log, index - 1), NO_INDEX)
         elif not log.begin_offset <= max_offset <= log.end_offset:
             reason = f"a slave at {max_offset}, the log is [{log.begin_offset}, {log.end_offset}]"
-            self._outbox.tell("corruption", self._member.term, {"reason": reason, "slave": slave.id})
+            if slave.id in self._replicas:  # of strangers the journal keeps nothing
+                self._outbox.tell("corruption", self._member.term, {"reason": reason, "slave": slave.id})
             self._drop(slave, reason)
             return
         else:

@@ -187,6 +187,13 @@ def test_a_slave_that_is_past_the_master_is_sent_away_and_told_of() -> None:
     assert master.told("corruption")
 
 
+def test_a_stranger_that_is_past_the_master_leaves_nothing_in_the_journal() -> None:
+    master = Master()
+    key = master.slave(place=0, at=1 << 62)
+    assert [type(message) for message in master.frames(key)] == [Disconnect]
+    assert not master.told("corruption")
+
+
 @pytest.mark.rule("H-07")
 def test_a_synchronous_append_waits_for_the_configured_number_of_slaves() -> None:
     master = Master(sync_slaves=2)
