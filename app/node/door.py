@@ -8,7 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.errors import CommitlogError, LeaderPendingFull, NoLeader, NotLeader, RequestOutstanding
+from app.errors import (
+    CommitlogError,
+    LeaderPendingFull,
+    LeaderTransferring,
+    NoLeader,
+    NotLeader,
+    RequestOutstanding,
+)
 from app.log_commands import Command
 from app.log_state import Claim, LogState
 from app.node.admission import Coalescing, check_conditions, check_quota, check_repeat
@@ -106,6 +113,26 @@ class Door:
         self._commands.clear()
         self._queued_bytes = 0
 
+    def tick(self, now_ms: int) -> None:
+        """Whoever has waited for the next leader until its deadline is told that nothing was applied."""
+        if not self._core.is_transferring:
+            return
+        appends, commands = self._appends, self._commands
+        self._appends = deque(append for append in appends if append.deadline_ms > now_ms)
+        self._commands = deque(command for command in commands if command.deadline_ms > now_ms)
+        for append in appends:
+            if append.deadline_ms <= now_ms:
+                self._queued_bytes -= append.request.records.size_bytes
+                self._refuse(append, LeaderTransferring())
+        for command in commands:
+            if command.deadline_ms <= now_ms:
+                answer(command.done, LeaderTransferring())
+
+    def _refuse(self, append: OpenAppend, refusal: CommitlogError) -> None:
+        if append.request.stream is not None:
+            append.request.stream.broken = True
+        self._open.refuse(append, refusal)
+
     # --- entering
 
     def enter(self, now_ms: int) -> None:
@@ -121,9 +148,7 @@ class Door:
             try:
                 self._admit(append, now_ms, wall_ms)
             except CommitlogError as refusal:
-                if append.request.stream is not None:
-                    append.request.stream.broken = True
-                self._open.refuse(append, refusal)
+                self._refuse(append, refusal)
             except Exception:
                 if append.claim is None:  # it is not in the core's hands: it waits again, until refuse_all
                     self._appends.appendleft(append)

@@ -412,6 +412,7 @@ class LogDriver:
     def _keep_house(self, now_ms: int) -> None:
         self._syncer.tick(now_ms)
         self._gate.give_up(now_ms)
+        self._door.tick(now_ms)
         self._transfer.tick(self._core.leader_id, now_ms)
         self._trimmer.look()
         self._checkpointer.tick(self._state, self._core.committed_index, now_ms)

@@ -10,7 +10,7 @@ from app.replication import DriverConfig
 from storage.commitlog import Commitlog
 from storage.errors import CorruptLog
 from tests.unit.raft.driver_support import Node, code
-from tests.unit.raft.test_driver import leading_node
+from tests.unit.raft.test_driver import keep_lead, leading_node
 
 
 @pytest.mark.rule("D-23")
@@ -58,3 +58,27 @@ def test_an_append_in_hand_is_answered_when_the_one_before_it_meets_damage(
     node.seams.run()
     assert len(found) == 1
     assert [code(answer) for each in answers for answer in each] == ["term-changed", "no-leader", "no-leader"]
+
+
+@pytest.mark.rule("R-09", "D-26")
+def test_what_waits_for_the_next_leader_is_told_at_its_deadline_that_it_was_not_applied(
+    tmp_path: Path,
+) -> None:
+    node = leading_node(tmp_path)
+    node.ask()  # nobody acknowledges it: the lead cannot go
+    node.seams.run()
+    before = node.driver.log.end_index
+    assert node.driver.transfer("n2") == "n2"
+    short, long = node.ask(timeout_ms=100), node.ask(timeout_ms=5_000)
+    for _ in range(10):
+        keep_lead(node)
+        node.tick(20)
+    assert node.driver.is_transferring
+    assert [code(answer) for answer in short] == ["leader-transferring"]
+    assert long == []
+    for _ in range(60):
+        keep_lead(node)
+        node.tick(20)
+    assert not node.driver.is_transferring
+    assert len(short) == 1
+    assert node.driver.log.end_index == before + 1  # the other one has entered
