@@ -16,15 +16,23 @@ from app.client.operations import Operations
 _RETRY_S = 0.5
 
 
-@click.group("members")
-def members_command() -> None:
-    """List, add, promote and remove nodes."""
+@click.group("members", invoke_without_command=True)
+@target_options
+@click.pass_context
+def members_command(ctx: click.Context, target: Target) -> None:
+    """List (the default), add, promote and remove nodes."""
+    if ctx.invoked_subcommand is None:
+        _list(target)
 
 
 @members_command.command("list")
 @target_options
 def list_members(target: Target) -> None:
     """List the nodes: voters and learners."""
+    _list(target)
+
+
+def _list(target: Target) -> None:
     with target.client() as client:
         _show(target, Operations(client).members())
 

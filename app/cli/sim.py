@@ -23,7 +23,7 @@ def sim_command(arguments: tuple[str, ...]) -> None:
     if not (ROOT / "tests" / "simulation").is_dir():
         raise CommandFailed("the simulator belongs to the test suite: run this from a checkout")
     sys.path.insert(0, str(ROOT))
-    mode, rest = _mode(list(arguments))
+    mode, rest = _mode([argument for argument in arguments if argument != "--json"])  # it is JSON anyway
     simulator = importlib.import_module(SIMULATORS[mode])
     sys.exit(simulator.main(rest))
 
