@@ -280,8 +280,13 @@ class ClassicMasterCore(StaticGroup):
         self._check(now_ms)
 
     def read_index(self, token: Any, now_ms: int) -> None:
-        """The master is the only one there is: it knows."""
-        self._outbox.reads.append((token, self._member.committed_index if self._is_open else None))
+        self._outbox.reads.append((token, self._readable_index))
+
+    @property
+    def _readable_index(self) -> int | None:
+        """The master is the only one there is: it knows. After a restart what it found may have been
+        acknowledged, also where the slaves that say so are not back yet: readers wait for that."""
+        return max(self._member.committed_index, self._open_index) if self._is_open else None
 
     def synced(self, now_ms: int) -> None:
         self._grown(now_ms)

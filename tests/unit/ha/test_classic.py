@@ -274,6 +274,19 @@ def test_appends_without_room_are_refused_and_the_opening_is_tried_again() -> No
     assert master.append(b"b", acks=Acks.LEADER).last_index == pending.last_index
 
 
+def test_after_a_restart_readers_wait_for_what_may_have_been_acknowledged() -> None:
+    master = Master()
+    key = master.slave()
+    master.append(b"a")
+    master.deliver(key, ClassicReport(master.log.end_offset))
+    assert master.fates() == [(1, "acknowledged")]
+    again = Master(master.log, hard_state=master.saved[-1])
+    assert again.core.committed_index == NO_INDEX
+    again.core.read_index("reader", again.now_ms)
+    again.carry_out()
+    assert again.reads == [("reader", 1)]
+
+
 def test_what_others_ask_a_classic_master() -> None:
     master = Master()
     master.slave()
