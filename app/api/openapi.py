@@ -277,6 +277,8 @@ def as_openapi_3_0(node: Any) -> Any:
         plain["nullable"] = True
         del plain["anyOf"]
         plain.update(left[0] if len(left) == 1 and "$ref" not in left[0] else {"anyOf": left})
+    if plain.get("required") == []:  # a list of names has at least one there
+        del plain["required"]
     if "const" in plain:
         plain["enum"] = [plain.pop("const")]
     if plain.pop("contentEncoding", None) == "base64":

@@ -170,6 +170,7 @@ def test_the_openapi_document_is_complete(cluster: Cluster) -> None:
     assert "HTTPValidationError" not in text
     assert '"type":"null"' not in text
     assert '"$ref":"#/$defs' not in text
+    assert '"required":[]' not in text
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             reads_json = method in ("put", "patch", "post") and not path.endswith(":promote")
