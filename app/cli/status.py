@@ -49,7 +49,8 @@ def _watch(target: Target, client: CommitlogClient) -> None:
 
 
 def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
-    """The status documents of all nodes, in the cluster's order; of a silent one its id, url and role "down".
+    """The status documents of all nodes that keep the log, in the cluster's order; of a silent node its id,
+    url and role "down".
 
     Raises ClientError when the log does not exist anywhere, or no endpoint answers.
     """
@@ -58,7 +59,9 @@ def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
     refusals: list[Problem] = []
     for node in nodes:
         try:
-            views.append({"url": node["url"], **client.status(node["url"])})
+            view = client.status(node["url"])
+            if view["node"] == node["id"]:  # else it keeps no copy, and passed the question on
+                views.append({"url": node["url"], **view})
         except Problem as error:
             refusals.append(error)
             views.append({"node": node["id"], "url": node["url"], "role": error.code})

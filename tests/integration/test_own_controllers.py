@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.status import node_views
+from app.client import CommitlogClient
 from app.settings import load
 from tests.support.cluster import Cluster, eventually
 
@@ -39,6 +41,8 @@ def test_brokers_find_their_controllers_and_a_new_disk_gets_compacted_metadata(t
         for node in cluster.ids:
             assert cluster.values(node) == ["x"]
         assert not (tmp_path / "n3" / "logs" / "default").exists()
+        with CommitlogClient([cluster.url("n3")]) as client:
+            assert [view["node"] for view in node_views(client)] == ["n1", "n2"]
         roles = {node: cluster.status(node, "__controller")["role"] for node in cluster.ids}
         assert sorted(roles.values()) == ["follower", "leader", "learner", "learner"]
         assert (roles["n1"], roles["n2"]) == ("learner", "learner")
