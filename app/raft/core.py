@@ -292,7 +292,12 @@ class RaftCore:
             committed_index != NO_INDEX and log.term_at(committed_index) == member.term
         )
         awake_ms = now_ms - self._config.election_timeout_ms[1]
-        awake = tuple(peer for peer, heard_ms in self._heard_ms.items() if heard_ms >= awake_ms)
+        marks = self._quorum.watermarks  # without one a peer has not answered in this term: it may be gone
+        awake = tuple(
+            peer
+            for peer, heard_ms in self._heard_ms.items()
+            if heard_ms >= awake_ms and marks.get(peer, NO_INDEX) != NO_INDEX
+        )
         level = tuple(peer for peer, dispatcher in self._dispatchers.items() if dispatcher.is_level)
         view = GroupView(member.group, settled, level, (*awake, member.node_id))
         return changed(view, kind, node_id)

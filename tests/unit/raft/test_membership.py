@@ -114,6 +114,18 @@ def test_changes_that_make_no_sense_or_would_stop_the_group_are_refused() -> Non
 
 
 @pytest.mark.rule("R-10")
+def test_a_voter_that_has_not_answered_a_new_leader_yet_is_not_counted_on() -> None:
+    group = Group(3)
+    leader = group.elect("n1", "n1", "n2")
+    group.settle("n1", "n2")
+    with pytest.raises(WouldLoseQuorum):
+        leader.core.change(ChangeKind.REMOVE, "n2", group.now_ms)
+    group.settle()
+    group.pass_time(100)
+    assert leader.core.change(ChangeKind.REMOVE, "n2", group.now_ms) is not None
+
+
+@pytest.mark.rule("R-10")
 def test_a_leader_that_is_removed_commits_its_removal_and_leaves() -> None:
     group, leader = led_group()
     leader.change(ChangeKind.REMOVE, "n1")
