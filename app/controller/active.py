@@ -159,6 +159,8 @@ class ActiveController:
             for event in events:
                 state.apply(round_.last_index + 1, event)
                 round_.events.append(_timed(event, time_ms))
+                if isinstance(event, MasterElected):
+                    self.liveness.elected(event.log)
 
         waiting, self._waiting = self._waiting, []
         for token, command in waiting:

@@ -135,6 +135,10 @@ class Liveness:
         """The master says that it acts no more: whatever lease it had is over."""
         self._given_up[log] = now_ms
 
+    def elected(self, log: str) -> None:
+        """A master is elected: if it is the one before, it goes on with what is left of its lease."""
+        self._given_up.pop(log, None)
+
     def may_be_leased(self, log: str, now_ms: int) -> bool:
         """Whether a master of the log may still hold a lease, of this controller or the one before."""
         if log in self._given_up:

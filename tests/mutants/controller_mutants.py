@@ -3,6 +3,7 @@
 `make mutants` also asks the simulator of the mode (tests/simulation/ha).
 """
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -29,7 +30,8 @@ from app.ha.roles import HaView, Lease, MasterRole, SlaveRole
 from app.ha.sending import _Cutter
 from app.ha.slave_side import SlaveSide
 from app.ha.sync_state_set import SyncStateSet
-from tests.mutants.mutants import mutant
+from tests.mutants.mutants import Killer, Patch
+from tests.mutants.mutants import mutant as any_mutant
 from tests.unit.controller import (
     test_elections,
     test_log_state,
@@ -39,6 +41,19 @@ from tests.unit.controller import (
     test_sync_state_set,
 )
 from tests.unit.ha import test_classic, test_master, test_slave
+
+MODES: dict[str, str] = {}  # by name of the bug: which simulator looks for it
+
+
+def mutant(rule: str, killer: Killer, *, mode: str) -> Callable[[Patch], Patch]:
+    """mode: of the logs that the bug is about, controller or classic."""
+
+    def register(patch: Patch) -> Patch:
+        MODES[patch.__name__] = mode
+        return any_mutant(rule, killer)(patch)
+
+    return register
+
 
 # --- the controllers ---
 
@@ -88,6 +103,15 @@ def an_election_does_not_wait_for_the_lease(patch: pytest.MonkeyPatch) -> None:
 )
 def a_lease_is_granted_while_an_election_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ActiveController, "_is_electing", lambda self, log: False)
+
+
+@mutant(
+    "A-11",
+    lambda _: test_elections.test_a_master_that_is_elected_again_goes_on_with_its_lease(),
+    mode="controller",
+)
+def what_was_given_up_once_is_given_up_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Liveness, "elected", lambda self, log: None)
 
 
 @mutant(

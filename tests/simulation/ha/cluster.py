@@ -208,19 +208,20 @@ class HaCluster:
             if not node.alive:
                 node.start()
         promised = dict(self.ledger.acknowledged)
-        before = self.ledger.highest_index if not self.plan.unclean else -1
         appends = self.checker.counts["appends"]
-
-        def even() -> bool:
-            if self.checker.counts["appends"] < appends + 5:
-                return False  # it goes on
-            least = max(before, max(node.log.end_index for node in self.brokers) - 20)
-            return all(node.alive and node.driver.committed_index >= least for node in self.brokers)
-
-        if not self.run_until(even, seconds):
-            ends = {n.name: (n.core.epoch, n.driver.committed_index, n.log.end_index) for n in self.brokers}
-            raise Violation(f"it does not go on: {ends}, {self.checker.truth.log(LOG_NAME)}")
+        self._await(lambda: self.checker.counts["appends"] >= appends + 5, seconds)
+        log = self.checker.truth.log(LOG_NAME)
+        assert log is not None
+        least = max(
+            node.driver.committed_index for node in self.brokers if node.core.epoch == log.master_epoch
+        )
+        self._await(lambda: all(node.driver.committed_index >= least for node in self.brokers), seconds)
         target = min(node.driver.committed_index for node in self.brokers)
         if len({node.log.batch_at(target).header.chain for node in self.brokers}) > 1:
             raise Violation(f"the logs differ at {target}")
         self.checker.finish(promised)
+
+    def _await(self, done: Callable[[], bool], seconds: float) -> None:
+        if not self.run_until(done, seconds):
+            ends = {n.name: (n.core.epoch, n.driver.committed_index, n.log.end_index) for n in self.brokers}
+            raise Violation(f"it does not go on: {ends}, {self.checker.truth.log(LOG_NAME)}")

@@ -223,6 +223,20 @@ def test_an_operator_moves_a_living_master_only_when_its_lease_is_over_or_given_
     assert quorum.log().master_node == "n3"
 
 
+@pytest.mark.rule("A-11")
+def test_a_master_that_is_elected_again_goes_on_with_its_lease() -> None:
+    """It gave the epoch before up, not this one: whoever moves it has to wait."""
+    quorum = Quorum()
+    log = quorum.with_master()
+    quorum.heartbeats()
+    quorum.done(StepDown("a", log.generation, quorum.id_of("n1"), 1))
+    assert (quorum.log().master_node, quorum.log().master_epoch) == ("n1", 2)
+    assert isinstance(quorum.alter("n1", "n2"), Done)
+    quorum.active.ask(object(), ElectMaster("a", "n2", False, 2))
+    assert quorum.turn() == []
+    assert quorum.log().master_node == "n1"
+
+
 @pytest.mark.rule("C-05")
 def test_an_election_asked_twice_happens_once_and_a_living_master_that_will_do_stays() -> None:
     quorum = Quorum()

@@ -255,7 +255,7 @@ def test_a_mastership_is_given_up_before_the_controller_hears_of_it(why: str) ->
 
 @pytest.mark.rule("A-11", "C-10")
 def test_a_core_that_has_not_heard_of_its_new_epoch_is_not_taken_to_have_given_it_up() -> None:
-    """It could not take up the last one; it is told of this one in the same moment, and will be its master."""
+    """It could not take up the last one; it is told of this one just now, and will be its master."""
     bench = Bench()
     bench.become_master()
     bench.view.needs_election, bench.view.epoch = True, 0
