@@ -51,15 +51,15 @@ class KnownTables:
     """The tables of all logs, as last looked at. One look at a log's tables at a time, in a thread."""
 
     def __init__(self, root: str | None) -> None:
-        self._root = root if root is None or "://" in root else str(FilePath(root).absolute())
+        self.root = root if root is None or "://" in root else str(FilePath(root).absolute())
         self._logs: dict[str, tuple[LogTables, asyncio.Lock]] = {}
 
     async def look(self, log: str, ask: Callable[[LogTables], Result]) -> Result | None:
         """What `ask` finds; None when nobody said where tables lie."""
-        if self._root is None:
+        if self.root is None:
             return None
         if log not in self._logs:
-            self._logs[log] = (LogTables(self._root, log), asyncio.Lock())
+            self._logs[log] = (LogTables(self.root, log), asyncio.Lock())
         tables, lock = self._logs[log]
         async with lock:
             return await asyncio.to_thread(ask, tables)
@@ -122,13 +122,19 @@ async def wait(
         raise InvalidRequest(("/path/table", f"only {ENTRIES!r} holds the log's records by their index"))
     deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
     while True:
-        content = await _table_object(broker, driver, await _found(request, log, table))
-        if content["materialized_index"] >= query.index:
-            return json_answer(content, headers=log_headers(broker, hosted))
         left_ms = deadline_ms - broker.clock.monotonic_ms()
-        if left_ms <= 0 or broker.stopping:
-            raise NotYetMaterialized(query.index, content["materialized_index"])
-        await broker.pause(min(_POLL_S, left_ms / 1000))
+        over = left_ms <= 0 or broker.stopping
+        state = await known_tables(request).look(log, lambda found: found.find(table))
+        if state is None:  # the job that makes it may just have begun
+            if over or known_tables(request).root is None:
+                raise TableNotFound(table, log)
+        else:
+            content = await _table_object(broker, driver, state)
+            if content["materialized_index"] >= query.index:
+                return json_answer(content, headers=log_headers(broker, hosted))
+            if over:
+                raise NotYetMaterialized(query.index, content["materialized_index"])
+        await broker.pause(max(0.0, min(_POLL_S, left_ms / 1000)))
 
 
 @router.get(

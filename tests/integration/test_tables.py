@@ -102,6 +102,8 @@ def test_what_is_not_there_is_refused(cluster: Cluster, entries: DeltaFiles) -> 
         answer = get(cluster, path)
         assert (answer.status_code, answer.json()["code"]) == (status, code), path
     assert get(cluster, "tables/entries", log="pair").json()["code"] == "table-not-found"
+    late = get(cluster, "tables/entries:wait?index=1&timeout_ms=10", log="pair")
+    assert late.json()["code"] == "table-not-found"
     assert get(cluster, "tables:at?index=1", log="pair").json()["code"] == "no-such-cut"
     refused = cluster.call("POST", "n1", "/v1/logs/default/tables:at")
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
