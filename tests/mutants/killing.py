@@ -4,39 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.controller_mutants import MODES
 from tests.mutants.mutants import Mutant
 from tests.simulation.checks import Violation
-from tests.simulation.ha import classic
-from tests.simulation.ha import run as controller
 from tests.simulation.run import run_seed
 
 FIRST_SEED = 3
 SEEDS, SEEDS_BESIDE_A_TEST = 120, 30  # that are tried
 SECONDS = 80.0
-GROUP_SEEDS, GROUP_SECONDS = 12, 20.0  # of groups in controller and classic mode
 
 
 def killed_by_simulator(mutant: Mutant) -> str | None:
     """The first seed whose cluster breaks a promise under the mutant, and which promise."""
-    if mutant.name in MODES:
-        return _killed_by_group(mutant)
     count = SEEDS if mutant.killer is None else SEEDS_BESIDE_A_TEST
     with pytest.MonkeyPatch.context() as patch:
         mutant.patch(patch)
         for seed in range(FIRST_SEED, FIRST_SEED + 2 * count, 2):  # every second one is a storm
             _, violation = run_seed(seed, SECONDS)
-            if violation is not None:
-                return f"seed {seed}: {violation}"
-    return None
-
-
-def _killed_by_group(mutant: Mutant) -> str | None:
-    simulator = controller if MODES[mutant.name] == "controller" else classic
-    with pytest.MonkeyPatch.context() as patch:
-        mutant.patch(patch)
-        for seed in range(GROUP_SEEDS):
-            _, violation = simulator.run_seed(seed, GROUP_SECONDS)
             if violation is not None:
                 return f"seed {seed}: {violation}"
     return None

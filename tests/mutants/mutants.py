@@ -105,19 +105,16 @@ def a_minority_is_enough(patch: pytest.MonkeyPatch) -> None:
     lambda _: test_quorum.test_watermarks_of_an_older_term_do_not_count_in_the_next_one(),
 )
 def watermarks_outlive_their_term(patch: pytest.MonkeyPatch) -> None:
-    original = QuorumChecker.open_term
+    opening, closing = QuorumChecker.open_term, QuorumChecker.close_term
 
     def open_term(self: QuorumChecker, now_ms: int) -> None:
-        kept = self._kept  # type: ignore[attr-defined]
-        original(self, now_ms)
-        self._watermarks.update(kept)
+        opening(self, now_ms)
+        self._watermarks.update(getattr(self, "_kept", {}))
 
     def close_term(self: QuorumChecker, now_ms: int) -> None:
-        QuorumChecker._kept = dict(self._watermarks)  # type: ignore[attr-defined]
+        self._kept = dict(self._watermarks)  # type: ignore[attr-defined]
         closing(self, now_ms)
 
-    closing = QuorumChecker.close_term
-    patch.setattr(QuorumChecker, "_kept", {}, raising=False)
     patch.setattr(QuorumChecker, "open_term", open_term)
     patch.setattr(QuorumChecker, "close_term", close_term)
 
@@ -143,7 +140,7 @@ def the_committed_index_passes_what_is_matched(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(EntryHandler, "adopt_committed", adopt)
 
 
-@mutant("R-12")
+@mutant("R-12", lambda _: test_entry_handler.test_a_new_term_starts_with_nothing_matched())
 def what_was_matched_outlives_the_term(patch: pytest.MonkeyPatch) -> None:
     original = EntryHandler.reset
 

@@ -150,6 +150,11 @@ class SimulatedCluster:
         self.ledger.verify()
         self.ledger.verify_refusals()
 
+    def close(self) -> None:
+        """End every process; nothing more can be done with this cluster."""
+        for node in self.members:
+            node.close()
+
     def _settled(self, target: int) -> bool:
         voters, learners = self.group()
         if self.leading() is None:

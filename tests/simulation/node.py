@@ -280,10 +280,15 @@ class SimulatedNode:
         """kill -9, or (with `fsync`, which survives it) a power failure: what no sync has covered is lost."""
         self._life.alive = False
         self._cluster.world.note(f"{self.name} is down")
+        self._cluster.world.after(0, self._loop.end)
         if power:
             self._lose_power()
         if self._serves:
             self._cluster.checker.end_life(self)
+
+    def close(self) -> None:
+        """The run has ended."""
+        self._loop.end()
 
     def _lose_power(self) -> None:
         self.files.power_cut_at = None

@@ -66,6 +66,8 @@ def run_seed(
         return cluster, violation
     except Exception as error:
         return cluster, Violation(f"{error!r} at {_place(error)}")
+    finally:
+        cluster.close()
     return cluster, None
 
 

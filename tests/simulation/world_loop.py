@@ -71,6 +71,12 @@ class WorldLoop(asyncio.AbstractEventLoop):
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
+    def end(self) -> None:
+        """The process is gone: what it had begun is not gone on with. Not from within one of its tasks."""
+        for task in list(self.tasks):
+            task.get_coro().close()  # type: ignore[union-attr]
+        self.tasks.clear()
+
     def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Do `work` as an event of its own, a little later."""
         future: asyncio.Future[T] = self.create_future()
