@@ -10,7 +10,7 @@ import pytest
 
 SCALE = "0.02"
 LIMIT_S = 120
-SAMPLE = ("partition", "power-cut", "disk-errors", "full-disk")
+SAMPLE = ("partition", "power-cut", "disk-errors", "full-disk", "cut-master")
 
 
 def run_chaos(*arguments: str) -> list[dict[str, object]]:
@@ -22,7 +22,7 @@ def run_chaos(*arguments: str) -> list[dict[str, object]]:
     return lines
 
 
-@pytest.mark.rule("R-01", "R-07", "R-08", "R-11", "R-12")
+@pytest.mark.rule("R-01", "R-07", "R-08", "R-11", "R-12", "A-11")
 @pytest.mark.parametrize("family", SAMPLE)
 def test_a_sample_of_a_family_finds_no_violation(family: str, tmp_path: Path) -> None:
     (line,) = run_chaos("--family", family, "--keep", str(tmp_path))
