@@ -9,10 +9,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.mutants.controller_mutants import GROUP_MUTANTS, GroupMutant, killed_by_group
 from tests.mutants.killing import killed_by_simulator, killed_by_test
-from tests.mutants.mutants import MUTANTS
+from tests.mutants.mutants import MUTANTS, Mutant
 
 WIDTH = 90  # of what is said about the killer
+ALL: list[Mutant] = [*MUTANTS, *GROUP_MUTANTS]
 
 
 class Row(NamedTuple):
@@ -26,11 +28,11 @@ class Row(NamedTuple):
 def judge(number: int) -> Row:
     """Plant the bug of that number."""
     logging.disable(logging.CRITICAL)
-    mutant = MUTANTS[number]
+    mutant = ALL[number]
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         test = killed_by_test(mutant, Path(folder))
-    simulator = killed_by_simulator(mutant)
+    simulator = killed_by_group(mutant) if isinstance(mutant, GroupMutant) else killed_by_simulator(mutant)
     return Row(mutant.name, mutant.rule, simulator, test, time.perf_counter() - started)
 
 
@@ -39,13 +41,13 @@ def main() -> int:
     out(f"{'planted bug':<52} {'rule':<5} {'s':>5}  killed by\n")
     survivors = by_simulator = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for row in pool.map(judge, range(len(MUTANTS))):
+        for row in pool.map(judge, range(len(ALL))):
             by_simulator += row.simulator is not None
             survivors += row.simulator is None and row.test is None
             killers = "; ".join(killer[:WIDTH] for killer in (row.simulator, row.test) if killer)
             out(f"{row.name:<52} {row.rule:<5} {row.seconds:>5.1f}  {killers or 'NOBODY'}\n")
             sys.stdout.flush()
-    out(f"{len(MUTANTS)} planted bugs, {by_simulator} killed by the simulator, {survivors} survive\n")
+    out(f"{len(ALL)} planted bugs, {by_simulator} killed by the simulator, {survivors} survive\n")
     return 1 if survivors else 0
 
 

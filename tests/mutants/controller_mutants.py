@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,8 +31,8 @@ from app.ha.roles import HaView, Lease, MasterRole, SlaveRole
 from app.ha.sending import _Cutter
 from app.ha.slave_side import SlaveSide
 from app.ha.sync_state_set import SyncStateSet
-from tests.mutants.mutants import Killer, Patch
-from tests.mutants.mutants import mutant as any_mutant
+from tests.mutants.mutants import Killer, Mutant, Patch
+from tests.simulation.ha import classic, run
 from tests.unit.controller import (
     test_elections,
     test_log_state,
@@ -42,17 +43,39 @@ from tests.unit.controller import (
 )
 from tests.unit.ha import test_classic, test_master, test_slave
 
-MODES: dict[str, str] = {}  # by name of the bug: which simulator looks for it
+GROUP_SEEDS, GROUP_SECONDS = 12, 20.0  # that are tried
+
+
+@dataclass(frozen=True)
+class GroupMutant(Mutant):
+    """mode: of the logs that the bug is about, controller or classic: which simulator looks for it."""
+
+    mode: str
+
+
+GROUP_MUTANTS: list[GroupMutant] = []
 
 
 def mutant(rule: str, killer: Killer, *, mode: str) -> Callable[[Patch], Patch]:
-    """mode: of the logs that the bug is about, controller or classic."""
+    """Take the function, which plants the bug, into GROUP_MUTANTS."""
 
     def register(patch: Patch) -> Patch:
-        MODES[patch.__name__] = mode
-        return any_mutant(rule, killer)(patch)
+        GROUP_MUTANTS.append(GroupMutant(patch.__name__, rule, patch, killer, mode))
+        return patch
 
     return register
+
+
+def killed_by_group(mutant: GroupMutant) -> str | None:
+    """The first seed whose group breaks a promise under the mutant, and which promise."""
+    simulator = run if mutant.mode == "controller" else classic
+    with pytest.MonkeyPatch.context() as patch:
+        mutant.patch(patch)
+        for seed in range(GROUP_SEEDS):
+            _, violation = simulator.run_seed(seed, GROUP_SECONDS)
+            if violation is not None:
+                return f"seed {seed}: {violation}"
+    return None
 
 
 # --- the controllers ---
