@@ -117,8 +117,8 @@ async def wait(
     driver = await from_replica(request, broker, hosted)
     if isinstance(driver, Response):
         return driver
-    await _found(request, log, table)
     if table != ENTRIES:
+        await _found(request, log, table)
         raise InvalidRequest(("/path/table", f"only {ENTRIES!r} holds the log's records by their index"))
     deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
     while True:

@@ -203,3 +203,13 @@ def test_the_command_line_shows_waits_and_travels(cluster: Cluster, entries: Del
     assert "Versions at index" in run("--at-index", "3")[1]
     assert run("--at-epoch", "1000000")[0] == 4
     assert run("--at-epoch", "1", "--wait", "1")[0] == 2
+
+
+def test_a_wait_may_begin_before_the_table_is_there(cluster: Cluster, folder: Path) -> None:
+    with CommitlogClient([cluster.url("n1")], log="pair") as client, ThreadPoolExecutor() as pool:
+        index = client.append(["early"]).last_index
+        waiting = pool.submit(Tables(client).wait, index, timeout_ms=20_000)
+        table = DeltaFiles(folder / "delta" / "pair" / "entries")
+        table.create()
+        version = table.bring(0, index + 1)
+        assert waiting.result(20).version == version
