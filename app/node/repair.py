@@ -21,6 +21,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from app.log_state import DAY_MS
+from app.node.checkpoints import load_state
 from app.node.driver import LogDriver
 from app.node.peer_calls import PeerCalls
 from app.node.repair_fetch import Fetch
@@ -28,7 +30,7 @@ from app.node.repair_marker import Note, RepairMarker
 from app.raft.repair_messages import FetchAnswer, FetchRequest, TermAnswer, TermRequest
 from app.replication import NO_INDEX, Clock
 from storage.batch import Batch
-from storage.checkpoint import CheckpointFile
+from storage.checkpoint import CheckpointFile, SnapshotFile
 from storage.commitlog import Commitlog, CommitlogConfig
 from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, StorageFull
 from storage.file_system import FileSystem
@@ -245,8 +247,8 @@ class LogRepair:
 
         So all of them are asked, and it votes for itself in the latest: for nobody else in any of them.
         """
-        term = await in_thread(self._last_term)
-        asked = list(self._peers)
+        term, voters = await in_thread(self._last_known)
+        asked = [*self._peers, *(voter for voter in voters if voter not in (*self._peers, self._node_id))]
         pause_s = _RETRY_FIRST_S
         while asked:
             answers = await asyncio.gather(
@@ -265,8 +267,11 @@ class LogRepair:
         await in_thread(lambda: self._save_vote(promise))
         self.mended.small_files["vote"] = None
 
-    def _last_term(self) -> int:
-        """The term of the log's last batch; 0 when the log itself is damaged: it is looked at later."""
+    def _last_known(self) -> tuple[int, tuple[str, ...]]:
+        """The term of the log's last batch, and the voters that the log itself names (R-10).
+
+        0 and nobody when the log is damaged, too: it is looked at later.
+        """
         try:
             log = Commitlog.open(
                 self._files,
@@ -276,10 +281,15 @@ class LogRepair:
                 committed_index=self._committed_index(),
             )
         except (CorruptLog, CorruptFile):
-            return 0
-        term = log.last_term
-        log.close()
-        return term
+            return 0, ()
+        try:
+            snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
+            membership = load_state(log, snapshot_file, idempotency_ms=DAY_MS).membership
+        except (CorruptFile, ValueError):  # the state comes from the leader; the configuration must do
+            membership = None
+        finally:
+            log.close()
+        return log.last_term, () if membership is None else membership.voters
 
     def _save_vote(self, promise: HardState) -> None:
         path = f"{self._folder}/vote"

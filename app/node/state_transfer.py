@@ -11,6 +11,7 @@ from typing import Final
 from app.log_state import LogState
 from app.raft.messages import StateChunk, StateRequest
 from app.replication import NO_INDEX, Transport
+from storage.checksum import crc32c
 from storage.commitlog import Commitlog
 
 CHUNK_BYTES: Final = 512 * 1024
@@ -67,7 +68,9 @@ class StateTransfer:
         if request.offset + len(data) >= len(snapshot):
             del self._served[key]
         self._transport.send(
-            source, self._log_id, StateChunk(request.id, request.offset, len(snapshot), data)
+            source,
+            self._log_id,
+            StateChunk(request.id, request.offset, len(snapshot), crc32c(snapshot), data),
         )
 
     def take(self, source: str, chunk: StateChunk, now_ms: int) -> None:
@@ -81,8 +84,11 @@ class StateTransfer:
             self._ask(source, size, now_ms)
             return
         self._asked_ms = None
-        taken = type(self._state).restore(b"".join(self._parts), idempotency_ms=self._state.idempotency_ms)
+        snapshot = b"".join(self._parts)
         self._parts = []
+        if crc32c(snapshot) != chunk.crc:
+            return  # pieces of two snapshots: asked for again
+        taken = type(self._state).restore(snapshot, idempotency_ms=self._state.idempotency_ms)
         taken.truncate_after(taken.committed_index)
         if taken.applied_index < self._log.begin_index - 1:
             return  # older than what this log lacks: asked for again

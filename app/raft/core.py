@@ -86,7 +86,6 @@ class RaftCore:
             committed_index=min(committed_index, log.end_index),
             sound=sound,
         )
-        self.electable = True
         self.refusal: CommitlogError | None = None  # a majority is all that it needs
         self._leaving = False  # this leader is no member any more
         self._group_index = NO_INDEX  # of the record that made the group what it is
@@ -136,6 +135,14 @@ class RaftCore:
     @property
     def sound(self) -> bool:
         return self._member.sound
+
+    @property
+    def electable(self) -> bool:
+        return self._member.electable
+
+    @electable.setter
+    def electable(self, electable: bool) -> None:
+        self._member.electable = electable
 
     @property
     def group(self) -> GroupConfig:
@@ -305,7 +312,7 @@ class RaftCore:
     def transfer(self, to: str | None, now_ms: int) -> str:
         if not self._member.leads or self._opening is not None:
             raise TransferFailed("this node does not lead, or has only begun to")
-        target = self._transfer.begin(to, self._heard_ms, now_ms)
+        target = self._transfer.begin(to, self._dispatchers, self._heard_ms, now_ms)
         self._settle(now_ms)
         return target
 
@@ -427,7 +434,7 @@ class RaftCore:
     @property
     def _may_campaign(self) -> bool:
         member = self._member
-        return member.sound and self.electable and member.node_id in member.group.voters
+        return member.sound and member.electable and member.node_id in member.group.voters
 
     def _ask_pre_votes(self, now_ms: int) -> None:
         """Find out whether an election could be won before any term is raised (R-03)."""
@@ -512,7 +519,7 @@ class RaftCore:
         if not self._leaving:
             self._leaving = True
             with suppress(TransferFailed):
-                self._transfer.begin(None, self._heard_ms, now_ms)
+                self._transfer.begin(None, self._dispatchers, self._heard_ms, now_ms)
         if not self.is_transferring:
             self._stand_down(now_ms)
 

@@ -60,6 +60,7 @@ class Dispatcher:
         self._term = -1
         self._leader_id: str | None = None
         self.session = session
+        self.peer_may_lead = False  # as its last answer of this term says
         self._life = 0
         self._asked_ms: int | None = None  # when the COMPARE or TRUNCATE under way was sent
         self._compare_index = NO_INDEX
@@ -91,6 +92,7 @@ class Dispatcher:
         """Take in an answer of the current term; a stale one, of an earlier session, changes nothing."""
         if not self._refresh() or answer.session != self.session:
             return
+        self.peer_may_lead = answer.may_lead
         if self.state is DispatcherState.APPEND:
             if answer.type in (PushType.APPEND, PushType.COMMIT):
                 self._acknowledged(answer)
@@ -116,9 +118,10 @@ class Dispatcher:
 
     @property
     def is_level(self) -> bool:
-        """Whether the peer holds nearly all of the log, by `level_lag_bytes`."""
+        """Whether the peer could lead soon: it holds nearly all of the log, by `level_lag_bytes`."""
         lag_bytes = self._log.end_offset - self._acked_offset
-        return self.state is DispatcherState.APPEND and lag_bytes <= self._config.level_lag_bytes
+        near = self.state is DispatcherState.APPEND and lag_bytes <= self._config.level_lag_bytes
+        return near and self.peer_may_lead
 
     # --- D-01 to D-03: the state ---------------------------------------------------------------------------
 
@@ -130,6 +133,7 @@ class Dispatcher:
         if self._term != member.term or self._leader_id != member.leader_id:
             self._term, self._leader_id = member.term, member.leader_id
             self._told_committed = NO_INDEX
+            self.peer_may_lead = False
             self._enter_compare()
         return True
 

@@ -341,6 +341,7 @@ class EntryHandler:
             end_index,
             conflict_term,
             conflict_index,
+            self._member.sound and self._member.electable,
         )
         self._outbox.send(leader, answer)
 

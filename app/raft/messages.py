@@ -103,6 +103,7 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
     life: drawn by chance when the follower started.
     conflict_term, conflict_index: with INCONSISTENT_STATE to a COMPARE, the follower's last index at or below
         the compare index whose term is at most the leader's there, and that record's term (D-13).
+    may_lead: false while the follower lacks the log's state, or something that it once acknowledged.
     """
 
     type: PushType
@@ -114,6 +115,7 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
     end_index: int
     conflict_term: int = 0
     conflict_index: int = -1
+    may_lead: bool = True
 
 
 class ReadIndexRequest(Message, frozen=True, array_like=True, tag=7):
@@ -144,11 +146,12 @@ class StateRequest(msgspec.Struct, frozen=True, array_like=True, tag_field="kind
 
 
 class StateChunk(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=11):
-    """A piece of the state; `total`: bytes of all pieces."""
+    """A piece of the state; `total`: bytes of all pieces, `crc`: CRC32C over all of them."""
 
     id: int
     offset: int
     total: int
+    crc: int
     data: bytes
 
 

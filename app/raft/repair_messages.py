@@ -25,8 +25,8 @@ class PeerCall(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
 
 
 class FetchRequest(PeerCall, frozen=True, array_like=True, tag=20):
-    """Give the settled batches from the one that begins at `first_index` to the one that ends at `last_index`;
-    as many as fit an answer.
+    """Give the settled batches from the one that begins at `first_index` to the one that ends at
+    `last_index`, as many as fit an answer.
     """
 
     first_index: Index

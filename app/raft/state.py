@@ -23,7 +23,8 @@ from storage.hard_state import HardState
 class MemberState:
     """The member as it stands. core.py alone sets role, term, vote and leader; committed_index grows.
 
-    sound: it holds all that it ever acknowledged; a damaged member neither votes nor campaigns.
+    sound: it holds all that it ever acknowledged; a damaged member neither votes nor campaigns. electable: it
+    holds the log's state; without that it does not campaign.
     """
 
     node_id: str
@@ -35,6 +36,7 @@ class MemberState:
     committed_index: int
     leader_id: str | None = None
     sound: bool = True
+    electable: bool = True
 
     @property
     def leads(self) -> bool:

@@ -45,11 +45,17 @@ class Transfer:
         """Who is to lead next, None while no transfer is under way."""
         return None if self._attempt is None else self._attempt.target
 
-    def begin(self, to: str | None, heard_ms: Mapping[str, int], now_ms: int) -> str:
+    def begin(
+        self,
+        to: str | None,
+        dispatchers: Mapping[str, Dispatcher],
+        heard_ms: Mapping[str, int],
+        now_ms: int,
+    ) -> str:
         """Choose the voter and begin; return it. to: None for the most up to date one.
 
         heard_ms: when each peer was last heard. Raises AlreadyLeader, and TransferFailed for one that is no
-        voter or is silent; an attempt to somebody else that is under way is given up for this one.
+        voter, is silent or could not lead. An attempt to somebody else that is under way is given up.
         """
         member = self._member
         if to == member.node_id:
@@ -57,12 +63,14 @@ class Transfer:
         awake = [
             voter
             for voter in member.group.voters
-            if voter != member.node_id and self._is_awake(voter, heard_ms, now_ms)
+            if voter != member.node_id
+            and dispatchers[voter].peer_may_lead
+            and self._is_awake(voter, heard_ms, now_ms)
         ]
         if to is not None and to not in member.group.voters:
             raise TransferFailed(f"{to} is no voter of this log")
         if not awake or (to is not None and to not in awake):
-            raise TransferFailed(f"{to or 'no other voter'} answers at present")
+            raise TransferFailed(f"{to or 'no other voter'} could not lead at present, or does not answer")
         target = to or max(awake, key=self._quorum.watermarks.__getitem__)
         if self.target != target:
             self._attempt = Attempt(target, now_ms + self._config.election_timeout_ms[1])
@@ -91,7 +99,7 @@ class Transfer:
         if preferred is None or preferred not in dispatchers or preferred not in self._member.group.voters:
             return
         if dispatchers[preferred].is_level and self._is_awake(preferred, heard_ms, now_ms):
-            self.begin(preferred, heard_ms, now_ms)
+            self.begin(preferred, dispatchers, heard_ms, now_ms)
 
     def _is_awake(self, peer: str, heard_ms: Mapping[str, int], now_ms: int) -> bool:
         return now_ms - heard_ms[peer] <= self._config.election_timeout_ms[0]

@@ -12,9 +12,11 @@ from app.node.peer_calls import PeerCalls
 from app.node.repair import LogRepair, RepairState
 from app.node.repair_marker import Note, RepairMarker
 from app.raft.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
+from storage.batch import stamp
 from storage.commitlog import Commitlog, CommitlogConfig
 from storage.errors import CorruptFile, CorruptLog
 from storage.hard_state import HardState, HardStateFile
+from storage.records import encode_control
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.test_repair_fetch import history
 from tests.unit.node.test_repair_server import Clock
@@ -215,6 +217,31 @@ def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others() -> None:
     assert list(repair.mended.small_files) == ["vote"]
     assert scene.host.sound is False
     assert ("repair", "waiting") in [(kind, data.get("state")) for kind, data in scene.host.events]
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_also_asks_voters_that_only_the_log_knows() -> None:
+    """The group has grown since the configuration was written: they too may have been voted for."""
+    scene = Scene()
+    log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
+    value = {"kind": "membership", "voters": ["n1", "n2", "n3", "n4"], "learners": [], "nodes": {}}
+    grown = stamp(
+        encode_control(value),
+        log_id=7,
+        base_index=log.next_index,
+        term=4,
+        timestamp_ms=1,
+        offset=log.end_offset,
+        previous_chain=log.last_chain,
+        control=True,
+    )
+    log.append([grown])
+    log.close()
+    scene.files.remove(f"{FOLDER}/vote")
+    terms = {"n2": 5, "n3": 6, "n4": 9}
+    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
 
 
 def test_a_repair_that_waits_says_so_once_and_can_be_given_up() -> None:

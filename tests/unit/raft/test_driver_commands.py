@@ -120,7 +120,7 @@ def test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_befor
     transfer.serve("n1", request)
     [(_, chunk)] = source.seams.sent[-1:]
     assert isinstance(chunk, StateChunk)
-    taking.take("n2", StateChunk(lost.id, chunk.offset, chunk.total, chunk.data), 2_100)
+    taking.take("n2", StateChunk(lost.id, chunk.offset, chunk.total, chunk.crc, chunk.data), 2_100)
     assert not taking.is_whole
     taking.take("n2", chunk, 2_100)
     assert taking.is_whole

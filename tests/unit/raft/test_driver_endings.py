@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import CommitlogError
-from app.raft.messages import Heartbeat
+from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest
 from app.replication import DriverConfig
 from storage.commitlog import Commitlog
 from storage.errors import CorruptLog
@@ -68,6 +68,10 @@ def test_what_waits_for_the_next_leader_is_told_at_its_deadline_that_it_was_not_
     node.ask()  # nobody acknowledges it: the lead cannot go
     node.seams.run()
     before = node.driver.log.end_index
+    [push] = [push for target, push in node.seams.sent if target == "n2" and isinstance(push, PushRequest)]
+    busy = PushAnswer(push.term, push.type, PushCode.BUSY, push.session, 9, push.index, 0, -1)
+    node.driver.deliver("n2", busy)
+    node.seams.run()
     assert node.driver.transfer("n2") == "n2"
     short, long = node.ask(timeout_ms=100), node.ask(timeout_ms=5_000)
     for _ in range(10):

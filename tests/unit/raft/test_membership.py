@@ -217,3 +217,19 @@ def test_what_an_earlier_life_was_told_does_not_make_a_member_sound() -> None:
     for push in stale:
         member.step("n1", push)
     assert not member.core.sound
+
+
+@pytest.mark.rule("R-10")
+def test_a_learner_without_the_logs_state_is_not_promoted() -> None:
+    """As a voter it could be all that is left, and could not lead."""
+    group, leader = led_group()
+    learner = group.join("n4")
+    learner.core.electable = False
+    leader.change(ChangeKind.ADD, "n4")
+    group.pass_time(300)
+    with pytest.raises(NotCaughtUp):
+        leader.core.change(ChangeKind.PROMOTE, "n4", group.now_ms)
+    learner.core.electable = True
+    leader.append()
+    group.pass_time(100)
+    assert leader.core.change(ChangeKind.PROMOTE, "n4", group.now_ms) is not None

@@ -94,7 +94,7 @@ def test_impossible_targets_are_refused() -> None:
     with pytest.raises(TransferFailed, match="does not lead"):
         group["n2"].core.transfer("n3", group.now_ms)
     group.pass_time(800, "n1", "n2")
-    with pytest.raises(TransferFailed, match="answers"):
+    with pytest.raises(TransferFailed, match="answer"):
         leader.core.transfer("n3", group.now_ms)
 
 
@@ -109,3 +109,16 @@ def test_the_preferred_leader_gets_the_lead_back() -> None:
     assert group.leader.name == "n2"
     group.pass_time(12_000)
     assert (group.leader.name, group.leader.core.term) == ("n2", 2)
+
+
+@pytest.mark.rule("R-09")
+def test_a_voter_that_could_not_lead_is_not_chosen() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    group["n2"].core.electable = False
+    group.settle()
+    leader.append()
+    group.settle()
+    with pytest.raises(TransferFailed, match="could not lead"):
+        leader.core.transfer("n2", group.now_ms)
+    assert leader.core.transfer(None, group.now_ms) == "n3"
