@@ -20,6 +20,7 @@ from storage.segment_format import DamagedIndex, SegmentIndex, index_name, segme
 
 LOOK_BYTES = 1024 * 1024  # read at once while a batch is looked for
 PAGE_BYTES = 4 * 1024 * 1024  # of stored batches in one table
+WINDOW_BYTES = 64 * 1024 * 1024  # brought in from the disk at once; more than any batch has
 
 
 class NotHere(Exception):
@@ -75,16 +76,29 @@ class LocalLog:
             base, end = starts[at], min(starts[at + 1], until_offset)
             file = self._open(base)
             try:
-                rest = file.view(offset - base, end - offset)
+                while offset < end:
+                    yield from (found := self._window(file, base, offset, end))
+                    offset = found[-1].next_offset
             finally:
                 file.close()
-            while offset < end:
+
+    def _window(self, file: File, base: int, offset: int, end: int) -> list[Batch]:
+        """The whole batches of the next WINDOW_BYTES, at least one, views of the file."""
+        rest = file.view(offset - base, min(WINDOW_BYTES, end - offset))
+        found: list[Batch] = []
+        while len(rest):
+            try:
                 batch = decode_batch(rest, log_id=self._log_id)
-                if batch.offset != offset:
-                    raise NotHere(f"{self._folder}: a batch of another place at {offset}")
-                yield batch
-                rest = rest[batch.size_bytes :]
-                offset = batch.next_offset
+            except PartialBatch:
+                break
+            if batch.offset != offset:
+                raise NotHere(f"{self._folder}: a batch of another place at {offset}")
+            found.append(batch)
+            rest = rest[batch.size_bytes :]
+            offset = batch.next_offset
+        if not found:
+            raise NotHere(f"{self._folder}: no whole batch at {offset}")
+        return found
 
     def _find(self, index: int) -> Batch:
         """The batch that holds an index, a copy. Raises NotHere."""

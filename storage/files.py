@@ -16,6 +16,8 @@ __all__ = ["File", "FileSystem", "Lock", "OsFileSystem", "write_durably"]
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room on the disk, or none allowed
 _BUFFERS_A_CALL = 512  # well below IOV_MAX
+_POPULATE_READ = 22  # madvise(2): Linux 5.14, not named by the mmap module yet
+_UNREADABLE = (errno.EFAULT, 133)  # 133: EHWPOISON, not named by the errno module
 
 
 def _error(path: str, operation: str, error: OSError) -> DiskError:
@@ -74,7 +76,25 @@ class OsFile:
     def view(self, offset: int, size: int) -> memoryview:
         if offset + size > len(self._mapped):
             self._remap(offset + size)
-        return self._mapped[offset : offset + size]
+        if self._map is None or self._populate(self._map, offset, size):
+            return self._mapped[offset : offset + size]
+        return memoryview(self.read(offset, size))
+
+    def _populate(self, mapping: mmap.mmap, offset: int, size: int) -> bool:
+        """Bring the pages in before somebody touches them; False where the system cannot be asked to.
+
+        A touched page that cannot be read (a bad sector, a file that somebody has cut) ends the process with
+        SIGBUS; here it is a DiskError.
+        """
+        start = offset - offset % mmap.PAGESIZE
+        try:
+            mapping.madvise(_POPULATE_READ, start, offset + size - start)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return False
+            reason = "cannot be read from the disk" if error.errno in _UNREADABLE else str(error)
+            raise DiskError(self._path, "read", reason) from error
+        return True
 
     def _remap(self, needed: int) -> None:
         with _named(self._path, "map"):

@@ -12,10 +12,7 @@ _UNREADABLE_BYTES: Final = 4096  # lost at once where the disk cannot read
 
 
 class Scan:
-    """Reads from log offset `offset` on, by blocks, not by mapping.
-
-    A mapped page that the disk cannot read kills the process; a read says so.
-    """
+    """Reads from log offset `offset` on, by blocks, not by mapping; one that cannot be read is lost alone."""
 
     def __init__(
         self, file: File, base_offset: int, log_id: int, offset: int, *, patient: bool = False

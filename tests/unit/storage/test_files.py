@@ -27,6 +27,27 @@ def test_what_is_written_is_read_copied_or_mapped(tmp_path: Path) -> None:
     assert FILES.read(f"{tmp_path}/a") == b"oneTWOthree"
 
 
+def test_mapped_bytes_that_cannot_be_read_are_an_error_and_do_not_end_the_process(tmp_path: Path) -> None:
+    file = FILES.open(f"{tmp_path}/a", create=True)
+    file.pwrite(b"x" * 100_000, 0)
+    assert bytes(file.view(90_000, 10_000)) == b"x" * 10_000
+    os.truncate(f"{tmp_path}/a", 50_000)
+    with pytest.raises(DiskError, match="cannot be read"):
+        file.view(90_000, 10_000)
+    assert bytes(file.view(10, 3)) == b"xxx"
+
+
+def test_where_pages_cannot_be_brought_in_they_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.files._POPULATE_READ", 9_999)  # no such advice: EINVAL, as by an old kernel
+    file = FILES.open(f"{tmp_path}/a", create=True)
+    file.pwrite(b"x" * 100_000, 0)
+    view = file.view(10, 20)
+    file.pwrite(b"y" * 100_000, 0)
+    assert bytes(view) == b"x" * 20
+
+
 def test_more_buffers_than_one_call_takes_are_all_written(tmp_path: Path) -> None:
     file = FILES.open(f"{tmp_path}/a", create=True)
     parts = [bytes([k % 251]) * (k % 7) for k in range(3_000)]
