@@ -21,11 +21,12 @@ from starlette.types import Receive, Scope, Send
 from app.api.append_openapi import STREAM_EXTRA, STREAM_RESPONSES
 from app.api.append_parameters import AppendParameters, parse_append_query
 from app.api.append_pieces import pieces_of
-from app.api.appends import AppendHandler, log_headers
+from app.api.appends import AppendHandler
 from app.api.bodies import media_type_of
 from app.api.calls import NO_FORWARD, AppendCall, problem_response
 from app.api.calls import Response as Answer
-from app.api.routing import LogName, Node, request_id_of
+from app.api.hints import log_headers, not_leader
+from app.api.routing import LogName, Node, request_id_of, target_of
 from app.errors import CommitlogError, InvalidRequest, NoLeader, NotLeader
 from app.node.broker import Broker
 from app.node.forward import Lost, NotSent
@@ -63,8 +64,7 @@ async def append_stream(request: Request, broker: Node, log: LogName) -> Respons
     limit = broker.settings.limits.max_request_bytes
     if not await _leads(broker, hosted):
         if headers.get(NO_FORWARD) == b"1":
-            node = broker.nodes.find(hosted.leader_id)
-            raise NotLeader(None) if node is None else NotLeader(node.id, node.url)
+            raise not_leader(broker, hosted)
         return await _at_leader(request, broker, hosted)
     piece_type, pieces = pieces_of(request.stream(), media_type, limit)
     handler: AppendHandler = request.app.state.appends
@@ -92,12 +92,10 @@ async def _at_leader(request: Request, broker: Broker, hosted: HostedLog) -> Res
     node = broker.nodes.find(leader_id)
     if node is None:
         raise NoLeader()
-    query = request.scope["query_string"]
-    path = request.scope.get("raw_path") or request.url.path.encode()
     try:
         stream = await broker.forwarder.pass_stream(
             node,
-            path + (b"?" + query if query else b""),
+            target_of(request),
             request.headers.raw,
             request.stream(),
             request_id_of(request),

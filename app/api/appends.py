@@ -6,7 +6,8 @@ leader. The answer comes by callback: nothing waits in here, so a client that ha
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 from urllib.parse import quote
@@ -16,6 +17,7 @@ import msgspec
 from app.api.append_parameters import parse_append_query
 from app.api.bodies import Heads, media_type_of, read_append
 from app.api.calls import JSON_TYPE, NO_FORWARD, REQUEST_ID, AppendCall, Response, problem_response
+from app.api.hints import log_headers, not_leader
 from app.api.room import Room
 from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader, QuorumTimeout, Repairing
 from app.node.broker import Broker
@@ -83,11 +85,14 @@ class AppendHandler:
             self._broker.meter.answered("POST", "/v1/logs/{log}/records", response.status)
             done(response)
 
-        self._guarded(call, answered, lambda: self._begin(call, answered))
+        with self._guarded(call, answered):
+            self._begin(call, answered)
 
-    def _guarded(self, call: AppendCall, done: Done, action: Callable[[], None]) -> None:
+    @contextmanager
+    def _guarded(self, call: AppendCall, done: Done) -> Iterator[None]:
+        """Whatever is raised in the `with` is the call's answer."""
         try:
-            action()
+            yield
         except CommitlogError as error:
             done(self._problem(call, error))
         except Exception:
@@ -102,7 +107,7 @@ class AppendHandler:
         media_type = media_type_of(heads)
         parameters = call.parameters or parse_append_query(call.query)
         if not hosted.leads and _stays(heads):
-            done(self._problem(call, self._not_leader(hosted), hosted))
+            done(self._problem(call, not_leader(self._broker, hosted), hosted))
             return
 
         def decode() -> AppendRequest:
@@ -113,18 +118,13 @@ class AppendHandler:
             return
 
         async def decode_aside() -> None:
-            try:
-                request = await asyncio.to_thread(decode)
-            except CommitlogError as error:
-                done(self._problem(call, error))
-            except asyncio.CancelledError:
-                done(self._problem(call, NoLeader(), hosted))
-                raise
-            except Exception:
-                logger.exception("append failed", extra={"request_id": call.request_id.decode("latin-1")})
-                done(self._problem(call, Internal()))
-            else:
-                self._guarded(call, done, lambda: self._enter(call, hosted, heads, request, started_ms, done))
+            with self._guarded(call, done):
+                try:
+                    request = await asyncio.to_thread(decode)
+                except asyncio.CancelledError:
+                    done(self._problem(call, NoLeader(), hosted))
+                    raise
+                self._enter(call, hosted, heads, request, started_ms, done)
 
         self._broker.spawn(decode_aside(), "decode an append")
 
@@ -140,7 +140,7 @@ class AppendHandler:
         """A checked append: to this node's driver, or to the leader. started_ms: when the call came in."""
         if not hosted.leads or hosted.driver is None:
             if _stays(heads):
-                done(self._problem(call, self._not_leader(hosted), hosted))
+                done(self._problem(call, not_leader(self._broker, hosted), hosted))
             else:
                 self._carry(call, hosted, request, started_ms, done)
             return
@@ -163,7 +163,7 @@ class AppendHandler:
         result: AppendResult | CommitlogError,
     ) -> Response:
         if isinstance(result, NotLeader):  # the driver knows ids only; the client is told a URL too
-            result = self._not_leader(hosted)
+            result = not_leader(self._broker, hosted)
         if isinstance(result, CommitlogError):
             return self._problem(call, result, hosted)
         seconds = (self._broker.clock.monotonic_ms() - started_ms) / 1000
@@ -327,14 +327,6 @@ class AppendHandler:
 
     # --- refusals -----------------------------------------------------------------------------------------
 
-    def _not_leader(self, hosted: HostedLog) -> CommitlogError:
-        if hosted.repair is not None:
-            return Repairing()
-        leader = self._broker.nodes.find(hosted.leader_id)
-        if leader is not None:
-            return NotLeader(leader.id, leader.url)
-        return NotLeader(None) if hosted.driver is None else NoLeader()
-
     def _problem(self, call: AppendCall, error: CommitlogError, hosted: HostedLog | None = None) -> Response:
         return problem_response(
             error,
@@ -342,21 +334,6 @@ class AppendHandler:
             request_id=call.request_id,
             headers=() if hosted is None else log_headers(self._broker, hosted),
         )
-
-
-def log_headers(broker: Broker, hosted: HostedLog) -> list[tuple[bytes, bytes]]:
-    """What this node knows of a log, as headers of an answer (API.md §4)."""
-    driver = hosted.driver
-    if driver is None:
-        return []
-    headers = [
-        (b"commitlog-term", b"%d" % driver.term),
-        (b"commitlog-committed-index", b"%d" % driver.committed_index),
-    ]
-    leader = broker.nodes.find(driver.leader_id)
-    if leader is not None:
-        headers.insert(0, (b"commitlog-leader", leader.url.encode("latin-1")))
-    return headers
 
 
 async def _appended(driver: LogDriver, request: AppendRequest) -> AppendResult | CommitlogError:

@@ -3,17 +3,17 @@
 import asyncio
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from app.api.appends import log_headers
+from app.api.log_calls import Call
 from app.api.openapi import answers
 from app.api.read_query import Index
 from app.api.read_query import Query as Parameters
 from app.api.reader import Reader
 from app.api.reading import Consistency
-from app.api.routing import LogName, Node, from_replica, json_answer, wants_json
+from app.api.routing import LogName
 from app.errors import IndexTrimmed
 from app.tables.digests import BLOCK, BlockSum, block_sums
 from storage.batch import Batch
@@ -48,15 +48,9 @@ class DigestsQuery(Parameters):
     responses=answers("index-trimmed", "read-index-unavailable", example=EXAMPLE),
     response_class=Response,
 )
-async def digests(
-    request: Request, broker: Node, log: LogName, query: Annotated[DigestsQuery, Query()]
-) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    reader = Reader(broker, hosted, driver, Consistency.LINEARIZABLE)
+async def digests(call: Call, log: LogName, query: Annotated[DigestsQuery, Query()]) -> Response:
+    here = await call.replica(log)
+    reader = Reader(here, Consistency.LINEARIZABLE)
     await reader.confirm()
     first = max(reader.log.begin_index, 0) if query.from_index is None else query.from_index
     end = reader.visible_end if query.until_index is None else min(query.until_index - 1, reader.visible_end)
@@ -72,7 +66,7 @@ async def digests(
             for start, part in sums.items()
         ],
     }
-    return json_answer(content, headers=log_headers(broker, hosted))
+    return here.answer(content)
 
 
 async def _sums(reader: Reader, first: int, end: int, block: int) -> tuple[dict[int, BlockSum], int]:

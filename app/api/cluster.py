@@ -3,12 +3,13 @@
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
 from app.api.append_parameters import MAX_ORDINAL
-from app.api.appends import log_headers
 from app.api.epochs import epoch_object
+from app.api.hints import log_headers
+from app.api.log_calls import Call, Served
 from app.api.members import member_objects
 from app.api.openapi import (
     CLUSTER_EXAMPLE,
@@ -17,18 +18,13 @@ from app.api.openapi import (
     STATUS_EXAMPLE,
     answers,
 )
-from app.api.read_query import EventsQuery, NoQuery, WatermarksQuery
-from app.api.routing import LogName, Node, from_leader, from_replica, json_answer, wants_json
+from app.api.read_query import EventsQuery, WatermarksQuery
+from app.api.routing import LogName, Nothing, json_answer
 from app.errors import EpochNotFound
-from app.node.broker import Broker
-from app.node.driver import LogDriver
-from app.node.hosted_log import HostedLog
 from storage.journal import Event
 
 router = APIRouter()
 _JOURNAL_POLL_S = 0.05
-
-Nothing = Annotated[NoQuery, Query()]
 
 
 @router.get(
@@ -38,8 +34,9 @@ Nothing = Annotated[NoQuery, Query()]
     responses=answers(example=CLUSTER_EXAMPLE, of_a_log=False),
     response_class=Response,
 )
-async def cluster(request: Request, broker: Node, query: Nothing) -> Response:
-    wants_json(request)
+async def cluster(call: Call, query: Nothing) -> Response:
+    call.wants_json()
+    broker = call.broker
     settings = broker.settings
     content = {
         "id": settings.cluster_id,
@@ -57,17 +54,13 @@ async def cluster(request: Request, broker: Node, query: Nothing) -> Response:
     responses=answers(example=STATUS_EXAMPLE),
     response_class=Response,
 )
-async def status(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    return json_answer(status_object(broker, hosted, driver), headers=log_headers(broker, hosted))
+async def status(call: Call, log: LogName, query: Nothing) -> Response:
+    here = await call.replica(log)
+    return here.answer(status_object(here))
 
 
-def status_object(broker: Broker, hosted: HostedLog, driver: LogDriver) -> dict[str, Any]:
-    seen = driver.status()
+def status_object(here: Served) -> dict[str, Any]:
+    broker, hosted, seen = here.broker, here.hosted, here.driver.status()
     core = seen.core
     peers = []
     for peer in core.peers:
@@ -111,15 +104,10 @@ def status_object(broker: Broker, hosted: HostedLog, driver: LogDriver) -> dict[
     responses=answers(example={"epochs": [EPOCH_EXAMPLE]}),
     response_class=Response,
 )
-async def epochs(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    held = driver.log.epochs
-    content = {"epochs": [epoch_object(held, position) for position in range(len(held))]}
-    return json_answer(content, headers=log_headers(broker, hosted))
+async def epochs(call: Call, log: LogName, query: Nothing) -> Response:
+    here = await call.replica(log)
+    held = here.driver.log.epochs
+    return here.answer({"epochs": [epoch_object(held, position) for position in range(len(held))]})
 
 
 @router.get(
@@ -130,21 +118,16 @@ async def epochs(request: Request, broker: Node, log: LogName, query: Nothing) -
     response_class=Response,
 )
 async def one_epoch(
-    request: Request,
-    broker: Node,
+    call: Call,
     log: LogName,
     epoch: Annotated[int, Path(ge=0, le=MAX_ORDINAL)],
     query: Nothing,
 ) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    held = driver.log.epochs
+    here = await call.replica(log)
+    held = here.driver.log.epochs
     for position, known in enumerate(held):
         if known.epoch == epoch:
-            return json_answer(epoch_object(held, position), headers=log_headers(broker, hosted))
+            return here.answer(epoch_object(held, position))
     raise EpochNotFound(epoch)
 
 
@@ -156,17 +139,10 @@ async def one_epoch(
     responses=answers("not-leader", example={"7": {"n1": 44, "n2": 44, "n3": 41}}),
     response_class=Response,
 )
-async def watermarks(
-    request: Request, broker: Node, log: LogName, query: Annotated[WatermarksQuery, Query()]
-) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    driver = await from_leader(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    held = driver.watermarks(query.term)
-    content = {str(term): marks for term, marks in held.items()}
-    return json_answer(content, headers=log_headers(broker, hosted))
+async def watermarks(call: Call, log: LogName, query: Annotated[WatermarksQuery, Query()]) -> Response:
+    here = await call.leader(log)
+    held = here.driver.watermarks(query.term)
+    return here.answer({str(term): marks for term, marks in held.items()})
 
 
 @router.get(
@@ -176,16 +152,11 @@ async def watermarks(
     responses=answers(example={"events": [EVENT_EXAMPLE], "next_seq": 18, "has_more": False}),
     response_class=Response,
 )
-async def events(
-    request: Request, broker: Node, log: LogName, query: Annotated[EventsQuery, Query()]
-) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
+async def events(call: Call, log: LogName, query: Annotated[EventsQuery, Query()]) -> Response:
+    broker, hosted = call.broker, call.find(log)
     journal = hosted.journal
     if journal is None:
-        answer = await from_replica(request, broker, hosted)
-        assert isinstance(answer, Response)  # a log that is not kept here
-        return answer
+        await call.elsewhere(hosted)
     deadline_ms = broker.clock.monotonic_ms() + query.wait_ms
     while True:
         found, next_seq, has_more = journal.read(query.from_seq, query.limit)

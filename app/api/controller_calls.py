@@ -4,7 +4,7 @@ from typing import Final
 
 from fastapi import Request
 
-from app.api.calls import NO_FORWARD
+from app.api.routing import stays_here
 from app.controller.commands import AnyCommand, Done, Reason, Refusal
 from app.errors import (
     CommitlogError,
@@ -37,7 +37,7 @@ async def decided(request: Request, broker: Broker, command: AnyCommand) -> Done
     Raises NotLeader for a call that must not be forwarded, QuorumTimeout when nobody answered, and what the
     controller refused it for.
     """
-    if request.headers.get(NO_FORWARD.decode()) == "1" and not broker.metadata.server.is_active:
+    if stays_here(request) and not broker.metadata.server.is_active:
         active = broker.nodes.find(broker.metadata.hosted.leader_id or "")
         raise NotLeader(None) if active is None else NotLeader(active.id, active.url)
     answer = await broker.metadata.ask(command)

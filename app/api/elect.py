@@ -1,25 +1,21 @@
 """Elections by an operator (C-05): `POST /v1/logs/{log}:elect`."""
 
-from typing import Annotated
-
 import msgspec
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from app.api.appends import log_headers
 from app.api.controller_calls import decided
+from app.api.hints import log_headers
 from app.api.json_bodies import Name
-from app.api.leader_calls import body_of, shaped
+from app.api.log_calls import Call
 from app.api.openapi import OF_A_BODY, answers, json_request
-from app.api.read_query import NoQuery
-from app.api.routing import LogName, Node, json_answer, wants_json
+from app.api.routing import LogName, Nothing, json_answer
 from app.controller.commands import ElectMaster
 from app.errors import InvalidRequest, LogNotFound
 from app.settings import Replication
 
 router = APIRouter(tags=["logs"])
 
-Nothing = Annotated[NoQuery, Query()]
 ELECT_EXAMPLE = {
     "log": "default",
     "master": "n2",
@@ -54,17 +50,16 @@ class ElectIn(msgspec.Struct, forbid_unknown_fields=True):
     openapi_extra=json_request(ElectIn, {"candidate": "n2", "unclean": False}),
     response_class=Response,
 )
-async def elect(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    asked = shaped(ElectIn, await body_of(request))
+async def elect(call: Call, log: LogName, query: Nothing) -> Response:
+    broker, hosted = call.broker, call.find(log)
+    asked = await call.asked(ElectIn)
     if hosted.settings.replication is not Replication.CONTROLLER:
         raise InvalidRequest(("/path/log", f"log {log} is not in controller mode"))
     await broker.read_index(broker.metadata.hosted)  # the epoch to be left behind is the newest one
     before = broker.metadata.log(log)
     if before is None:
         raise LogNotFound(log)
-    await decided(request, broker, ElectMaster(log, asked.candidate, asked.unclean, before.master_epoch))
+    await decided(call.request, broker, ElectMaster(log, asked.candidate, asked.unclean, before.master_epoch))
     after = broker.metadata.log(log) or before
     content = {
         "log": log,

@@ -1,28 +1,22 @@
 """Fences of writers and cursors of readers: small facts that stand in the log itself (API.md §3, §5)."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from app.api.appends import log_headers
 from app.api.json_bodies import Name, Ordinal
-from app.api.leader_calls import at_leader, body_of, committed_command, shaped
+from app.api.log_calls import Call, Served
 from app.api.openapi import OF_A_BODY, answers, json_request
 from app.api.preconditions import wanted_version
-from app.api.read_query import NoQuery
-from app.api.routing import LogName, Node, from_leader, json_answer, wants_json
+from app.api.routing import LogName, Nothing
 from app.errors import CursorNotFound
 from app.log_commands import ABSENT, UNSET, DropCursor, MoveCursor, SetFence
 from app.log_state import Cursor
-from app.node.broker import Broker
-from app.node.driver import LogDriver
-from app.node.hosted_log import HostedLog
 
 router = APIRouter(tags=["logs"])
 
-Nothing = Annotated[NoQuery, Query()]
 CursorName = Annotated[
     str,
     Path(description="A reader", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", examples=["etl"]),
@@ -53,19 +47,16 @@ class CursorIn(msgspec.Struct, forbid_unknown_fields=True):
     openapi_extra=json_request(FenceIn, {"token": "w-a", "match_token": None}),
     response_class=Response,
 )
-async def fence(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    body = await body_of(request)
-    asked = shaped(FenceIn, body)
+async def fence(call: Call, log: LogName, query: Nothing) -> Response:
+    hosted = call.find(log)
+    asked = await call.asked(FenceIn)
     match = UNSET if isinstance(asked.match_token, msgspec.UnsetType) else asked.match_token
 
-    async def act(driver: LogDriver) -> Response:
-        result = await committed_command(driver, SetFence(asked.token, match))
-        content = {"log": log, "token": asked.token, "index": result.index, "term": result.term}
-        return json_answer(content, headers=log_headers(broker, hosted))
+    async def act(here: Served) -> Response:
+        result = await here.commit(SetFence(asked.token, match))
+        return here.answer({"log": log, "token": asked.token, "index": result.index, "term": result.term})
 
-    return await at_leader(request, broker, hosted, act, body)
+    return await call.at_leader(hosted, act)
 
 
 @router.get(
@@ -74,17 +65,13 @@ async def fence(request: Request, broker: Node, log: LogName, query: Nothing) ->
     responses=answers("cursor-not-found", "read-index-unavailable", example=CURSOR_EXAMPLE),
     response_class=Response,
 )
-async def cursor(request: Request, broker: Node, log: LogName, name: CursorName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    driver = await from_leader(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    await broker.read_index(hosted)
-    found = driver.state.cursors.get(name)
+async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
+    here = await call.leader(log)
+    await here.broker.read_index(here.hosted)
+    found = here.driver.state.cursors.get(name)
     if found is None:
         raise CursorNotFound(name)
-    return _cursor_answer(broker, hosted, name, found)
+    return _cursor_answer(here, name, found)
 
 
 @router.put(
@@ -96,20 +83,16 @@ async def cursor(request: Request, broker: Node, log: LogName, name: CursorName,
     openapi_extra=json_request(CursorIn, {"index": 42, "fence": True}),
     response_class=Response,
 )
-async def move_cursor(
-    request: Request, broker: Node, log: LogName, name: CursorName, query: Nothing
-) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    body = await body_of(request)
-    asked = shaped(CursorIn, body)
+async def move_cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
+    hosted = call.find(log)
+    asked = await call.asked(CursorIn)
 
-    async def act(driver: LogDriver) -> Response:
-        if_match = _revision(request, driver.state.cursors.get(name))
-        result = await committed_command(driver, MoveCursor(name, asked.index, asked.fence, if_match))
-        return _cursor_answer(broker, hosted, name, Cursor(asked.index, asked.fence, result.index))
+    async def act(here: Served) -> Response:
+        if_match = _revision(call.request, here.driver.state.cursors.get(name))
+        result = await here.commit(MoveCursor(name, asked.index, asked.fence, if_match))
+        return _cursor_answer(here, name, Cursor(asked.index, asked.fence, result.index))
 
-    return await at_leader(request, broker, hosted, act, body)
+    return await call.at_leader(hosted, act)
 
 
 @router.delete(
@@ -118,20 +101,17 @@ async def move_cursor(
     responses=answers("cursor-not-found", "cursor-moved", "quorum-timeout", example=CURSOR_EXAMPLE),
     response_class=Response,
 )
-async def drop_cursor(
-    request: Request, broker: Node, log: LogName, name: CursorName, query: Nothing
-) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
+async def drop_cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
+    hosted = call.find(log)
 
-    async def act(driver: LogDriver) -> Response:
-        before = driver.state.cursors.get(name)
-        await committed_command(driver, DropCursor(name, _revision(request, before)))
+    async def act(here: Served) -> Response:
+        before = here.driver.state.cursors.get(name)
+        await here.commit(DropCursor(name, _revision(call.request, before)))
         if before is None:
             raise CursorNotFound(name)
-        return _cursor_answer(broker, hosted, name, before)
+        return _cursor_answer(here, name, before)
 
-    return await at_leader(request, broker, hosted, act)
+    return await call.at_leader(hosted, act)
 
 
 def _revision(request: Request, found: Cursor | None) -> int | None:
@@ -143,12 +123,6 @@ def _revision(request: Request, found: Cursor | None) -> int | None:
     return None if if_match is None else wanted_version(if_match, current)
 
 
-def _cursor_answer(broker: Broker, hosted: HostedLog, name: str, found: Cursor) -> Response:
-    content: dict[str, Any] = {
-        "log": hosted.name,
-        "name": name,
-        "index": found.position,
-        "fence": found.fence,
-    }
-    etag = (b"etag", b'"%d"' % found.revision)
-    return json_answer(content, headers=(*log_headers(broker, hosted), etag))
+def _cursor_answer(here: Served, name: str, found: Cursor) -> Response:
+    content = {"log": here.hosted.name, "name": name, "index": found.position, "fence": found.fence}
+    return here.answer(content, headers=[(b"etag", b'"%d"' % found.revision)])

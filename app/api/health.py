@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import swagger_ui_bundle  # type: ignore[import-untyped]  # it is a folder of files
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -16,8 +16,7 @@ from starlette.responses import RedirectResponse, Response
 
 from app import telemetry
 from app.api.openapi import answers
-from app.api.read_query import NoQuery
-from app.api.routing import Node, body_answer, json_answer
+from app.api.routing import Node, Nothing, body_answer, json_answer
 from app.errors import PROBLEMS, CommitlogError, NotFound
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
@@ -27,7 +26,6 @@ from app.version import VERSION
 
 router = APIRouter(tags=["operations"])
 
-Nothing = Annotated[NoQuery, Query()]
 _HTML: Final = "text/html; charset=utf-8"
 _ASSETS: Final = {
     "swagger-ui.css": "text/css; charset=utf-8",

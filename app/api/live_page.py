@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from app.api.cluster import event_object, status_object
 from app.api.epochs import epoch_object
+from app.api.log_calls import Served
 from app.api.members import member_objects
-from app.api.read_query import NoQuery
 from app.api.read_query import Query as StrictQuery
-from app.api.routing import Node, body_answer, json_answer, request_id_of
+from app.api.routing import Node, Nothing, body_answer, json_answer, request_id_of
 from app.errors import NotFound
 from app.node.broker import Broker
 from app.node.forward import Lost, NotSent
@@ -39,7 +39,7 @@ class LogQuery(StrictQuery):
 
 
 @router.get("/ui")
-async def page(query: Annotated[NoQuery, Query()]) -> Response:
+async def page(query: Nothing) -> Response:
     return body_answer(_file("live.html"), "text/html; charset=utf-8")
 
 
@@ -81,7 +81,7 @@ async def _state(request: Request, broker: Broker, hosted: HostedLog) -> dict[st
 async def _view(request: Request, broker: Broker, hosted: HostedLog, node_id: str) -> dict[str, Any] | None:
     """A node's status of the log; None when it does not answer, or its copy is being repaired."""
     if node_id == broker.node.id:
-        return None if hosted.driver is None else status_object(broker, hosted, hosted.driver)
+        return None if hosted.driver is None else status_object(Served(broker, hosted, hosted.driver))
     node = broker.nodes.find(node_id)
     if node is None:
         return None

@@ -4,16 +4,15 @@ import secrets
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from app.api.appends import log_headers
 from app.api.controller_calls import decided
-from app.api.leader_calls import body_of, shaped
+from app.api.hints import log_headers
+from app.api.log_calls import Call
 from app.api.openapi import LOG_EXAMPLE, OF_A_BODY, answers, json_request
 from app.api.preconditions import wanted_version
-from app.api.read_query import NoQuery
-from app.api.routing import LogName, Node, json_answer, wants_json
+from app.api.routing import LogName, Nothing, json_answer
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
 from app.controller.metadata import LOG_CREATED, LOG_DELETING, Log, LogSpec
 from app.controller.settings_of_logs import complaints_about
@@ -24,7 +23,6 @@ from app.settings import LOG_NAME
 
 router = APIRouter(tags=["logs"])
 
-Nothing = Annotated[NoQuery, Query()]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 NodeIds = tuple[str, ...]
 _NEW_LOG: Final = {**LOG_EXAMPLE, "name": "orders"}
@@ -67,8 +65,9 @@ class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
     responses=answers(example={"logs": [LOG_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
-async def logs(request: Request, broker: Node, query: Nothing) -> Response:
-    wants_json(request)
+async def logs(call: Call, query: Nothing) -> Response:
+    call.wants_json()
+    broker = call.broker
     return json_answer({"logs": [_log_object(broker, hosted) for hosted in broker.logs.values()]})
 
 
@@ -84,9 +83,9 @@ async def logs(request: Request, broker: Node, query: Nothing) -> Response:
     openapi_extra=json_request(LogIn, {"name": "orders", "replication": "controller", "replicas": 3}),
     response_class=Response,
 )
-async def create_log(request: Request, broker: Node, query: Nothing) -> Response:
-    wants_json(request)
-    asked = shaped(LogIn, await body_of(request))
+async def create_log(call: Call, query: Nothing) -> Response:
+    call.wants_json()
+    broker, asked = call.broker, await call.asked(LogIn)
     spec = _spec_of(broker, asked)
     complaints = complaints_about(spec, [node.id for node in broker.nodes])
     if complaints:
@@ -96,7 +95,7 @@ async def create_log(request: Request, broker: Node, query: Nothing) -> Response
         if known.settings.spec != spec:
             raise LogExists(f"log {asked.name} is one of the configuration file, with other settings")
         return _log_answer(broker, known)
-    done = await decided(request, broker, CreateLog(asked.name, spec, secrets.token_hex(16)))
+    done = await decided(call.request, broker, CreateLog(asked.name, spec, secrets.token_hex(16)))
     hosted = await broker.known_log(asked.name)
     return _log_answer(broker, hosted, status=201 if done.created else 200)
 
@@ -107,9 +106,10 @@ async def create_log(request: Request, broker: Node, query: Nothing) -> Response
     responses=answers(example=LOG_EXAMPLE),
     response_class=Response,
 )
-async def one_log(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
+async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
+    broker = call.broker
     hosted = broker.hosted(log) or broker.find(log)
-    wants_json(request)
+    call.wants_json()
     return _log_answer(broker, hosted)
 
 
@@ -121,18 +121,16 @@ async def one_log(request: Request, broker: Node, log: LogName, query: Nothing) 
     openapi_extra=json_request(LogChangeIn, {"retention": {"ms": 604_800_000}}),
     response_class=Response,
 )
-async def change_log(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    _check_changeable(hosted)
-    wants_json(request)
-    asked = shaped(LogChangeIn, await body_of(request))
+async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
+    broker, hosted = call.broker, _changeable(call, log)
+    asked = await call.asked(LogChangeIn)
     changes = {
         name: msgspec.to_builtins(value)
         for name in asked.__struct_fields__
         if not isinstance(value := getattr(asked, name), msgspec.UnsetType)
     }
-    command = ChangeLog(log, changes, secrets.token_hex(16), _version(request, broker, hosted))
-    await decided(request, broker, command)
+    command = ChangeLog(log, changes, secrets.token_hex(16), _version(call, hosted))
+    await decided(call.request, broker, command)
     return _log_answer(broker, broker.find(log))
 
 
@@ -144,17 +142,19 @@ async def change_log(request: Request, broker: Node, log: LogName, query: Nothin
     responses=answers("config-changed", "log-deleting", "quorum-timeout", example=LOG_EXAMPLE, status=202),
     response_class=Response,
 )
-async def delete_log(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    _check_changeable(hosted)
-    wants_json(request)
-    await decided(request, broker, DeleteLog(log, _version(request, broker, hosted)))
+async def delete_log(call: Call, log: LogName, query: Nothing) -> Response:
+    broker, hosted = call.broker, _changeable(call, log)
+    await decided(call.request, broker, DeleteLog(log, _version(call, hosted)))
     return json_answer({**_log_object(broker, hosted), "state": LOG_DELETING}, status=202)
 
 
-def _check_changeable(hosted: HostedLog) -> None:
+def _changeable(call: Call, log: str) -> HostedLog:
+    """Raises what LogCall.find raises; InvalidRequest for a log that is as the configuration file says."""
+    hosted = call.broker.find(log)
     if hosted.generation == CONFIGURED:
         raise InvalidRequest(("/path/log", f"log {hosted.name} belongs to the configuration file"))
+    call.wants_json()
+    return hosted
 
 
 def _spec_of(broker: Broker, asked: LogIn) -> LogSpec:
@@ -194,10 +194,10 @@ def _replicas(broker: Broker, asked: LogIn) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _version(request: Request, broker: Broker, hosted: HostedLog) -> int | None:
+def _version(call: Call, hosted: HostedLog) -> int | None:
     """The version that `If-Match` names, None for any."""
-    if_match = request.headers.get("if-match")
-    return None if if_match is None else wanted_version(if_match, _version_of(broker, hosted))
+    if_match = call.request.headers.get("if-match")
+    return None if if_match is None else wanted_version(if_match, _version_of(call.broker, hosted))
 
 
 def _log_answer(broker: Broker, hosted: HostedLog, *, status: int = 200) -> Response:

@@ -4,19 +4,18 @@ from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import msgspec
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
 from app.api.json_bodies import Name
-from app.api.leader_calls import at_leader, body_of, committed_command, shaped
+from app.api.log_calls import Call, Served
 from app.api.openapi import OF_A_BODY, answers, json_request
-from app.api.read_query import NoQuery, OneLogQuery
-from app.api.routing import Node, json_answer, wants_json
+from app.api.read_query import OneLogQuery
+from app.api.routing import Nothing, json_answer
 from app.errors import InvalidRequest, NotFound, TransferFailed
 from app.log_commands import ChangeMembers
 from app.log_state import Address
 from app.node.broker import Broker
-from app.node.driver import LogDriver
 from app.node.hosted_log import HostedLog
 from app.replication import ChangeKind
 from app.settings import Replication, split_address
@@ -24,7 +23,6 @@ from app.version import VERSION
 
 router = APIRouter(tags=["cluster"])
 
-Nothing = Annotated[NoQuery, Query()]
 MemberId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$", examples=["n4"])]
 MEMBER_EXAMPLE: Final = {
     "id": "n4",
@@ -83,8 +81,12 @@ def member_objects(broker: Broker) -> list[dict[str, Any]]:
     responses=answers(example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
-async def members(request: Request, broker: Node, query: Nothing) -> Response:
-    wants_json(request)
+async def members(call: Call, query: Nothing) -> Response:
+    call.wants_json()
+    return _members_answer(call.broker)
+
+
+def _members_answer(broker: Broker) -> Response:
     return json_answer({"members": member_objects(broker)})
 
 
@@ -98,13 +100,12 @@ async def members(request: Request, broker: Node, query: Nothing) -> Response:
     ),
     response_class=Response,
 )
-async def add_member(request: Request, broker: Node, query: OneLog) -> Response:
-    wants_json(request)
-    body = await body_of(request)
-    asked = shaped(MemberIn, body)
+async def add_member(call: Call, query: OneLog) -> Response:
+    call.wants_json()
+    asked = await call.asked(MemberIn)
     _check_address(asked)
     change = ChangeMembers(ChangeKind.ADD, asked.id, Address(asked.url, asked.peer_address))
-    return await _change(request, broker, query.log, change, body)
+    return await _change(call, query.log, change)
 
 
 @router.post(
@@ -113,9 +114,9 @@ async def add_member(request: Request, broker: Node, query: OneLog) -> Response:
     responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
-async def promote_member(request: Request, broker: Node, id: MemberId, query: OneLog) -> Response:
-    wants_json(request)
-    return await _change(request, broker, query.log, ChangeMembers(ChangeKind.PROMOTE, id), b"")
+async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
+    call.wants_json()
+    return await _change(call, query.log, ChangeMembers(ChangeKind.PROMOTE, id))
 
 
 @router.delete(
@@ -125,29 +126,31 @@ async def promote_member(request: Request, broker: Node, id: MemberId, query: On
     responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
-async def remove_member(request: Request, broker: Node, id: MemberId, query: OneLog) -> Response:
-    wants_json(request)
-    return await _change(request, broker, query.log, ChangeMembers(ChangeKind.REMOVE, id), b"")
+async def remove_member(call: Call, id: MemberId, query: OneLog) -> Response:
+    call.wants_json()
+    return await _change(call, query.log, ChangeMembers(ChangeKind.REMOVE, id))
 
 
-async def _change(
-    request: Request, broker: Broker, log: str | None, change: ChangeMembers, body: bytes
-) -> Response:
+async def _change(call: Call, log: str | None, change: ChangeMembers) -> Response:
     """The change in one log, or in each Raft log in turn; the first refusal ends it."""
+    broker = call.broker
+
+    async def act(here: Served) -> Response:
+        await here.commit(change)
+        return _members_answer(broker)
+
     if log is not None:
-        hosted = broker.hosted(log) or broker.find(log)
-        return await _change_one(request, broker, hosted, change, body, b"")
+        return await call.at_leader(broker.hosted(log) or broker.find(log), act)
     chosen = [hosted for hosted in _raft_logs(broker) if hosted.driver is not None]
     if change.kind is not ChangeKind.ADD:
         chosen = [hosted for hosted in chosen if change.node_id in hosted.members]
         if not chosen:
             raise NotFound(f"{change.node_id} is no member")
     for hosted in chosen:
-        query = b"log=" + quote(hosted.name).encode()
-        answer = await _change_one(request, broker, hosted, change, body, query)
+        answer = await call.at_leader(hosted, act, b"log=" + quote(hosted.name).encode())
         if answer.status_code != 200:
             return answer
-    return json_answer({"members": member_objects(broker)})
+    return _members_answer(broker)
 
 
 def _raft_logs(broker: Broker) -> list[HostedLog]:
@@ -155,16 +158,6 @@ def _raft_logs(broker: Broker) -> list[HostedLog]:
     embedded = not broker.settings.controller.nodes
     hosted = broker.all_hosted() if embedded else broker.logs.values()
     return [log for log in hosted if log.settings.replication is Replication.RAFT]
-
-
-async def _change_one(
-    request: Request, broker: Broker, hosted: HostedLog, change: ChangeMembers, body: bytes, query: bytes
-) -> Response:
-    async def act(driver: LogDriver) -> Response:
-        await committed_command(driver, change)
-        return json_answer({"members": member_objects(broker)})
-
-    return await at_leader(request, broker, hosted, act, body, query)
 
 
 def _check_address(asked: MemberIn) -> None:
@@ -190,13 +183,13 @@ def _check_address(asked: MemberIn) -> None:
     openapi_extra=json_request(TransferIn, {"to": "n2", "log": "default"}),
     response_class=Response,
 )
-async def transfer(request: Request, broker: Node, query: Nothing) -> Response:
-    wants_json(request)
-    body = await body_of(request)
-    asked = shaped(TransferIn, body)
-    hosted = broker.find(asked.log)
+async def transfer(call: Call, query: Nothing) -> Response:
+    call.wants_json()
+    asked = await call.asked(TransferIn)
+    broker, hosted = call.broker, call.broker.find(asked.log)
 
-    async def act(driver: LogDriver) -> Response:
+    async def act(here: Served) -> Response:
+        driver = here.driver
         target = driver.transfer(asked.to)
         term = driver.term
         deadline_ms = broker.clock.monotonic_ms() + 2 * broker.settings.raft.election_timeout_ms[1]
@@ -204,7 +197,6 @@ async def transfer(request: Request, broker: Node, query: Nothing) -> Response:
             if broker.clock.monotonic_ms() >= deadline_ms or (hosted.leads and not driver.is_transferring):
                 raise TransferFailed(f"{target} did not take over")
             await hosted.leadership_changed(_TRANSFER_POLL_S)
-        content = {"log": asked.log, "leader": target, "term": max(driver.term, term)}
-        return json_answer(content)
+        return json_answer({"log": asked.log, "leader": target, "term": max(driver.term, term)})
 
-    return await at_leader(request, broker, hosted, act, body)
+    return await call.at_leader(hosted, act)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from app.api.calls import problem_response
 from app.api.json_bodies import escape_pointer
+from app.api.log_calls import AnsweredElsewhere
 from app.api.routing import ExactResponse, broker_of, request_id_of
 from app.errors import CommitlogError, Internal, InvalidRequest, MethodNotAllowed, NotFound, Repairing
 from storage.errors import StorageError
@@ -22,11 +23,17 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(StorageError, _storage)
+    app.add_exception_handler(AnsweredElsewhere, _elsewhere)
 
 
 def problem(request: Request, error: CommitlogError) -> Response:
     answer = problem_response(error, instance=request.url.path, request_id=request_id_of(request))
     return ExactResponse(answer)
+
+
+async def _elsewhere(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AnsweredElsewhere)
+    return error.response
 
 
 async def _refused(request: Request, error: Exception) -> Response:

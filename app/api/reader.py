@@ -4,12 +4,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
+from app.api.log_calls import Served
 from app.api.read_query import ReadQuery, Start
 from app.api.reading import SCAN_MAX_BYTES, Consistency, Page, Selection, select, window_of_last
 from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
-from app.node.broker import Broker
-from app.node.driver import LogDriver
-from app.node.hosted_log import HostedLog
 from app.replication import NO_INDEX
 from storage.batch import Batch
 
@@ -37,13 +35,12 @@ class Range:
 class Reader:
     """One log, one request. `visible_end` is the last index that the request may see."""
 
-    def __init__(
-        self, broker: Broker, hosted: HostedLog, driver: LogDriver, consistency: Consistency
-    ) -> None:
-        self.broker = broker
-        self.hosted = hosted
-        self.driver = driver
-        self.log = driver.log
+    def __init__(self, here: Served, consistency: Consistency) -> None:
+        self.here = here
+        self.broker = here.broker
+        self.hosted = here.hosted
+        self.driver = here.driver
+        self.log = here.driver.log
         self.consistency = consistency
 
     @property

@@ -2,12 +2,13 @@
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Header, Path, Query
 from starlette.responses import Response
 
 from app.api.append_parameters import MAX_ORDINAL
-from app.api.appends import log_headers
 from app.api.event_stream import event_stream
+from app.api.hints import log_headers
+from app.api.log_calls import Call
 from app.api.negotiation import negotiate
 from app.api.openapi import READ_EXAMPLE, RECORD_EXAMPLE, TAIL_EXAMPLE, answers, schema_of
 from app.api.pages import page_object, rendered
@@ -27,7 +28,7 @@ from app.api.rendering import (
     as_parquet,
     record_objects,
 )
-from app.api.routing import LogName, Node, body_answer, from_replica, json_answer, request_id_of, wants_json
+from app.api.routing import LogName, body_answer, request_id_of
 from app.errors import InvalidRequest
 
 router = APIRouter(tags=["records"])
@@ -66,24 +67,20 @@ LastEventId = Annotated[
     response_class=Response,
 )
 async def read(
-    request: Request,
-    broker: Node,
+    call: Call,
     log: LogName,
     query: Annotated[ReadQuery, Query()],
     min_index: MinIndex = None,
     last_event_id: LastEventId = None,
 ) -> Response:
-    hosted = broker.find(log)
+    request, hosted = call.request, call.broker.find(log)
     query.check_one_start()
     media_type = negotiate(request.headers.get("accept"), FORMATS)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
     resume = header_index("Last-Event-ID", last_event_id, least=-1) if media_type == EVENTS else None
     if media_type == BATCHES and (query.key is not None or query.term is not None):
         raise InvalidRequest(("/query/key", "whole batches are not filtered: leave key and term out"))
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    reader = Reader(broker, hosted, driver, query.consistency)
+    reader = Reader(await call.replica_of(hosted), query.consistency)
     await reader.confirm()
     waits = {"wait_ms": query.wait_ms} if "wait_ms" in query.model_fields_set else {}
     await reader.reach(wanted_min, **waits)
@@ -117,13 +114,14 @@ async def read(
 def _page_headers(
     reader: Reader, page: Page, has_more: bool, *, with_more: bool
 ) -> list[tuple[bytes, bytes]]:
-    headers = [
-        *log_headers(reader.broker, reader.hosted),
-        (b"commitlog-next-index", b"%d" % page.next_index),
-    ]
+    headers = [*log_headers(reader.broker, reader.hosted), _next_index(page.next_index)]
     if with_more:
         headers.append((b"commitlog-has-more", b"true" if has_more else b"false"))
     return headers
+
+
+def _next_index(index: int) -> tuple[bytes, bytes]:
+    return b"commitlog-next-index", b"%d" % index
 
 
 async def _batches(reader: Reader, range_: Range, query: ReadQuery) -> Response:
@@ -163,32 +161,23 @@ def header_index(name: str, raw: str | None, *, least: int = 0) -> int | None:
     response_class=Response,
 )
 async def read_one(
-    request: Request,
-    broker: Node,
+    call: Call,
     log: LogName,
     index: Annotated[int, Path(ge=0, le=MAX_ORDINAL)],
     query: Annotated[RecordQuery, Query()],
     min_index: MinIndex = None,
 ) -> Response:
     """Control records too."""
-    hosted = broker.find(log)
-    wants_json(request)
+    hosted = call.find(log)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    reader = Reader(broker, hosted, driver, query.consistency)
+    reader = Reader(await call.replica_of(hosted), query.consistency)
     await reader.confirm()
     await reader.reach(wanted_min)
     reader.check_index(index)
     page = Page(index)
     select(reader.raw(index, index, 1), page, index, Selection(limit=1, include_control=True))
     (record,) = record_objects(page.columns, query.encoding)
-    headers = [
-        *log_headers(broker, hosted),
-        (b"commitlog-next-index", b"%d" % (index + 1)),
-    ]
-    return json_answer(record, headers=headers)
+    return reader.here.answer(record, headers=[_next_index(index + 1)])
 
 
 @router.get(
@@ -197,16 +186,10 @@ async def read_one(
     responses=answers("read-index-unavailable", example=TAIL_EXAMPLE),
     response_class=Response,
 )
-async def tail(
-    request: Request, broker: Node, log: LogName, query: Annotated[ConsistencyQuery, Query()]
-) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    reader = Reader(broker, hosted, driver, query.consistency)
-    await reader.confirm()
+async def tail(call: Call, log: LogName, query: Annotated[ConsistencyQuery, Query()]) -> Response:
+    here = await call.replica(log)
+    await Reader(here, query.consistency).confirm()
+    driver = here.driver
     content = {
         "begin_index": driver.log.begin_index,
         "end_index": driver.log.end_index,
@@ -215,5 +198,4 @@ async def tail(
         "term": driver.term,
         "leader": driver.leader_id,
     }
-    headers = [*log_headers(broker, hosted), (b"commitlog-next-index", b"%d" % driver.log.next_index)]
-    return json_answer(content, headers=headers)
+    return here.answer(content, headers=[_next_index(driver.log.next_index)])

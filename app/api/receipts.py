@@ -4,14 +4,14 @@ import asyncio
 import re
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path
 from starlette.responses import Response
 
-from app.api.appends import log_headers
+from app.api.hints import log_headers
+from app.api.log_calls import Call
 from app.api.negotiation import negotiate
 from app.api.openapi import answers
-from app.api.read_query import NoQuery
-from app.api.routing import LogName, Node, body_answer
+from app.api.routing import LogName, Nothing, body_answer
 from app.errors import NotFound
 from app.node.receipts import FOLDER
 from storage.files import OsFileSystem
@@ -20,7 +20,6 @@ router = APIRouter(tags=["logs"])
 
 ARROW_FILE: Final = "application/vnd.apache.arrow.file"
 _NAME: Final = re.compile(r"\d{20}-\d{20}-\d{20}\.arrow")
-Nothing = Annotated[NoQuery, Query()]
 
 
 @router.get(
@@ -32,14 +31,13 @@ Nothing = Annotated[NoQuery, Query()]
     response_class=Response,
 )
 async def receipt(
-    request: Request,
-    broker: Node,
+    call: Call,
     log: LogName,
     name: Annotated[str, Path(description="File name of the receipt")],
     query: Nothing,
 ) -> Response:
-    hosted = broker.find(log)
-    negotiate(request.headers.get("accept"), (ARROW_FILE,))
+    broker, hosted = call.broker, call.broker.find(log)
+    negotiate(call.request.headers.get("accept"), (ARROW_FILE,))
     files = OsFileSystem()
     path = f"{broker.node.data.absolute()}/{FOLDER}/{hosted.name}/{name}"
     if _NAME.fullmatch(name) is None or not await asyncio.to_thread(files.exists, path):

@@ -9,17 +9,16 @@ from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from app.api.appends import log_headers
+from app.api.log_calls import Call, Served
 from app.api.openapi import answers
-from app.api.read_query import Index, NoQuery, TimestampMs
+from app.api.read_query import Index, TimestampMs
 from app.api.read_query import Query as Parameters
-from app.api.routing import LogName, Node, from_replica, json_answer, wants_json
+from app.api.routing import LogName, Nothing
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
-from app.node.broker import Broker
 from app.node.driver import LogDriver
 from app.tables.catalog import ENTRIES, LogTables, TableState
 from storage.commitlog import Commitlog
@@ -42,7 +41,6 @@ CUT_EXAMPLE: Final[dict[str, Any]] = {
     "tables": {"entries": 17, "epochs": 3, "events": 9},
     "exact": True,
 }
-Nothing = Annotated[NoQuery, Query()]
 TableName = Annotated[str, Path(description="One of the log's tables", examples=[ENTRIES])]
 Result = TypeVar("Result")
 
@@ -78,8 +76,8 @@ class AtQuery(Parameters):
     epoch: Index | None = Field(None, description="All records up to its end, or the log's while it is open")
 
 
-def known_tables(request: Request) -> KnownTables:
-    known: KnownTables = request.app.state.tables
+def known_tables(call: Call) -> KnownTables:
+    known: KnownTables = call.request.app.state.tables
     return known
 
 
@@ -92,15 +90,10 @@ def known_tables(request: Request) -> KnownTables:
     responses=answers(example={"tables": [TABLE_EXAMPLE]}),
     response_class=Response,
 )
-async def tables(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    found = await known_tables(request).look(log, LogTables.all) or []
-    content = {"tables": [await _table_object(broker, driver, state) for state in found]}
-    return json_answer(content, headers=log_headers(broker, hosted))
+async def tables(call: Call, log: LogName, query: Nothing) -> Response:
+    here = await call.replica(log)
+    found = await known_tables(call).look(log, LogTables.all) or []
+    return here.answer({"tables": [await _table_object(here, state) for state in found]})
 
 
 @router.get(
@@ -109,29 +102,24 @@ async def tables(request: Request, broker: Node, log: LogName, query: Nothing) -
     responses=answers("table-not-found", "not-yet-materialized", example=TABLE_EXAMPLE),
     response_class=Response,
 )
-async def wait(
-    request: Request, broker: Node, log: LogName, table: TableName, query: Annotated[WaitQuery, Query()]
-) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
+async def wait(call: Call, log: LogName, table: TableName, query: Annotated[WaitQuery, Query()]) -> Response:
+    here = await call.replica(log)
     if table != ENTRIES:
-        await _found(request, log, table)
+        await _found(call, log, table)
         raise InvalidRequest(("/path/table", f"only {ENTRIES!r} holds the log's records by their index"))
+    broker = call.broker
     deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
     while True:
         left_ms = deadline_ms - broker.clock.monotonic_ms()
         over = left_ms <= 0 or broker.stopping
-        state = await known_tables(request).look(log, lambda found: found.find(table))
+        state = await known_tables(call).look(log, lambda found: found.find(table))
         if state is None:  # the job that makes it may just have begun
-            if over or known_tables(request).root is None:
+            if over or known_tables(call).root is None:
                 raise TableNotFound(table, log)
         else:
-            content = await _table_object(broker, driver, state)
+            content = await _table_object(here, state)
             if content["materialized_index"] >= query.index:
-                return json_answer(content, headers=log_headers(broker, hosted))
+                return here.answer(content)
             if over:
                 raise NotYetMaterialized(query.index, content["materialized_index"])
         await broker.pause(max(0.0, min(_POLL_S, left_ms / 1000)))
@@ -143,16 +131,9 @@ async def wait(
     responses=answers("table-not-found", example=TABLE_EXAMPLE),
     response_class=Response,
 )
-async def one_table(
-    request: Request, broker: Node, log: LogName, table: TableName, query: Nothing
-) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    content = await _table_object(broker, driver, await _found(request, log, table))
-    return json_answer(content, headers=log_headers(broker, hosted))
+async def one_table(call: Call, log: LogName, table: TableName, query: Nothing) -> Response:
+    here = await call.replica(log)
+    return here.answer(await _table_object(here, await _found(call, log, table)))
 
 
 @router.get(
@@ -163,42 +144,38 @@ async def one_table(
     responses=answers("no-such-cut", example=CUT_EXAMPLE),
     response_class=Response,
 )
-async def at(request: Request, broker: Node, log: LogName, query: Annotated[AtQuery, Query()]) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
+async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Response:
+    hosted = call.find(log)
     if len(query.model_fields_set) != 1:
         raise InvalidRequest(("/query", "needs one of index, timestamp and epoch"))
-    driver = await from_replica(request, broker, hosted)
-    if isinstance(driver, Response):
-        return driver
-    state = await known_tables(request).look(log, lambda found: found.find(ENTRIES))
+    here = await call.replica_of(hosted)
+    state = await known_tables(call).look(log, lambda found: found.find(ENTRIES))
     if state is None:
         raise NoSuchCut(f"log {log!r} has no table {ENTRIES!r}", None)
-    held_index = (await _table_object(broker, driver, state))["materialized_index"]
-    index = _point(driver, query)
+    held_index = (await _table_object(here, state))["materialized_index"]
+    index = _point(here.driver, query)
     if index > held_index:
         raise NoSuchCut(f"index {index} is not in the tables yet: they hold {held_index}", held_index)
-    cut = await known_tables(request).look(log, lambda found: found.cut(index, held_index))
+    cut = await known_tables(call).look(log, lambda found: found.cut(index, held_index))
     if cut is None:
         raise NoSuchCut(f"no version of the tables is known to hold index {index}", held_index)
-    content = {"index": index, "tables": dict(cut.versions), "exact": cut.exact}
-    return json_answer(content, headers=log_headers(broker, hosted))
+    return here.answer({"index": index, "tables": dict(cut.versions), "exact": cut.exact})
 
 
-async def _found(request: Request, log: str, table: str) -> TableState:
+async def _found(call: Call, log: str, table: str) -> TableState:
     """Raises TableNotFound."""
-    state = await known_tables(request).look(log, lambda found: found.find(table))
+    state = await known_tables(call).look(log, lambda found: found.find(table))
     if state is None:
         raise TableNotFound(table, log)
     return state
 
 
-async def _table_object(broker: Broker, driver: LogDriver, state: TableState) -> dict[str, Any]:
+async def _table_object(here: Served, state: TableState) -> dict[str, Any]:
     if state.held_index is None:
         held_index, lag_records, lag_ms = None, None, None
     else:
-        held_index, lag_records, oldest_ms = await _lag(driver, state.held_index)
-        lag_ms = 0 if oldest_ms is None else max(0, broker.clock.now_ms() - oldest_ms)
+        held_index, lag_records, oldest_ms = await _lag(here.driver, state.held_index)
+        lag_ms = 0 if oldest_ms is None else max(0, here.broker.clock.now_ms() - oldest_ms)
     return {
         "name": state.name,
         "path": state.path,

@@ -1,23 +1,19 @@
 """Keeping a log in order: trimming it, and comparing its replicas."""
 
 import contextlib
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from app.api.appends import log_headers
 from app.api.json_bodies import Ordinal
-from app.api.leader_calls import at_leader, body_of, committed_command, shaped
+from app.api.log_calls import Call, Served
 from app.api.openapi import OF_A_BODY, answers, json_request
-from app.api.read_query import NoQuery
-from app.api.routing import LogName, Node, json_answer, wants_json
+from app.api.routing import LogName, Nothing
 from app.errors import IndexTrimmed, InvalidRequest, ReadIndexUnavailable, Repairing
 from app.log_commands import Trim
-from app.node.broker import Broker
 from app.node.driver import LogDriver
-from app.node.hosted_log import HostedLog
 from app.node.verify import Comparison, Verifier, settled_end
 from storage.errors import CorruptLog
 
@@ -25,7 +21,6 @@ router = APIRouter(tags=["logs"])
 
 _TRIM_WAIT_MS: Final = 2_000
 _TRIM_POLL_S: Final = 0.01
-Nothing = Annotated[NoQuery, Query()]
 TRIM_EXAMPLE = {"log": "default", "begin_index": 40, "until_index": 42}
 VERIFY_EXAMPLE: dict[str, Any] = {
     "log": "default",
@@ -65,25 +60,23 @@ class TrimIn(msgspec.Struct, forbid_unknown_fields=True):
     openapi_extra=json_request(TrimIn, {"until_index": 42}),
     response_class=Response,
 )
-async def trim(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    body = await body_of(request)
-    asked = shaped(TrimIn, body)
+async def trim(call: Call, log: LogName, query: Nothing) -> Response:
+    hosted = call.find(log)
+    asked = await call.asked(TrimIn)
 
-    async def act(driver: LogDriver) -> Response:
-        await committed_command(driver, Trim(asked.until_index, asked.force))
-        await _trimmed(broker, driver, asked.until_index)
-        content = {"log": log, "begin_index": driver.log.begin_index, "until_index": asked.until_index}
-        return json_answer(content, headers=log_headers(broker, hosted))
+    async def act(here: Served) -> Response:
+        await here.commit(Trim(asked.until_index, asked.force))
+        await _trimmed(here, asked.until_index)
+        begin_index = here.driver.log.begin_index
+        return here.answer({"log": log, "begin_index": begin_index, "until_index": asked.until_index})
 
-    return await at_leader(request, broker, hosted, act, body)
+    return await call.at_leader(hosted, act)
 
 
-async def _trimmed(broker: Broker, driver: LogDriver, until_index: int) -> None:
+async def _trimmed(here: Served, until_index: int) -> None:
     """Wait until this replica has begun with what a committed trim allows: it saves its state before."""
-    log = driver.log
-    kept = min(until_index, driver.committed_index)
+    broker, log = here.broker, here.driver.log
+    kept = min(until_index, here.driver.committed_index)
     deadline_ms = broker.clock.monotonic_ms() + _TRIM_WAIT_MS
     while log.begin_index < kept and broker.clock.monotonic_ms() < deadline_ms:
         if log.batch_at(kept).base_index <= log.begin_index:
@@ -111,20 +104,19 @@ class VerifyIn(msgspec.Struct, forbid_unknown_fields=True):
     openapi_extra=json_request(VerifyIn, {"from_index": 0, "deep": False}),
     response_class=Response,
 )
-async def verify(request: Request, broker: Node, log: LogName, query: Nothing) -> Response:
-    hosted = broker.find(log)
-    wants_json(request)
-    body = await body_of(request)
-    asked = shaped(VerifyIn, body)
+async def verify(call: Call, log: LogName, query: Nothing) -> Response:
+    broker, hosted = call.broker, call.find(log)
+    asked = await call.asked(VerifyIn)
     if hosted.repair is not None:
         raise Repairing()
 
-    async def act(driver: LogDriver) -> Response:
+    async def act(here: Served) -> Response:
+        driver = here.driver
         with contextlib.suppress(ReadIndexUnavailable):  # without a leader what is known here is compared
             await broker.read_index(hosted)
         first, until = _range_of(driver, asked)
         reread = broker.repairs.reread if asked.deep else None
-        verifier = Verifier(broker.repairs.calls, driver, _others(broker, hosted), reread)
+        verifier = Verifier(broker.repairs.calls, driver, _others(here), reread)
         try:
             result = await verifier.compare(first, until)
         except CorruptLog as error:
@@ -133,13 +125,11 @@ async def verify(request: Request, broker: Node, log: LogName, query: Nothing) -
         if not result.equal:
             broker.repairs.differs(hosted, result)
         content = {"log": log, "node": broker.node.id, **_report(result, until), "deep": asked.deep}
-        return json_answer(
-            {name: content[name] for name in VERIFY_EXAMPLE}, headers=log_headers(broker, hosted)
-        )
+        return here.answer({name: content[name] for name in VERIFY_EXAMPLE})
 
     if hosted.driver is not None:
-        return await act(hosted.driver)
-    return await at_leader(request, broker, hosted, act, body)
+        return await act(Served(broker, hosted, hosted.driver))
+    return await call.at_leader(hosted, act)
 
 
 def _range_of(driver: LogDriver, asked: VerifyIn) -> tuple[int, int]:
@@ -156,12 +146,11 @@ def _range_of(driver: LogDriver, asked: VerifyIn) -> tuple[int, int]:
     return first, until
 
 
-def _others(broker: Broker, hosted: HostedLog) -> list[str]:
+def _others(here: Served) -> list[str]:
     """Every other replica, as the log itself says or else the configuration."""
-    assert hosted.driver is not None
-    members = hosted.driver.state.membership
-    nodes = hosted.settings.replicas if members is None else (*members.voters, *members.learners)
-    return [node for node in nodes if node != broker.node.id]
+    members = here.driver.state.membership
+    nodes = here.hosted.settings.replicas if members is None else (*members.voters, *members.learners)
+    return [node for node in nodes if node != here.broker.node.id]
 
 
 def _report(result: Comparison, until: int) -> dict[str, Any]:
