@@ -71,7 +71,8 @@ display(levels)
 # COMMAND ----------
 
 news = watermarks.select("term", "node", "seq").distinct().count()
-uncovered, backward = gold.uncovered_commits(watermarks, epochs), gold.backward_steps(watermarks)
+uncovered = gold.uncovered_commits(watermarks, epochs, spark.table("events"))
+backward = gold.backward_steps(watermarks)
 assert uncovered.isEmpty(), f"a leader called committed what a majority did not have: {uncovered.first()}"
 assert backward.isEmpty(), f"the committed index of a term went back: {backward.first()}"
 print(f"{news:,} news of {epochs.count()} terms: committed is what a majority has, and never went back")

@@ -7,6 +7,8 @@ a gap is told up to that much too long.
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
+GROUP = "voters array<string>, index long"  # of an event of kind `membership`
+
 
 def terms(watermarks: DataFrame, epochs: DataFrame) -> DataFrame:
     """Each term that committed something: when it served, and how long nobody had served before.
@@ -69,22 +71,39 @@ def lag_by_peer(watermarks: DataFrame) -> DataFrame:
     return levels.orderBy("peer")
 
 
-def uncovered_commits(watermarks: DataFrame, epochs: DataFrame) -> DataFrame:
-    """News that call more records of their own term committed than a majority of the peers has acknowledged:
-    there must be none (D-24, R-05). For logs without learners, whose word does not count.
+def uncovered_commits(watermarks: DataFrame, epochs: DataFrame, events: DataFrame) -> DataFrame:
+    """News that call more records of their own term committed than a majority of the voters has acknowledged
+    in it: there must be none (D-24, R-05). For logs in Raft mode.
 
-    In WATERMARKS, EPOCHS. Out term, node, seq, committed_index, majority_index.
+    Who votes is what the leader's own journal told last: a node tells its group when it starts, and with each
+    change (R-10), which counts from the index of its record on; what was committed before that was counted in
+    the group before, and is not judged anew. Peers of a journal that tells of no group are all voters.
+    In WATERMARKS, EPOCHS, EVENTS. Out term, node, seq, committed_index, majority_index.
     """
-    marks = F.sort_array(F.collect_list("watermark"), asc=False)
     own = watermarks.join(epochs.select("term", "start_index"), "term").where(
         "committed_index >= start_index"
     )
-    news = own.groupBy("term", "node", "seq").agg(
-        F.first("committed_index").alias("committed_index"), marks.alias("marks")
+    told = own.join(_groups(own, events), ["node", "seq"])
+    so_far = Window.partitionBy("term", "node", "peer", "since").orderBy("seq")
+    counted = told.withColumn("acknowledged", F.max("watermark").over(so_far)).where(
+        "(voters IS NULL OR array_contains(voters, peer)) AND committed_index >= since"
+    )
+    news = counted.groupBy("term", "node", "seq").agg(
+        F.first("committed_index").alias("committed_index"),
+        F.sort_array(F.collect_list("acknowledged"), asc=False).alias("marks"),
     )
     majority = F.element_at("marks", (F.floor(F.size("marks") / 2) + 1).cast("int"))
     rows = news.select("term", "node", "seq", "committed_index", majority.alias("majority_index"))
     return rows.where(F.col("committed_index") > F.col("majority_index"))
+
+
+def _groups(watermarks: DataFrame, events: DataFrame) -> DataFrame:
+    """The group of each leader at each of its news. Out node, seq, voters (null: it has not told), since."""
+    told = events.where("kind = 'membership'").select("node", "seq", F.from_json("data", GROUP).alias("group"))
+    moments = watermarks.select("node", "seq").distinct().unionByName(told, allowMissingColumns=True)
+    last = F.last("group", ignorenulls=True).over(Window.partitionBy("node").orderBy("seq"))
+    groups = moments.withColumn("last", last).where("group IS NULL")
+    return groups.select("node", "seq", "last.voters", F.coalesce("last.index", F.lit(-1)).alias("since"))
 
 
 def backward_steps(watermarks: DataFrame) -> DataFrame:
