@@ -138,7 +138,11 @@ class SimulatedNode:
         life = self._life
         self.driver, self.log = driver, driver.log
         self._serves, self._repairing = True, False
-        self._cluster.checker.begin_life(self)
+        try:
+            self._cluster.checker.begin_life(self)
+        except CorruptLog as error:
+            self.find_flip(error)  # what opening does not read, the checker does
+            return
         try:
             driver.start()
         except PowerCut:
