@@ -178,6 +178,8 @@ class RaftCore:
     # --- events --------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> None:
+        if self._group_index == NO_INDEX:  # else the log has named the group, and it is told
+            self._tell_group()
         self._restart_election_timer(now_ms)
         if self._member.group.voters == (self._member.node_id,) and self._may_campaign:
             self._campaign(now_ms)
@@ -274,19 +276,25 @@ class RaftCore:
 
     def configure(self, group: GroupConfig, index: int, now_ms: int) -> None:
         member = self._member
-        if group == member.group:
-            self._group_index = index
+        if (group, index) == (member.group, self._group_index):
             return
-        member.group, self._group_index = group, index
+        same, member.group, self._group_index = group == member.group, group, index
+        self._tell_group()
+        if same:
+            return
         self._set_dispatchers()
         if member.leads:
             self._heard_ms = {peer: self._heard_ms.get(peer, now_ms) for peer in self._dispatchers}
             self._quorum.regroup()
         elif member.role is not Role.CANDIDATE or member.node_id not in group.voters:
             member.role = _idle_role(group, member.node_id)
-        data = {"voters": list(group.voters), "learners": list(group.learners), "index": index}
-        self._outbox.tell("membership", member.term, data)
         self._settle(now_ms)
+
+    def _tell_group(self) -> None:
+        """Who counts from here on: readers of the journal judge this member's watermarks by it."""
+        group = self._member.group
+        data = {"voters": list(group.voters), "learners": list(group.learners), "index": self._group_index}
+        self._outbox.tell("membership", self._member.term, data)
 
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
         """Return the group with one member more, promoted or less; None when it is so already (R-10).

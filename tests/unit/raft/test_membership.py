@@ -42,6 +42,17 @@ def test_a_learner_gets_the_log_and_becomes_a_voter() -> None:
 
 
 @pytest.mark.rule("R-10")
+def test_a_member_tells_its_journal_who_counts_when_it_starts_and_with_each_change() -> None:
+    group, leader = led_group()
+    added(group, leader, "n4")
+    leader.restart()
+    first, change, again = [event.data for event in leader.events if event.kind == "membership"]
+    assert first == {"voters": ["n1", "n2", "n3"], "learners": [], "index": -1}
+    assert change == {"voters": ["n1", "n2", "n3"], "learners": ["n4"], "index": 1}
+    assert again == change
+
+
+@pytest.mark.rule("R-10")
 def test_a_member_that_left_and_comes_back_within_the_term_gets_the_log() -> None:
     group, leader = led_group()
     learner = added(group, leader, "n4")
