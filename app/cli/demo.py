@@ -81,6 +81,7 @@ def run(folder: Path, port: int, flights: int, show: Show, *, keep: bool) -> Sto
         demo.wait_for_tables(sent)
         show.step("reading the log of every node")
         demo.look_at_nodes()
+        demo.wait_for_events()
         if not keep:
             demo.stop_job()
         show.step("asking Spark what stands in the tables")

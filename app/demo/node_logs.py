@@ -65,6 +65,17 @@ def wait_for_same_end(client: CommitlogClient, nodes: Sequence[LocalNode], timeo
         time.sleep(POLL_S)
 
 
+def count_events(client: CommitlogClient, nodes: Sequence[LocalNode]) -> int:
+    """How many events stand in the journals of all nodes. Raises ClientError of a silent node."""
+    total = 0
+    for node in nodes:
+        page = client.events(node.url)
+        while page["has_more"]:
+            page = client.events(node.url, from_seq=page["next_seq"])
+        total += page["next_seq"]
+    return total
+
+
 def read_node_log(client: CommitlogClient, node: LocalNode) -> NodeLog:
     """Read a node's whole log from that node alone, control records included."""
     status = client.status(node.url)

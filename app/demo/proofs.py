@@ -102,5 +102,18 @@ def prove_epochs(
     ]
 
 
+def prove_watermarks(
+    found: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]], nodes: Sequence[str]
+) -> Proof:
+    """That the table `watermarks` tells of every node in every term. told: the epochs of the service."""
+    rows = {(row["term"], row["peer"]) for row in found}
+    terms = [epoch["term"] for epoch in told]
+    return Proof(
+        "watermarks: the table has every node in every term",
+        rows >= {(term, node) for term in terms for node in nodes},
+        f"terms {', '.join(map(str, terms))}: {len(rows)} of {len(terms) * len(nodes)}",
+    )
+
+
 def _epoch(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in EPOCH_FIELDS)

@@ -14,8 +14,8 @@ from app.cli.processes import ChildProcess, describe_exit
 from app.cli.spark_job import SparkJob
 from app.client import ClientError, CommitlogClient
 from app.demo.flights import read_flights
-from app.demo.node_logs import NodeLog, NodesDiffer, read_node_log, wait_for_same_end
-from app.demo.proofs import Proof, Sent, prove_entries, prove_epochs, prove_nodes
+from app.demo.node_logs import NodeLog, NodesDiffer, count_events, read_node_log, wait_for_same_end
+from app.demo.proofs import Proof, Sent, prove_entries, prove_epochs, prove_nodes, prove_watermarks
 from app.demo.sender import Sender, gap_ms
 from app.demo.show import Show
 
@@ -174,6 +174,22 @@ class Demo:
             except (NodesDiffer, ClientError, OSError) as error:
                 raise DemoFailed(f"the nodes' logs cannot be compared: {error}") from error
 
+    def wait_for_events(self) -> None:
+        """Until all that the nodes have noted so far, watermarks above all, is in the Delta tables."""
+        assert self._job is not None
+        stalled = Stalled("no event came into the table", self._job)
+        try:
+            with self._client() as client:
+                told = count_events(client, self.cluster.nodes)
+        except ClientError as error:
+            raise DemoFailed(f"the nodes' journals cannot be read: {error}") from error
+        with self.show.bar("rows in the table events", told) as bar:
+            while (rows := int(self._job.progress()["logs"]["default"]["events_rows"])) < told:
+                bar.to(rows)
+                self._check_children()
+                stalled.look(rows)
+                time.sleep(LOOK_EACH_S)
+
     def start_spark_side(self) -> None:
         """A Spark of the demo's own: `look_at_tables` and `run_notebook` wait for what it does."""
         folder = self.folder / "spark"
@@ -204,6 +220,7 @@ class Demo:
             *prove_entries(sent, found["entries"]),
             *prove_nodes(story.nodes, story.leader),
             *prove_epochs(found["epochs"], found["epoch_files"], told, nodes),
+            prove_watermarks(found["watermarks"], told, nodes),
         ]
         return story.proofs
 

@@ -8,13 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from app.client import Record
+from app.cli.local_cluster import LocalNode
+from app.client import CommitlogClient, Record
 from app.demo.flights import ContentHash, read_flights
 from app.demo.folder import MARKER, FolderRefused, prepare
-from app.demo.node_logs import ColumnsHash, NodeLog
-from app.demo.proofs import Sent, prove_entries, prove_epochs, prove_nodes
+from app.demo.node_logs import ColumnsHash, NodeLog, count_events
+from app.demo.proofs import Sent, prove_entries, prove_epochs, prove_nodes, prove_watermarks
 from app.demo.sender import Acknowledgement, gap_ms
 from storage.records import READ_SCHEMA
+from tests.unit.cli.fake_service import Asked, Told, fake_service
 
 SENT = Sent(records=100, content_hash="aa", last_index=101)
 FOUND = {"rows": 100, "indexes": 100, "doubles": 0, "first": 1, "last": 101, "content_hash": "aa"}
@@ -125,6 +127,16 @@ def test_a_nodes_hash_tells_every_other_log_apart(other: pa.Table) -> None:
     assert columns_hash(rows(b"a", b"b", None)) != columns_hash(other)
 
 
+def test_the_events_of_all_nodes_are_counted_page_by_page() -> None:
+    def answer(asked: Asked) -> Told:
+        next_seq = min(int(asked.query.get("from_seq", 0)) + 10, 25)
+        return Told(200, {"events": [], "next_seq": next_seq, "has_more": next_seq < 25})
+
+    with fake_service(answer) as service, CommitlogClient(service.url) as client:
+        node = LocalNode("n1", int(service.url.rpartition(":")[2]), 0, Path())
+        assert count_events(client, [node, node]) == 50
+
+
 def test_the_proof_of_entries_holds_only_for_each_record_exactly_once() -> None:
     assert all(proof.holds for proof in prove_entries(SENT, FOUND))
     for wrong in (
@@ -161,6 +173,14 @@ def test_the_proof_of_the_epochs_holds_only_for_equal_tables_and_a_fail_over() -
     only = EPOCHS[:1]
     one_file = [{**only[0], "node": node} for node in nodes]
     assert not all(proof.holds for proof in prove_epochs(only, one_file, only, nodes))
+
+
+def test_the_proof_of_the_watermarks_holds_only_with_every_node_in_every_term() -> None:
+    nodes = ["n1", "n2"]
+    rows = [{"term": epoch["term"], "peer": node} for epoch in EPOCHS for node in nodes]
+    assert prove_watermarks(rows, EPOCHS, nodes).holds
+    for found in ([], rows[1:], rows[:-1]):
+        assert not prove_watermarks(found, EPOCHS, nodes).holds
 
 
 def test_the_gap_is_from_the_kill_to_the_first_answer_of_a_later_term() -> None:
