@@ -22,7 +22,7 @@ from app.ha.sync_state_set import SyncStateSet
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.reads import FollowerReads
-from app.raft.state import MemberState, Outbox
+from app.raft.state import MemberState
 from app.replication import (
     NO_INDEX,
     CoreStatus,
@@ -70,16 +70,17 @@ class AutoSwitchCore(StaticGroup):
         self._log_id = log_id
         self._config = config
         self._min_in_sync = min_in_sync_replicas
-        self._member = MemberState(
-            node_id=node_id,
-            group=group,
-            durability=durability,
-            role=Role.SLAVE,
-            term=max(hard_state.term, log.last_term),
-            voted_for=hard_state.voted_for if hard_state.term >= log.last_term else None,
-            committed_index=min(committed_index, log.end_index),
+        super().__init__(
+            MemberState(
+                node_id=node_id,
+                group=group,
+                durability=durability,
+                role=Role.SLAVE,
+                term=max(hard_state.term, log.last_term),
+                voted_for=hard_state.voted_for if hard_state.term >= log.last_term else None,
+                committed_index=min(committed_index, log.end_index),
+            )
         )
-        self._outbox = Outbox()
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
         self._reads = FollowerReads(self._member, self._outbox, reads, random)
         self._me = Replica(node_id, address)
@@ -92,25 +93,8 @@ class AutoSwitchCore(StaticGroup):
         self._now_ms = 0
         self._connections = 0
         self._needs_election = False
-        self._announced: tuple[Role, str | None, int] = (Role.SLAVE, None, self._member.term)
 
     # --- what the driver asks ------------------------------------------------------------------------------
-
-    @property
-    def role(self) -> Role:
-        return self._member.role
-
-    @property
-    def term(self) -> int:
-        return self._member.term
-
-    @property
-    def leader_id(self) -> str | None:
-        return self._member.leader_id
-
-    @property
-    def committed_index(self) -> int:
-        return self._member.committed_index
 
     @property
     def accepts_appends(self) -> bool:
@@ -297,9 +281,6 @@ class AutoSwitchCore(StaticGroup):
             self._slave.synced(now_ms)
         self._settle(now_ms)
 
-    def ready(self) -> Ready | None:
-        return self._outbox.take()
-
     def advance(self, ready: Ready, now_ms: int) -> None:
         if self._master is not None and ready.batches:
             self._log_moved(now_ms)
@@ -472,15 +453,3 @@ class AutoSwitchCore(StaticGroup):
         if self._master is not None and self._master.needs_check:
             self._master.judge(now_ms, fenced=self._is_fenced(now_ms))
         self._announce()
-
-    def _announce(self) -> None:
-        """Tell the journal about role and epoch."""
-        member = self._member
-        role, leader_id, term = self._announced
-        if (member.role, member.leader_id, member.term) == self._announced:
-            return
-        self._announced = (member.role, member.leader_id, member.term)
-        if member.leader_id is not None and (member.leader_id, member.term) != (leader_id, term):
-            self._outbox.tell("term", member.term, {"term": member.term, "leader": member.leader_id})
-        if (member.role, member.leader_id) != (role, leader_id):
-            self._outbox.tell("role", member.term, {"role": member.role.value, "leader": member.leader_id})

@@ -18,7 +18,7 @@ from app.ha.pending import PendingAppends
 from app.ha.sending import Sender, Trimmed
 from app.ha.static_group import StaticGroup
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
-from app.raft.state import MemberState, Outbox
+from app.raft.state import MemberState
 from app.replication import (
     NO_INDEX,
     Acks,
@@ -68,17 +68,18 @@ class ClassicMasterCore(StaticGroup):
         self._replicas = replicas
         self._config = config
         self._sync_slaves = sync_slaves
-        self._member = MemberState(
-            node_id=node_id,
-            group=GroupConfig(voters=replicas),
-            durability=durability,
-            role=Role.MASTER,
-            term=max(hard_state.term, log.last_term),
-            voted_for=None,
-            committed_index=min(committed_index, log.end_index),
-            leader_id=node_id,
+        super().__init__(
+            MemberState(
+                node_id=node_id,
+                group=GroupConfig(voters=replicas),
+                durability=durability,
+                role=Role.MASTER,
+                term=max(hard_state.term, log.last_term),
+                voted_for=None,
+                committed_index=min(committed_index, log.end_index),
+                leader_id=node_id,
+            )
         )
-        self._outbox = Outbox()
         self._pending = PendingAppends()
         self._slaves: dict[str, _Slave] = {}
         self._opening: dict[str, Any] | None = None
@@ -87,22 +88,6 @@ class ClassicMasterCore(StaticGroup):
         self._published: tuple[int, dict[str, int]] = (NO_INDEX, {})
 
     # --- what the driver asks ------------------------------------------------------------------------------
-
-    @property
-    def role(self) -> Role:
-        return Role.MASTER
-
-    @property
-    def term(self) -> int:
-        return self._member.term
-
-    @property
-    def leader_id(self) -> str | None:
-        return self._member.node_id
-
-    @property
-    def committed_index(self) -> int:
-        return self._member.committed_index
 
     @property
     def accepts_appends(self) -> bool:
@@ -290,9 +275,6 @@ class ClassicMasterCore(StaticGroup):
 
     def synced(self, now_ms: int) -> None:
         self._grown(now_ms)
-
-    def ready(self) -> Ready | None:
-        return self._outbox.take()
 
     def advance(self, ready: Ready, now_ms: int) -> None:
         if ready.batches:

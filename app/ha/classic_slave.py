@@ -18,7 +18,7 @@ from app.ha.static_group import StaticGroup
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.reads import FollowerReads
-from app.raft.state import MemberState, Outbox
+from app.raft.state import MemberState
 from app.replication import CoreStatus, Durability, GroupConfig, PendingAppend, Ready, Reset, Role
 from storage.batch import Batch
 from storage.epoch_file import epoch_of
@@ -52,17 +52,18 @@ class ClassicSlaveCore(StaticGroup):
         self._log_id = log_id
         self._config = config
         self._address = master_address
-        self._member = MemberState(
-            node_id=node_id,
-            group=GroupConfig(voters=replicas),
-            durability=durability,
-            role=Role.SLAVE,
-            term=log.last_term,
-            voted_for=None,
-            committed_index=min(committed_index, log.end_index),
-            leader_id=master_id,
+        super().__init__(
+            MemberState(
+                node_id=node_id,
+                group=GroupConfig(voters=replicas),
+                durability=durability,
+                role=Role.SLAVE,
+                term=log.last_term,
+                voted_for=None,
+                committed_index=min(committed_index, log.end_index),
+                leader_id=master_id,
+            )
         )
-        self._outbox = Outbox()
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
         self._reads = FollowerReads(self._member, self._outbox, reads, random)
         self._assembler = Assembler()
@@ -77,22 +78,6 @@ class ClassicSlaveCore(StaticGroup):
         self._next_offset: int | None = None  # of this connection's stream, once it has begun
 
     # --- what the driver asks ------------------------------------------------------------------------------
-
-    @property
-    def role(self) -> Role:
-        return Role.SLAVE
-
-    @property
-    def term(self) -> int:
-        return self._member.term
-
-    @property
-    def leader_id(self) -> str | None:
-        return self._member.leader_id
-
-    @property
-    def committed_index(self) -> int:
-        return self._member.committed_index
 
     def status(self) -> CoreStatus:
         member = self._member
@@ -249,9 +234,6 @@ class ClassicSlaveCore(StaticGroup):
 
     def synced(self, now_ms: int) -> None:
         self._moved(now_ms)
-
-    def ready(self) -> Ready | None:
-        return self._outbox.take()
 
     def advance(self, ready: Ready, now_ms: int) -> None:
         if ready.batches:

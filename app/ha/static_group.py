@@ -1,10 +1,11 @@
 """What Raft's cores are asked and those of HA do not have: their groups are metadata, or settings. PURE."""
 
 from app.errors import CommitlogError, InvalidRequest, TransferFailed
+from app.raft.member_core import MemberCore
 from app.replication import ChangeKind, GroupConfig
 
 
-class StaticGroup:
+class StaticGroup(MemberCore):
     """The part of ReplicationCore that is the same for all cores of HA."""
 
     electable = True

@@ -15,6 +15,7 @@ from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
 from app.raft.dispatcher import Dispatcher
 from app.raft.entry_handler import EntryHandler
+from app.raft.member_core import MemberCore
 from app.raft.membership import GroupView, changed
 from app.raft.messages import (
     Heartbeat,
@@ -31,7 +32,7 @@ from app.raft.messages import (
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.reads import FollowerReads, LeaderReads, PeerReader
 from app.raft.refusals import refuse_older, refuse_push
-from app.raft.state import MemberState, Outbox
+from app.raft.state import MemberState
 from app.raft.transfer import Transfer
 from app.replication import (
     NO_INDEX,
@@ -48,7 +49,7 @@ from storage.batch import Batch
 from storage.hard_state import HardState
 
 
-class RaftCore:
+class RaftCore(MemberCore):
     """One member of one Raft group. Satisfies ReplicationCore.
 
     Invariants: the term never falls; whatever rests on a term or vote leaves in the same Ready as the hard
@@ -76,20 +77,21 @@ class RaftCore:
         self._config = config
         self._random = random
         self._log = log
-        self._member = MemberState(
-            node_id=node_id,
-            group=group,
-            durability=durability,
-            role=_idle_role(group, node_id),
-            term=hard_state.term,
-            voted_for=hard_state.voted_for,
-            committed_index=min(committed_index, log.end_index),
-            sound=sound,
+        super().__init__(
+            MemberState(
+                node_id=node_id,
+                group=group,
+                durability=durability,
+                role=_idle_role(group, node_id),
+                term=hard_state.term,
+                voted_for=hard_state.voted_for,
+                committed_index=min(committed_index, log.end_index),
+                sound=sound,
+            )
         )
         self.refusal: CommitlogError | None = None  # a majority is all that it needs
         self._leaving = False  # this leader is no member any more
         self._group_index = NO_INDEX  # of the record that made the group what it is
-        self._outbox = Outbox()
         self._quorum = QuorumChecker(self._member, log, self._outbox, config)
         self._dispatchers: dict[str, Dispatcher] = {}
         self._sessions: dict[str, int] = {}  # by peer, also of those who left: within a term none repeats
@@ -104,25 +106,8 @@ class RaftCore:
         self._leader_heard_ms = -config.election_timeout_ms[1]
         self._election_due_ms = 0
         self._heartbeat_ms = 0
-        self._announced: tuple[Role, str | None, int] = (self._member.role, None, hard_state.term)
 
     # --- what the driver asks ------------------------------------------------------------------------------
-
-    @property
-    def role(self) -> Role:
-        return self._member.role
-
-    @property
-    def term(self) -> int:
-        return self._member.term
-
-    @property
-    def leader_id(self) -> str | None:
-        return self._member.leader_id
-
-    @property
-    def committed_index(self) -> int:
-        return self._member.committed_index
 
     @property
     def accepts_appends(self) -> bool:
@@ -331,9 +316,6 @@ class RaftCore:
             self._handler.synced()
         self._settle(now_ms)
 
-    def ready(self) -> Ready | None:
-        return self._outbox.take()
-
     def advance(self, ready: Ready, now_ms: int) -> None:
         if self._member.leads:
             if ready.batches:
@@ -372,17 +354,6 @@ class RaftCore:
         elif not self._member.sound:
             self._member.sound = self._handler.holds_all_committed
         self._announce()
-
-    def _announce(self) -> None:
-        member = self._member
-        role, leader_id, term = self._announced
-        if (member.role, member.leader_id, member.term) == self._announced:
-            return
-        self._announced = (member.role, member.leader_id, member.term)
-        if member.leader_id is not None and (member.leader_id, member.term) != (leader_id, term):
-            self._outbox.tell("term", member.term, {"term": member.term, "leader": member.leader_id})
-        if (member.role, member.leader_id) != (role, leader_id):
-            self._outbox.tell("role", member.term, {"role": member.role.value, "leader": member.leader_id})
 
     # --- terms and votes -----------------------------------------------------------------------------------
 

@@ -1,0 +1,44 @@
+"""What every core says of its member in the same way, whatever the replication mode. PURE."""
+
+from app.raft.state import MemberState, Outbox
+from app.replication import Ready, Role
+
+
+class MemberCore:
+    """The plain part of ReplicationCore: over the member as it stands, and what must leave next."""
+
+    def __init__(self, member: MemberState) -> None:
+        self._member = member
+        self._outbox = Outbox()
+        self._announced: tuple[Role, str | None, int] = (member.role, member.leader_id, member.term)
+
+    @property
+    def role(self) -> Role:
+        return self._member.role
+
+    @property
+    def term(self) -> int:
+        return self._member.term
+
+    @property
+    def leader_id(self) -> str | None:
+        return self._member.leader_id
+
+    @property
+    def committed_index(self) -> int:
+        return self._member.committed_index
+
+    def ready(self) -> Ready | None:
+        return self._outbox.take()
+
+    def _announce(self) -> None:
+        """Tell the journal of a new leader, term or role."""
+        member = self._member
+        role, leader_id, term = self._announced
+        if (member.role, member.leader_id, member.term) == self._announced:
+            return
+        self._announced = (member.role, member.leader_id, member.term)
+        if member.leader_id is not None and (member.leader_id, member.term) != (leader_id, term):
+            self._outbox.tell("term", member.term, {"term": member.term, "leader": member.leader_id})
+        if (member.role, member.leader_id) != (role, leader_id):
+            self._outbox.tell("role", member.term, {"role": member.role.value, "leader": member.leader_id})
