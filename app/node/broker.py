@@ -269,10 +269,9 @@ class Broker:
         except (CorruptLog, CorruptFile) as error:
             return error
 
-    def _open(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
-        """Recover one log and build its driver. Blocks: at the start nothing else runs yet, a repair does it
-        in a thread. Raises CorruptLog, CorruptFile, DiskError."""
-        return self._opener.open(hosted, sound=sound)
+    def _open(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False) -> LogDriver:
+        """As LogOpener.open."""
+        return self._opener.open(hosted, sound=sound, sound_if_alone=sound_if_alone)
 
     def _serve(self, hosted: HostedLog, driver: LogDriver) -> None:
         """Take part in a log that is open."""

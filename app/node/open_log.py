@@ -78,6 +78,7 @@ def open_raft_log(
     config: DriverConfig | None = None,
     preferred_leader: str | None = None,
     sound: bool = True,
+    sound_if_alone: bool = False,
     healed: Callable[[], None] | None = None,
     damaged: Callable[[CorruptLog], None] | None = None,
     journal: Journal | None = None,
@@ -86,11 +87,12 @@ def open_raft_log(
     """Recover one replica and put its parts together; `LogDriver.start` begins.
 
     sound: false when the disk may have lost what this replica acknowledged or voted: it only follows, and
-    `healed` is called once it holds all that is committed. damaged: the log was found damaged while it ran,
-    and its driver has ended. journal: open already, None: it is opened here. state_type: what the log says
-    beside its records, for a log that says more than others. random: seeded by chance, so
-    that no two lives of a node draw the same. Raises CorruptLog, CorruptFile (this node must not take part
-    in the log), DiskError.
+    `healed` is called once it holds all that is committed. sound_if_alone: but it is sound if the log, once
+    open, names no other voter: it has promised nothing to anybody. damaged: the log was found damaged while
+    it ran, and its driver has ended. journal: open already, None: it is opened here. state_type: what the log
+    says beside its records, for a log that says more than others. random: seeded by chance, so that no two
+    lives of a node draw the same. Raises CorruptLog, CorruptFile (this node must not take part in the log),
+    DiskError.
     """
     folder = f"{data_folder}/logs/{log_name}"
     files.make_folders(folder)
@@ -111,6 +113,9 @@ def open_raft_log(
     if hard_state.term < log.last_term:
         raise CorruptFile(f"{folder}/vote", f"term {hard_state.term} is older than the log's {log.last_term}")
     state = load_state(log, snapshot_file, idempotency_ms=limits.idempotency_ms, state_type=state_type)
+    if sound_if_alone:
+        members = state.membership
+        sound = sound or (group.voters if members is None else members.voters) == (node_id,)
     core = RaftCore(
         node_id=node_id,
         group=group,

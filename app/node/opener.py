@@ -20,7 +20,7 @@ from storage.file_system import FileSystem
 
 
 class LogOpener:
-    """What all logs of a node share. `open` blocks, and may be called in a thread."""
+    """What all logs of a node share."""
 
     def __init__(
         self,
@@ -50,13 +50,17 @@ class LogOpener:
         self._healed = healed
         self._damaged = damaged
 
-    def open(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
-        """Recover a log and build its driver. Raises CorruptLog, CorruptFile, DiskError."""
+    def open(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False) -> LogDriver:
+        """Recover a log and build its driver; sound, sound_if_alone: as in open_raft_log.
+
+        Blocks: at the start nothing else runs yet, a repair does it in a thread. Raises CorruptLog,
+        CorruptFile, DiskError.
+        """
         if hosted.settings.replication is Replication.RAFT:
-            return self._open_raft(hosted, sound=sound)
+            return self._open_raft(hosted, sound=sound, sound_if_alone=sound_if_alone)
         return self._open_ha(hosted)
 
-    def _open_raft(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
+    def _open_raft(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool) -> LogDriver:
         settings = hosted.settings
         is_controller = settings.name == CONTROLLER_LOG
         voters = tuple(node for node in settings.replicas if node not in settings.learners)
@@ -80,6 +84,7 @@ class LogOpener:
             version=VERSION,
             preferred_leader=settings.preferred,
             sound=sound,
+            sound_if_alone=sound_if_alone,
             healed=lambda: self._healed(hosted),
             damaged=lambda error: self._damaged(hosted, error),
             journal=hosted.journal,

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 class Opener(Protocol):
-    def __call__(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
-        """Recover a log and build its driver; blocks. Raises CorruptLog, CorruptFile, DiskError."""
+    def __call__(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool) -> LogDriver:
+        """As LogOpener.open."""
         ...
 
 
@@ -165,14 +165,7 @@ class Repairs:
         """Open a marked log; blocks. sound: all that it ever promised is there again. The only voter of a
         group has promised nothing to anybody: once its log opens it is sound, if it lacks no record that may
         have named other voters. Raises CorruptLog, CorruptFile, DiskError."""
-        driver = self._open_log(hosted, sound=sound)
-        members = driver.state.membership
-        voters = hosted.settings.replicas if members is None else members.voters
-        alone = voters == (self._settings.node.id,) and not self.marker_of(hosted).lacks_records
-        if driver.sound or not alone:
-            return driver
-        driver.log.close()
-        return self._open_log(hosted, sound=True)
+        return self._open_log(hosted, sound=sound, sound_if_alone=not self.marker_of(hosted).lacks_records)
 
     def healed(self, hosted: HostedLog) -> None:
         """The replica holds all that its leader has committed: the note goes, and it votes again."""

@@ -30,7 +30,7 @@ def opened(folder: Path, *, lacks_records: bool) -> tuple[Node, LogDriver]:
         clock=node.seams,
         chance=Random(1),
         logs={},
-        open_log=lambda _hosted, *, sound: node.open(sound=sound),
+        open_log=lambda _hosted, **trust: node.open(**trust),
         serve=lambda _hosted, _driver: None,
         spawn=lambda _task, _name: None,
         fail=node.seams.fail,

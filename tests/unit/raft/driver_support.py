@@ -98,7 +98,7 @@ class Node:
         self.driver.start()
         self.seams.run()
 
-    def open(self, *, sound: bool = True) -> LogDriver:
+    def open(self, *, sound: bool = True, sound_if_alone: bool = False) -> LogDriver:
         seams = self.seams
         return open_raft_log(
             files=OsFileSystem(),
@@ -120,6 +120,7 @@ class Node:
             version="1.2.3",
             config=self.options.get("config"),
             sound=sound,
+            sound_if_alone=sound_if_alone,
         )
 
     def restart(self) -> None:
