@@ -7,6 +7,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
+from app.addresses import split_address
 from app.api.json_bodies import Name
 from app.api.log_calls import Call, Served
 from app.api.openapi import OF_A_BODY, answers, json_request
@@ -18,7 +19,7 @@ from app.log_state import Address
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.replication import ChangeKind
-from app.settings import Replication, split_address
+from app.settings import Replication
 from app.version import VERSION
 
 router = APIRouter(tags=["cluster"])

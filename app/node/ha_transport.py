@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, cast
 
+from app.addresses import split_address
 from app.ha.frames import (
     PREFACE_MAGIC,
     CorruptFrame,
@@ -30,7 +31,6 @@ from app.ha.frames import (
 )
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Drained, HaMessage, Opened
 from app.replication import Transport
-from app.settings import split_address
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,12 @@ from typing import Final
 import uvicorn
 import uvloop
 
+from app.addresses import split_address
 from app.errors import ConfigError
 from app.main import build_app
 from app.node.broker import Broker
-from app.settings import Settings, load, split_address
+from app.settings import Settings
+from app.settings_file import load
 from app.telemetry import configure_logging
 from storage.errors import StorageError
 

@@ -28,8 +28,9 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from app.addresses import split_address
 from app.raft import wire
-from app.settings import MIB, split_address
+from app.settings import MIB
 from app.version import VERSION
 
 log = logging.getLogger(__name__)

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from app.addresses import is_loopback
 from app.api.tokens import Tokens
 from app.errors import ConfigError, Forbidden, Unauthenticated
 from app.replication import Durability
-from app.settings import AppendFront, is_loopback, load, parse
+from app.settings import AppendFront
+from app.settings_file import load, parse
 
 CONF = Path(__file__).parents[3] / "conf"
 

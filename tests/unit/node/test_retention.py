@@ -7,7 +7,8 @@ import pytest
 from app.errors import ConfigError
 from app.log_state import LogState
 from app.node.retention import Retention, retained_from
-from app.settings import RetentionConfig, ScrubConfig, parse
+from app.settings import RetentionConfig, ScrubConfig
+from app.settings_file import parse
 from storage.batch import Batch, stamp
 from storage.commitlog import Commitlog, CommitlogConfig
 from storage.records import RecordColumns, encode_body, encode_control
