@@ -218,7 +218,9 @@ def _metadata_of(broker: Broker, hosted: HostedLog) -> Log | None:
 
 
 def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
-    """The log as this node knows it. master to set_epoch: of controller mode, as the controllers have it."""
+    """The log as this node knows it. master to set_epoch: of controller mode as the controllers have it; of
+    classic mode the master of the configuration, its epoch at a node that serves the log, and who is in sync
+    at the master alone."""
     settings, log = hosted.settings, _metadata_of(broker, hosted)
     found: dict[str, Any] = {
         "name": settings.name,
@@ -242,4 +244,10 @@ def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
         found["epoch"] = log.master_epoch
         found["sync_state_set"] = [node for node in log.spec.replicas if node in log.set_nodes]
         found["set_epoch"] = log.set_epoch
+    elif settings.replication == "classic":
+        found["master"] = settings.replicas[0]
+        if hosted.driver is not None:
+            seen = hosted.driver.status().core
+            found["epoch"] = seen.epoch
+            found["sync_state_set"] = list(seen.sync_state_set) if seen.sync_state_set else None
     return found

@@ -165,7 +165,7 @@ class HaTransport:
             if (task := self._connecting.get((log_id, target))) is not None:
                 task.cancel()
             if connection is not None:
-                log.info("HA connection closed", extra={"connection": target, "reason": message.reason})
+                self.tell_closed(connection, message.reason, logging.INFO)
                 connection.close()
         elif connection is not None:
             connection.write(message)
@@ -209,8 +209,11 @@ class HaTransport:
         self._connections[owner.log_id, key] = connection
         return key
 
-    def refused(self, reason: str) -> None:
-        """Somebody made no sense from the first byte: told ever more rarely, or probes would fill the log."""
+    def tell_closed(self, connection: "_Connection", reason: str, level: int) -> None:
+        """Why a connection ends. Of strangers ever more rarely, or probes would fill the log."""
+        if not connection.is_stranger:
+            log.log(level, "HA connection closed", extra={"connection": connection.key, "reason": reason})
+            return
         self._refused += 1
         if self._refused & (self._refused - 1) == 0:
             log.warning("strangers at the HA port", extra={"count": self._refused, "last": reason})
@@ -228,6 +231,7 @@ class _Connection(asyncio.Protocol):
         """log_id: of a listener for one log, or of our own connection; key: of the latter."""
         self.owner: _Log | None = None
         self.key = ""
+        self.is_stranger = key is None  # until it says which replica it is; one of 8-byte reports never does
         self._ha = transport
         self._log_id = log_id
         self._dialled = key
@@ -278,10 +282,7 @@ class _Connection(asyncio.Protocol):
                     return
                 self.owner.deliver(self.key, frame)
         except CorruptFrame as error:
-            if self.owner is None:
-                self._ha.refused(error.reason)
-            else:
-                log.warning("HA connection closed", extra={"connection": self.key, "reason": error.reason})
+            self._ha.tell_closed(self, error.reason, logging.WARNING)
             self._give_up(error.reason)
 
     # --- introductions
@@ -317,6 +318,7 @@ class _Connection(asyncio.Protocol):
         else:
             reader = FrameReader(decode_from_slave)
         self._first = b""
+        self.is_stranger = preface.replica == 0
         self._belongs_to(owner, reader, Opened(preface.replica), None)
         return first
 

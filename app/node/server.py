@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -38,8 +38,11 @@ EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
 
 
-def serve(config_path: str | Path, node_id: str) -> int:
-    """Run the node `node_id` of a configuration file until a signal or a failure; return the exit code."""
+def serve(config_path: str | Path, node_id: str, ready: Callable[[Settings], None] = lambda _: None) -> int:
+    """Run the node `node_id` of a configuration file until a signal or a failure; return the exit code.
+
+    ready: called once REST is served.
+    """
     configure_logging()
     try:
         settings = load(config_path, node_id)
@@ -47,18 +50,26 @@ def serve(config_path: str | Path, node_id: str) -> int:
         logger.error("configuration refused: %s", error)
         return EXIT_CONFIG
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(settings))
+        return runner.run(_run(settings, ready))
 
 
 class _Front(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the node decides when it stops."""
+    """uvicorn without signal handlers of its own: the node decides when it stops. Says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def _run(settings: Settings) -> int:
+async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
     broker = Broker(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -73,7 +84,7 @@ async def _run(settings: Settings) -> int:
     except (StorageError, OSError) as error:
         logger.error("node cannot start: %s", error)
         return EXIT_FAILED
-    front = _Front(_front_config(settings, broker))
+    front = _Front(_front_config(settings, broker), lambda: ready(settings))
     _calm_collector()
     serving = loop.create_task(front.serve(sockets), name="front")
     stopping = loop.create_task(stop.wait(), name="signal")

@@ -42,6 +42,10 @@ def test_a_classic_log_by_rest(tmp_path: Path) -> None:
         assert {roles[node]["master"] for node in cluster.ids} == {"n2"}
         assert sorted(roles["n2"]["sync_state_set"]) == cluster.ids
         assert roles["n1"]["confirm_offset"] == roles["n2"]["end_offset"]
+        logs = {node: cluster.get(node, "/v1/logs/default").json() for node in cluster.ids}
+        assert [(log["master"], log["epoch"]) for log in logs.values()] == [("n2", 1)] * 3
+        assert sorted(logs["n2"]["sync_state_set"]) == cluster.ids
+        assert logs["n1"]["sync_state_set"] is None  # a slave does not know
         assert cluster.get("n3", "/v1/logs/default/watermarks").json() == {"1": {"n1": 2, "n2": 2, "n3": 2}}
 
         cluster.kill("n1")

@@ -260,6 +260,9 @@ def test_a_node_without_a_replica_passes_every_call_on(cluster: Cluster) -> None
     key = {"Commitlog-No-Forward": "1"}
     refused(cluster.get("n3", f"{pair}/tail", headers=key), 421, "not-leader")
     refused(cluster.append("n3", "x", log="pair", headers=key), 421, "not-leader")
+    fence = cluster.call("POST", "n3", f"{pair}:fence", json={"token": None}, headers=key)
+    refused(fence, 421, "not-leader")
+    assert fence.json()["leader"] is None  # n3 does not know, and does not guess
     lines = {"Content-Type": "application/x-ndjson"}
     for leader in ("n1", "n2"):  # whichever replica is asked first
         moved = cluster.call(

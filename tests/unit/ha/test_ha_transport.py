@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import random
 import socket
 import struct
@@ -343,6 +344,27 @@ def test_ten_thousand_port_probes_leave_nothing_behind(tmp_path: Path) -> None:
                 assert isinstance(await master.append(b"after all that"), AppendResult)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.rule("H-02", "H-04")
+def test_strangers_with_impossible_reports_do_not_fill_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Eight bytes make a report of any master's listener; the core refuses each, and few lines tell of it."""
+
+    async def scenario() -> None:
+        async with classic_master(tmp_path, sync_slaves=0) as (master, own):
+            for _ in range(100):
+                reader, writer = await dial(own)
+                writer.write(b"\x7f" * 8)
+                assert await reader.read() == b""
+                writer.close()
+            assert isinstance(await master.append(b"after all that"), AppendResult)
+
+    with caplog.at_level(logging.INFO, "app.node.ha_transport"):
+        asyncio.run(scenario())
+    told = [record for record in caplog.records if record.name == "app.node.ha_transport"]
+    assert [record.message for record in told] == ["strangers at the HA port"] * 7  # 1, 2, 4, … 64
 
 
 def test_those_who_say_nothing_are_closed_and_bounded(tmp_path: Path) -> None:
