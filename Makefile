@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo test check format rules sim mutants scenarios-rewrite chaos bench lock clean
+.PHONY: help setup doctor demo test check format rules sim mutants scenarios-rewrite chaos bench package lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ chaos: setup  ## real processes under faults, a JSON line a family, up to an hou
 
 bench: setup  ## appends a second through REST, one node after the other
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+package: setup  ## dist/: what spark-submit needs; ARGS="--conf conf/spark.toml". Tells the command line
+	@$(BIN)/python -m spark_jobs.package dist $(ARGS)
 
 lock:  ## requirements.in -> requirements.lock (needs uv)
 	@uv pip compile --universal --fork-strategy fewest --generate-hashes --python-version 3.11 \

@@ -69,7 +69,7 @@ class EntriesJob:
         if not create_table(self.spark, self.path, ENTRIES, {LOG_ID_PROPERTY: log_id}):
             known = table_properties(self.spark, self.path).get(LOG_ID_PROPERTY, log_id)
             check_same_log(self.client.log, known, log_id)
-            self._look()
+            self.look()
         term = 0
         if self.next_index > 0:
             last = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
@@ -105,13 +105,13 @@ class EntriesJob:
                 self.rows += written[0]
                 self.next_index = written[1] + 1
                 break
-            self._look()
+            self.look()
             refusals = refusals + 1 if self.next_index == claim else 0
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the records from index {claim} on")
         self.covered_index = max(self.covered_index, until - 1)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Take from the table how far it goes: Delta answers from its statistics."""
         last, rows = read_table(self.spark, self.path).agg(F.max("index"), F.count("*")).collect()[0]
         self.rows = int(rows)

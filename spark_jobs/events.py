@@ -51,6 +51,11 @@ class EventsJob:
         reader = self.spark.readStream.format("commitlog").options(**self.options).option("stream", "events")
         return reader.options(startingIndex=start, maxRecordsPerTrigger=MAX_EVENTS_PER_TRIGGER).load()
 
+    def look(self) -> None:
+        """Take from the tables how far they go, when others fill them."""
+        self.events.look()
+        self.watermarks.look()
+
     def write(self, events: DataFrame, batch_id: int) -> None:
         """Bring the tables up to the end of a micro-batch, which is small: the option limits it."""
         rows = events.toArrow()

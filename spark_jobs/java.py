@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 
 MIN_JAVA_VERSION = 17
-CACHE_FOLDER = Path(__file__).resolve().parent.parent / ".cache"
 PROBE_TIMEOUT_S = 60.0
 
 SHIM = """#!/bin/sh
@@ -34,6 +33,17 @@ exec {java} "$@"
 """
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 GONE_IN_JAVA_24 = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+
+
+def _cache_folder() -> Path:
+    """`.cache` in a checkout; for an installed or shipped package a folder of the user's."""
+    checkout = Path(__file__).resolve().parent.parent
+    if (checkout / "pyproject.toml").is_file():
+        return checkout / ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "commitlog"
+
+
+CACHE_FOLDER = _cache_folder()
 
 
 class JavaNotFound(RuntimeError):

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from app.tables.delta_log import DeltaLog
+from spark_jobs.settings import is_url
 from spark_jobs.tables import MAX_REFUSALS, Table, TableClash, append_once, create_table, read_table
 
 
@@ -26,7 +27,7 @@ class JournalTable:
         if create_table(self.spark, self.path, self.table) or self._is_empty():
             self.positions, self.rows = {}, 0
         else:
-            self._look()
+            self.look()
 
     def append(self, rows: pa.Table) -> None:
         """Add those of `rows` that are past the table's positions; whole events, in the order of each
@@ -47,17 +48,22 @@ class JournalTable:
                 self.rows += written[0]
                 self.positions |= ends(rows)
                 break
-            self._look()
+            self.look()
             refusals = refusals + 1 if sum(self.positions.values()) == claim else 0
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the events after {self.positions}")
 
     def _is_empty(self) -> bool:
-        """By the table's own log: most logs never fill some of their tables, and a Spark job costs more."""
+        """By the table's own log, where that is a file: most logs never fill some of their tables, and a job
+        of Spark costs more.
+        """
+        if is_url(self.path):
+            return False
         snapshot = DeltaLog(self.path).snapshot()
         return snapshot is not None and snapshot.rows == 0
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Take from the table how far it goes."""
         ends = read_table(self.spark, self.path).groupBy("node").agg(F.max("seq"), F.count("*")).collect()
         self.positions = {node: int(last) + 1 for node, last, _ in sorted(ends)}
         self.rows = sum(int(count) for _, _, count in ends)

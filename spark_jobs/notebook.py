@@ -29,6 +29,10 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 from pyspark.sql import DataFrame, SparkSession
 
+from app.errors import ConfigError
+from spark_jobs.session import open_session
+from spark_jobs.settings import add_arguments, settings_of
+
 HEADER = "# Databricks notebook source"
 SEPARATOR = re.compile(r"^# COMMAND -+[ \t]*$", re.MULTILINE)
 MAGIC = "# MAGIC"
@@ -266,23 +270,22 @@ def parse_parameters(given: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Run one notebook with a session of its own. Exit code 1 when a cell fails."""
-    from spark_jobs.jars import DEFAULT_JARS_FOLDER
-    from spark_jobs.session import build_session
-
+    """Run one notebook. Exit code 1 when a cell fails, 2 for a configuration that cannot work."""
     parser = argparse.ArgumentParser(prog="python -m spark_jobs.notebook", description="Run a notebook.")
     parser.add_argument("notebook", type=Path)
     parser.add_argument("parameters", nargs="*", metavar="NAME=VALUE", help="values for its widgets")
     parser.add_argument("--output", type=Path, required=True, help="the HTML page; PNG files go beside it")
+    add_arguments(parser)
     given = parser.parse_args()
-    spark = build_session("commitlog-notebook", jars_folder=DEFAULT_JARS_FOLDER)
     try:
-        run_notebook(given.notebook, dict(parse_parameters(given.parameters)), given.output, spark)
+        with open_session("commitlog-notebook", settings_of(given)) as spark:
+            run_notebook(given.notebook, dict(parse_parameters(given.parameters)), given.output, spark)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     except NotebookFailed as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    finally:
-        spark.stop()
     return 0
 
 

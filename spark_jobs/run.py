@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,19 +22,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
+from app.errors import ConfigError
 from spark_jobs.client import LogClient
 from spark_jobs.entries import EntriesJob
 from spark_jobs.epochs import EpochsJob
 from spark_jobs.errors import SourceError, Unreachable
 from spark_jobs.events import EventsJob
 from spark_jobs.groups import Groups, split_names
-from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars
+from spark_jobs.jars import JarsUnavailable
 from spark_jobs.lease import Lease, LeasedEntries
 from spark_jobs.options import parse_endpoints
 from spark_jobs.progress import LogProgress, Progress, ProgressFile
-from spark_jobs.session import JavaNotFound, build_session
+from spark_jobs.remote import RemoteWrite
+from spark_jobs.session import JavaNotFound, is_remote, open_session
+from spark_jobs.settings import SparkSettings, add_arguments, is_url, location, settings_of
 from spark_jobs.source import CommitlogDataSource
-from spark_jobs.supervisor import MaterializeFailed, Supervisor
+from spark_jobs.supervisor import Job, MaterializeFailed, Supervisor
 from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, Table, TableClash, table_path
 
 LOOK_EACH_S = 0.25
@@ -45,16 +49,16 @@ STATUS_GIVE_UP_S = 1.0
 class MaterializeConfig:
     """What to materialize, where, and how often.
 
-    endpoint: base URLs of replicas, comma-separated. tables: folder with one folder a log. logs: names, and
-    patterns such as `orders-*`. checkpoints: a scratch folder, None for one beside the tables. available_now:
-    end when everything that was committed at the start is in the tables. trigger, events_trigger: Spark
-    intervals. max_records_per_trigger: of one log. partitions: tasks that read one micro-batch.
-    data_folders: of nodes on this machine, read in place. progress: a JSON file kept up to date, None for
-    `progress.json` beside the tables.
+    endpoint: base URLs of replicas, comma-separated. tables: folder or URL with one folder a log. logs:
+    names, and patterns such as `orders-*`. checkpoints: a scratch folder that driver and executors share,
+    None for one beside the tables. available_now: end when everything that was committed at the start is in
+    the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one log. partitions:
+    tasks that read one micro-batch. data_folders: of nodes on this machine, read in place. progress: a JSON
+    file kept up to date, None for `progress.json` beside the tables. spark: where it runs.
     """
 
     endpoint: str
-    tables: Path
+    tables: Path | str
     logs: tuple[str, ...] = ("default",)
     token: str | None = None
     checkpoints: Path | None = None
@@ -64,19 +68,29 @@ class MaterializeConfig:
     max_records_per_trigger: int = 1_000_000
     partitions: int = 2
     data_folders: tuple[str, ...] = ()
-    master: str = "local[2]"
-    driver_memory: str = "2g"
-    jars_folder: Path = DEFAULT_JARS_FOLDER
     progress: Path | None = None
-    spark: dict[str, str] = field(default_factory=dict)
+    spark: SparkSettings = field(default_factory=SparkSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoints", "progress"):
+            if is_url(self.tables_root) and getattr(self, name) is None:
+                raise ConfigError(f"{name}: name a path, since the tables are at a URL")
 
     @property
     def endpoints(self) -> tuple[str, ...]:
         return parse_endpoints(self.endpoint)
 
     @property
+    def tables_root(self) -> str:
+        return location(str(self.tables))
+
+    @property
     def checkpoints_folder(self) -> Path:
-        return self.checkpoints or self.tables / "_checkpoints"
+        return self.checkpoints or Path(self.tables_root) / "_checkpoints"
+
+    @property
+    def progress_file(self) -> Path:
+        return self.progress or Path(self.tables_root) / "progress.json"
 
 
 class LogMaterializer:
@@ -84,7 +98,7 @@ class LogMaterializer:
 
     def __init__(self, spark: SparkSession, config: MaterializeConfig, log: str) -> None:
         def path(table: Table) -> str:
-            return table_path(config.tables.resolve(), log, table)
+            return table_path(config.tables_root, log, table)
 
         endpoints = config.endpoints
         options = {"endpoint": config.endpoint, "log": log}
@@ -106,9 +120,19 @@ class LogMaterializer:
         checkpoints = config.checkpoints_folder / log
         now = config.available_now
         self.lease = Lease(CommitlogClient(endpoints, log=log, token=config.token))
+        self.writers: list[Job] = [LeasedEntries(self.entries, self.lease), self.events]
+        self.remote = is_remote(spark)
+        jobs: list[Job] = [self.entries, self.events] if self.remote else self.writers
         self.supervisors = [
-            Supervisor(LeasedEntries(self.entries, self.lease), checkpoints, None if now else config.trigger),
-            Supervisor(self.events, checkpoints, None if now else config.events_trigger),
+            Supervisor(
+                job,
+                checkpoints,
+                None if now else trigger,
+                elsewhere=partial(RemoteWrite, partial(make_writer, config, log, job.name))
+                if self.remote
+                else None,
+            )
+            for job, trigger in zip(jobs, (config.trigger, config.events_trigger), strict=True)
         ]
         self.committed_index: int | None = None
         self.through_index = -1  # only control records stand between the table's end and this
@@ -128,6 +152,9 @@ class LogMaterializer:
         now_s = time.monotonic()
         if final or now_s >= self.epochs_at_s:
             self.epochs_at_s = now_s + EPOCHS_EACH_S
+            if self.remote:  # what the tables hold now, others have written
+                self.entries.look()
+                self.events.look()
             try:
                 self.epochs.refresh()
                 self._look_at_the_end()
@@ -162,6 +189,11 @@ class LogMaterializer:
         )
 
 
+def make_writer(config: MaterializeConfig, log: str, name: str, spark: SparkSession) -> Job:
+    """What writes the micro-batches of one query, made where it runs (remote.py)."""
+    return next(job for job in LogMaterializer(spark, config, log).writers if job.name == name)
+
+
 def materialize(
     config: MaterializeConfig,
     *,
@@ -174,20 +206,19 @@ def materialize(
 
     report: called with each progress that is written to the file. spark: a session to use and to leave
     running. Raises MaterializeFailed, SourceError (the log clashes with the tables, or was not to be
-    reached at the start), TableClash, JarsUnavailable, JavaNotFound.
+    reached at the start), TableClash, ConfigError, JarsUnavailable, JavaNotFound.
     """
     stop = stop or threading.Event()
-    file = ProgressFile(config.progress or config.tables / "progress.json", report)
-    config.tables.mkdir(parents=True, exist_ok=True)
-    own = spark is None
-    if spark is None:
-        ensure_jars(config.jars_folder)
-        spark = build_session(
-            "commitlog-materialize",
-            jars_folder=config.jars_folder,
-            master=config.master,
-            extra={"spark.driver.memory": config.driver_memory, **config.spark},
-        )
+    config.progress_file.parent.mkdir(parents=True, exist_ok=True)
+    file = ProgressFile(config.progress_file, report)
+    opened = open_session("commitlog-materialize", config.spark) if spark is None else nullcontext(spark)
+    with opened as session:
+        return _follow(session, config, stop, file)
+
+
+def _follow(
+    spark: SparkSession, config: MaterializeConfig, stop: threading.Event, file: ProgressFile
+) -> Progress:
     spark.dataSource.register(CommitlogDataSource)
     client = LogClient(config.endpoints, "", config.token)
     logs = Groups(config.logs, partial(LogMaterializer, spark, config), client.log_names)
@@ -208,8 +239,6 @@ def materialize(
         logs.stop()
         client.close()
         last = file.write(state, logs.progress(), force=True)
-        if own:
-            spark.stop()
     return last
 
 
@@ -219,7 +248,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
     )
     parser.add_argument("--endpoint", required=True, help="base URLs of replicas, comma-separated")
     parser.add_argument(
-        "--tables", required=True, type=Path, help="folder of the tables, one folder a log in it"
+        "--tables", help="folder or URL of the tables, one folder a log in it (default: as --conf says)"
     )
     parser.add_argument(
         "--log",
@@ -249,29 +278,30 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         default=[],
         help="data folder of a node on this machine, whose files are read in place; may be repeated",
     )
-    parser.add_argument("--master", default="local[2]", help="where Spark runs (default: %(default)s)")
-    parser.add_argument("--driver-memory", default="2g", help="heap of the driver (default: %(default)s)")
-    parser.add_argument("--jars", type=Path, default=DEFAULT_JARS_FOLDER, help="folder of the Delta jars")
+    add_arguments(parser)
+    parser.add_argument("--driver-memory", help="heap of the driver (default: 2g)")
     parser.add_argument(
         "--progress", type=Path, help="JSON file of the progress (default: beside the tables)"
     )
     given = parser.parse_args(arguments)
+    settings = settings_of(given)
+    tables = given.tables or settings.locations.tables
+    if tables is None:
+        raise ConfigError("say by --tables, or by locations.tables of --conf, where the tables are")
     return MaterializeConfig(
         endpoint=given.endpoint,
-        tables=given.tables,
+        tables=tables,
         logs=split_names(given.log or ["default"]),
         token=given.token,
-        checkpoints=given.checkpoints,
+        checkpoints=given.checkpoints or settings.locations.checkpoints,
         available_now=given.available_now,
         trigger=given.trigger,
         events_trigger=given.events_trigger,
         max_records_per_trigger=given.max_records,
         partitions=given.partitions,
         data_folders=tuple(given.data_folder),
-        master=given.master,
-        driver_memory=given.driver_memory,
-        jars_folder=given.jars,
         progress=given.progress,
+        spark=settings,
     )
 
 
@@ -280,13 +310,16 @@ def tell(progress: Progress) -> None:
     sys.stdout.flush()
 
 
-def run_until_signal(config: MaterializeConfig) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """`materialize`, stopped by SIGTERM or SIGINT, told in lines on standard output. The exit code."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        materialize(config, stop=stop, report=tell)
+        materialize(parse_arguments(arguments), stop=stop, report=tell)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     except (MaterializeFailed, SourceError, TableClash, JarsUnavailable, JavaNotFound) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -294,4 +327,6 @@ def run_until_signal(config: MaterializeConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_until_signal(parse_arguments()))
+    from spark_jobs.run import main as run_main  # by this name other processes find what is sent to them
+
+    sys.exit(run_main())

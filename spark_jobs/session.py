@@ -1,19 +1,30 @@
-"""One way to start Spark: Delta from local jars, bound to this machine, UTC, and quiet."""
+"""The session that a job runs in: one of its own, the one that it was started in, or a server's.
+
+Of its own: Delta from local jars, UTC, and quiet; with `local[N]` bound to this machine. On a cluster the
+executors get this package from the driver (package.py), all else that it imports must be there.
+"""
 
 import logging
 import os
+import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from spark_jobs.jars import jar_paths
+from app.errors import ConfigError
+from spark_jobs.jars import ensure_jars, jar_paths
 from spark_jobs.java import JavaNotFound, find_java
+from spark_jobs.package import make_zip, package_root
+from spark_jobs.settings import SparkSettings
 
-__all__ = ["JavaNotFound", "build_session", "find_java"]
+__all__ = ["JavaNotFound", "build_session", "find_java", "is_remote", "open_session"]
 
 # Spark's own log lines go to stderr from ERROR on: what a person should know, the jobs say themselves.
 LOG4J = """rootLogger.level = error
@@ -32,21 +43,27 @@ logger.stream.level = off
 """
 
 DRIVER_JAVA = "spark.driver.extraJavaOptions"
-SETTINGS = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+CONNECT_PORT = 15_002  # where the server listens when nobody says otherwise
+CONNECT_TIMEOUT_S = 10.0
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+RUNTIME_SETTINGS = {  # what may be said of a session that others have started
     "spark.sql.session.timeZone": "UTC",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.streaming.stopTimeout": "30s",
     "spark.sql.python.filterPushdown.enabled": "true",  # pushdown.py
+}
+SETTINGS = {
+    **RUNTIME_SETTINGS,
+    "spark.sql.extensions": DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     # a notebook and a job may look at the tables from one folder: no embedded metastore is ever opened
     "spark.sql.catalogImplementation": "in-memory",
 }
+ON_THIS_MACHINE = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+ON_A_CLUSTER = {"spark.executor.extraJavaOptions": "-Duser.timezone=UTC -Xss4m"}
 
 FAST_SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
@@ -61,6 +78,37 @@ FAST_SETTINGS = {
 # in half the time of the processor, and a warm one needs 15 % more for the same rows (measured: 400 000 of
 # 1 KiB into Delta).
 JAVA_OPTIONS = "-Duser.timezone=UTC -Xss4m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@contextmanager
+def open_session(
+    app_name: str, settings: SparkSettings, extra: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """The session that `settings` ask for, stopped at the end. If this process was started in one (by
+    spark-submit, Databricks, a notebook), that one, whatever they say of where it runs; it is left running.
+
+    extra: Spark settings of the job, which those of the file win over. Raises ConfigError, JarsUnavailable,
+    JavaNotFound.
+    """
+    wanted = {**(extra or {}), **settings.conf}
+    if settings.session.remote is None and _was_given():
+        session = SparkSession.builder.appName(app_name).getOrCreate()
+        yield _adopt(session, {**RUNTIME_SETTINGS, **wanted})
+        return
+    if settings.session.remote is not None:
+        session = _connect(settings.session.remote, {**RUNTIME_SETTINGS, **wanted})
+    else:
+        ensure_jars(settings.session.jars)
+        session = build_session(
+            app_name,
+            jars_folder=settings.session.jars,
+            master=settings.session.master,
+            extra={**settings.session.spark_settings(), **wanted},
+        )
+    try:
+        yield session
+    finally:
+        session.stop()
 
 
 def build_session(
@@ -78,22 +126,85 @@ def build_session(
     Needs no network. Sets JAVA_HOME and PYSPARK_PYTHON of this process: Spark starts its own by them.
     Raises JavaNotFound; FileNotFoundError when a jar is missing.
     """
-    jars = jar_paths(jars_folder)
-    if missing := [str(path) for path in jars if not path.is_file()]:
-        raise FileNotFoundError(f"no {', '.join(missing)}: run `python -m spark_jobs.jars`")
+    is_local = master.startswith("local")
+    launch = launch_settings(jars_folder, is_local=is_local)
     os.environ["JAVA_HOME"] = str(find_java().parent.parent)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     _let_workers_import_us()
-    if master.startswith("local"):
+    if is_local:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    own = {**SETTINGS, **(FAST_SETTINGS if fast_tests else {}), **_files(jars)}
+    own = {**launch, **(FAST_SETTINGS if fast_tests else {})}
     settings = {**own, **(extra or {})}
     if extra and DRIVER_JAVA in extra:  # the last of two that contradict one another counts
         settings[DRIVER_JAVA] = f"{own[DRIVER_JAVA]} {extra[DRIVER_JAVA]}"
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    try:
+        session = builder.getOrCreate()
+    except Py4JError as error:
+        raise ConfigError(f"Spark does not start at {master}: {_reason(error)}") from error
+    if not is_local:
+        session.sparkContext.addPyFile(str(make_zip(_scratch_folder())))
+    return _quiet(session)
+
+
+def launch_settings(jars_folder: Path, *, is_local: bool) -> dict[str, str]:
+    """What a JVM with a session of ours is started with. Raises FileNotFoundError when a jar is missing."""
+    jars = jar_paths(jars_folder)
+    if missing := [str(path) for path in jars if not path.is_file()]:
+        raise FileNotFoundError(f"no {', '.join(missing)}: run `python -m spark_jobs.jars`")
+    return {**SETTINGS, **(ON_THIS_MACHINE if is_local else ON_A_CLUSTER), **_files(jars)}
+
+
+def is_remote(session: SparkSession) -> bool:
+    """Whether it is a server's, reached by Spark Connect: then what Spark calls back runs there."""
+    return type(session).__module__.startswith("pyspark.sql.connect.")
+
+
+def _was_given() -> bool:
+    """Whether something else has started Spark for this process."""
+    named = {"PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION"}
+    return not named.isdisjoint(os.environ) or SparkSession.getActiveSession() is not None
+
+
+def _adopt(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """Make a session ours that others started. Raises ConfigError for what can only be said at its start."""
+    extensions = session.conf.get("spark.sql.extensions", "") or ""
+    if "DATABRICKS_RUNTIME_VERSION" not in os.environ and DELTA_EXTENSION not in extensions:
+        raise ConfigError(
+            "this Spark was started without Delta (spark.sql.extensions): start it with the settings that "
+            "`python -m spark_jobs.package` writes"
+        )
+    for name, value in settings.items():
+        if session.conf.isModifiable(name):
+            session.conf.set(name, value)
+        elif session.conf.get(name, None) != value:
+            raise ConfigError(f"{name} = {value} can only be said when Spark is started, and it runs already")
+    return session if is_remote(session) else _quiet(session)
+
+
+def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
+    """A session of the server at `url`, which gets this package from here. Raises ConfigError."""
+    place = urlsplit(url)
+    try:  # the client itself would go on trying for many minutes
+        socket.create_connection(
+            (place.hostname or "", place.port or CONNECT_PORT), CONNECT_TIMEOUT_S
+        ).close()
+    except OSError as error:
+        raise ConfigError(f"no server of Spark Connect answers at {url}: {error}") from error
+    session = SparkSession.builder.remote(url).getOrCreate()
+    session.addArtifacts(str(make_zip(_scratch_folder())), pyfile=True)
+    return _adopt(session, settings)
+
+
+def _reason(error: Py4JError) -> str:
+    """What Java says in one line."""
+    told = getattr(error, "java_exception", None)
+    return str(error if told is None else told.getMessage()).partition("\n")[0]
+
+
+def _quiet(session: SparkSession) -> SparkSession:
     session.sparkContext.setLogLevel("ERROR")
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # tell each exception once more
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
@@ -101,17 +212,22 @@ def build_session(
 
 
 def _let_workers_import_us() -> None:
-    """Spark's Python workers find this package as this process did, whether it is installed or not."""
-    root = str(Path(__file__).resolve().parent.parent)
+    """Spark's Python workers on this machine find this package as this process did, installed or not."""
+    root = str(package_root())
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if root not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
 
 
-def _files(jars: Sequence[Path]) -> dict[str, str]:
-    """Settings that name files: the jars, the log's configuration, and a warehouse that nothing writes to."""
+def _scratch_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"commitlog-spark-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _files(jars: Sequence[Path]) -> dict[str, str]:
+    """Settings that name files: the jars, the log's configuration, and a warehouse that nothing writes to."""
+    folder = _scratch_folder()
     log4j = folder / "log4j2.properties"
     log4j.write_text(LOG4J)
     return {

@@ -171,10 +171,16 @@ class SinkTask:
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
         self.limits = service_limits(options)
+        self.identity = self.staging.identify()
 
     @property
     def staging(self) -> Staging:
         return Staging(self.options.staging)
+
+    def stage(self, batch_id: int, rows: Iterator[pa.RecordBatch]) -> StagedFile:
+        """A task's part, where the driver will find it. Raises SinkError."""
+        self.staging.check(self.identity)
+        return self.staging.stage(batch_id, rows, self.limits.appends)
 
     def open_client(self) -> CommitlogClient:
         options = self.options
@@ -202,7 +208,7 @@ class CommitlogWriter(SinkTask, DataSourceArrowWriter):
     """`df.write`: one batch, under a name of its own or the one that the options give."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self.staging.stage(self.options.batch_id, iterator, self.limits.appends)
+        return self.stage(self.options.batch_id, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self.deliver(messages, self.options.batch_id)
@@ -227,7 +233,7 @@ class CommitlogStreamWriter(SinkTask, DataSourceStreamArrowWriter):
         batch_id = None if context is None else context.getLocalProperty(BATCH_ID_PROPERTY)
         if batch_id is None:
             raise SinkError(f"this Spark does not tell its tasks the micro-batch ({BATCH_ID_PROPERTY})")
-        return self.staging.stage(int(batch_id), iterator, self.limits.appends)
+        return self.stage(int(batch_id), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self.deliver(messages, batchId)

@@ -3,6 +3,8 @@
 STAGING/PRODUCER/batch-N/NAME.arrow   Arrow IPC file; each record batch in it is one append
 STAGING/PRODUCER/batch-N.json         the list of batch N: made durable before its first append, never changed
                                       but for `done`, which says that all of it is in the log
+STAGING/PRODUCER/identity             a name that the driver gives the folder: a task that does not find it
+                                      would stage where nobody looks
 
 The list is made by a hard link of a whole file, so there is one or none: of two drivers that come with files
 of their own, both append the files of the one list. File systems without hard links cannot be the staging.
@@ -11,6 +13,7 @@ of their own, both append the files of the one list. File systems without hard l
 import json
 import os
 import shutil
+import socket
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +30,7 @@ from storage.records import BODY_SCHEMA
 
 MIB = 1024 * 1024
 CHUNK_BYTES = 8 * MIB  # of an append at most, if the service lets us
+IDENTITY = "identity"
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,32 @@ class Staging:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def identify(self) -> str:
+        """The name of the folder, given now if it has none."""
+        path = self.folder / IDENTITY
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{IDENTITY}.{uuid.uuid4()}")
+        temporary.write_text(str(uuid.uuid4()))
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass  # by whoever came first
+        finally:
+            temporary.unlink()
+        return path.read_text()
+
+    def check(self, identity: str) -> None:
+        """Raise SinkError unless this is the driver's folder, as this task sees it."""
+        try:
+            found = (self.folder / IDENTITY).read_text()
+        except OSError as error:
+            found = str(error)
+        if found != identity:
+            raise SinkError(
+                f"{self.folder} on {socket.gethostname()} is not the driver's ({found}): stagingLocation "
+                "must be a folder that the driver and all executors share"
+            )
 
     def stage(self, batch_id: int, batches: Iterable[pa.RecordBatch], limits: Limits) -> StagedFile:
         """Write a task's rows, cut into appends; durable on return. Raises SinkError, OSError."""

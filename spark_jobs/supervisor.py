@@ -49,12 +49,21 @@ class Job(Protocol):
 class Supervisor:
     """Keeps one job's query running: starts it again after a failure, gives up when that does not help."""
 
-    def __init__(self, job: Job, checkpoints: Path, trigger: str | None) -> None:
-        """checkpoints:
+    def __init__(
+        self,
+        job: Job,
+        checkpoints: Path,
+        trigger: str | None,
+        *,
+        elsewhere: Callable[[Path], Callable[[DataFrame, int], None]] | None = None,
+    ) -> None:
+        """checkpoints: scratch folder. trigger: a Spark interval, None to end with what is there now.
 
-        scratch folder. trigger: a Spark interval, None to end with what is there at the start.
+        elsewhere: makes what writes the micro-batches of a query, from its checkpoint, where Spark calls that
+        in another process; None: the job writes them, in this one.
         """
         self.job = job
+        self._elsewhere = elsewhere
         self.checkpoints = checkpoints
         self.trigger = trigger
         self.query: StreamingQuery | None = None
@@ -73,7 +82,8 @@ class Supervisor:
         checkpoint = self.checkpoints / f"{self.job.name}-{owner()}-{self.starts}"
         shutil.rmtree(checkpoint, ignore_errors=True)
         rows = self.job.stream(checkpoint)
-        writer = rows.writeStream.foreachBatch(self._write).option("checkpointLocation", str(checkpoint))
+        write = self._write if self._elsewhere is None else self._elsewhere(checkpoint)
+        writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint))
         if self.trigger is None:
             self.query = writer.trigger(availableNow=True).start()
         else:

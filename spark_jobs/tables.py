@@ -17,15 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from delta.tables import DeltaTable
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from spark_jobs import schemas
+from spark_jobs.session import is_remote
 
 OBSERVED_WITHIN_S = 2.0
+NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
 MAX_REFUSALS = 3  # of one claim, which the table still gives: more looks would show nothing new
 
 PROPERTIES = {
@@ -186,7 +187,7 @@ def create_table(
 
     properties: of the table, beside the ones that all have.
     """
-    if DeltaTable.isDeltaTable(spark, path):
+    if is_table(spark, path):
         return False
     columns = ", ".join(
         f"`{column.name}` {column.dataType.simpleString()} COMMENT '{_quoted(table.columns[column.name])}'"
@@ -203,6 +204,17 @@ def create_table(
         f"CREATE TABLE IF NOT EXISTS {identifier(path)} ({columns}) USING delta "
         f"CLUSTER BY ({clustering}) TBLPROPERTIES ({pairs})"
     )
+    return True
+
+
+def is_table(spark: SparkSession, path: str) -> bool:
+    """Whether a Delta table lies there. In SQL, which Spark Connect has too."""
+    try:
+        spark.sql(f"SHOW TBLPROPERTIES {identifier(path)}").collect()
+    except AnalysisException as error:
+        if error.getCondition() in NO_TABLE:
+            return False
+        raise
     return True
 
 
@@ -233,16 +245,19 @@ def append_once(
         if "DELTA_CONCURRENT_TRANSACTION" in str(error):
             return None
         raise
-    if not _was_observed(metrics):
+    if not _was_observed(metrics, remote=is_remote(rows.sparkSession)):
         return None
     return int(metrics.get["count"]), int(metrics.get["last"])
 
 
-def _was_observed(metrics: Observation) -> bool:
+def _was_observed(metrics: Observation, *, remote: bool) -> bool:
     """Whether the write ran at all: Delta passes over one whose claim is taken, without a word.
 
-    Metrics arrive a moment after the write. A wrong no does no harm: the caller looks at the table.
+    Metrics arrive a moment after the write. A wrong no does no harm: the caller looks at the table. remote:
+    by Spark Connect, whose server waits that moment itself.
     """
+    if remote:
+        return bool(metrics.get)
     observation: Any = metrics._jo
     future = observation.future()  # the public `get` waits for ever when there was nothing to run
     give_up_at = time.monotonic() + OBSERVED_WITHIN_S

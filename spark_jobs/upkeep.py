@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from delta.tables import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
-from app.tables.delta_log import table_folders
-from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars
-from spark_jobs.session import JavaNotFound, build_session
-from spark_jobs.tables import identifier
+from app.errors import ConfigError
+from spark_jobs.jars import JarsUnavailable
+from spark_jobs.session import JavaNotFound, open_session
+from spark_jobs.settings import add_arguments, location, settings_of
+from spark_jobs.silver import DELAYS, LATE
+from spark_jobs.tables import TABLES, identifier, is_table, table_path
 
 ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
@@ -58,10 +59,9 @@ def keep_up(spark: SparkSession, path: str) -> Kept:
 
 
 def keep_all_up(spark: SparkSession, tables: Path | str, logs: Iterable[str]) -> list[Kept]:
-    """All tables of some logs, one after the other."""
-    folders = [f"{str(tables).rstrip('/')}/{log}" for log in logs]
-    paths = [f"{folder}/{name}" for folder in folders for name in table_folders(folder)]
-    return [keep_up(spark, path) for path in paths if DeltaTable.isDeltaTable(spark, path)]
+    """All tables of some logs, one after the other, and the silver ones that are there."""
+    paths = [table_path(tables, log, table) for log in logs for table in (*TABLES, DELAYS, LATE)]
+    return [keep_up(spark, path) for path in paths if is_table(spark, path)]
 
 
 def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
@@ -75,30 +75,41 @@ def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs.upkeep", description="Compact and vacuum the tables of logs."
     )
-    parser.add_argument("--tables", required=True, type=Path, help="folder of the tables, one folder a log")
+    parser.add_argument(
+        "--tables", help="folder or URL of the tables, one folder a log in it (default: as --conf says)"
+    )
     parser.add_argument("--log", action="append", help="name of a log; may be repeated (default: default)")
     parser.add_argument("--every", type=float, metavar="S", help="again and again, each so many seconds")
-    parser.add_argument("--master", default="local[1]", help="where Spark runs (default: %(default)s)")
-    parser.add_argument("--jars", type=Path, default=DEFAULT_JARS_FOLDER, help="folder of the Delta jars")
-    given = parser.parse_args(arguments)
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The job until it is done, or SIGTERM. Exit code 1 when Spark fails, 2 for a wrong configuration."""
+    given = parse_arguments(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        ensure_jars(given.jars)
-        spark = build_session("commitlog-upkeep", jars_folder=given.jars, master=given.master, extra=SETTINGS)
-        while not stop.is_set():
-            for kept in keep_all_up(spark, given.tables.resolve(), given.log or ["default"]):
-                sys.stdout.write(f"{kept}\n")
-                sys.stdout.flush()
-            if given.every is None:
-                break
-            stop.wait(given.every)
-        spark.stop()
+        settings = settings_of(given, master="local[1]")
+        tables = given.tables or settings.locations.tables
+        if tables is None:
+            raise ConfigError("say by --tables, or by locations.tables of --conf, where the tables are")
+        with open_session("commitlog-upkeep", settings, SETTINGS) as spark:
+            while not stop.is_set():
+                for kept in keep_all_up(spark, location(tables), given.log or ["default"]):
+                    sys.stdout.write(f"{kept}\n")
+                    sys.stdout.flush()
+                if given.every is None:
+                    break
+                stop.wait(given.every)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     except (PySparkException, JarsUnavailable, JavaNotFound) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -2,8 +2,8 @@
 
 The service sums digests of its data records by blocks of 10 000 indexes, Spark does the same with the rows of
 `entries` (app/tables/digests.py). The first unequal block is asked for record by record: which index differs?
-Also compares `epoch_files` with `epochs`. Exit code 0: equal; 1: not, or Spark failed; 4: no such table; 5:
-no node answers.
+Also compares `epoch_files` with `epochs`. Exit code 0: equal; 1: not, or Spark failed; 2: a configuration
+that cannot work; 4: no such table; 5: no node answers.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -21,9 +20,11 @@ from pyspark.sql import functions as F
 
 from app.client import ClientError, CommitlogClient, NoAnswer, NotFound, Unavailable
 from app.client.tables import ENTRIES, Tables
+from app.errors import ConfigError
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
-from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars
-from spark_jobs.session import JavaNotFound, build_session
+from spark_jobs.jars import JarsUnavailable
+from spark_jobs.session import JavaNotFound, open_session
+from spark_jobs.settings import add_arguments, settings_of
 from spark_jobs.tables import EPOCH_FILES, EPOCHS
 from spark_jobs.transforms import epoch_differences
 
@@ -152,7 +153,7 @@ def _as_rows(sums: Mapping[int, BlockSum]) -> pa.RecordBatch:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs.verify", description="Compare a log with its tables."
     )
@@ -160,16 +161,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--log", default="default", help="name of the log (default: %(default)s)")
     parser.add_argument("--token", default=os.environ.get("COMMITLOG_TOKEN"), help="or set COMMITLOG_TOKEN")
     parser.add_argument("--json", action="store_true", help="answer in JSON")
-    parser.add_argument("--master", default="local[2]", help="where Spark runs (default: %(default)s)")
-    parser.add_argument("--jars", type=Path, default=DEFAULT_JARS_FOLDER, help="folder of the Delta jars")
-    given = parser.parse_args(arguments)
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Tell what was found; the exit code."""
+    given = parse_arguments(arguments)
     try:
-        ensure_jars(given.jars)
-        spark = build_session("commitlog-verify", jars_folder=given.jars, master=given.master)
-        try:
+        with open_session("commitlog-verify", settings_of(given)) as spark:
             verified = verify_tables(spark, given.endpoint, given.log, given.token)
-        finally:
-            spark.stop()
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     except (ClientError, PySparkException, TableChanged, JarsUnavailable, JavaNotFound) as error:
         sys.stderr.write(f"{error}\n")
         return 4 if isinstance(error, NotFound) else 5 if isinstance(error, NoAnswer | Unavailable) else 1

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_jobs.tables import TABLES, WATERMARKS, read_table, table_path
+from spark_jobs.tables import TABLES, WATERMARKS, is_table, read_table, table_path
 from spark_jobs.transforms import latest_watermarks
 
 LATEST_WATERMARKS = "latest_watermarks"
@@ -16,7 +15,7 @@ def create_views(spark: SparkSession, tables: Path | str, log: str = "default") 
     names = []
     for table in TABLES:
         path = table_path(tables, log, table)
-        if DeltaTable.isDeltaTable(spark, path):
+        if is_table(spark, path):
             read_table(spark, path).createOrReplaceTempView(table.name)
             names.append(table.name)
     if WATERMARKS.name in names:

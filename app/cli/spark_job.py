@@ -15,10 +15,14 @@ JOB = "spark_jobs.run"
 VERIFY_JOB = "spark_jobs.verify"
 
 
-def job_arguments(endpoints: Sequence[str], log: str, tables: Path, checkpoints: Path) -> list[str]:
-    """What `python -m spark_jobs.run` needs to know."""
-    places = ["--tables", str(tables), "--checkpoints", str(checkpoints)]
-    return ["--endpoint", ",".join(endpoints), "--log", log, *places]
+def job_arguments(
+    endpoints: Sequence[str], log: str, tables: Path | str | None, checkpoints: Path | str | None
+) -> list[str]:
+    """What `python -m spark_jobs.run` needs to know. None: its own configuration says."""
+    arguments = ["--endpoint", ",".join(endpoints), "--log", log]
+    for name, place in (("--tables", tables), ("--checkpoints", checkpoints)):
+        arguments += [] if place is None else [name, str(place)]
+    return arguments
 
 
 class SparkJob:

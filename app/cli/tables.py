@@ -19,6 +19,7 @@ from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
 
 MIB = 1024 * 1024
 DEFAULT_TABLES = Path("commitlog-data/tables")
+DEFAULT_CHECKPOINTS = Path("commitlog-data/checkpoints")
 DEPTH = 2  # TABLES/LOG/TABLE
 folder = click.Path(file_okay=False, path_type=Path)
 
@@ -136,26 +137,31 @@ def verify_with_spark(target: Target) -> None:
 @click.command("materialize")
 @click.option(
     "--tables",
-    type=folder,
-    default=DEFAULT_TABLES,
     envvar="COMMITLOG_TABLES",
-    show_default=True,
-    help="Folder of the Delta tables.",
+    help=f"Folder or URL of the Delta tables.  [default: {DEFAULT_TABLES}]",
 )
 @click.option(
-    "--checkpoints",
-    type=folder,
-    default=Path("commitlog-data/checkpoints"),
-    show_default=True,
-    help="Folder in which Spark notes how far it is.",
+    "--checkpoints", help=f"Folder in which Spark notes how far it is.  [default: {DEFAULT_CHECKPOINTS}]"
+)
+@click.option(
+    "--spark-conf",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    envvar="COMMITLOG_SPARK_CONF",
+    help="File like conf/spark.toml: where Spark runs, and the defaults of --tables and --checkpoints.",
 )
 @click.option("--once", is_flag=True, help="End when everything that is committed now is in the tables.")
 @target_options
-def materialize_command(target: Target, tables: Path, checkpoints: Path, once: bool) -> None:
+def materialize_command(
+    target: Target, tables: str | None, checkpoints: str | None, spark_conf: Path | None, once: bool
+) -> None:
     """Run the Spark job in the foreground: write a log into Delta tables until SIGTERM."""
     if target.token is not None:
         os.environ["COMMITLOG_TOKEN"] = target.token  # an argument would show in the list of processes
+    if spark_conf is None:
+        tables, checkpoints = tables or str(DEFAULT_TABLES), checkpoints or str(DEFAULT_CHECKPOINTS)
     arguments = job_arguments(target.endpoints, target.log, tables, checkpoints)
+    if spark_conf is not None:
+        arguments += ["--conf", str(spark_conf)]
     if once:
         arguments.append("--available-now")
     command = [sys.executable, "-P", "-m", JOB, *arguments]

@@ -24,7 +24,17 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-LOGS = ("batches", "named", "killed", "in-place", "many-a", "many-b")
+LOGS = (
+    "batches",
+    "named",
+    "killed",
+    "in-place",
+    "many-a",
+    "many-b",
+    "on-cluster",
+    "from-cluster",
+    "connected",
+)
 
 
 @pytest.fixture(scope="session")

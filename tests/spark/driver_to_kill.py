@@ -23,4 +23,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "after-write":
         entries.append_once = append_and_die  # type: ignore[assignment]
     config = parse_arguments(sys.argv[2:])
-    materialize(config, spark=build_session("killed", jars_folder=config.jars_folder, fast_tests=True))
+    materialize(config, spark=build_session("killed", jars_folder=config.spark.session.jars, fast_tests=True))

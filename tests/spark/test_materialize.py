@@ -145,7 +145,7 @@ def test_arguments_become_a_configuration() -> None:
     assert (config.logs, config.trigger, config.checkpoints_folder) == (
         ("a", "b", "c-*"),
         "1 second",
-        Path("t/_checkpoints"),
+        Path("t/_checkpoints").resolve(),
     )
 
 

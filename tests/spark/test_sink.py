@@ -97,10 +97,11 @@ def test_kills_at_each_point_leave_each_row_once(
         with pytest.raises(PySparkException):
             query.format("mortal-commitlog").start().awaitTermination()
     numbers(spark, tmp_path, ROWS * count, service.url("n1")).format("commitlog").start().awaitTermination()
-    found = values(service, "killed")
-    assert sorted(found) == sorted(f"number-{number}" for number in range(ROWS * count))
+    stored = values(service, "killed")
+    assert sorted(stored) == sorted(f"number-{number}" for number in range(ROWS * count))
     staging = checkpoint / "commitlog-staging"
-    assert [path.suffix for path in staging.rglob("*") if path.is_file()] == [".json"] * 2
+    found = sorted(path.name.partition("-")[0] for path in staging.rglob("*") if path.is_file())
+    assert found == ["batch", "batch", "identity"]
 
 
 @pytest.mark.parametrize(

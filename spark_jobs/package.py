@@ -1,0 +1,104 @@
+"""This package as files that Spark can ship: `python -m spark_jobs.package FOLDER [--conf FILE]`.
+
+FOLDER/commitlog.zip     app, storage and spark_jobs, for `spark-submit --py-files`
+FOLDER/spark.properties  what conf/spark.toml and the jobs say, for `spark-submit --properties-file`
+
+A driver that starts Spark itself sends its executors the same archive (session.py). What the package imports
+(requirements.lock) is not in it: executors have it installed, or unpack it from `spark.archives`.
+"""
+
+import argparse
+import hashlib
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+PACKAGES = ("app", "storage", "spark_jobs")
+ZIP_NAME = "commitlog.zip"
+PROPERTIES_NAME = "spark.properties"
+STAMP = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
+
+
+def package_root() -> Path:
+    """The folder, or the archive, that this package was imported from."""
+    return Path(__file__).resolve().parent.parent
+
+
+def make_zip(folder: Path) -> Path:
+    """Write the package as FOLDER/DIGEST/commitlog.zip, unless it is there, or as the archive it is already.
+
+    The digest is of the content: two versions beside one another do not disturb their readers.
+    """
+    root = package_root()
+    if root.is_file():
+        return root
+    files = [
+        path
+        for name in PACKAGES
+        for path in sorted((root / name).rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
+    ]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    target = folder / digest.hexdigest()[:16] / ZIP_NAME
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for path in files:
+            entry = zipfile.ZipInfo(path.relative_to(root).as_posix(), STAMP)
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    Path(file.name).replace(target)
+    return target
+
+
+def properties(settings: dict[str, str]) -> str:
+    """Spark's settings as a Java properties file."""
+    lines = [f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in sorted(settings.items())]
+    return "".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write both files, and tell how to use them. Exit code 2 for a configuration that cannot work."""
+    from app.errors import ConfigError
+    from spark_jobs.jars import JarsUnavailable, ensure_jars
+    from spark_jobs.java import JavaNotFound, find_java
+    from spark_jobs.session import launch_settings
+    from spark_jobs.settings import add_arguments, settings_of
+
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jobs.package", description="Make what spark-submit needs of this package."
+    )
+    parser.add_argument("folder", type=Path, help="where to put it")
+    add_arguments(parser)
+    given = parser.parse_args(arguments)
+    try:
+        settings = settings_of(given)
+        session = settings.session
+        ensure_jars(session.jars)
+        launch = launch_settings(session.jars.resolve(), is_local=session.is_local)
+        java_home = find_java().parent.parent
+    except (ConfigError, JarsUnavailable, JavaNotFound) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    own = {"spark.master": session.master, "spark.pyspark.python": sys.executable}
+    archive = given.folder.resolve() / ZIP_NAME
+    given.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        make_zip(Path(folder)).replace(archive)
+    written = given.folder.resolve() / PROPERTIES_NAME
+    written.write_text(properties({**launch, **own, **session.spark_settings(), **settings.conf}))
+    sys.stdout.write(
+        f"JAVA_HOME={java_home} spark-submit --properties-file {written} --py-files {archive} "
+        f"{package_root() / 'spark_jobs' / 'run.py'} --endpoint URLS --tables LOCATION\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
