@@ -151,7 +151,8 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
             sections[name] = config(**given)
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"[{name}] {error}") from error
-    nodes = tuple(_node(node) for node in file.nodes)
+    scheme = "http" if sections["security"].tls_certificate is None else "https"
+    nodes = tuple(_node(node, scheme) for node in file.nodes)
     ids = [node.id for node in nodes]
     check(len(set(ids)) == len(ids), "two nodes have the same id")
     for what in ("peer_address", "data"):
@@ -177,7 +178,8 @@ def _complaint(item: Any) -> str:
     return f"{place}: {item['msg']}"
 
 
-def _node(node: _Node) -> NodeSettings:
+def _node(node: _Node, scheme: str) -> NodeSettings:
+    """scheme: of the URL under which others reach the node, where the file does not say."""
     for name, address in (("listen", node.listen), ("peer_listen", node.peer_listen)):
         _checked_address(f"{node.id}.{name}", address)
     peer_address = node.peer_address or node.peer_listen
@@ -186,7 +188,7 @@ def _node(node: _Node) -> NodeSettings:
     _checked_address(f"{node.id}.ha_listen", ha_listen)
     if node.ha_address is not None:
         _checked_address(f"{node.id}.ha_address", node.ha_address)
-    url = (node.url or f"http://{node.listen}").rstrip("/")
+    url = (node.url or f"{scheme}://{node.listen}").rstrip("/")
     check(url.startswith(("http://", "https://")), f"{node.id}.url must start with http:// or https://")
     return NodeSettings(
         id=node.id,

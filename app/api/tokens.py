@@ -12,7 +12,7 @@ from app.errors import ConfigError, Forbidden, Unauthenticated
 _READ: Final = "read"
 _WRITE: Final = "write"
 _SAFE_METHODS: Final = ("GET", "HEAD")
-_OPEN: Final = ("/healthz", "/readyz", "/docs", "/v1/openapi.json")
+_OPEN: Final = ("/healthz", "/readyz", "/docs", "/v1/openapi.json", "/problems")
 _OPEN_BELOW: Final = ("/problems/", "/docs/")
 
 

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,10 +24,11 @@ import uvicorn
 import uvloop
 
 from app.addresses import split_address
+from app.api.tokens import Tokens
 from app.errors import ConfigError
 from app.main import build_app
 from app.node.broker import Broker
-from app.settings import Settings
+from app.settings import SecuritySettings, Settings
 from app.settings_file import load
 from app.telemetry import configure_logging
 from storage.errors import StorageError
@@ -46,11 +48,32 @@ def serve(config_path: str | Path, node_id: str, ready: Callable[[Settings], Non
     configure_logging()
     try:
         settings = load(config_path, node_id)
+        check_security(settings.security)
     except ConfigError as error:
         logger.error("configuration refused: %s", error)
         return EXIT_CONFIG
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings, ready))
+
+
+def check_security(security: SecuritySettings) -> None:
+    """Raise ConfigError for a file that cannot be used, before a peer or a client sees this node."""
+    Tokens.load(security.tokens_file)
+    certificate, key, authority = security.tls_certificate, security.tls_key, security.tls_ca
+    if certificate is not None:
+        with _refusing(f"tls_certificate {certificate} and tls_key {key}"):
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    if authority is not None:
+        with _refusing(f"tls_ca {authority}"):
+            ssl.create_default_context(cafile=authority)
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"[security] {what}: {error.strerror or error}") from error
 
 
 class _Front(uvicorn.Server):

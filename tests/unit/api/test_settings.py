@@ -8,8 +8,9 @@ import pytest
 from app.addresses import is_loopback
 from app.api.tokens import Tokens
 from app.errors import ConfigError, Forbidden, Unauthenticated
+from app.node.server import check_security
 from app.replication import Durability
-from app.settings import AppendFront
+from app.settings import AppendFront, SecuritySettings
 from app.settings_file import load, parse
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -140,6 +141,24 @@ def test_beyond_this_machine_only_with_protection() -> None:
     protected = document(security={"tls_certificate": "c", "tls_key": "k", "tokens_file": "t"})
     protected["nodes"][0]["listen"] = "0.0.0.0:8101"
     assert parse(protected, "n1").security.tls_key == Path("k")
+
+
+def test_with_tls_the_others_are_sent_to_https() -> None:
+    plain = document()
+    assert parse(plain, "n1").node.url == f"http://{plain['nodes'][0]['listen']}"
+    plain["security"] = {"tls_certificate": "c", "tls_key": "k"}
+    assert parse(plain, "n1").node.url == f"https://{plain['nodes'][0]['listen']}"
+
+
+@pytest.mark.parametrize("name", ["tokens_file", "tls_certificate", "tls_key", "tls_ca"])
+def test_files_of_security_that_cannot_be_used_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    absent, broken = tmp_path / "absent", tmp_path / "broken"
+    broken.write_text("")
+    for file in (absent, broken):
+        pair = {"tls_certificate": file, "tls_key": file}
+        given = pair if name in pair else {name: file}
+        with pytest.raises(ConfigError, match=f"{name} {file}"):
+            check_security(SecuritySettings(**given))
 
 
 def test_tokens(tmp_path: Path) -> None:
