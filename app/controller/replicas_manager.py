@@ -147,8 +147,9 @@ class ReplicasManager:
             self._saving = True  # `step` asks for it
         elif isinstance(command, RegisterReplica):
             self._registered = self._has_news = True
-        elif isinstance(command, StepDown):
-            self._has_left = command.leaving
+        elif isinstance(command, (StepDown, AlterSyncStateSet)):  # until its outcome is in the metadata here
+            if isinstance(command, StepDown):
+                self._has_left = command.leaving
             self._pause_until_ms = now_ms + self._config.retry_interval_ms
 
     def heartbeat_answered(
@@ -278,7 +279,11 @@ class ReplicasManager:
             )
 
     def _wanted_set(self, log: Log, view: HaView) -> tuple[int, ...] | None:
-        """The core's wish as replica ids, without those that the controller would refuse as not alive."""
+        """The core's wish as replica ids, without those who cannot join, as they are not alive.
+
+        A member that is not alive, and that the core still wants, is left to the core: how small the set may
+        become is its to know, since it acknowledges by that (C-12).
+        """
         request = view.set_request
         if request is None or self._alive is None:
             return None
@@ -287,8 +292,12 @@ class ReplicasManager:
         wanted = [self.replica_id]
         for node in request.members:
             replica = log.of_node(node)
-            if replica is not None and node != self._node and node in self._alive:
+            if node == self._node:
+                continue
+            if replica is not None and node in self._alive:
                 wanted.append(replica.id)
+            elif node in log.set_nodes:
+                return None
         found = tuple(sorted(wanted))
         if found == log.sync_state_set and len(found) < len(request.members):
             return None  # who should join is not alive yet

@@ -4,7 +4,7 @@
 class SyncStateSet:
     """Whatever was asked for under one set epoch may still be accepted, answered or not, until a newer set
     epoch is known. So acks count by the union of the set and of everything asked for, and the floor of
-    min_in_sync_replicas by the smallest of them.
+    min_in_sync_replicas by the smallest of them; and who should join may be left out, being dead by then.
 
     Invariant: the master is in every set.
     """
@@ -28,7 +28,8 @@ class SyncStateSet:
     @property
     def certain_size(self) -> int:
         """How many members the set has at least, whatever becomes of the requests."""
-        return min(map(len, (self.members, *self._asked)))
+        staying = (sum(member in self.members for member in asked) for asked in self._asked)
+        return min(staying, default=len(self.members))
 
     def want(self, members: tuple[str, ...]) -> None:
         """The master wants this set from now on. Wanting the one it has settles what is in doubt."""

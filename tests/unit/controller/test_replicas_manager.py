@@ -226,6 +226,38 @@ def test_the_wanted_set_is_asked_for_with_both_epochs_and_without_the_dead() -> 
     assert bench.told() == [SyncStateSetChanged(1, 2, ("n1", "n2"))]
 
 
+@pytest.mark.rule("C-12")
+def test_a_member_that_is_not_alive_leaves_the_set_by_the_word_of_the_core_alone() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    ids = {node: bench.quorum.id_of(node) for node in ("n1", "n2", "n3")}
+    bench.view.set_request = SetRequest(1, 1, ("n1", "n2", "n3"))
+    bench.manager.heartbeat_answered((), (), ("n1", "n2", "n3"), bench.quorum.now_ms)
+    bench.answer(bench.ask(AlterSyncStateSet))
+    bench.told()
+    bench.manager.heartbeat_answered((), (), ("n1", "n3"), bench.quorum.now_ms)
+    bench.view.set_request = SetRequest(1, 2, ("n1", "n2"))  # without n3; of n2 the core knows nothing yet
+    assert bench.step() == []
+    bench.quorum.pass_time(CONFIG.retry_interval_ms)
+    assert bench.step() == []
+    bench.view.set_request = SetRequest(1, 2, ("n1",))
+    assert bench.ask(AlterSyncStateSet).wanted == (ids["n1"],)
+
+
+@pytest.mark.rule("C-10")
+def test_a_set_that_was_granted_is_not_asked_for_again_while_the_news_is_on_its_way() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    bench.manager.heartbeat_answered((), (), ("n1", "n2"), bench.quorum.now_ms)
+    bench.view.set_request = SetRequest(1, 1, ("n1", "n2"))
+    bench.manager.answered(bench.ask(AlterSyncStateSet), Done(7), bench.quorum.now_ms)  # not applied here yet
+    assert bench.step() == []
+    bench.quorum.pass_time(CONFIG.retry_interval_ms)
+    bench.ask(AlterSyncStateSet)
+
+
 @pytest.mark.rule("C-05", "A-11")
 @pytest.mark.parametrize("why", ["withheld", "needs election", "leaves"])
 def test_a_mastership_is_given_up_before_the_controller_hears_of_it(why: str) -> None:

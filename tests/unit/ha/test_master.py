@@ -7,6 +7,7 @@ from app.ha.config import HaConfig
 from app.ha.frames import Ack, Handshake, HandshakeAnswer, Transfer
 from app.ha.messages import Closed, Disconnect, Drained
 from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SlaveRole, SyncStateSetChanged
+from app.ha.sync_state_set import SyncStateSet
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.replication import NO_INDEX, Acks, Durability, Role
 from storage.hard_state import HardState
@@ -438,6 +439,17 @@ def test_below_the_floor_appends_are_refused_and_nothing_is_acknowledged() -> No
     grant(master, ("n1", "n2"))
     ack_all(master, key)
     assert master.fates() == [(pending.last_index, "acknowledged")]
+
+
+@pytest.mark.rule("C-12")
+def test_who_is_asked_to_join_does_not_count_for_the_floor_yet() -> None:
+    asked = SyncStateSet("n1", ("n1", "n2"), 1)
+    asked.want(("n1", "n2", "n3"))
+    assert (asked.counted, asked.certain_size) == (("n1", "n2", "n3"), 2)
+    asked.want(("n1", "n3"))  # n3 may be dead by the time this is granted: then n1 is alone
+    assert (asked.counted, asked.certain_size) == (("n1", "n2", "n3"), 1)
+    asked.changed(2, ("n1", "n3"))
+    assert (asked.counted, asked.certain_size) == (("n1", "n3"), 2)
 
 
 @pytest.mark.rule("C-12")
