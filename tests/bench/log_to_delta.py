@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
@@ -27,18 +28,30 @@ REQUEST_RECORDS = 5_000
 ARROW = {"Content-Type": "application/vnd.apache.arrow.stream"}
 
 
-def fill(cluster: Cluster, records: int) -> float:
-    """Append so many records to the leader; return the seconds that took."""
-    batch = pa.record_batch({"value": pa.array([b"v" * RECORD_BYTES] * REQUEST_RECORDS, pa.binary())})
+def fill(cluster: Cluster, records: int, record_bytes: int = RECORD_BYTES) -> float:
+    """Append so many records of random letters to the leader; return the seconds that the appends took."""
+    url = cluster.url(cluster.leader()) + "/v1/logs/default/records"
+    chance = np.random.default_rng(1)
+    seconds = 0.0
+    with httpx.Client(timeout=60) as client:
+        for first in range(0, records, REQUEST_RECORDS):
+            body = letters(chance, min(REQUEST_RECORDS, records - first), record_bytes)
+            started = time.perf_counter()
+            client.post(url, content=body, headers=ARROW).raise_for_status()
+            seconds += time.perf_counter() - started
+    return seconds
+
+
+def letters(chance: np.random.Generator, records: int, record_bytes: int) -> bytes:
+    """A request: values of random capital letters, no two alike, which compress as Kafka's own load does."""
+    data = chance.integers(ord("A"), ord("Z") + 1, records * record_bytes, np.uint8)
+    ends = pa.array(np.arange(records + 1, dtype=np.int32) * record_bytes)
+    values = pa.Array.from_buffers(pa.binary(), records, [None, ends.buffers()[1], pa.py_buffer(data)])
     sink = io.BytesIO()
+    batch = pa.record_batch({"value": values})
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    url = cluster.url(cluster.leader()) + "/v1/logs/default/records"
-    started = time.perf_counter()
-    with httpx.Client(timeout=60) as client:
-        for _ in range(records // REQUEST_RECORDS):
-            client.post(url, content=sink.getvalue(), headers=ARROW).raise_for_status()
-    return time.perf_counter() - started
+    return sink.getvalue()
 
 
 def scan(spark: SparkSession, config: MaterializeConfig, first: int) -> float:

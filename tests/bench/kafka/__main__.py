@@ -1,0 +1,137 @@
+"""Kafka -> Spark -> Delta against commitlog -> Spark -> Delta: one run, one machine, the same Spark.
+
+`python -m tests.bench.kafka [--records 1000000] [--passes 4]`: each system has three members on this machine,
+replicates to three, and is alone on it: Kafka first, ended and removed, then ours. Each way has a Spark
+driver of its own (`local[2]`), whose first pass is cold; every pass makes one micro-batch into a new table.
+Prints one JSON line a pass, and at the end the ratios of the medians. Needs Java and Maven, for Kafka's jars.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spark_jobs.java import JavaNotFound, find_java
+from tests.bench.kafka.brokers import running_brokers
+from tests.bench.kafka.maven import MavenFailed, jars_of
+from tests.bench.local_cluster import print_figure
+from tests.bench.log_to_delta import RECORD_BYTES, fill
+from tests.support.cluster import running
+
+HERE = Path(__file__).parent
+GOAL = 1.3  # of Kafka's rows a second
+WARM_RECORDS = 400_000  # the brokers' JVMs compile first: cold ones are several times slower
+TOPIC = "records"
+
+
+def passes(way: str, folder: Path, given: argparse.Namespace, *arguments: str) -> Iterator[dict[str, Any]]:
+    """Run a Spark driver; its figures, told as they come. Raises CalledProcessError."""
+    tables = folder / "tables"
+    tables.mkdir(exist_ok=True)
+    common = ["--folder", str(tables), "--records", str(given.records), "--passes", str(given.passes)]
+    command = [sys.executable, "-m", "tests.bench.kafka.driver", way, *common, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        try:
+            for line in driver.stdout:
+                if line.startswith("{"):
+                    figure = json.loads(line)
+                    print_figure(**figure)
+                    yield figure
+        finally:
+            driver.terminate()
+    if driver.wait() != 0:
+        raise subprocess.CalledProcessError(driver.returncode, command)
+
+
+def of_kafka(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """All passes from a topic, first with as many tasks as ours, then with one, its default."""
+    jars, connector = jars_of(HERE / "brokers.xml"), jars_of(HERE / "connector.xml")
+    with (
+        tempfile.TemporaryDirectory(prefix="kafka-bench-") as folder,
+        running_brokers(Path(folder), find_java(), jars) as brokers,
+    ):
+        brokers.create_topic("warm")
+        brokers.produce("warm", WARM_RECORDS, RECORD_BYTES, "linger.ms=0")
+        brokers.consume("warm", WARM_RECORDS)
+        brokers.delete_topic("warm")
+        brokers.create_topic(TOPIC)
+        told = brokers.produce(TOPIC, given.records, RECORD_BYTES, "linger.ms=5", "batch.size=262144")
+        assert brokers.end_offset(TOPIC) == given.records
+        print_figure(figure="topic", brokers=3, records=given.records, producer=told)
+        source = ["--endpoint", brokers.bootstrap, "--topic", TOPIC, "--jars", *map(str, connector)]
+        found = []
+        for tasks in ("2", "1"):
+            found += passes("kafka", Path(folder), given, *source, "--tasks", tasks)
+        return found
+
+
+def of_commitlog(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """All passes from a log: over HTTP and in place, by the bare source and by the whole job."""
+    with tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder, running(Path(folder)) as cluster:
+        seconds = fill(cluster, given.records)
+        cluster.wait_even()
+        print_figure(
+            figure="log", nodes=3, records=given.records, records_per_s=round(given.records / seconds)
+        )
+        source = ["--endpoint", ",".join(cluster.url(node) for node in cluster.ids)]
+        in_place = ["--data-folders", ",".join(str(cluster.folder / node) for node in cluster.ids)]
+        found = []
+        for way in ("source", "job"):
+            for where in ([], in_place):
+                found += passes(way, Path(folder), given, *source, *where)
+        return found
+
+
+def rate(figures: list[dict[str, Any]], session: str, **wanted: object) -> float:
+    """The median of the rates of these passes; 0 for none."""
+    rates = [
+        figure["rows_per_s"]
+        for figure in figures
+        if figure["session"] == session and all(figure[name] == value for name, value in wanted.items())
+    ]
+    return statistics.median(rates) if rates else 0.0
+
+
+def compare(kafka: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
+    """Ratios to the better of Kafka's two ways."""
+    for session in ("cold", "warm"):
+        base = max(rate(kafka, session, tasks=tasks) for tasks in (1, 2))
+        for way in ("source", "job"):
+            for in_place in (False, True):
+                found = rate(ours, session, way=way, in_place=in_place)
+                if found and base:
+                    print_figure(
+                        figure="ratio",
+                        session=session,
+                        way=way,
+                        in_place=in_place,
+                        kafka_rows_per_s=round(base),
+                        rows_per_s=round(found),
+                        ratio=round(found / base, 2),
+                        goal=GOAL,
+                        systems="one after the other, alone on the machine",
+                    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--passes", type=int, default=4, help="of each driver; the first is cold")
+    given = parser.parse_args()
+    try:
+        kafka = of_kafka(given)
+    except (JavaNotFound, MavenFailed) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    compare(kafka, of_commitlog(given))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
