@@ -1,6 +1,7 @@
 """HTTP to whichever node answers: finds the leader, retries with growing pauses, gives up in the end."""
 
 import random
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from app.client.errors import ClientError, NoAnswer, Problem, problem_of
+from app.client.errors import ClientError, NoAnswer, Problem, Untrusted, problem_of
 
 CONNECT_TIMEOUT_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -109,7 +110,7 @@ class Connection:
         body: bytes | None = None,
         wait_s: float = 5.0,
     ) -> Answer:
-        """One answer of one node. Raises NoAnswer and Problem."""
+        """One answer of one node. Raises NoAnswer, Untrusted and Problem."""
         url = f"{endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
         timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=wait_s + SLACK_S)
         sent = {**self._headers, **(headers or {})}
@@ -120,6 +121,9 @@ class Connection:
             raise NoAnswer(f"{endpoint} does not answer ({_reason(error)})", sent=False) from error
         except urllib3.exceptions.HTTPError as error:
             self._forget(endpoint)
+            if isinstance(error.__context__, ssl.SSLCertVerificationError):
+                advice = "SSL_CERT_FILE names the file of a private authority"
+                raise Untrusted(f"{endpoint} is not trusted ({_reason(error)}); {advice}") from error
             raise NoAnswer(f"{endpoint} broke off ({_reason(error)})", sent=True) from error
         self._learn(answer)
         if answer.status >= 400:

@@ -2,6 +2,7 @@
 
 ClientError
   NoAnswer              no node answered, or an answer broke off
+    Untrusted           the node's certificate is not one that this machine trusts
   Problem               a node refused, and said why
     ConditionFailed     412: match_index, match_term or the fence
     NotFound            404, 410, 416: no such log, index or epoch
@@ -30,6 +31,15 @@ class NoAnswer(ClientError):
     def __init__(self, detail: str, *, sent: bool) -> None:
         super().__init__(detail)
         self.outcome = "unknown" if sent else "not_applied"
+
+
+class Untrusted(NoAnswer):
+    """No TLS connection could be made: nothing was sent, and a repeat would fail again."""
+
+    retryable = False
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, sent=False)
 
 
 class Problem(ClientError):
