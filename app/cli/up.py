@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from app.cli.context import CommandFailed, print_json
+from app.cli.context import CommandFailed, person_watches, print_json
 from app.cli.local_cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
 from app.cli.processes import StopRequested, describe_exit, ending_on_signals
 from app.cli.spark_job import SparkJob
@@ -49,6 +49,9 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
             cluster.wait_ready()
             job = stack.enter_context(SparkJob(cluster)) if spark else None
             print_json(ready_line(cluster, job))
+            if person_watches():
+                url = cluster.urls[0]
+                click.echo(f"live page: {url}/ui, API: {url}/docs; Ctrl-C ends it all", err=True)
             _watch(cluster, job)
         except ClusterError as error:
             raise CommandFailed(str(error)) from error

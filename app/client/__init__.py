@@ -10,6 +10,7 @@ from app.client.errors import (
     OutcomeUnknown,
     Problem,
     Unavailable,
+    Untrusted,
 )
 from app.client.records import Record, in_batches
 
@@ -26,5 +27,6 @@ __all__ = [
     "Problem",
     "Record",
     "Unavailable",
+    "Untrusted",
     "in_batches",
 ]

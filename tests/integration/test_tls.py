@@ -1,4 +1,4 @@
-"""TLS and tokens on three nodes: what a node sends on for its client is protected too, and strangers stay out."""
+"""TLS and tokens on three nodes: what a node sends on for its client is protected too."""
 
 import ssl
 import subprocess
@@ -20,13 +20,23 @@ _EC = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 def make_certificates(folder: Path) -> dict[str, Path]:
     """An authority and a certificate for 127.0.0.1, as [security] names them; by the command openssl."""
     files = {name: folder / name for name in ("tls_ca", "tls_certificate", "tls_key")}
-    authority_key, request, extensions = (folder / name for name in ("ca.key", "request", "extensions"))
-    extensions.write_text("subjectAltName=IP:127.0.0.1\n")
+    authority = ["-CA", files["tls_ca"], "-CAkey", folder / "ca.key", "-CAcreateserial"]
+    request, more = folder / "request", folder / "more"
+    more.write_text("subjectAltName=IP:127.0.0.1\n")
     for command in (
-        ["req", "-x509", *_EC, "-keyout", authority_key, "-out", files["tls_ca"], "-subj", "/CN=authority"],
+        ["req", "-x509", *_EC, "-keyout", folder / "ca.key", "-out", files["tls_ca"], "-subj", "/CN=ca"],
         ["req", *_EC, "-keyout", files["tls_key"], "-out", request, "-subj", "/CN=node"],
-        ["x509", "-req", "-in", request, "-CA", files["tls_ca"], "-CAkey", authority_key, "-CAcreateserial"]
-        + ["-extfile", extensions, "-out", files["tls_certificate"]],
+        [
+            "x509",
+            "-req",
+            "-in",
+            request,
+            *authority,
+            "-extfile",
+            more,
+            "-out",
+            files["tls_certificate"],
+        ],
     ):
         subprocess.run(["openssl", *map(str, command)], check=True, capture_output=True)
     return files
