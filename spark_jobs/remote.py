@@ -14,8 +14,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.supervisor import Job
 
-LONGEST_REASON = 1_000  # characters: Spark sends errors on as text
-
 
 class RemoteWrite:
     """Called with each micro-batch of one query. make: the job, in the session of the process it runs in."""
@@ -29,10 +27,7 @@ class RemoteWrite:
         return {**vars(self), "_job": None}
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        try:
-            if self._job is None:
-                self._job = self.make(rows.sparkSession)
-                self._job.stream(self.checkpoint)  # finds out where the table ends, and takes the lease
-            self._job.write(rows, batch_id)
-        except Exception as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}"[:LONGEST_REASON]) from None
+        if self._job is None:
+            self._job = self.make(rows.sparkSession)
+            self._job.stream(self.checkpoint)  # finds out where the table ends, and takes the lease
+        self._job.write(rows, batch_id)

@@ -42,6 +42,7 @@ from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, Table, TableClash, t
 
 LOOK_EACH_S = 0.25
 EPOCHS_EACH_S = 1.0
+TABLES_EACH_S = 5.0  # asked how far they are, when others write them
 STATUS_GIVE_UP_S = 1.0
 
 
@@ -136,7 +137,7 @@ class LogMaterializer:
         ]
         self.committed_index: int | None = None
         self.through_index = -1  # only control records stand between the table's end and this
-        self.epochs_at_s = 0.0
+        self.epochs_at_s = self.tables_at_s = 0.0
 
     def start(self) -> None:
         self.epochs.open()
@@ -150,11 +151,13 @@ class LogMaterializer:
         for supervisor in self.supervisors:
             supervisor.look()
         now_s = time.monotonic()
+        begun = all(supervisor.done or supervisor.query is not None for supervisor in self.supervisors)
+        if self.remote and begun and (final or now_s >= self.tables_at_s):  # others write them
+            self.tables_at_s = now_s + TABLES_EACH_S
+            self.entries.look()
+            self.events.look()
         if final or now_s >= self.epochs_at_s:
             self.epochs_at_s = now_s + EPOCHS_EACH_S
-            if self.remote:  # what the tables hold now, others have written
-                self.entries.look()
-                self.events.look()
             try:
                 self.epochs.refresh()
                 self._look_at_the_end()

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
@@ -177,10 +178,11 @@ def _adopt(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
             "`python -m spark_jobs.package` writes"
         )
     for name, value in settings.items():
-        if session.conf.isModifiable(name):
+        try:
             session.conf.set(name, value)
-        elif session.conf.get(name, None) != value:
-            raise ConfigError(f"{name} = {value} can only be said when Spark is started, and it runs already")
+        except AnalysisException as error:
+            if session.conf.get(name, None) != value:
+                raise ConfigError(f"{name} = {value} comes too late: Spark runs already") from error
     return session if is_remote(session) else _quiet(session)
 
 

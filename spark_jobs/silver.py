@@ -12,6 +12,7 @@ adds the parts up. A kill between the two appends leaves one table behind, which
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -100,6 +101,10 @@ class DelaysJob:
         self.delays_path = table_path(tables, log, DELAYS)
         self.late_path = table_path(tables, log, LATE)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to the process that writes, where that is another one (Spark Connect)."""
+        return {**vars(self), "spark": None}
+
     def start(self, checkpoint: Path | str, trigger: str | None = None) -> None:
         """Follow `entries`. trigger: a Spark interval; None: up to what is there now, and return then."""
         create_table(self.spark, self.delays_path, DELAYS)
@@ -114,6 +119,7 @@ class DelaysJob:
 
     def write(self, news: DataFrame, batch_id: int) -> None:
         """Bring both tables up to the last index of the news; late flights first, so none is passed over."""
+        self.spark = news.sparkSession
         last = news.agg(F.max("index")).collect()[0][0]
         position = self._end(self.delays_path, "until_index")
         if last is None or last < position:

@@ -172,6 +172,6 @@ def reason_of(error: Exception) -> str:
     """The last line of an error that says something: Spark wraps Python's errors in pages of text."""
     lines = [line.strip() for line in str(error).splitlines()]
     for line in lines:
-        if any(line.startswith(f"spark_jobs.{name}") for name in ("errors.", "tables.", "epochs.")):
+        if any(line.startswith(f"spark_jobs.{name}") for name in ("errors.", "tables.", "epochs.", "lease.")):
             return line.split(": ", 1)[-1]
     return next((line for line in lines if line), type(error).__name__)[:500]

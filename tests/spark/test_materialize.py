@@ -16,6 +16,7 @@ from spark_jobs.supervisor import owner, reason_of, remove_dead_checkpoints
 from spark_jobs.tables import TABLES, read_table, table_properties
 from tests.spark.conftest import endpoints
 from tests.spark.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
+from tests.spark.standalone import write_conf
 from tests.support.cluster import Cluster
 
 
@@ -110,8 +111,11 @@ def test_a_table_of_another_cluster_is_not_written_to(
     assert json.loads((config.tables / "progress.json").read_text())["state"] == "failed"
 
 
-def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(config: MaterializeConfig) -> None:
-    command = [sys.executable, "-m", "spark_jobs.run", "--endpoint", config.endpoint]
+def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(
+    config: MaterializeConfig, tmp_path: Path
+) -> None:
+    conf = write_conf(tmp_path / "spark.toml")
+    command = [sys.executable, "-m", "spark_jobs.run", "--conf", str(conf), "--endpoint", config.endpoint]
     command += ["--tables", str(config.tables), "--trigger", "200 milliseconds"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
