@@ -13,10 +13,9 @@ from typing import Any
 from app.errors import CommitlogError, InvariantError, TransferFailed
 from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
-from app.raft.dispatcher import Dispatcher
 from app.raft.entry_handler import EntryHandler
 from app.raft.member_core import MemberCore
-from app.raft.membership import GroupView, changed
+from app.raft.membership import changed
 from app.raft.messages import (
     Heartbeat,
     HeartbeatAnswer,
@@ -29,7 +28,8 @@ from app.raft.messages import (
     VoteAnswer,
     VoteRequest,
 )
-from app.raft.quorum import QuorumChecker, quorum_index
+from app.raft.peers import Peers
+from app.raft.quorum import QuorumChecker
 from app.raft.reads import FollowerReads, LeaderReads, PeerReader
 from app.raft.refusals import refuse_older, refuse_push
 from app.raft.state import MemberState
@@ -93,16 +93,15 @@ class RaftCore(MemberCore):
         self._leaving = False  # this leader is no member any more
         self._group_index = NO_INDEX  # of the record that made the group what it is
         self._quorum = QuorumChecker(self._member, log, self._outbox, config)
-        self._dispatchers: dict[str, Dispatcher] = {}
-        self._sessions: dict[str, int] = {}  # by peer, also of those who left: within a term none repeats
-        self._set_dispatchers()
+        self._peers = Peers(self._member, log, self._outbox, self._quorum, config)
         self._handler = EntryHandler(self._member, log, self._outbox, config, random.getrandbits(53))
         self._leader_reads = LeaderReads(self._member, log, self._outbox)
         self._follower_reads = FollowerReads(self._member, self._outbox, config, random)
         self._ballot = Ballot(self._member, log, self._outbox)
-        self._transfer = Transfer(self._member, log, self._outbox, self._quorum, config, preferred_leader)
+        self._transfer = Transfer(
+            self._member, log, self._outbox, self._quorum, self._peers, config, preferred_leader
+        )
         self._opening: dict[str, Any] | None = None
-        self._heard_ms: dict[str, int] = {}  # peer -> when it last answered this leader
         self._leader_heard_ms = -config.election_timeout_ms[1]
         self._election_due_ms = 0
         self._heartbeat_ms = 0
@@ -148,7 +147,7 @@ class RaftCore(MemberCore):
             term=member.term,
             leader_id=member.leader_id,
             committed_index=member.committed_index,
-            peers=tuple(each.status() for each in self._dispatchers.values()) if member.leads else (),
+            peers=tuple(each.status() for each in self._peers.dispatchers.values()) if member.leads else (),
             learners=member.group.learners,
             epoch=member.term,
         )
@@ -173,7 +172,7 @@ class RaftCore(MemberCore):
     def step(self, source: str, message: RaftMessage, now_ms: int) -> None:
         """Take a message of another node. One that this log does not know as a member yet may lead or ask for
         a vote, as its group may be newer than ours (R-10); anything else of a stranger is dropped."""
-        if source not in self._dispatchers and not isinstance(
+        if source not in self._peers.dispatchers and not isinstance(
             message, (VoteRequest, PushRequest, Heartbeat, TimeoutNow)
         ):
             return
@@ -188,15 +187,15 @@ class RaftCore(MemberCore):
                 refuse_push(self._member, self._log, self._outbox, source, message)
         elif isinstance(message, PushAnswer):
             if self._member.leads:
-                self._hear(source, now_ms)
-                self._dispatchers[source].answer(message, now_ms)
+                self._peers.hear(source, now_ms)
+                self._peers.dispatchers[source].answer(message, now_ms)
         elif isinstance(message, Heartbeat):
             if self._follow(source, message.leader_id, now_ms):
                 self._outbox.send(source, HeartbeatAnswer(message.term, message.round))
                 self._handler.adopt_committed(message.committed_index)
         elif isinstance(message, HeartbeatAnswer):
             if self._member.leads:
-                self._hear(source, now_ms)
+                self._peers.hear(source, now_ms)
                 self._leader_reads.answered(source, message.round)
         elif isinstance(message, VoteRequest):
             self._vote(source, message, now_ms)
@@ -219,18 +218,15 @@ class RaftCore(MemberCore):
     def tick(self, now_ms: int) -> None:
         member, config = self._member, self._config
         if member.leads:
-            heard = {**self._heard_ms, member.node_id: now_ms}
-            majority_ms = quorum_index(heard[voter] for voter in member.group.voters)
-            if now_ms - majority_ms > config.election_timeout_ms[1]:
+            if now_ms - self._peers.majority_heard_ms(now_ms) > config.election_timeout_ms[1]:
                 self._stand_down(now_ms)  # R-04
             else:
                 if now_ms - self._heartbeat_ms >= config.heartbeat_interval_ms:
                     self._broadcast(now_ms)
-                for dispatcher in self._dispatchers.values():
-                    dispatcher.step(now_ms)
+                self._peers.step(now_ms)
                 self._quorum.tick(now_ms)
                 if self._opening is None:
-                    self._transfer.prefer(self._dispatchers, self._heard_ms, now_ms)
+                    self._transfer.prefer(now_ms)
                 self._transfer.go_on(now_ms)
         else:
             self._handler.tick(now_ms)
@@ -267,11 +263,8 @@ class RaftCore(MemberCore):
         self._tell_group()
         if same:
             return
-        self._set_dispatchers()
-        if member.leads:
-            self._heard_ms = {peer: self._heard_ms.get(peer, now_ms) for peer in self._dispatchers}
-            self._quorum.regroup()
-        elif member.role is not Role.CANDIDATE or member.node_id not in group.voters:
+        self._peers.regroup(now_ms)
+        if not member.leads and (member.role is not Role.CANDIDATE or member.node_id not in group.voters):
             member.role = _idle_role(group, member.node_id)
         self._settle(now_ms)
 
@@ -291,21 +284,12 @@ class RaftCore(MemberCore):
         settled = self._group_index <= committed_index and (
             committed_index != NO_INDEX and log.term_at(committed_index) == member.term
         )
-        awake_ms = now_ms - self._config.election_timeout_ms[1]
-        marks = self._quorum.watermarks  # without one a peer has not answered in this term: it may be gone
-        awake = tuple(
-            peer
-            for peer, heard_ms in self._heard_ms.items()
-            if heard_ms >= awake_ms and marks.get(peer, NO_INDEX) != NO_INDEX
-        )
-        level = tuple(peer for peer, dispatcher in self._dispatchers.items() if dispatcher.is_level)
-        view = GroupView(member.group, settled, level, (*awake, member.node_id))
-        return changed(view, kind, node_id)
+        return changed(self._peers.view(now_ms, settled=settled), kind, node_id)
 
     def transfer(self, to: str | None, now_ms: int) -> str:
         if not self._member.leads or self._opening is not None:
             raise TransferFailed("this node does not lead, or has only begun to")
-        target = self._transfer.begin(to, self._dispatchers, self._heard_ms, now_ms)
+        target = self._transfer.begin(to, now_ms)
         self._settle(now_ms)
         return target
 
@@ -320,8 +304,7 @@ class RaftCore(MemberCore):
         if self._member.leads:
             if ready.batches:
                 self._quorum.needs_check = True
-                for dispatcher in self._dispatchers.values():
-                    dispatcher.step(now_ms, ready.batches)
+                self._peers.step(now_ms, ready.batches)
         elif ready.batches or ready.truncate is not None:
             self._handler.written(now_ms)
         self._settle(now_ms)
@@ -460,32 +443,12 @@ class RaftCore(MemberCore):
         member.role, member.leader_id = Role.LEADER, member.node_id
         self._handler.reset()
         self._opening = {"kind": "term", "leader": member.node_id}
-        self._heard_ms = dict.fromkeys(self._dispatchers, now_ms)
+        self._peers.open_term(now_ms)
         self._transfer.open_term(now_ms)
         self._quorum.open_term(now_ms)
         self._broadcast(now_ms)
 
     # --- the group (R-09, R-10) ---------------------------------------------------------------------------
-
-    def _set_dispatchers(self) -> None:
-        """One for every other member; those who stay keep theirs, who returns goes on with its sessions."""
-        member, known = self._member, self._dispatchers
-        for peer, dispatcher in known.items():
-            self._sessions[peer] = dispatcher.session
-        self._dispatchers = {
-            peer: known.get(peer)
-            or Dispatcher(
-                peer,
-                member,
-                self._log,
-                self._outbox,
-                self._quorum,
-                self._config,
-                session=self._sessions.get(peer, 0),
-            )
-            for peer in (*member.group.voters, *member.group.learners)
-            if peer != member.node_id
-        }
 
     @property
     def _is_removed(self) -> bool:
@@ -498,7 +461,7 @@ class RaftCore(MemberCore):
         if not self._leaving:
             self._leaving = True
             with suppress(TransferFailed):
-                self._transfer.begin(None, self._dispatchers, self._heard_ms, now_ms)
+                self._transfer.begin(None, now_ms)
         if not self.is_transferring:
             self._stand_down(now_ms)
 
@@ -510,13 +473,8 @@ class RaftCore(MemberCore):
         self._heartbeat_ms = now_ms
         number = self._leader_reads.begin_round()
         heartbeat = Heartbeat(member.term, member.node_id, member.committed_index, number)
-        for peer in self._dispatchers:
+        for peer in self._peers.dispatchers:
             self._outbox.send(peer, heartbeat)
-
-    def _hear(self, peer: str, now_ms: int) -> None:
-        if now_ms - self._heard_ms[peer] > self._config.max_push_timeout_ms:
-            self._dispatchers[peer].revive()
-        self._heard_ms[peer] = now_ms
 
     def _follow(self, source: str, leader_id: str, now_ms: int) -> bool:
         """Whether the sender is the one leader of this term (D-21); if so, it has been heard now."""

@@ -1,12 +1,11 @@
 """Handing the lead to a chosen voter (R-09): take no more appends, make it level, let it campaign."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.errors import AlreadyLeader, TransferFailed
 from app.raft.config import RaftConfig
-from app.raft.dispatcher import Dispatcher
 from app.raft.messages import TimeoutNow
+from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker
 from app.raft.state import MemberState, Outbox
 from app.replication import ReplicaLog
@@ -28,6 +27,7 @@ class Transfer:
         log: ReplicaLog,
         outbox: Outbox,
         quorum: QuorumChecker,
+        peers: Peers,
         config: RaftConfig,
         preferred_leader: str | None,
     ) -> None:
@@ -35,6 +35,7 @@ class Transfer:
         self._log = log
         self._outbox = outbox
         self._quorum = quorum
+        self._peers = peers
         self._config = config
         self._preferred_leader = preferred_leader
         self._preferred_ms = 0  # when it was considered last
@@ -45,17 +46,11 @@ class Transfer:
         """Who is to lead next, None while no transfer is under way."""
         return None if self._attempt is None else self._attempt.target
 
-    def begin(
-        self,
-        to: str | None,
-        dispatchers: Mapping[str, Dispatcher],
-        heard_ms: Mapping[str, int],
-        now_ms: int,
-    ) -> str:
+    def begin(self, to: str | None, now_ms: int) -> str:
         """Choose the voter and begin; return it. to: None for the most up to date one.
 
-        heard_ms: when each peer was last heard. Raises AlreadyLeader, and TransferFailed for one that is no
-        voter, is silent or could not lead. An attempt to somebody else that is under way is given up.
+        Raises AlreadyLeader, and TransferFailed for one that is no voter, is silent or could not lead. An
+        attempt to somebody else that is under way is given up.
         """
         member = self._member
         if to == member.node_id:
@@ -64,8 +59,8 @@ class Transfer:
             voter
             for voter in member.group.voters
             if voter != member.node_id
-            and dispatchers[voter].peer_may_lead
-            and self._is_awake(voter, heard_ms, now_ms)
+            and self._peers.dispatchers[voter].peer_may_lead
+            and self._peers.is_awake(voter, now_ms)
         ]
         if to is not None and to not in member.group.voters:
             raise TransferFailed(f"{to} is no voter of this log")
@@ -90,19 +85,16 @@ class Transfer:
             attempt.asked = True
             self._outbox.send(attempt.target, TimeoutNow(member.term))
 
-    def prefer(self, dispatchers: Mapping[str, Dispatcher], heard_ms: Mapping[str, int], now_ms: int) -> None:
+    def prefer(self, now_ms: int) -> None:
         """Hand over to the preferred leader once it could lead at once; looked at now and then."""
         if now_ms - self._preferred_ms < self._config.preferred_leader_interval_ms or self._attempt:
             return
         self._preferred_ms = now_ms
-        preferred = self._preferred_leader
+        preferred, dispatchers = self._preferred_leader, self._peers.dispatchers
         if preferred is None or preferred not in dispatchers or preferred not in self._member.group.voters:
             return
-        if dispatchers[preferred].is_level and self._is_awake(preferred, heard_ms, now_ms):
-            self.begin(preferred, dispatchers, heard_ms, now_ms)
-
-    def _is_awake(self, peer: str, heard_ms: Mapping[str, int], now_ms: int) -> bool:
-        return now_ms - heard_ms[peer] <= self._config.election_timeout_ms[0]
+        if dispatchers[preferred].is_level and self._peers.is_awake(preferred, now_ms):
+            self.begin(preferred, now_ms)
 
     def open_term(self, now_ms: int) -> None:
         """This member begins to lead; the preferred leader gets time to come level."""

@@ -18,12 +18,14 @@ from app.node import checkpoints, door, open_log
 from app.node.state_transfer import StateTransfer
 from app.node.trimming import Trimmer
 from app.raft import core as core_module
+from app.raft import peers as peers_module
 from app.raft import quorum as quorum_module
 from app.raft.ballot import Ballot
 from app.raft.core import RaftCore
 from app.raft.dispatcher import Dispatcher, DispatcherState
 from app.raft.entry_handler import EntryHandler
 from app.raft.messages import PushCode, PushRequest, PushType, TimeoutNow, VoteAnswer, VoteRequest
+from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.reads import LeaderReads
 from app.raft.state import MemberState
@@ -302,7 +304,7 @@ def no_pre_vote(patch: pytest.MonkeyPatch) -> None:
     ),
 )
 def no_check_quorum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(core_module, "quorum_index", max)
+    patch.setattr(peers_module, "quorum_index", max)
 
 
 # --- reads, repeats, restarts ---
@@ -422,7 +424,7 @@ def a_learner_counts_for_the_quorum(patch: pytest.MonkeyPatch) -> None:
     "R-10", lambda _: test_membership.test_a_member_that_left_and_comes_back_within_the_term_gets_the_log()
 )
 def a_returning_member_is_pushed_to_in_old_sessions(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RaftCore, "_sessions", property(lambda self: {}, lambda self, value: None), raising=False)
+    patch.setattr(Peers, "_sessions", property(lambda self: {}, lambda self, value: None), raising=False)
 
 
 @mutant("R-10", lambda _: test_membership.test_a_damaged_member_gives_no_vote_and_does_not_campaign())

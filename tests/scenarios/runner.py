@@ -143,7 +143,7 @@ class Scenario:
         group.wait(int(ms))
         core = group[name].core
         if group[name].leads:
-            core._heard_ms = dict.fromkeys(core._heard_ms, group.now_ms)
+            core._peers.heard_ms = dict.fromkeys(core._peers.heard_ms, group.now_ms)
         else:
             core._restart_election_timer(group.now_ms)
         group[name].tick()

@@ -167,7 +167,7 @@ class Sometimes:
             self._truncates[link] = push.term, push.session
 
     def _look_at_window(self, leader: str, peer: str) -> None:
-        dispatcher = self._nodes[leader].driver._core._dispatchers.get(peer)
+        dispatcher = self._nodes[leader].driver._core._peers.dispatchers.get(peer)
         if dispatcher is not None and dispatcher._window_is_full():
             self.hit("window-full")
             if dispatcher._throttled:

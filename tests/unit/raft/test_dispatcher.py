@@ -99,7 +99,7 @@ def test_a_node_that_lost_the_lead_pushes_nothing() -> None:
     group.elect("n2", "n2", "n3")
     group.settle()
     assert not leader.leads
-    for dispatcher in leader.core._dispatchers.values():
+    for dispatcher in leader.core._peers.dispatchers.values():
         dispatcher.step(group.now_ms + 5_000)
     leader.run()
     assert group.take(source="n1", kind=PushRequest) == []
@@ -184,7 +184,7 @@ def test_an_idle_leader_sends_commit_soon_with_news_and_rarely_without() -> None
         commits = [push for push in group.pushes("n2") if push.type is PushType.COMMIT]
         assert all(commit.committed_index == 1 for commit in commits)
         times += [group.now_ms - start] * len(commits)
-        leader.core._heard_ms = dict.fromkeys(leader.core._heard_ms, group.now_ms)
+        leader.core._peers.heard_ms = dict.fromkeys(leader.core._peers.heard_ms, group.now_ms)
     assert times == [40, 440, 840]
 
 
@@ -326,7 +326,7 @@ def test_a_peer_far_behind_gets_its_quota_and_nobody_else_notices() -> None:
 
 
 def _append_of(term: int, group: Group) -> PushRequest:
-    session = group.leader.core._dispatchers["n2"].session
+    session = group.leader.core._peers.dispatchers["n2"].session
     return PushRequest(term, PushType.APPEND, "n1", 0, session, 99, 0, 0, 0)
 
 

@@ -17,7 +17,7 @@ def watermark_events(member: Member) -> list[CoreEvent]:
 def ack(group: Group, peer: str, index: int) -> None:
     """`peer` acknowledges everything up to `index` in the session of now."""
     core = group["n1"].core
-    session = core._dispatchers[peer].session
+    session = core._peers.dispatchers[peer].session
     answer = PushAnswer(core.term, PushType.APPEND, PushCode.SUCCESS, session, 1, index, 0, index)
     group["n1"].step(peer, answer)
 
@@ -175,7 +175,7 @@ def test_an_append_that_waits_too_long_hears_so_and_may_still_commit() -> None:
     group.take()
     for _ in range(60):
         group.wait(20)
-        leader.core._heard_ms = dict.fromkeys(leader.core._heard_ms, group.now_ms)
+        leader.core._peers.heard_ms = dict.fromkeys(leader.core._peers.heard_ms, group.now_ms)
         leader.tick()
         assert (leader.answers == []) is (group.now_ms < 11_200 + 1_000 + 20) or leader.answers
     assert leader.answers == [("slow", AppendFate.TIMED_OUT)]
@@ -191,7 +191,7 @@ def test_the_leak_check_leaves_nobody_behind() -> None:
     leader.core._member.committed_index = 1  # moved without the answer, which no code path should do
     leader.tick()
     group.wait(1_000)
-    leader.core._heard_ms = dict.fromkeys(leader.core._heard_ms, group.now_ms)
+    leader.core._peers.heard_ms = dict.fromkeys(leader.core._peers.heard_ms, group.now_ms)
     leader.tick()
     assert leader.answers == [("a", AppendFate.ACKNOWLEDGED)]
 

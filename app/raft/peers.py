@@ -1,0 +1,98 @@
+"""The other members as a leader sees them: a dispatcher each, and when it last heard them. PURE."""
+
+from collections.abc import Sequence
+
+from app.raft.config import RaftConfig
+from app.raft.dispatcher import Dispatcher
+from app.raft.membership import GroupView
+from app.raft.quorum import QuorumChecker, quorum_index
+from app.raft.state import MemberState, Outbox
+from app.replication import NO_INDEX, ReplicaLog
+from storage.batch import Batch
+
+
+class Peers:
+    """All members of the group but this one.
+
+    dispatchers: by peer, at every member, whether it leads or not. heard_ms: when each peer last answered
+    this leader; from the beginning of its term on, or since the peer is a member.
+    """
+
+    def __init__(
+        self,
+        member: MemberState,
+        log: ReplicaLog,
+        outbox: Outbox,
+        quorum: QuorumChecker,
+        config: RaftConfig,
+    ) -> None:
+        self._member = member
+        self._log = log
+        self._outbox = outbox
+        self._quorum = quorum
+        self._config = config
+        self._sessions: dict[str, int] = {}  # by peer, also of those who left: within a term none repeats
+        self.dispatchers: dict[str, Dispatcher] = {}
+        self.heard_ms: dict[str, int] = {}
+        self._set_dispatchers()
+
+    def _set_dispatchers(self) -> None:
+        """One for every other member; those who stay keep theirs, who returns goes on with its sessions."""
+        member, known = self._member, self.dispatchers
+        for peer, dispatcher in known.items():
+            self._sessions[peer] = dispatcher.session
+        self.dispatchers = {
+            peer: known.get(peer)
+            or Dispatcher(
+                peer,
+                member,
+                self._log,
+                self._outbox,
+                self._quorum,
+                self._config,
+                session=self._sessions.get(peer, 0),
+            )
+            for peer in (*member.group.voters, *member.group.learners)
+            if peer != member.node_id
+        }
+
+    def regroup(self, now_ms: int) -> None:
+        """The group is another one."""
+        self._set_dispatchers()
+        if self._member.leads:
+            self.heard_ms = {peer: self.heard_ms.get(peer, now_ms) for peer in self.dispatchers}
+            self._quorum.regroup()
+
+    def open_term(self, now_ms: int) -> None:
+        """This member begins to lead."""
+        self.heard_ms = dict.fromkeys(self.dispatchers, now_ms)
+
+    def hear(self, peer: str, now_ms: int) -> None:
+        if now_ms - self.heard_ms[peer] > self._config.max_push_timeout_ms:
+            self.dispatchers[peer].revive()
+        self.heard_ms[peer] = now_ms
+
+    def step(self, now_ms: int, batches: Sequence[Batch] = ()) -> None:
+        for dispatcher in self.dispatchers.values():
+            dispatcher.step(now_ms, batches)
+
+    def majority_heard_ms(self, now_ms: int) -> int:
+        """Since when a majority of the voters, this leader among them, has been heard (R-04)."""
+        heard = {**self.heard_ms, self._member.node_id: now_ms}
+        return quorum_index(heard[voter] for voter in self._member.group.voters)
+
+    def is_awake(self, peer: str, now_ms: int) -> bool:
+        """Whether it was heard within the shortest election timeout."""
+        return now_ms - self.heard_ms[peer] <= self._config.election_timeout_ms[0]
+
+    def view(self, now_ms: int, *, settled: bool) -> GroupView:
+        """What a change of the group depends on. settled: nothing of an earlier change is under way."""
+        member, marks = self._member, self._quorum.watermarks
+        awake_ms = now_ms - self._config.election_timeout_ms[1]
+        awake = tuple(  # without a watermark a peer has not answered in this term: it may be gone
+            peer
+            for peer, heard_ms in self.heard_ms.items()
+            if heard_ms >= awake_ms and marks.get(peer, NO_INDEX) != NO_INDEX
+        )
+        level = tuple(peer for peer, dispatcher in self.dispatchers.items() if dispatcher.is_level)
+        return GroupView(member.group, settled, level, (*awake, member.node_id))
