@@ -161,9 +161,9 @@ async def events(call: Call, log: LogName, query: Annotated[EventsQuery, Query()
     while True:
         found, next_seq, has_more = journal.read(query.from_seq, query.limit)
         left_ms = deadline_ms - broker.clock.monotonic_ms()
-        if found or left_ms <= 0 or broker.stopping:
+        if found or left_ms <= 0 or broker.waits.stopping:
             break
-        await broker.pause(min(_JOURNAL_POLL_S, left_ms / 1000))
+        await broker.waits.pause(min(_JOURNAL_POLL_S, left_ms / 1000))
     content = {
         "events": [event_object(event) for event in found],
         "next_seq": next_seq,

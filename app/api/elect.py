@@ -55,7 +55,7 @@ async def elect(call: Call, log: LogName, query: Nothing) -> Response:
     asked = await call.asked(ElectIn)
     if hosted.settings.replication is not Replication.CONTROLLER:
         raise InvalidRequest(("/path/log", f"log {log} is not in controller mode"))
-    await broker.read_index(broker.metadata.hosted)  # the epoch to be left behind is the newest one
+    await broker.waits.read_index(broker.metadata.hosted)  # the epoch to be left behind is the newest one
     before = broker.metadata.log(log)
     if before is None:
         raise LogNotFound(log)

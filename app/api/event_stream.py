@@ -70,7 +70,7 @@ class _Stream:
         for event in self._epoch_before(min(next_index, reader.visible_end)):
             yield event
         yield self._ping()
-        while not reader.broker.stopping:
+        while not reader.broker.waits.stopping:
             if range_.until_index is not None and next_index >= range_.until_index:
                 return
             if not await reader.grown(next_index, ping_s):

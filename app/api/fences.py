@@ -67,7 +67,7 @@ async def fence(call: Call, log: LogName, query: Nothing) -> Response:
 )
 async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
     here = await call.leader(log)
-    await here.broker.read_index(here.hosted)
+    await here.broker.waits.read_index(here.hosted)
     found = here.driver.state.cursors.get(name)
     if found is None:
         raise CursorNotFound(name)

@@ -77,7 +77,7 @@ async def readyz(broker: Node, query: Nothing) -> Response:
         for hosted in broker.logs.values()
         if hosted.journal is not None
     }
-    ready = all(logs.values()) and broker.metadata.is_current and not broker.stopping
+    ready = all(logs.values()) and broker.metadata.is_current and not broker.waits.stopping
     headers = () if ready else ((b"retry-after", b"1"),)
     return json_answer({"ready": ready, "logs": logs}, status=200 if ready else 503, headers=headers)
 

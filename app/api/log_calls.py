@@ -20,7 +20,6 @@ from app.api.json_bodies import decode_as
 from app.api.negotiation import JSON, negotiate
 from app.api.routing import ExactResponse, Node, json_answer, request_id_of, stays_here, target_of
 from app.errors import (
-    CommitlogError,
     NoLeader,
     NotLeader,
     QuorumTimeout,
@@ -33,6 +32,7 @@ from app.node.broker import Broker
 from app.node.driver import LogDriver
 from app.node.forward import Lost, NotSent, Relayed
 from app.node.hosted_log import HostedLog
+from app.node.waits import settling
 
 BODY_MAX_BYTES: Final = 64 * 1024
 CALL_TIMEOUT_S: Final = 10.0  # of a call that another node carries out
@@ -64,16 +64,7 @@ class Served:
     async def commit(self, command: Command) -> CommandResult:
         """Decide and commit a command here. Raises CommitlogError."""
         future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
-
-        def done(result: CommandResult | CommitlogError) -> None:
-            if future.done():
-                return
-            if isinstance(result, CommitlogError):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-        self.driver.command(command, done)
+        self.driver.command(command, settling(future))
         return await future
 
 

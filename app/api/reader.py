@@ -55,7 +55,7 @@ class Reader:
         Raises ReadIndexUnavailable, Repairing.
         """
         if self.consistency is Consistency.LINEARIZABLE:
-            await self.broker.read_index(self.hosted)
+            await self.broker.waits.read_index(self.hosted)
 
     async def reach(self, min_index: int | None, wait_ms: int = DEFAULT_MIN_INDEX_WAIT_MS) -> None:
         """Commitlog-Min-Index: wait until this node has it, else raise NotYetReplicated."""
@@ -65,15 +65,15 @@ class Reader:
     async def grown(self, index: int, timeout_s: float) -> bool:
         """Wait until `index` may be seen, at most so long; whether it may."""
         if self.consistency is not Consistency.LOCAL:
-            grown = await self.broker.committed(self.hosted, index, timeout_s)
+            grown = await self.broker.waits.committed(self.hosted, index, timeout_s)
             self.check_served()
             return grown
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while self.visible_end < index and not self.broker.stopping:
+        while self.visible_end < index and not self.broker.waits.stopping:
             left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
                 break
-            await self.broker.pause(min(left_s, _LOCAL_POLL_S))
+            await self.broker.waits.pause(min(left_s, _LOCAL_POLL_S))
             self.check_served()
         return self.visible_end >= index
 

@@ -111,7 +111,7 @@ async def wait(call: Call, log: LogName, table: TableName, query: Annotated[Wait
     deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
     while True:
         left_ms = deadline_ms - broker.clock.monotonic_ms()
-        over = left_ms <= 0 or broker.stopping
+        over = left_ms <= 0 or broker.waits.stopping
         state = await known_tables(call).look(log, lambda found: found.find(table))
         if state is None:  # the job that makes it may just have begun
             if over or known_tables(call).root is None:
@@ -122,7 +122,7 @@ async def wait(call: Call, log: LogName, table: TableName, query: Annotated[Wait
                 return here.answer(content)
             if over:
                 raise NotYetMaterialized(query.index, content["materialized_index"])
-        await broker.pause(max(0.0, min(_POLL_S, left_ms / 1000)))
+        await broker.waits.pause(max(0.0, min(_POLL_S, left_ms / 1000)))
 
 
 @router.get(

@@ -81,7 +81,7 @@ async def _trimmed(here: Served, until_index: int) -> None:
     while log.begin_index < kept and broker.clock.monotonic_ms() < deadline_ms:
         if log.batch_at(kept).base_index <= log.begin_index:
             return
-        await broker.pause(_TRIM_POLL_S)
+        await broker.waits.pause(_TRIM_POLL_S)
 
 
 class VerifyIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -113,7 +113,7 @@ async def verify(call: Call, log: LogName, query: Nothing) -> Response:
     async def act(here: Served) -> Response:
         driver = here.driver
         with contextlib.suppress(ReadIndexUnavailable):  # without a leader what is known here is compared
-            await broker.read_index(hosted)
+            await broker.waits.read_index(hosted)
         first, until = _range_of(driver, asked)
         reread = broker.repairs.reread if asked.deep else None
         verifier = Verifier(broker.repairs.calls, driver, _others(here), reread)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from app.controller.messages import AnyControllerMessage
@@ -22,8 +22,6 @@ from app.errors import (
     LogDeleting,
     LogNotFound,
     NoLeader,
-    ReadIndexUnavailable,
-    Repairing,
 )
 from app.log_state import Address
 from app.node.clock import LoopScheduler, SystemClock
@@ -45,6 +43,7 @@ from app.node.rollbacks import RollBacks
 from app.node.scrub import Scrubber
 from app.node.stamp import check_stamp
 from app.node.transport import PeerTransport
+from app.node.waits import Waits
 from app.raft.messages import PushRequest
 from app.raft.repair_messages import PeerCall
 from app.settings import LOG_NAME, LogSettings, NodeSettings, Replication, Settings
@@ -66,7 +65,7 @@ _POLL_S: Final = 0.01
 class Broker:
     """The logs of one node and what they share: loop, timer, disk thread, peers, forwarder.
 
-    `failed` is done when the node must stop at once (R-11); `stopping` says that a clean stop has begun.
+    `failed` is done when the node must stop at once (R-11).
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -77,7 +76,7 @@ class Broker:
         self.clock = SystemClock()
         self.forwarder = Forwarder(settings.security)
         self.logs: dict[str, HostedLog] = {}
-        self.stopping = False
+        self.waits = Waits(settings.http.leader_wait_ms)
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._files: FileSystem = OsFileSystem()
@@ -153,7 +152,6 @@ class Broker:
         self._learned: dict[int, Mapping[str, Address]] = {}  # by log: what was taken from it
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._polls: dict[asyncio.Future[None], None] = {}
 
     # --- start and stop ---------------------------------------------------------------------------------
 
@@ -214,12 +212,9 @@ class Broker:
 
     def begin_stop(self) -> None:
         """Let long polls and streams end."""
-        self.stopping = True
+        self.waits.end()
         for hosted in self.all_hosted():
             hosted.wake()
-        for poll in list(self._polls):
-            if not poll.done():
-                poll.set_result(None)
 
     def _stopped(self, driver: LogDriver) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
@@ -395,7 +390,7 @@ class Broker:
         """A log that the metadata name, once this node has taken it up. Raises LogNotFound, LogDeleting."""
         deadline_s = self._loop.time() + self.settings.http.leader_wait_ms / 1000
         while self.hosted(name) is None and self._loop.time() < deadline_s:
-            await self.pause(_POLL_S)
+            await self.waits.pause(_POLL_S)
         return self.find(name)
 
     def forget_log(self, hosted: HostedLog) -> None:
@@ -459,74 +454,8 @@ class Broker:
         driver = hosted.driver
         while not hosted.caught_up and hosted.driver is driver:
             with contextlib.suppress(CommitlogError):
-                await self.read_index(hosted)
+                await self.waits.read_index(hosted)
                 hosted.caught_up = True
                 logger.info("log caught up", extra={"log": hosted.name})
                 return
             await asyncio.sleep(_RETRY_S)
-
-    async def read_index(self, hosted: HostedLog) -> int:
-        """The index that a linearizable read must see; it is committed here on return (R-08).
-
-        Waits for a leader to be elected and confirmed, at most `leader_wait_ms`. Raises ReadIndexUnavailable,
-        Repairing.
-        """
-        try:
-            async with asyncio.timeout(self.settings.http.leader_wait_ms / 1000):
-                while not self.stopping:
-                    driver = hosted.driver
-                    if driver is None:
-                        raise Repairing()
-                    future: asyncio.Future[int] = self._loop.create_future()
-                    driver.read_index(_settle(future))
-                    with contextlib.suppress(ReadIndexUnavailable):
-                        return await future
-                    await hosted.leadership_changed(_RETRY_S)
-        except TimeoutError:
-            pass
-        raise ReadIndexUnavailable()
-
-    async def committed(self, hosted: HostedLog, index: int, timeout_s: float) -> bool:
-        """Wait until `index` is committed here, for `timeout_s` or until the node stops; whether it is."""
-        driver = hosted.driver
-        if driver is None:
-            raise Repairing()
-        if driver.committed_index < index and timeout_s > 0 and not self.stopping:
-            poll: asyncio.Future[None] = self._loop.create_future()
-            self._polls[poll] = None
-            waiter = driver.when_committed(index, lambda: None if poll.done() else poll.set_result(None))
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await poll
-            except TimeoutError:
-                pass
-            finally:
-                waiter.cancel()
-                self._polls.pop(poll, None)
-        return driver.committed_index >= index
-
-    async def pause(self, seconds: float) -> None:
-        """Sleep, but not past the beginning of a stop."""
-        if self.stopping:
-            return
-        poll: asyncio.Future[None] = self._loop.create_future()
-        self._polls[poll] = None
-        try:
-            async with asyncio.timeout(seconds):
-                await poll
-        except TimeoutError:
-            pass
-        finally:
-            self._polls.pop(poll, None)
-
-
-def _settle(future: asyncio.Future[int]) -> Callable[[int | CommitlogError], None]:
-    def done(result: int | CommitlogError) -> None:
-        if future.done():
-            return
-        if isinstance(result, CommitlogError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    return done

@@ -72,7 +72,8 @@ function showNodes(state) {
 }
 
 function showChart() {
-  const width = 900, height = 180, left = 64, bottom = 22, top = 8;
+  const chart = byId("chart");
+  const width = chart.clientWidth || 900, height = 180, left = 64, bottom = 22, top = 8;
   const most = Math.max(10, ...rates.map((rate) => rate.value)) * 1.1;
   const x = (place) => left + ((width - left) * (place + KEPT - rates.length)) / (KEPT - 1);
   const y = (value) => top + (height - top - bottom) * (1 - value / most);
@@ -92,7 +93,8 @@ function showChart() {
     parts.push(`<path class="area" d="M${x(0)},${y(0)} L${points} L${x(rates.length - 1)},${y(0)} Z"/>`);
     parts.push(`<path class="line" d="M${points}"/>`);
   }
-  byId("chart").innerHTML = parts.join("");
+  chart.setAttribute("viewBox", `0 0 ${width} ${height}`); // letters stay as large as they are elsewhere
+  chart.innerHTML = parts.join("");
 }
 
 function showEpochs(state) {
@@ -108,12 +110,17 @@ function showEpochs(state) {
   }));
 }
 
+function words(value) {
+  if (Array.isArray(value)) return value.join(" ") || "none";
+  return typeof value === "object" ? JSON.stringify(value) : value;
+}
+
 function showEvents(state) {
   byId("events").replaceChildren(...state.events.map((event) => {
     const row = element("tr", undefined, event.data.refused ? "refused" : event.kind);
     const what = Object.entries(event.data)
-      .filter(([name, value]) => value !== null && name !== "term" && name !== event.kind)
-      .map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`)
+      .filter(([name, value]) => value !== null && !["term", "epoch", "started_ms"].includes(name))
+      .map(([name, value]) => (name === event.kind ? words(value) : `${name} ${words(value)}`))
       .join(", ");
     const time = new Date(event.timestamp).toLocaleTimeString("en-GB");
     row.append(...[time, event.kind, event.term, what].map((text) => element("td", text)));

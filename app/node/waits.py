@@ -1,0 +1,94 @@
+"""What requests wait for at this node: a confirmed read, a committed index, a moment; at a stop no longer."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from app.errors import CommitlogError, ReadIndexUnavailable, Repairing
+from app.node.hosted_log import HostedLog
+
+_RETRY_S: Final = 0.1
+Result = TypeVar("Result")
+
+
+def settling(future: "asyncio.Future[Result]") -> Callable[[Result | CommitlogError], None]:
+    """The callback that settles `future` by a result or a refusal, if anybody still waits for it."""
+
+    def done(result: Result | CommitlogError) -> None:
+        if future.done():
+            return
+        if isinstance(result, CommitlogError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    return done
+
+
+class Waits:
+    """Owned by the event loop. `stopping`: a clean stop has begun, nobody waits any more."""
+
+    def __init__(self, leader_wait_ms: int) -> None:
+        """leader_wait_ms: how long a read waits for a leader to be elected and confirmed."""
+        self.stopping = False
+        self._leader_wait_s = leader_wait_ms / 1000
+        self._open: dict[asyncio.Future[None], None] = {}
+
+    def end(self) -> None:
+        """Let everybody go on: a clean stop begins."""
+        self.stopping = True
+        for waiting in list(self._open):
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def read_index(self, hosted: HostedLog) -> int:
+        """The index that a linearizable read must see; it is committed here on return (R-08).
+
+        Waits for a leader to be elected and confirmed. Raises ReadIndexUnavailable, Repairing.
+        """
+        try:
+            async with asyncio.timeout(self._leader_wait_s):
+                while not self.stopping:
+                    driver = hosted.driver
+                    if driver is None:
+                        raise Repairing()
+                    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+                    driver.read_index(settling(future))
+                    with contextlib.suppress(ReadIndexUnavailable):
+                        return await future
+                    await hosted.leadership_changed(_RETRY_S)
+        except TimeoutError:
+            pass
+        raise ReadIndexUnavailable()
+
+    async def committed(self, hosted: HostedLog, index: int, timeout_s: float) -> bool:
+        """Wait until `index` is committed here, for `timeout_s` at most; whether it is. Raises Repairing."""
+        driver = hosted.driver
+        if driver is None:
+            raise Repairing()
+        if driver.committed_index < index and timeout_s > 0 and not self.stopping:
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiter = driver.when_committed(
+                index, lambda: None if waiting.done() else waiting.set_result(None)
+            )
+            try:
+                await self._until(waiting, timeout_s)
+            finally:
+                waiter.cancel()
+        return driver.committed_index >= index
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, but not past the beginning of a stop."""
+        if not self.stopping:
+            await self._until(asyncio.get_running_loop().create_future(), seconds)
+
+    async def _until(self, waiting: "asyncio.Future[None]", timeout_s: float) -> None:
+        self._open[waiting] = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiting
+        except TimeoutError:
+            pass
+        finally:
+            self._open.pop(waiting, None)
