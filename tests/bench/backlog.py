@@ -86,16 +86,23 @@ def watch(job: subprocess.Popen[bytes]) -> list[Memory]:
     return seen
 
 
-def micro_batches(table: Path) -> list[MicroBatch]:
-    """What the commits of a table tell of the micro-batches that made them."""
-    commits = []
+def commits(table: Path) -> list[tuple[float, int]]:
+    """When each version of a table was committed, in seconds since 1970, and the rows that it brought."""
+    found = []
     for path in sorted((table / "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in path.read_text().splitlines()]
         info = next(action["commitInfo"] for action in actions if "commitInfo" in action)
-        commits.append(
+        found.append(
             (info["timestamp"] / 1000, int(info.get("operationMetrics", {}).get("numOutputRows", 0)))
         )
-    return [MicroBatch(rows, at_s - before_s) for (before_s, _), (at_s, rows) in pairwise(commits) if rows]
+    return found
+
+
+def micro_batches(table: Path) -> list[MicroBatch]:
+    """What the commits of a table tell of the micro-batches that made them, all after its making."""
+    return [
+        MicroBatch(rows, at_s - before_s) for (before_s, _), (at_s, rows) in pairwise(commits(table)) if rows
+    ]
 
 
 def verdict(batches: Sequence[MicroBatch], memory: Sequence[Memory]) -> dict[str, object]:

@@ -11,7 +11,7 @@ from tests.support.cluster import eventually, free_ports
 
 COUNT = 3
 CLUSTER_ID = "Y29tbWl0bG9nLWJlbmNoIQ"
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 TOOL_TIMEOUT_S = 300.0
 HEAP = "1g"
 LOGGING = """rootLogger.level=warn

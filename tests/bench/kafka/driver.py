@@ -1,7 +1,8 @@
 """One Spark driver that brings one system's topic or log into Delta, again and again: the first pass is cold.
 
-Each pass is one micro-batch into a new table, timed from the start of the query to its end. Run by
-`python -m tests.bench.kafka`; prints one JSON line a pass.
+Each pass is one micro-batch into a new table. A query's time is from its start to its end; the job's, which
+makes and fills other tables meanwhile, from the making of `entries` to the commit of its rows (`run_s` is all
+of the job). Run by `python -m tests.bench.kafka`; prints one JSON line a pass.
 """
 
 import argparse
@@ -15,44 +16,45 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars, jar_paths
 from spark_jobs.run import MaterializeConfig, materialize
-from spark_jobs.session import build_session
+from spark_jobs.session import DRIVER_JAVA, build_session
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.tables import ENTRIES, read_table, table_path
 from spark_jobs.transforms import entries
+from tests.bench.backlog import commits, micro_batches
 from tests.bench.local_cluster import print_figure
 
 KAFKA_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 TASKS = 2  # of local[2]
 BUSY_LOOK_S = 1.0
 
-Pass = Callable[[Path], int]  # into a folder; how many micro-batches
+Pass = Callable[[Path], None]  # into a folder
 
 
-def session(jars: list[Path]) -> SparkSession:
-    """The same for both systems: what the jobs run with, and Kafka's connector beside Delta's jars."""
+def session(jars: list[Path], java: str) -> SparkSession:
+    """What the jobs run with, and Kafka's connector beside Delta's jars. java: more options of the JVM."""
     ensure_jars(DEFAULT_JARS_FOLDER)
-    paths = ",".join(str(path) for path in [*jar_paths(DEFAULT_JARS_FOLDER), *jars])
-    return build_session(
-        "bench", jars_folder=DEFAULT_JARS_FOLDER, extra={"spark.jars": paths, "spark.driver.memory": "3g"}
-    )
+    extra = {
+        "spark.jars": ",".join(str(path) for path in [*jar_paths(DEFAULT_JARS_FOLDER), *jars]),
+        "spark.driver.memory": "3g",
+        **({DRIVER_JAVA: java} if java else {}),
+    }
+    return build_session("bench", jars_folder=DEFAULT_JARS_FOLDER, extra=extra)
 
 
-def query(rows: DataFrame, folder: Path) -> int:
+def query(rows: DataFrame, folder: Path) -> None:
     """Spark's own stream into a Delta table, Trigger.AvailableNow."""
     writer = rows.writeStream.format("delta").option("checkpointLocation", str(folder / "checkpoint"))
-    running = writer.trigger(availableNow=True).start(str(folder / "table"))
-    running.awaitTermination()
-    return sum(1 for progress in running.recentProgress if progress["numInputRows"])
+    writer.trigger(availableNow=True).start(str(folder / "table")).awaitTermination()
 
 
 def kafka_pass(spark: SparkSession, given: argparse.Namespace) -> Pass:
     """From the earliest offset, `--tasks` at a time."""
 
-    def run(folder: Path) -> int:
+    def run(folder: Path) -> None:
         reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", given.endpoint)
         reader = reader.option("subscribe", given.topic).option("startingOffsets", "earliest")
         rows = reader.option("minPartitions", given.tasks).load()
-        return query(rows.select(*KAFKA_COLUMNS), folder)
+        query(rows.select(*KAFKA_COLUMNS), folder)
 
     return run
 
@@ -61,12 +63,12 @@ def source_pass(spark: SparkSession, given: argparse.Namespace) -> Pass:
     """The same with our source: its rows into Spark's own Delta sink, nothing of the job."""
     spark.dataSource.register(CommitlogDataSource)
 
-    def run(folder: Path) -> int:
+    def run(folder: Path) -> None:
         reader = spark.readStream.format("commitlog").option("endpoint", given.endpoint)
         reader = reader.options(startingIndex="earliest", minPartitions=given.tasks)
         if given.data_folders:
             reader = reader.option("dataFolder", given.data_folders)
-        return query(entries(reader.load()), folder)
+        query(entries(reader.load()), folder)
 
     return run
 
@@ -74,7 +76,7 @@ def source_pass(spark: SparkSession, given: argparse.Namespace) -> Pass:
 def job_pass(spark: SparkSession, given: argparse.Namespace) -> Pass:
     """The whole job: `entries` exactly once, and the tables of the journals and epochs, made anew."""
 
-    def run(folder: Path) -> int:
+    def run(folder: Path) -> None:
         config = MaterializeConfig(
             endpoint=given.endpoint,
             tables=folder,
@@ -84,7 +86,6 @@ def job_pass(spark: SparkSession, given: argparse.Namespace) -> Pass:
             data_folders=tuple(filter(None, given.data_folders.split(","))),
         )
         materialize(config, spark=spark)
-        return 1
 
     return run
 
@@ -103,13 +104,14 @@ def main() -> None:
     parser.add_argument("--topic", default="")
     parser.add_argument("--data-folders", default="")
     parser.add_argument("--jars", nargs="*", type=Path, default=[])
+    parser.add_argument("--java", default="", help="options of the JVM that win over the session's own")
     parser.add_argument("--folder", type=Path, required=True, help="for the tables")
     parser.add_argument("--records", type=int, required=True, help="that there are")
     parser.add_argument("--tasks", type=int, default=TASKS)
     parser.add_argument("--passes", type=int, default=4, help="the first is cold")
     given = parser.parse_args()
     started = time.perf_counter()
-    spark = session(given.jars)
+    spark = session(given.jars, given.java)
     spark.range(1).collect()
     session_s = time.perf_counter() - started
     make, table = WAYS[given.way]
@@ -119,8 +121,9 @@ def main() -> None:
         folder.mkdir()
         busy = psutil.cpu_percent(BUSY_LOOK_S) / 100
         started = time.perf_counter()
-        batches = run(folder)
-        seconds = time.perf_counter() - started
+        run(folder)
+        run_s = time.perf_counter() - started
+        seconds = micro_batches(folder / table)[0].seconds if given.way == "job" else run_s
         rows = read_table(spark, str(folder / table)).count()
         assert rows == given.records, f"{rows} rows in the table of {given.records} records"
         print_figure(
@@ -130,10 +133,12 @@ def main() -> None:
             tasks=given.tasks,
             session="warm" if number else "cold",
             rows=rows,
-            batches=batches,
+            micro_batches=sum(1 for _, rows in commits(folder / table) if rows),
             seconds=round(seconds, 2),
             rows_per_s=round(rows / seconds),
+            run_s=round(run_s, 2),
             session_s=round(session_s, 1),
+            java=given.java,
             busy_before=round(busy, 2),
         )
         shutil.rmtree(folder)

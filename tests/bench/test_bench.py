@@ -1,0 +1,67 @@
+"""The figures of the bench are computed right, and what it starts says what is missing."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.bench.backlog import MIB, Memory, MicroBatch, micro_batches, verdict
+from tests.bench.kafka import maven
+from tests.bench.kafka.__main__ import compare
+from tests.bench.log_to_delta import letters
+
+
+def test_micro_batches_are_told_by_a_tables_commits(tmp_path: Path) -> None:
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    for version, (at_ms, rows) in enumerate([(1_000, None), (3_000, "100"), (3_500, None), (4_000, "50")]):
+        info = {"timestamp": at_ms, **({"operationMetrics": {"numOutputRows": rows}} if rows else {})}
+        lines = [{"protocol": {}}, {"commitInfo": info}]
+        (log / f"{version:020d}.json").write_text("\n".join(map(json.dumps, lines)))
+    assert micro_batches(tmp_path) == [MicroBatch(100, 2.0), MicroBatch(50, 0.5)]
+
+
+def test_the_verdict_compares_the_thirds() -> None:
+    batches = [MicroBatch(100, seconds) for seconds in (2.0, 1.0, 1.0, 1.0, 1.0, 4.0)]
+    memory = [Memory(at, at * MIB, MIB, MIB) for at in range(9)]
+    told = verdict(batches, memory)
+    assert told["thirds_rows_per_s"] == [67, 100, 40]
+    assert told["last_third_to_first"] == 0.6
+    assert told["thirds_peak_mib"] == [4, 7, 10]
+    assert (told["peak_mib"], told["peak_jvm_mib"], told["rows_per_s"]) == (10, 8, 60)
+
+
+def test_the_ratio_is_to_the_better_of_kafkas_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    def passes(way: str, in_place: bool, tasks: int, *rates: int) -> list[dict[str, object]]:
+        return [
+            {"way": way, "in_place": in_place, "tasks": tasks, "session": session, "rows_per_s": rate}
+            for session, rate in zip(("cold", "warm", "warm", "warm"), rates, strict=True)
+        ]
+
+    kafka = passes("kafka", False, 1, 10, 20, 22, 90) + passes("kafka", False, 2, 12, 18, 18, 18)
+    ours = [
+        row for way in ("source", "job") for at in (False, True) for row in passes(way, at, 2, 6, 33, 30, 36)
+    ]
+    compare(kafka, ours)
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["session"], line["kafka_rows_per_s"], line["ratio"]) for line in told] == [
+        *[("cold", 12, 0.5)] * 4,
+        *[("warm", 22, 1.5)] * 4,
+    ]
+
+
+def test_without_maven_the_comparison_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(maven.MavenFailed, match="no `mvn` on PATH"):
+        maven.jars_of(Path("brokers.xml"))
+
+
+def test_no_two_records_of_the_load_are_alike() -> None:
+    rows = pa.ipc.open_stream(letters(np.random.default_rng(1), 500, 30)).read_all()
+    values = rows["value"].to_pylist()
+    assert len({*values}) == 500
+    assert {len(value) for value in values} == {30}
+    assert b"".join(values).isalpha()
+    assert b"".join(values).isupper()
