@@ -15,10 +15,11 @@ from typing import Any
 
 from app.errors import NoLeader, ReadIndexUnavailable, TransferFailed
 from app.log_commands import Command
-from app.log_state import Address, LogState, Membership
+from app.log_state import Address, LogState
 from app.node.answers import CommandDone, Done, OpenAppends
 from app.node.checkpoints import Checkpointer
 from app.node.door import Door
+from app.node.log_group import LogGroup
 from app.node.read_gate import ReadDone, ReadGate
 from app.node.state_transfer import StateTransfer
 from app.node.syncing import JournalWriter, LogSyncer
@@ -53,7 +54,6 @@ from storage.journal import Journal
 logger = logging.getLogger(__name__)
 
 EXPIRE_INTERVAL_MS = 60_000
-NOBODY: Mapping[str, Address] = {}
 MAX_INDEX = 2**63 - 1
 
 
@@ -116,8 +116,7 @@ class LogDriver:
         self._limits = limits
         self._fail_node = fail
         self._damaged = damaged
-        self._group = group
-        self._membership: Membership | None = None  # the core knows of it
+        self._group = LogGroup(group, state, core, clock)
         self._healed = healed if not core.sound else None
         self._version = version
         self._config = config or DriverConfig()
@@ -166,7 +165,7 @@ class LogDriver:
 
     def _start(self) -> None:
         self._core.electable = self._transfer.is_whole
-        self._configure()
+        self._group.look()
         self._core.start(self._clock.monotonic_ms())
         self._carry_out()
 
@@ -308,15 +307,12 @@ class LogDriver:
     @property
     def group(self) -> GroupConfig:
         """Who is in the group as this replica knows it."""
-        membership = self._membership
-        if membership is None:
-            return self._group
-        return GroupConfig(voters=membership.voters, learners=membership.learners)
+        return self._group.group
 
     @property
     def addresses(self) -> Mapping[str, Address]:
         """Members that the log itself says how to reach; the same object until that changes."""
-        return NOBODY if self._membership is None else self._membership.nodes
+        return self._group.addresses
 
     @property
     def is_transferring(self) -> bool:
@@ -480,24 +476,11 @@ class LogDriver:
         kept_index = self._core.committed_index if isinstance(ready.truncate, Reset) else ready.truncate.index
         self._state.truncate_after(max(kept_index, self._state.committed_index))
         self._checkpointer.cut()
-        self._configure()
-
-    def _configure(self) -> None:
-        """Let the core know who is in the group, if the log says something new (R-10)."""
-        membership = self._state.membership
-        if membership == self._membership:
-            return
-        self._membership = membership
-        now_ms = self._clock.monotonic_ms()
-        if membership is None:
-            self._core.configure(self._group, NO_INDEX, now_ms)
-        else:
-            group = GroupConfig(voters=membership.voters, learners=membership.learners)
-            self._core.configure(group, membership.since, now_ms)
+        self._group.look()
 
     def _state_is_whole(self) -> None:
         self._core.electable = True
-        self._configure()
+        self._group.look()
 
     def _finish(self, ready: Ready) -> None:
         """Everything but what only the disk thread may do."""
@@ -532,7 +515,7 @@ class LogDriver:
             if batch.is_control:
                 self._journal_writer.control(batch)
         self._syncer.written(self._clock.monotonic_ms())
-        self._configure()
+        self._group.look()
         return True
 
     def _log_synced(self) -> None:
