@@ -22,6 +22,7 @@ from app.client import (
 )
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
+ADVICE = "`commitlog up` starts a cluster here; --endpoint names one elsewhere"
 GIVE_UP_S = 10.0
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -85,7 +86,9 @@ class Target:
             try:
                 yield client
             except ClientError as error:
-                raise CommandFailed(str(error), exit_code_of(error, writes=writes)) from error
+                never_reached = isinstance(error, NoAnswer) and error.outcome == "not_applied"
+                advice = f"\n{ADVICE}" if never_reached and error.retryable else ""
+                raise CommandFailed(f"{error}{advice}", exit_code_of(error, writes=writes)) from error
 
 
 def target_options(command: Command) -> Command:

@@ -1,18 +1,20 @@
 """A cluster of real processes on this machine: its folders, its configuration file, its life.
 
 DIR/cluster.toml           what every node reads
+DIR/cluster.lock           held while a cluster runs here
 DIR/tables                 the Delta tables, if a job writes them
 DIR/nK/{pid,log,data/}     node K: REST on port + K - 1, peers on port + 1000 + K - 1, all on 127.0.0.1;
                            classic: n1 takes slaves on port + 2000
 """
 
+import fcntl
 import json
 import time
 import tomllib
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from app.cli.processes import ChildProcess, describe_exit
 from app.client import ClientError, CommitlogClient
@@ -63,6 +65,7 @@ class LocalCluster:
         ]
         self._children: dict[str, ChildProcess] = {}
         self._reported: set[int] = set()
+        self._lock: TextIO | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +86,11 @@ class LocalCluster:
     # --- its life ---
 
     def start(self) -> None:
-        """Write the configuration and start every node; `wait_ready` tells when they serve."""
+        """Write the configuration and start every node; `wait_ready` tells when they serve.
+
+        Raises ClusterError when the folder cannot be used, or is in use.
+        """
+        self._take_folder()
         self._write_config()
         for node in self.nodes:
             self.start_node(node.id)
@@ -111,6 +118,18 @@ class LocalCluster:
         deadline = time.monotonic() + STOP_GRACE_S
         for child in self._children.values():
             child.end(max(0.1, deadline - time.monotonic()))
+        if self._lock is not None:
+            self._lock.close()
+
+    def _take_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / "cluster.lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ClusterError(f"a cluster runs in {self.folder}: end it, or use another folder") from error
+        except OSError as error:
+            raise ClusterError(f"{self.folder} cannot be used: {error.strerror}") from error
 
     def fallen(self) -> list[tuple[str, str]]:
         """Nodes that ended by themselves since the last call: (id, what happened, in words)."""
@@ -154,7 +173,6 @@ class LocalCluster:
     # --- its configuration ---
 
     def _write_config(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         cluster_id = f"local-{uuid.uuid4().hex[:12]}"
         if self.config.exists():
             cluster_id = self._checked_id(tomllib.loads(self.config.read_text()))

@@ -101,7 +101,7 @@ def _list(target: Target) -> None:
     if target.as_json:
         print_json({"logs": logs})
         return
-    table = Table("log", "replication", "durability", "replicas", "master", "in sync", "id", box=SIMPLE_HEAD)
+    table = Table("log", "replication", "durability", "replicas", "master", "in sync", box=SIMPLE_HEAD)
     for log in logs:
         table.add_row(
             log["name"],
@@ -110,6 +110,5 @@ def _list(target: Target) -> None:
             ", ".join(map(str, log.get("replicas", []))),
             log.get("master") or "",
             ", ".join(map(str, log.get("sync_state_set") or [])),
-            str(log.get("id", "")),
         )
     Console().print(table)

@@ -56,8 +56,12 @@ class Problem(ClientError):
         super().__init__(f"{self.code}: {self.detail}{self._places()}")
 
     def _places(self) -> str:
-        """Where in the request the faults are, when the problem tells."""
-        errors = self.document.get("errors") or []
+        """Where in the request the faults are, when the problem tells and its detail does not."""
+        errors = [
+            error
+            for error in self.document.get("errors") or []
+            if str(error.get("detail", "")) not in self.detail
+        ]
         places = [f"{error.get('pointer', '')} {error.get('detail', '')}".strip() for error in errors]
         return f" ({'; '.join(places)})" if places else ""
 

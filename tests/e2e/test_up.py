@@ -1,5 +1,6 @@
 """`commitlog up` and `serve`: real nodes, started, killed, started again, and gone in the end."""
 
+import fcntl
 import json
 import os
 import signal
@@ -95,3 +96,15 @@ def test_taken_ports_and_wrong_configurations_are_said_in_one_line(tmp_path: Pat
     served = commitlog("serve", "--config", str(config), "--node", "n1")
     assert served.returncode == 2
     assert "Traceback" not in served.stderr
+
+
+def test_a_folder_that_is_in_use_or_cannot_be_used_stays_as_it_is(tmp_path: Path) -> None:
+    arguments = ["--no-spark", "--port", str(free_port())]
+    with (tmp_path / "cluster.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        refused = commitlog("up", "--data", str(tmp_path), *arguments)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == f"commitlog: a cluster runs in {tmp_path}: end it, or use another folder\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.lock"]
+    refused = commitlog("up", "--data", "/proc/none", *arguments)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
