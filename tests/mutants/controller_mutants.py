@@ -41,7 +41,7 @@ from tests.unit.controller import (
     test_replicas_manager,
     test_sync_state_set,
 )
-from tests.unit.ha import test_classic, test_master, test_slave
+from tests.unit.ha import test_classic, test_master, test_master_acks, test_master_set, test_slave
 
 GROUP_SEEDS, GROUP_SECONDS = 12, 20.0  # that are tried
 
@@ -323,26 +323,30 @@ def an_epoch_is_open_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AutoSwitchCore, "advance", advance)
 
 
-@mutant("C-12", lambda _: test_master.test_an_append_waits_for_every_member_of_the_set(), mode="controller")
+@mutant(
+    "C-12", lambda _: test_master_acks.test_an_append_waits_for_every_member_of_the_set(), mode="controller"
+)
 def the_fastest_of_the_set_is_enough(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(master_side, "min", max, raising=False)
 
 
-@mutant("C-12", lambda _: test_master.test_while_a_join_is_unanswered_the_joiner_counts(), mode="controller")
+@mutant(
+    "C-12", lambda _: test_master_acks.test_while_a_join_is_unanswered_the_joiner_counts(), mode="controller"
+)
 def an_open_change_of_the_set_does_not_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SyncStateSet, "counted", property(lambda self: self.members))
 
 
 @mutant(
     "C-12",
-    lambda _: test_master.test_below_the_floor_appends_are_refused_and_nothing_is_acknowledged(),
+    lambda _: test_master_acks.test_below_the_floor_appends_are_refused_and_nothing_is_acknowledged(),
     mode="controller",
 )
 def the_floor_of_the_set_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MasterSide, "below_floor", False)
 
 
-@mutant("C-07", lambda _: test_master.test_a_slave_that_does_not_catch_up_falls_out(), mode="controller")
+@mutant("C-07", lambda _: test_master_set.test_a_slave_that_does_not_catch_up_falls_out(), mode="controller")
 def nobody_falls_out_of_the_set(patch: pytest.MonkeyPatch) -> None:
     original = SyncStateSet.want
     patch.setattr(SyncStateSet, "want", lambda self, members: original(self, (*self.members, *members)))
@@ -350,7 +354,7 @@ def nobody_falls_out_of_the_set(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(
     "C-08",
-    lambda _: test_master.test_a_slave_joins_when_it_has_reached_the_confirm_offset(),
+    lambda _: test_master_set.test_a_slave_joins_when_it_has_reached_the_confirm_offset(),
     mode="controller",
 )
 def whoever_connects_joins_the_set(patch: pytest.MonkeyPatch) -> None:
@@ -360,7 +364,7 @@ def whoever_connects_joins_the_set(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(
     "C-08",
-    lambda _: test_master.test_nobody_joins_before_the_epochs_first_record_is_confirmed(),
+    lambda _: test_master_set.test_nobody_joins_before_the_epochs_first_record_is_confirmed(),
     mode="controller",
 )
 def a_slave_joins_before_the_epoch_is_confirmed(patch: pytest.MonkeyPatch) -> None:
@@ -375,7 +379,7 @@ def a_slave_joins_before_the_epoch_is_confirmed(patch: pytest.MonkeyPatch) -> No
 
 @mutant(
     "C-11",
-    lambda _: test_master.test_a_learner_gets_the_log_and_is_never_in_the_set("handshake"),
+    lambda _: test_master_set.test_a_learner_gets_the_log_and_is_never_in_the_set("handshake"),
     mode="controller",
 )
 def a_learner_joins_the_set(patch: pytest.MonkeyPatch) -> None:

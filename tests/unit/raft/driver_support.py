@@ -12,11 +12,13 @@ from app.log_commands import Command, CommandResult
 from app.node.driver import LogDriver
 from app.node.open_log import open_raft_log
 from app.raft.config import RaftConfig
-from app.replication import AppendRequest, AppendResult, Durability, GroupConfig, SyncSource
+from app.raft.messages import Heartbeat, HeartbeatAnswer, PushRequest, PushType, VoteAnswer
+from app.replication import AppendRequest, AppendResult, Durability, GroupConfig, Role, SyncSource
+from storage.batch import AppendMark, Batch
 from storage.commitlog import CommitlogConfig
 from storage.files import OsFileSystem
-from storage.records import RecordColumns
-from tests.unit.raft.support import LOG_ID
+from storage.records import RecordColumns, encode_body, encode_control
+from tests.unit.raft.support import LOG_ID, MemoryLog
 
 
 @dataclass
@@ -171,3 +173,42 @@ def result(answer: AppendResult | CommitlogError) -> AppendResult:
 def code(answer: AppendResult | CommandResult | CommitlogError) -> str:
     assert isinstance(answer, CommitlogError), answer
     return answer.code
+
+
+def follower_of_n2(folder: Path) -> tuple[Node, MemoryLog]:
+    """n1 follows n2 in term 1, and a log as n2 would have it: an opening, then an append with the key k."""
+    node = Node(folder, "n1", "n2", "n3")
+    log = MemoryLog()
+    log.write([log.stamp(encode_control({"kind": "term", "leader": "n2"}), 1, control=True)])
+    records = RecordColumns()
+    records.add(b"v")
+    log.write([log.stamp(encode_body(records), 1, marks=(AppendMark(0, 1, "k", digest=b"d" * 16),))])
+    node.driver.deliver("n2", Heartbeat(1, "n2", -1, 1))
+    node.seams.run()
+    return node, log
+
+
+def push_to(node: Node, kind: PushType, term: int, leader: str, committed: int, *batches: Batch) -> None:
+    life = node.driver._core._handler._life  # type: ignore[attr-defined]
+    index = batches[0].base_index - 1
+    index_term = node.driver.log.term_at(index)
+    node.driver.deliver(
+        leader, PushRequest(term, kind, leader, committed, 1, life, index, index_term, 0, False, batches)
+    )
+
+
+def leading_node(folder: Path) -> Node:
+    """n1 of three, elected by n2, whose log nobody acknowledges."""
+    node = Node(folder, "n1", "n2", "n3")
+    node.tick(2_000)
+    node.driver.deliver("n2", VoteAnswer(1, True, pre_vote=True))
+    node.seams.run()
+    node.driver.deliver("n2", VoteAnswer(1, True))
+    node.seams.run()
+    assert node.driver.role is Role.LEADER
+    return node
+
+
+def keep_lead(node: Node) -> None:
+    node.driver.deliver("n2", HeartbeatAnswer(node.driver.term, 0))
+    node.seams.run()
