@@ -92,6 +92,7 @@ def _watch(cluster: LocalCluster, job: SparkJob | None) -> None:
     while True:
         time.sleep(WATCH_INTERVAL_S)
         for node_id, words in cluster.fallen():
-            click.echo(f"commitlog: {node_id} {words}", err=True)
+            again = f"commitlog serve --config {cluster.config} --node {node_id}"
+            click.echo(f"commitlog: {node_id} {words}; `{again}` starts it again", err=True)
         if job is not None and (code := job.fallen()) is not None:
             click.echo(f"commitlog: the Spark job {describe_exit(code)}; its log: {job.log}", err=True)

@@ -86,7 +86,7 @@ function showChart() {
   for (const seconds of [180, 120, 60, 0]) {
     const at = left + ((width - left) * (180 - seconds)) / 180;
     const anchor = seconds === 0 ? "end" : seconds === 180 ? "start" : "middle";
-    parts.push(`<text x="${at}" y="${height - 4}" text-anchor="${anchor}">${seconds ? `${seconds} s ago` : "now"}</text>`);
+    parts.push(`<text x="${at}" y="${height - 4}" text-anchor="${anchor}">${seconds ? `${seconds} s${width < 500 ? "" : " ago"}` : "now"}</text>`);
   }
   if (rates.length > 1) {
     const points = rates.map((rate, place) => `${x(place).toFixed(1)},${y(rate.value).toFixed(1)}`).join(" L");
