@@ -9,10 +9,10 @@ from app.controller.events import AnyEvent, MasterElected, decode_event, encode_
 from app.controller.state_machine import Metadata
 from app.replication import NO_INDEX, AppendResult
 from storage.batch import Batch
-from storage.records import decode_body
 from tests.simulation.checks import Violation
 from tests.simulation.ha.plan import LOG_NAME
 from tests.simulation.world import Life
+from tests.support.committed import broken_promise
 
 if TYPE_CHECKING:
     from tests.simulation.ha.cluster import HaCluster
@@ -168,22 +168,13 @@ class HaChecker:
             self._check_acknowledged(node, promised)
 
     def _check_acknowledged(self, node: HaSimNode, promised: dict[str, int]) -> None:
-        places: dict[str, int] = {}
-        index = max(node.log.begin_index, 0)
-        while index <= node.driver.committed_index:
-            batch = node.log.batch_at(index)
-            known = self._committed.get(batch.base_index)
-            if known is not None and known != batch:
-                raise Violation(f"{node.name}: {batch} diverges from {known}")
-            if not batch.is_control:
-                for place, value in enumerate(values_of(batch), batch.base_index):
-                    if places.setdefault(value, place) != place:
-                        raise Violation(f"{node.name}: {value} stands at {places[value]} and at {place}")
-            index = batch.next_index
-        for key, index in promised.items():
-            if places.get(key) != index and not (self._plan.unclean and key in self.receipts):
-                raise Violation(f"{node.name}: {key}, acknowledged at {index}, stands at {places.get(key)}")
-
-
-def values_of(batch: Batch) -> list[str]:
-    return [value.decode() for value in decode_body(batch.header, batch.body).column("value").to_pylist()]
+        problem = broken_promise(
+            node.name,
+            node.log,
+            node.driver.committed_index,
+            self._committed,
+            promised,
+            lambda value: self._plan.unclean and value in self.receipts,
+        )
+        if problem is not None:
+            raise Violation(problem)

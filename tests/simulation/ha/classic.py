@@ -22,11 +22,11 @@ from app.replication import NO_INDEX, AppendRequest, AppendResult, Durability
 from storage.errors import StorageError
 from tests.simulation.checks import Violation
 from tests.simulation.disk import DiskThread
-from tests.simulation.ha.checks import values_of
 from tests.simulation.ha.node import DISK, LOG_ID
 from tests.simulation.ha.plan import DRIVER, HA, LOG_NAME, STORAGE, TICK_US
 from tests.simulation.node import SimulatedLimits
 from tests.simulation.world import Life, World, WorldClock, WorldScheduler
+from tests.support.committed import values_of
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger
 from tests.unit.ha.streams import Host, StreamNetwork

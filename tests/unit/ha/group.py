@@ -18,9 +18,9 @@ from app.replication import NO_INDEX, AppendRequest, AppendResult, DriverConfig,
 from storage.batch import Batch, log_id_of
 from storage.commitlog import Commitlog, CommitlogConfig
 from storage.errors import StorageError
-from storage.records import decode_body
 from tests.simulation.disk import DiskThread, DiskTiming
 from tests.simulation.world import Life, World, WorldClock, WorldScheduler
+from tests.support.committed import broken_promise
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger
 from tests.unit.ha.streams import StreamNetwork
@@ -473,24 +473,13 @@ class Group:
                 )
 
     def _check_acknowledged(self, node: Node, promised: dict[str, int]) -> None:
-        places: dict[str, int] = {}
-        index = max(node.log.begin_index, 0)
-        while index <= node.driver.committed_index:
-            batch = node.log.batch_at(index)
-            known = self._committed.get(batch.base_index)
-            if known is not None and known != batch:
-                raise Violation(f"{node.name}: {batch} diverges from {known}")
-            if not batch.is_control:
-                for place, value in enumerate(values_of(batch), batch.base_index):
-                    if places.setdefault(value, place) != place:
-                        raise Violation(f"{node.name}: {value} stands at {places[value]} and at {place}")
-            index = batch.next_index
-        for key, index in promised.items():
-            if places.get(key, NO_INDEX) != index and not (self.unclean and key in self.receipts):
-                raise Violation(
-                    f"{node.name}: {key} was acknowledged at {index}, stands at {places.get(key)}"
-                )
-
-
-def values_of(batch: Batch) -> list[str]:
-    return [value.decode() for value in decode_body(batch.header, batch.body).column("value").to_pylist()]
+        problem = broken_promise(
+            node.name,
+            node.log,
+            node.driver.committed_index,
+            self._committed,
+            promised,
+            lambda value: self.unclean and value in self.receipts,
+        )
+        if problem is not None:
+            raise Violation(problem)

@@ -1,0 +1,43 @@
+"""What stands in the committed part of a replica's log, and whether every acknowledged value is where it was
+promised: for the checkers of simulated groups."""
+
+from collections.abc import Callable, Mapping
+
+from storage.batch import Batch
+from storage.commitlog import Commitlog
+from storage.records import decode_body
+
+
+def values_of(batch: Batch) -> list[str]:
+    return [value.decode() for value in decode_body(batch.header, batch.body).column("value").to_pylist()]
+
+
+def broken_promise(
+    name: str,
+    log: Commitlog,
+    committed_index: int,
+    committed: Mapping[int, Batch],
+    promised: Mapping[str, int],
+    may_lack: Callable[[str], bool],
+) -> str | None:
+    """The promise that the log of the replica `name` does not keep, None when it keeps all.
+
+    committed: by base index, what any replica ever saw as committed. promised: by value, the index at which
+    it was acknowledged. may_lack: whether a value may be missing all the same.
+    """
+    places: dict[str, int] = {}
+    index = max(log.begin_index, 0)
+    while index <= committed_index:
+        batch = log.batch_at(index)
+        known = committed.get(batch.base_index)
+        if known is not None and known != batch:
+            return f"{name}: {batch} diverges from {known}"
+        if not batch.is_control:
+            for place, value in enumerate(values_of(batch), batch.base_index):
+                if places.setdefault(value, place) != place:
+                    return f"{name}: {value} stands at {places[value]} and at {place}"
+        index = batch.next_index
+    for value, index in promised.items():
+        if places.get(value) != index and not may_lack(value):
+            return f"{name}: {value}, acknowledged at {index}, stands at {places.get(value)}"
+    return None
