@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -14,7 +15,10 @@ import pyarrow as pa
 import urllib3
 
 from spark_jobs.errors import LogClash, Refused, ShortRead, Trimmed, Unreachable
-from spark_jobs.planning import check_dense
+from spark_jobs.planning import check_joined
+from storage.batch import Batch, decode_batch, follows_chain
+from storage.errors import CorruptBatch
+from storage.records import READ_SCHEMA, read_columns
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 STORED_BATCHES = "application/vnd.commitlog.batch"
@@ -25,6 +29,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 MAX_READ_RECORDS = 100_000
 MAX_READ_BYTES = 16 * 1024 * 1024
 MAX_EVENTS = 10_000
+ALL_COMMITTED = {"include": "control", "consistency": "committed"}
 
 Answer = TypeVar("Answer")
 
@@ -119,7 +124,7 @@ class LogClient:
     def place(self, index: int) -> Place | None:
         """Term and byte position of a committed record, None if it was trimmed."""
         try:
-            records = self._read_once(index, index + 1, max_bytes=1)
+            records = self._read_one(index)
         except Trimmed:
             return None
         return Place(records["term"][0].as_py(), records["offset"][0].as_py())
@@ -130,8 +135,7 @@ class LogClient:
         headers = {"Accept": STORED_BATCHES, "Commitlog-Min-Index": str(index)}
 
         def ask(endpoint: str) -> bytes:
-            sent = {**query, "include": "control", "consistency": "committed"}
-            answer = self._request(endpoint, self._path("/records"), sent, headers)
+            answer = self._request(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
             if not answer.data:
                 raise Unreachable(f"{endpoint}: does not hold the batch of index {index} yet")
             return bytes(answer.data)
@@ -150,13 +154,18 @@ class LogClient:
     def read(self, first: int, until: int) -> Iterator[pa.Table]:
         """All records of [first, until), control records included, as tables of READ columns, in order.
 
-        [first, until) must be committed somewhere: a replica that is behind is waited for, then passed over.
+        They come as the replicas store them: both checksums of each batch are verified, and that each follows
+        the one before it. A record batch of a table is a stored one, whole or in part. [first, until) must be
+        committed somewhere: a replica that is behind is waited for, then passed over.
         Raises Trimmed, LogClash, ShortRead, Refused, Unreachable.
         """
+        before: Batch | None = None
         while first < until:
-            records = self._read_once(first, until, max_bytes=MAX_READ_BYTES)
-            first += records.num_rows
-            yield records
+            batches = self._stored_batches(first, until, before)
+            pieces = [piece(batch, first, until) for batch in batches]
+            before = batches[-1]
+            first = min(before.next_index, until)
+            yield pa.Table.from_batches(pieces, READ_SCHEMA)
 
     def table_path(self, table: str) -> str | None:
         """Where one of the log's Delta tables lies, None when the service does not know of it."""
@@ -227,29 +236,47 @@ class LogClient:
             first = int(answer["next_index"])
         return None
 
-    def _read_once(self, first: int, until: int, *, max_bytes: int) -> pa.Table:
-        """One answer's records of [first, until), at least one, each checked to be there."""
-        query = {
-            "from_index": first,
-            "until_index": until,
-            "limit": min(until - first, MAX_READ_RECORDS),
-            "max_bytes": max_bytes,
-            "include": "control",
-            "consistency": "committed",
-        }
+    def _read_one(self, index: int) -> pa.Table:
+        """One record, without the rest of its batch. Raises as `read`."""
+        query = {"from_index": index, "until_index": index + 1, "limit": 1, "max_bytes": 1}
 
         def ask(endpoint: str) -> pa.Table:
-            headers = {"Accept": ARROW_STREAM, "Commitlog-Min-Index": str(until - 1)}
-            answer = self._request(endpoint, self._path("/records"), query, headers)
+            headers = {"Accept": ARROW_STREAM, "Commitlog-Min-Index": str(index)}
+            answer = self._request(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
             try:
                 records = pa.ipc.open_stream(answer.data).read_all()
             except pa.ArrowException as error:
                 raise Unreachable(f"{endpoint}: the answer is cut or broken ({error})") from error
-            next_index = int(answer.headers.get("Commitlog-Next-Index", first + records.num_rows))
-            if next_index == first:
-                raise Unreachable(f"{endpoint}: does not hold index {first} yet")
-            check_dense(self.log, records["index"].to_numpy(), first, next_index)
+            if not records.num_rows:
+                raise Unreachable(f"{endpoint}: does not hold index {index} yet")
+            found = int(records["index"][0].as_py())
+            check_joined(self.log, [(found, found + 1)], index)
             return records
+
+        return self._over_endpoints(ask)
+
+    def _stored_batches(self, first: int, until: int, before: Batch | None) -> list[Batch]:
+        """One answer's batches, from the one that holds `first` on, at least one, each checked to be there.
+
+        before: the batch that ends before `first`, None where nothing is known of it.
+        """
+        limit = min(until - first, MAX_READ_RECORDS)
+        query = {"from_index": first, "until_index": until, "limit": limit, "max_bytes": MAX_READ_BYTES}
+
+        def ask(endpoint: str) -> list[Batch]:
+            headers = {"Accept": STORED_BATCHES, "Commitlog-Min-Index": str(until - 1)}
+            answer = self._request(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
+            try:
+                batches = decode_batches(answer.data)
+            except CorruptBatch as error:
+                raise Unreachable(f"{endpoint}: the answer is cut or broken ({error})") from error
+            if not batches:
+                raise Unreachable(f"{endpoint}: does not hold index {first} yet")
+            check_joined(self.log, [(batch.base_index, batch.next_index) for batch in batches], first)
+            for one, following in pairwise([*([before] if before is not None else []), *batches]):
+                if not follows_chain(following, one.header.chain):
+                    raise LogClash(self.log, f"it has another history from index {following.base_index} on")
+            return batches
 
         return self._over_endpoints(ask)
 
@@ -321,6 +348,21 @@ class LogClient:
                 self.log, f"it ends before index {problem.get('next_index')}, {query['from_index']} was due"
             )
         raise Refused(answer.status, code, detail, problem)
+
+
+def decode_batches(data: bytes) -> list[Batch]:
+    """Stored batches one after the other, views of `data`. Raises CorruptBatch."""
+    rest, batches = memoryview(data), []
+    while rest:
+        batches.append(decode_batch(rest))
+        rest = rest[batches[-1].size_bytes :]
+    return batches
+
+
+def piece(batch: Batch, first: int, until: int) -> pa.RecordBatch:
+    """The records of a stored batch within [first, until), columns READ_SCHEMA. Raises CorruptBatch."""
+    start = max(first, batch.base_index)
+    return read_columns(batch).slice(start - batch.base_index, until - start)
 
 
 def _tail(answer: Mapping[str, Any], *, confirmed: bool) -> Tail:

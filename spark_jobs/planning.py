@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from spark_jobs.errors import LogClash, ShortRead
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -140,17 +137,18 @@ def admit_bytes(first: int, until: int, max_bytes: int | None, position_of: Call
     return fits
 
 
-def check_dense(log: str, indexes: npt.NDArray[np.int64], first: int, next_index: int) -> None:
-    """Raise ShortRead unless `indexes` is every index of [first, next_index), once and in order.
+def check_joined(log: str, ranges: Sequence[tuple[int, int]], first: int) -> None:
+    """Raise ShortRead unless one of these ranges [begin, end), the first, holds `first`, and each other one
+    begins where the one before it ends.
 
     Holds for reads with control records, since a log has no gaps.
     """
-    count = len(indexes)
-    if count != next_index - first or (count and int(indexes[0]) != first) or np.any(np.diff(indexes) != 1):
-        found = f"{count} records" + (f" from {indexes[0]} to {indexes[-1]}" if count else "")
-        raise ShortRead(
-            f"log {log!r}: asked for [{first}, {next_index}) and got {found}: some are missing or twice"
-        )
+    begin, end = ranges[0]
+    if not begin <= first < end:
+        raise ShortRead(f"log {log!r}: index {first} was asked for, and [{begin}, {end}) came")
+    for (_, due), (begin, _) in pairwise(ranges):
+        if begin != due:
+            raise ShortRead(f"log {log!r}: {begin} came where {due} was due: some are missing or twice")
 
 
 def rotate(endpoints: Sequence[str], by: int) -> list[str]:

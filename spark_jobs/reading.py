@@ -5,7 +5,6 @@ import logging
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from spark_jobs import schemas
@@ -17,8 +16,11 @@ from spark_jobs.planning import rotate, split_range
 from storage.batch import decode_batch
 from storage.errors import CorruptBatch
 from storage.files import OsFileSystem
+from storage.records import repeated
 
 MAX_BATCH_ROWS = 8_192
+PIECE_BYTES = 1024 * 1024
+FEW_ROWS = 256  # a record batch costs as much as copying so many rows
 RECORDS_ARROW = schemas.arrow_schema(schemas.RECORDS)
 LOST = "lost"
 
@@ -161,13 +163,31 @@ def lost_rows(options: SourceOptions, first: int, until: int) -> Iterator[pa.Rec
 
 
 def rows(options: SourceOptions, records: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Records as the service sends them in the source's schema, cut and joined to MAX_BATCH_ROWS rows."""
-    if not options.include_control:
-        is_data = pc.equal(records["type"], "data")
-        if not pc.all(is_data).as_py():
-            records = records.filter(is_data)
-    log = pa.chunked_array([pa.repeat(pa.scalar(options.log), records.num_rows)])
-    columns = [log if name == "log" else records[name] for name in RECORDS_ARROW.names]
-    table = pa.table(columns, names=RECORDS_ARROW.names).cast(RECORDS_ARROW)
-    for start in range(0, table.num_rows, MAX_BATCH_ROWS):
-        yield from table.slice(start, MAX_BATCH_ROWS).combine_chunks().to_batches()
+    """Records in the source's schema, without a copy where stored batches are long enough.
+
+    records: each of its record batches is of one stored batch. Those with few rows are joined, long ones cut:
+    Spark goes through one row by row, and a small one stays in the processor's cache meanwhile.
+    """
+    few: list[pa.RecordBatch] = []
+    for batch in records.to_batches():
+        if not batch.num_rows or not (options.include_control or batch.column("type")[0].as_py() == "data"):
+            continue
+        if batch.num_rows < FEW_ROWS:
+            few.append(batch)
+            continue
+        if few:
+            yield from cut(options, pa.concat_batches(few))
+            few.clear()
+        yield from cut(options, batch)
+    if few:
+        yield from cut(options, pa.concat_batches(few))
+
+
+def cut(options: SourceOptions, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A record batch of READ_SCHEMA in the source's schema, in pieces of about PIECE_BYTES."""
+    columns = [repeated(options.log, batch.num_rows), *batch.columns]
+    typed = [column.cast(type) for column, type in zip(columns, RECORDS_ARROW.types, strict=True)]
+    whole = pa.RecordBatch.from_arrays(typed, schema=RECORDS_ARROW)
+    count = min(MAX_BATCH_ROWS, max(1, PIECE_BYTES * batch.num_rows // max(1, batch.nbytes)))
+    for start in range(0, batch.num_rows, count):
+        yield whole.slice(start, count)

@@ -8,6 +8,7 @@ import asyncio
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Self
 
 import pyarrow as pa
@@ -16,6 +17,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from storage.batch import FIRST_CHAIN, Batch, log_id_of, stamp
+from storage.records import RecordColumns, encode_body
 
 READ_SCHEMA = pa.schema(
     [
@@ -65,6 +69,14 @@ class FakeLog:
                 }
             )
 
+    def stored(self, first: int, until: int) -> list[Batch]:
+        """The records of [first, until) as they would be stored, each in a batch of its own."""
+        log_id, chain, batches = log_id_of(self.cluster, self.name), FIRST_CHAIN, []
+        for record in self.records[:until]:
+            batches.append(stored_batch(log_id, chain, *(record[name] for name in READ_SCHEMA.names)))
+            chain = batches[-1].header.chain
+        return batches[first:]
+
     def append_many(self, count: int) -> None:
         self.append(*(b"value-%d" % number for number in range(self.next_index, self.next_index + count)))
 
@@ -87,6 +99,26 @@ class FakeLog:
             }
         )
         self.append(b'{"kind":"term","leader":"%s"}' % leader.encode(), type="control")
+
+
+@cache
+def stored_batch(
+    log_id: int,
+    chain: bytes,
+    index: int,
+    term: int,
+    offset: int,
+    timestamp_us: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: None,
+    type: str,
+) -> Batch:
+    """One record's batch. chain: of the batch before it."""
+    rows = RecordColumns()
+    rows.add(value, key, timestamp_us // 1_000, headers)
+    place = {"base_index": index, "term": term, "offset": offset, "timestamp_ms": timestamp_us // 1_000}
+    return stamp(encode_body(rows), log_id=log_id, previous_chain=chain, control=type == "control", **place)
 
 
 class FakeReplica:
@@ -213,14 +245,22 @@ class FakeReplica:
             found = [record for record in found if record["type"] == "data"]
         self.sent += len(found)
         headers = {"Commitlog-Next-Index": str(max(first, end))}
-        if "arrow" not in request.headers.get("accept", ""):
+        accepted = request.headers.get("accept", "")
+        if "commitlog" in accepted:
+            stored = self.log.stored(first, end)
+            body = b"".join(batch.data for batch in stored if batch.base_index != self.drop_record)
+            return Response(self._cut(body), media_type=accepted, headers=headers)
+        if "arrow" not in accepted:
             records = [{"index": record["index"], "type": record["type"]} for record in found]
             return JSONResponse({"records": records, "next_index": max(first, end)}, headers=headers)
         body = arrow([record for record in found if record["index"] != self.drop_record])
-        if self.cut_answers:
-            self.cut_answers -= 1
-            body = body[: len(body) // 2]
-        return Response(body, media_type="application/vnd.apache.arrow.stream", headers=headers)
+        return Response(self._cut(body), media_type="application/vnd.apache.arrow.stream", headers=headers)
+
+    def _cut(self, body: bytes) -> bytes:
+        if not self.cut_answers:
+            return body
+        self.cut_answers -= 1
+        return body[: len(body) // 2]
 
     async def cursor(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -267,7 +307,7 @@ class FakeReplica:
 
 
 def arrow(records: list[dict[str, Any]]) -> bytes:
-    """An Arrow stream of record batches of 3 rows, as a log of small batches has them."""
+    """An Arrow stream of record batches of 3 rows."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, READ_SCHEMA) as writer:
         step = 3 if len(records) < 10_000 else 1_000

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from spark_jobs.planning import (
     RecordsOffset,
     admit_bytes,
     admit_records,
-    check_dense,
+    check_joined,
     check_not_shorter,
     check_same_log,
     check_same_term,
@@ -65,11 +64,11 @@ def test_admission_by_records(limit: int | None, until: int) -> None:
     assert admit_records(10, 30, limit) == until
 
 
-@pytest.mark.parametrize("indexes", [[5, 6], [5, 6, 8], [5, 6, 6], [6, 5, 7], [4, 5, 6], []])
-def test_a_read_that_is_not_dense_is_refused(indexes: list[int]) -> None:
-    with pytest.raises(ShortRead, match=r"asked for \[5, 8\)"):
-        check_dense("default", np.array(indexes, np.int64), 5, 8)
-    check_dense("default", np.array([5, 6, 7], np.int64), 5, 8)
+@pytest.mark.parametrize("ranges", [[(5, 7), (8, 9)], [(5, 7), (6, 9)], [(6, 7)], [(3, 5), (5, 7)]])
+def test_a_read_with_a_gap_or_a_double_is_refused(ranges: list[tuple[int, int]]) -> None:
+    with pytest.raises(ShortRead, match=r"was asked for|some are missing or twice"):
+        check_joined("default", ranges, 5)
+    check_joined("default", [(3, 6), (6, 7), (7, 20)], 5)
 
 
 def test_a_clash_says_what_differs_and_what_to_do() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -10,7 +12,9 @@ import pytest
 from spark_jobs import client
 from spark_jobs.errors import LogClash, Trimmed
 from spark_jobs.options import SourceOptions, parse_options
-from spark_jobs.reading import RecordsPartition, read_records
+from spark_jobs.reading import PIECE_BYTES, RecordsPartition, read_records, rows
+from storage.batch import FIRST_CHAIN, stamp
+from storage.records import RecordColumns, encode_body, read_columns
 from tests.spark.conftest import endpoints
 from tests.spark.log_server import FakeLog, FakeReplica
 
@@ -35,7 +39,7 @@ def started(
 
 
 def indexes(batches: Iterator[pa.RecordBatch]) -> list[int]:
-    return [index for rows in batches for index in rows.column("index").to_pylist()]
+    return [index for batch in batches for index in batch.column("index").to_pylist()]
 
 
 def test_replicas_that_go_one_after_the_other_are_survived(replicas: list[FakeReplica]) -> None:
@@ -93,3 +97,54 @@ def test_a_log_that_was_replaced_after_planning_is_a_clash(replicas: list[FakeRe
     _, rest = started(options_for(replicas), last_term=1)
     with pytest.raises(LogClash, match="index 101 is of term 2, it was of 1"):
         indexes(rest)
+
+
+READ_ALL = """
+import sys
+from spark_jobs.options import parse_options
+from spark_jobs.reading import RecordsPartition, read_records
+from spark_jobs.source import CommitlogDataSource
+
+options = parse_options({"endpoint": sys.argv[1]})
+rows = sum(batch.num_rows for batch in read_records(options, RecordsPartition(0, 102, options.endpoints)))
+sys.exit(f"{rows} rows, pandas: {'pandas' in sys.modules}")
+"""
+
+
+def test_a_worker_reads_without_pandas_whose_import_is_most_of_its_start(replicas: list[FakeReplica]) -> None:
+    command = [sys.executable, "-c", READ_ALL, endpoints(replicas)]
+    assert subprocess.run(command, capture_output=True, text=True).stderr.strip() == "100 rows, pandas: False"
+
+
+def test_long_batches_are_cut_short_ones_joined_and_control_records_left_out() -> None:
+    options = parse_options({"endpoint": "http://nowhere:1", "log": "orders"})
+    lengths = [3, 1, 2_000, 5, 1, 20_000]
+    wide, chain, batches = b"v" * 1_000, FIRST_CHAIN, []
+    for number, length in enumerate(lengths):
+        records = RecordColumns()
+        for _ in range(length):
+            records.add(wide)
+        batches.append(
+            stamp(
+                encode_body(records),
+                log_id=1,
+                base_index=sum(lengths[:number]),
+                term=1,
+                timestamp_ms=1_700_000_000_000,
+                offset=0,
+                previous_chain=chain,
+                control=length == 1,
+            )
+        )
+        chain = batches[-1].header.chain
+    table = pa.Table.from_batches([read_columns(batch) for batch in batches])
+    given = list(rows(options, table))
+    assert [row for batch in given for row in batch.column("index").to_pylist()] == [
+        index
+        for index, kind in zip(table["index"].to_pylist(), table["type"].to_pylist(), strict=True)
+        if kind == "data"
+    ]
+    assert {*pa.Table.from_batches(given)["log"].to_pylist()} == {"orders"}
+    assert given[0].num_rows == 3
+    assert max(batch.nbytes for batch in given) < 1.1 * PIECE_BYTES
+    assert len(given) < 30
