@@ -16,7 +16,8 @@ class LogProgress:
     """One log's tables. Indexes are inclusive, -1 for none.
 
     materialized_index: every data record up to it is in `entries`. committed_index: of the log, None when
-    no replica answered. restarts: of queries, after failures.
+    no replica answered. restarts: of queries, after failures. last_batch: the newest micro-batch of
+    `entries`: its id, how many records it read, and what took how many milliseconds; None before the first.
     """
 
     entries_rows: int
@@ -26,6 +27,7 @@ class LogProgress:
     watermarks_rows: int
     epochs_rows: int
     restarts: int
+    last_batch: Mapping[str, Any] | None = None
 
     @property
     def lag_records(self) -> int | None:

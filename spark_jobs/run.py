@@ -44,6 +44,8 @@ LOOK_EACH_S = 0.25
 EPOCHS_EACH_S = 1.0
 TABLES_EACH_S = 5.0  # asked how far they are, when others write them
 STATUS_GIVE_UP_S = 1.0
+# Plans that are made anew each second over few rows: to change them while they run costs more than it gains.
+SETTINGS = {"spark.sql.adaptive.enabled": "false"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class MaterializeConfig:
     checkpoints: Path | None = None
     available_now: bool = False
     trigger: str = "1 second"
-    events_trigger: str = "2 seconds"
+    events_trigger: str = "10 seconds"
     max_records_per_trigger: int = 1_000_000
     partitions: int = 2
     data_folders: tuple[str, ...] = ()
@@ -189,6 +191,7 @@ class LogMaterializer:
             watermarks_rows=self.events.watermarks.rows,
             epochs_rows=len(self.epochs.committed),
             restarts=sum(max(0, supervisor.starts - 1) for supervisor in self.supervisors),
+            last_batch=self.supervisors[0].last_batch,
         )
 
 
@@ -214,8 +217,8 @@ def materialize(
     stop = stop or threading.Event()
     config.progress_file.parent.mkdir(parents=True, exist_ok=True)
     file = ProgressFile(config.progress_file, report)
-    opened = open_session("commitlog-materialize", config.spark) if spark is None else nullcontext(spark)
-    with opened as session:
+    own = partial(open_session, "commitlog-materialize", config.spark, SETTINGS)
+    with own() if spark is None else nullcontext(spark) as session:
         return _follow(session, config, stop, file)
 
 
@@ -267,7 +270,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         "--trigger", default="1 second", help="interval of the entries (default: %(default)s)"
     )
     parser.add_argument(
-        "--events-trigger", default="2 seconds", help="and of the events (default: %(default)s)"
+        "--events-trigger", default="10 seconds", help="and of the events (default: %(default)s)"
     )
     parser.add_argument(
         "--max-records", type=int, default=1_000_000, help="of one micro-batch (default: %(default)s)"

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -74,6 +74,7 @@ class Supervisor:
         self._stopping = False
         self._writing = threading.Lock()
         self.start_at_s = 0.0
+        self.last_batch: dict[str, Any] | None = None  # id, records, duration_ms: as Spark tells
 
     def start(self) -> None:
         """Start a query from where the tables end, with a checkpoint of its own."""
@@ -101,6 +102,7 @@ class Supervisor:
                 self._try(self.start)
             return
         if self.query.isActive:
+            self._note_batch(self.query)
             return
         error = self.query.exception()
         self.query = None
@@ -122,6 +124,15 @@ class Supervisor:
             self.query.stop()
         for folder in self.checkpoints.glob(f"{self.job.name}-{owner()}-*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _note_batch(self, query: StreamingQuery) -> None:
+        told = query.lastProgress
+        if told is not None and "addBatch" in told.durationMs:  # not a look that found nothing new
+            self.last_batch = {
+                "id": told.batchId,
+                "records": told.numInputRows,
+                "duration_ms": dict(told.durationMs),
+            }
 
     def _write(self, rows: DataFrame, batch_id: int) -> None:
         """What Spark calls. It takes errors as text only, and chokes on long ones: so they are kept here."""

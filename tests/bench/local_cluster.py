@@ -14,11 +14,12 @@ START_TIMEOUT_S = 60
 
 
 @contextlib.contextmanager
-def running_cluster(nodes: int, port: int) -> Iterator[tuple[Path, list[str]]]:
-    """Start `nodes` nodes without Spark; give their folder and base URLs; end them by SIGTERM."""
+def running_cluster(nodes: int, port: int, *, spark: bool = False) -> Iterator[tuple[Path, list[str]]]:
+    """Start `nodes` nodes, and the Spark job if so; give their folder and base URLs; end them by SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder:
         command = [sys.executable, "-m", "app.cli.main", "up", "--nodes", str(nodes), "--data", folder]
-        process = subprocess.Popen([*command, "--port", str(port), "--no-spark"], stdout=subprocess.PIPE)
+        command += ["--port", str(port), "--spark" if spark else "--no-spark"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
         try:
             assert process.stdout is not None
             json.loads(process.stdout.readline())
