@@ -1,6 +1,6 @@
 """The one interface behind which every replication mode of a log stands, and the seams of the driver.
 
-A *core* (Raft here; controller and classic modes later) is a pure state machine over a log. The driver
+A *core* (raft/, and ha/ for controller and classic mode) is a pure state machine over a log. The driver
 feeds it events and carries out what it decides:
 
     core.step(source, message, now_ms)        something arrived, or time passed, or a disk finished
@@ -312,6 +312,8 @@ class ReplicationCore(Protocol):
 
     electable: bool  # set by the driver: false while the log's state (keys, cursors) is not whole here
 
+    runs_ahead: bool  # its committed index may pass what its leader knows to be committed (H-08)
+
     def transfer(self, to: str | None, now_ms: int) -> str:
         """Hand the lead to `to`, or to the most up to date peer; return whom. Raises TransferFailed,
         AlreadyLeader."""
@@ -433,13 +435,3 @@ class DriverConfig:
     hand_over_timeout_ms: int = 1_000  # a planned stop waits no longer for the next leader
     read_timeout_ms: int = 10_000  # of a confirmed read whose index this replica does not reach
     sync_interval_ms: int = 10  # with `replicated` durability nobody waits for the sync: at most this late
-
-
-class AppendTarget(Protocol):
-    """What the front door needs of a log: the driver satisfies it."""
-
-    def append(
-        self, request: AppendRequest, done: Callable[[AppendResult | CommitlogError], None]
-    ) -> None: ...
-    def read_index(self, done: Callable[[int | CommitlogError], None]) -> None: ...
-    def status(self) -> ReplicaStatus: ...

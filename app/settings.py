@@ -170,7 +170,6 @@ class HttpSettings:
     body_timeout_ms: int = 60_000  # within which the body of an append must have come
     sse_ping_ms: int = 10_000
     shutdown_grace_ms: int = 3_000
-    access_log: bool = False
 
     def __post_init__(self) -> None:
         for name in (

@@ -1,6 +1,6 @@
 """One request and one answer, free of any framework: what the append handler takes and gives.
 
-The FastAPI route, the plain ASGI front and the later fast lane build an `AppendCall` and send a `Response`.
+The FastAPI route, the plain ASGI front and streams of appends build an `AppendCall` and send a `Response`.
 """
 
 import itertools

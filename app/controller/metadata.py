@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-NO_REPLICA: Final = 0  # replica ids start at 1
 LOG_CREATED: Final = "created"
 LOG_DELETING: Final = "deleting"
 

@@ -37,18 +37,6 @@ class NodeLog:
     records_hash: str
     epoch_file: Path
     epoch_file_hash: str
-    epoch_file_bytes: int
-
-    def same_as(self, other: "NodeLog") -> bool:
-        """Whether both hold the same records and the same epoch file."""
-        mine = (self.end_index, self.committed_index, self.records, self.records_hash, self.epoch_file_hash)
-        return mine == (
-            other.end_index,
-            other.committed_index,
-            other.records,
-            other.records_hash,
-            other.epoch_file_hash,
-        )
 
 
 def wait_for_same_end(client: CommitlogClient, nodes: Sequence[LocalNode], timeout_s: float) -> None:
@@ -102,7 +90,6 @@ def read_node_log(client: CommitlogClient, node: LocalNode) -> NodeLog:
         records_hash=digest.hex,
         epoch_file=epoch_file,
         epoch_file_hash=hashlib.blake2b(content, digest_size=16).hexdigest(),
-        epoch_file_bytes=len(content),
     )
 
 

@@ -28,7 +28,6 @@ from app.ha.roles import ADDRESS_MAX_BYTES
 
 TRANSFER_MAX_BYTES: Final = 4 * 1024 * 1024  # of one frame's body; ours are far smaller (H-06)
 EPOCHS_MAX: Final = 1_000_000  # of one handshake's answer
-MAX_INT64: Final = 2**63 - 1
 
 PREFACE_MAGIC: Final = b"CLHA"
 PREFACE_VERSION: Final = 1
