@@ -5,6 +5,7 @@ begins at the index after its last row, and every append claims that index (tabl
 """
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,8 +33,8 @@ SMALL_BATCH_RECORDS = 20_000  # up to here a micro-batch becomes one file: many 
 class EntriesJob:
     """Fills one log's `entries`. One micro-batch at a time; other drivers may do the same.
 
-    next_index: after the last row of the table. covered_index: the last index of the log that is known to
-    be in the table, or to be a control record. rows: of the table.
+    next_index: after the last row of the table; of one without rows, where the log begins. covered_index: the
+    last index of the log that is known to be in the table, or to be a control record. rows: of the table.
     """
 
     name = "entries"
@@ -70,13 +71,16 @@ class EntriesJob:
             known = table_properties(self.spark, self.path).get(LOG_ID_PROPERTY, log_id)
             check_same_log(self.client.log, known, log_id)
             self.look()
+        tail = self.client.tail(confirmed=True)
         term = 0
-        if self.next_index > 0:
+        if self.rows == 0:
+            self._begin(tail.begin_index)
+        else:
             last = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
             term = int(last.select("term").collect()[0][0])
         offset = RecordsOffset(self.next_index, term, log_id)
-        check_not_shorter(self.client.log, offset, self.client.tail(confirmed=True).next_index)
-        if offset.next_index > 0:
+        check_not_shorter(self.client.log, offset, tail.next_index)
+        if self.rows > 0:
             place = self.client.place(offset.next_index - 1)
             check_same_term(self.client.log, offset, None if place is None else place.term)
         return offset
@@ -89,9 +93,10 @@ class EntriesJob:
         until = read_offset(self.checkpoint, batch_id).next_index
         refusals = 0
         while self.client.first_data_index(self.next_index, until) is not None:
-            claim = self.next_index
-            rows = entries(records.where(F.col("index") >= claim))
-            if until - claim <= SMALL_BATCH_RECORDS:
+            first = self.next_index
+            claim = first if self.rows > 0 else 0  # of the table's rows alone, wherever the log begins
+            rows = entries(records.where(F.col("index") >= first))
+            if until - first <= SMALL_BATCH_RECORDS:
                 rows = rows.coalesce(1)
             written = append_once(
                 rows,
@@ -99,24 +104,32 @@ class EntriesJob:
                 application=APPLICATION,
                 claim=claim,
                 position="index",
-                note={"first_index": claim, "until_index": until},
+                note={"first_index": first, "until_index": until},
             )
             if written is not None:
                 self.rows += written[0]
                 self.next_index = written[1] + 1
                 break
             self.look()
-            refusals = refusals + 1 if self.next_index == claim else 0
+            refusals = refusals + 1 if self.next_index == first else 0
             if refusals == MAX_REFUSALS:
-                raise TableClash(self.path, f"the records from index {claim} on")
+                raise TableClash(self.path, f"the records from index {first} on")
         self.covered_index = max(self.covered_index, until - 1)
 
     def look(self) -> None:
         """Take from the table how far it goes: Delta answers from its statistics."""
         last, rows = read_table(self.spark, self.path).agg(F.max("index"), F.count("*")).collect()[0]
         self.rows = int(rows)
-        self.next_index = 0 if last is None else int(last) + 1
-        self.covered_index = max(self.covered_index, self.next_index - 1)
+        if last is not None:
+            self.next_index = int(last) + 1
+            self.covered_index = max(self.covered_index, self.next_index - 1)
+
+    def _begin(self, begin_index: int) -> None:
+        """A table without rows begins where the log does now, whatever that has given up before."""
+        if begin_index > 0:
+            sys.stderr.write(f"{self.path}: begins at index {begin_index}, as the log does now\n")
+        self.next_index = begin_index
+        self.covered_index = max(self.covered_index, begin_index - 1)
 
 
 def read_offset(checkpoint: Path, batch_id: int) -> RecordsOffset:

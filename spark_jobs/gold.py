@@ -99,7 +99,8 @@ def uncovered_commits(watermarks: DataFrame, epochs: DataFrame, events: DataFram
 
 def _groups(watermarks: DataFrame, events: DataFrame) -> DataFrame:
     """The group of each leader at each of its news. Out node, seq, voters (null: it has not told), since."""
-    told = events.where("kind = 'membership'").select("node", "seq", F.from_json("data", GROUP).alias("group"))
+    told = events.where("kind = 'membership'")
+    told = told.select("node", "seq", F.from_json("data", GROUP).alias("group"))
     moments = watermarks.select("node", "seq").distinct().unionByName(told, allowMissingColumns=True)
     last = F.last("group", ignorenulls=True).over(Window.partitionBy("node").orderBy("seq"))
     groups = moments.withColumn("last", last).where("group IS NULL")

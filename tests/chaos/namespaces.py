@@ -46,7 +46,8 @@ def raise_loopback() -> None:
 class SwitchedNetwork:
     """tests.fault.links.Network . Peers and forwarded calls pass the switch, clients of the test do not.
 
-    Node k is 198.18.0.k to the others, and 198.19.k.2 to the clients of the test.
+    Node k is 198.18.0.k to the others, and 198.19.k.2 to the clients of the test; those that follow the
+    cluster's own list of its nodes reach it by the first name too, past the switch.
     """
 
     name = "namespaces and a switch"
@@ -78,6 +79,7 @@ class SwitchedNetwork:
         _run(f"ip link set port-{node} up")
         _run(f"ip addr add 198.19.{number}.1/30 dev client-{node}")
         _run(f"ip link set client-{node} up")
+        _run(f"ip route add 198.18.0.{number}/32 via 198.19.{number}.2 dev client-{node}")
         inside = [
             "ip link set lo up",
             f"ip link set peers address {mac_of(number)} up",

@@ -1,26 +1,113 @@
-"""A materializer in a process of its own, for tests that kill it: `python -m tests.spark.driver_to_kill
-POINT ...`.
+"""A materializer in a process of its own that kills itself, JVM and all, at a point of its work:
+`python -m tests.spark.driver_to_kill POINT ...`, with the arguments of the job; POINT `none` never comes.
 
-POINT is where it kills itself: `after-write`, when Delta has the rows and Spark does not know yet; or `none`.
+    opened        `entries` is there, nobody holds its log
+    leased        the cursor is held, no query runs
+    planned       Spark has noted where the first micro-batch ends, nothing of it is written
+    file-written  the rows lie in a whole file, which no commit of the table names as yet
+    committed     Delta has the rows, nobody knows
+    moved         the cursor stands behind them, Spark does not know
+    known         Spark knows, and has noted the next micro-batch
+    told          what a range of events tells is in its tables, `events` itself lacks them
 """
 
 import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from spark_jobs import entries
+from pyspark.sql import DataFrame
+
+from app.tables.delta_log import DeltaLog
+from spark_jobs import entries, lease
+from spark_jobs.jars import DEFAULT_JARS_FOLDER
+from spark_jobs.journal_table import JournalTable
 from spark_jobs.run import materialize, parse_arguments
 from spark_jobs.session import build_session
-from spark_jobs.tables import append_once
+from spark_jobs.tables import EVENTS
+
+POINTS = ("opened", "leased", "planned", "file-written", "committed", "moved", "known", "told")
+PARQUET_END = b"PAR1"
+LOOK_S = 0.001
 
 
-def append_and_die(*arguments: object, **options: object) -> None:
-    append_once(*arguments, **options)  # type: ignore[arg-type]
+def die() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def after(owner: Any, name: str) -> None:
+    """Let a function be the last that this driver does."""
+    whole: Callable[..., Any] = getattr(owner, name)
+
+    def last(*arguments: Any, **options: Any) -> None:
+        whole(*arguments, **options)
+        die()
+
+    setattr(owner, name, last)
+
+
+def before_batch(batch_id: int, reached: Callable[[entries.EntriesJob], None]) -> None:
+    """Call `reached` when a micro-batch of `entries` is to be written, or a later one."""
+    whole = entries.EntriesJob.write
+
+    def write(job: entries.EntriesJob, records: DataFrame, number: int) -> None:
+        if number >= batch_id:
+            reached(job)
+        whole(job, records, number)
+
+    entries.EntriesJob.write = write  # type: ignore[assignment, method-assign]
+
+
+def watch_files(job: entries.EntriesJob) -> None:
+    """Die as soon as a whole file lies in the table's folder that no commit names."""
+    folder = Path(job.path)
+    snapshot = DeltaLog(job.path).snapshot()
+    assert snapshot is not None
+    known = {Path(file.path).name for file in snapshot.files.values()}
+    known |= {path.name for path in folder.glob("*.parquet")}  # and what other drivers have left
+
+    def watch() -> None:
+        while not any(is_whole(path) for path in folder.glob("*.parquet") if path.name not in known):
+            time.sleep(LOOK_S)
+        die()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def is_whole(path: Path) -> bool:
+    return path.read_bytes()[-len(PARQUET_END) :] == PARQUET_END
+
+
+def tell_and_die() -> None:
+    """Die when `events` is about to take what its derived tables have."""
+    whole = JournalTable.append
+
+    def append(table: JournalTable, rows: Any) -> None:
+        if table.table is EVENTS and rows.num_rows:
+            die()
+        whole(table, rows)
+
+    JournalTable.append = append  # type: ignore[assignment, method-assign]
+
+
+ARRANGED: dict[str, Callable[[], None]] = {
+    "none": lambda: None,
+    "opened": lambda: after(entries.EntriesJob, "open"),
+    "leased": lambda: after(lease.Lease, "take"),
+    "planned": lambda: before_batch(0, lambda _: die()),
+    "file-written": lambda: before_batch(0, watch_files),
+    "committed": lambda: after(entries, "append_once"),
+    "moved": lambda: after(lease.LeasedEntries, "write"),
+    "known": lambda: before_batch(1, lambda _: die()),
+    "told": tell_and_die,
+}
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "after-write":
-        entries.append_once = append_and_die  # type: ignore[assignment]
-    config = parse_arguments(sys.argv[2:])
-    materialize(config, spark=build_session("killed", jars_folder=config.spark.session.jars, fast_tests=True))
+    ARRANGED[sys.argv[1]]()
+    session = build_session("killed", jars_folder=DEFAULT_JARS_FOLDER, fast_tests=True)
+    materialize(parse_arguments(sys.argv[2:]), spark=session)

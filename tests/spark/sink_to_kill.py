@@ -1,9 +1,9 @@
 """A stream into a log that kills the process that commits, or its whole driver, at a point.
 
 The file `die-at` in the query's checkpoint names the point: `staged` (files, no list), `listed` (a list,
-nothing appended), `appended-1`, `appended-2` (so many appends in the log), `committed` (all of it, and Spark
-does not know), and the process group that dies too, 0 for none.
-`python -m tests.spark.sink_to_kill ENDPOINT FOLDER` is a driver of its own.
+nothing appended), `appended-1`, `appended-2` (so many appends answered in this life), `stored-1` (one of them
+new in the log), `committed` (all of it, and Spark does not know), and the process group that dies too, 0 for
+none. `python -m tests.spark.sink_to_kill ENDPOINT FOLDER [POINT ROWS LOG]` is a driver of its own.
 """
 
 import os
@@ -53,12 +53,16 @@ class MortalClient(CommitlogClient):
 
     fate: Fate
     appends = 0
+    stored = 0  # of those, how many the log did not have from a life before
 
     def append_arrow(self, *arguments: Any, **options: Any) -> Appended:
         self.fate.reach("listed")
         answer = super().append_arrow(*arguments, **options)
         self.appends += 1
         self.fate.reach(f"appended-{self.appends}")
+        if not answer.replayed:
+            self.stored += 1
+            self.fate.reach(f"stored-{self.stored}")
         return answer
 
 
@@ -87,7 +91,7 @@ class MortalSource(CommitlogDataSource):
         return MortalWriter(parse_sink_options(self.options, streaming=True))
 
 
-def numbers(spark: SparkSession, folder: Path, count: int, endpoint: str) -> DataStreamWriter:
+def numbers(spark: SparkSession, folder: Path, count: int, endpoint: str, log: str = LOG) -> DataStreamWriter:
     """A stream of `count` rows in all: files, which come once each, as many tasks as files."""
     source = folder / "source"
     source.mkdir(exist_ok=True)
@@ -100,12 +104,14 @@ def numbers(spark: SparkSession, folder: Path, count: int, endpoint: str) -> Dat
     spark.conf.set("spark.sql.files.openCostInBytes", 134_217_728)  # a task a file
     writer = spark.readStream.format("text").load(str(source)).writeStream.trigger(availableNow=True)
     writer.option("checkpointLocation", str(folder / "checkpoint"))
-    return writer.options(endpoint=endpoint, log=LOG)
+    return writer.options(endpoint=endpoint, log=log)
 
 
 if __name__ == "__main__":
     endpoint, folder = sys.argv[1], Path(sys.argv[2])
-    die_at(folder / "checkpoint", "appended-1", os.getpgid(0))
+    point, rows, log = sys.argv[3:] or ("appended-1", str(ROWS), LOG)
+    die_at(folder / "checkpoint", point, os.getpgid(0))
     spark = build_session("killed", jars_folder=DEFAULT_JARS_FOLDER, fast_tests=True)
     spark.dataSource.register(MortalSource)
-    numbers(spark, folder, ROWS, endpoint).format("mortal-commitlog").start().awaitTermination()
+    query = numbers(spark, folder, int(rows), endpoint, log).format("mortal-commitlog").start()
+    query.awaitTermination()

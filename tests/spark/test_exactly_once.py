@@ -22,6 +22,7 @@ from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.tables import ENTRIES, TableClash, append_once, create_table, identifier, read_table
 from spark_jobs.transforms import index_check
 from tests.spark.conftest import Batch, endpoints
+from tests.spark.driver_to_kill import POINTS
 from tests.spark.log_server import FakeLog, FakeReplica
 
 DATA = [index for index in range(102) if index not in (0, 51)]
@@ -87,15 +88,41 @@ def test_a_driver_killed_in_mid_write_leaves_nothing_and_the_next_one_goes_on(
     assert indexes(spark, config.tables) == DATA
 
 
-def test_a_driver_killed_between_the_write_and_sparks_commit_doubles_nothing(
-    spark: SparkSession, config: MaterializeConfig, log: FakeLog, driver: Driver
+def test_a_driver_killed_at_each_named_point_leaves_each_record_and_event_once(
+    spark: SparkSession,
+    config: MaterializeConfig,
+    log: FakeLog,
+    replicas: list[FakeReplica],
+    driver: Driver,
 ) -> None:
-    killed = driver("after-write", "--max-records", "60")
-    assert killed.wait(DRIVER_TIMEOUT_S) == -signal.SIGKILL
-    assert indexes(spark, config.tables) == DATA[:58]
+    """One after the other on one table, then one that lives; `make chaos` does it to a real cluster."""
+    standing = {"role": "leader", "begin_index": 0, "end_index": 101, "committed_index": 101}
+    reached = 0
+    for count, point in enumerate(POINTS, 1):
+        replicas[0].event("watermarks", {**standing, "peers": {"n1": 101, "n2": count}})
+        killed = driver(point, "--max-records", "10", "--trigger", "200 milliseconds")
+        assert killed.wait(DRIVER_TIMEOUT_S) == -signal.SIGKILL, point
+        found = indexes(spark, config.tables)
+        assert found == DATA[: len(found)], point
+        assert len(found) >= reached, point
+        if point in ("opened", "leased", "planned"):
+            assert found == [], point
+        if point in ("committed", "moved", "known"):
+            assert len(found) > reached, point
+        reached = len(found)
+
+    def told(table: str) -> list[int]:
+        rows = read_table(spark, f"{config.tables}/default/{table}").select("seq").collect()
+        return sorted(row["seq"] for row in rows)
+
+    last = len(POINTS) - 1
+    assert told("watermarks")[-2:] == [last, last]  # a row a peer
+    assert last not in told("events")
     log.append_many(10)
     materialize(config, spark=spark)
     assert indexes(spark, config.tables) == [*DATA, *range(102, 112)]
+    assert told("events") == list(range(last + 1))
+    assert told("watermarks") == sorted(2 * told("events"))
 
 
 def test_a_checkpoint_deleted_in_mid_stream_loses_and_doubles_nothing(
@@ -131,13 +158,13 @@ def await_true(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def await_materialized(tables: Path, index: int) -> None:
+def await_materialized(tables: Path, index: int, log: str = "default") -> None:
     def reached() -> bool:
         try:
             progress = json.loads((tables / "progress.json").read_text())
         except FileNotFoundError:
             return False
-        return bool(progress["logs"]["default"]["materialized_index"] >= index)
+        return log in progress["logs"] and progress["logs"][log]["materialized_index"] >= index
 
     await_true(reached)
 
@@ -156,11 +183,11 @@ def job(spark: SparkSession, replicas: list[FakeReplica], tmp_path: Path) -> Cal
     return make
 
 
-def write(job: EntriesJob, batch: Batch, until: int) -> None:
+def write(job: EntriesJob, batch: Batch, until: int, first: int = 0) -> None:
     """What Spark does with a micro-batch that ends before `until`: note the end, then call the job."""
     offset = {"next_index": until, "term": 1, "log_id": "test-default"}
     (job.checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(offset)}")
-    job.write(batch(startingIndex=0, endingIndex=until - 1).load(), 0)
+    job.write(batch(startingIndex=first, endingIndex=until - 1).load(), 0)
 
 
 def test_a_driver_that_was_paused_finds_the_other_ones_rows(
@@ -213,6 +240,27 @@ def test_of_two_appends_that_race_for_a_claim_one_is_refused(spark: SparkSession
             racer.join()
         assert sorted(written, key=str) == [(10, claim + 9), None]
     assert read_table(spark, path).count() == 30
+
+
+def test_a_table_without_rows_begins_where_the_log_does(
+    job: Callable[[], EntriesJob],
+    batch: Batch,
+    log: FakeLog,
+    spark: SparkSession,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of two drivers that saw it begin at different places, one is refused as ever."""
+    log.begin_index = 30
+    early, late = job(), job()
+    assert early.open().next_index == 30
+    log.begin_index = 35
+    assert late.open().next_index == 35
+    assert "begins at index 35, as the log does now" in capsys.readouterr().err
+    log.begin_index = 30
+    write(early, batch, 60, 30)
+    write(late, batch, 80, 30)
+    found = index_check(read_table(spark, early.path)).collect()[0]
+    assert (found["rows"], found["doubles"], found["first"], found["last"]) == (49, 0, 30, 79)
 
 
 def test_a_table_that_lost_rows_is_reported_and_left_alone(
