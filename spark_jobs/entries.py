@@ -20,6 +20,7 @@ from spark_jobs.tables import (
     TableClash,
     append_once,
     create_table,
+    look_ahead,
     read_table,
     table_properties,
 )
@@ -109,6 +110,7 @@ class EntriesJob:
             if written is not None:
                 self.rows += written[0]
                 self.next_index = written[1] + 1
+                look_ahead(self.spark, self.path)
                 break
             self.look()
             refusals = refusals + 1 if self.next_index == first else 0
