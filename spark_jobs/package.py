@@ -26,9 +26,10 @@ def package_root() -> Path:
 
 
 def make_zip(folder: Path) -> Path:
-    """Write the package as FOLDER/DIGEST/commitlog.zip, unless it is there, or as the archive it is already.
+    """The package as FOLDER/commitlog-DIGEST.zip, written unless it is there, or as the archive it is now.
 
-    The digest is of the content: two versions beside one another do not disturb their readers.
+    The digest is of the content: executors and servers know archives by their names, and two versions of this
+    one may be at work beside one another.
     """
     root = package_root()
     if root.is_file():
@@ -42,12 +43,12 @@ def make_zip(folder: Path) -> Path:
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
-    target = folder / digest.hexdigest()[:16] / ZIP_NAME
+    target = folder / f"commitlog-{digest.hexdigest()[:16]}.zip"
     if target.is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file,
+        tempfile.NamedTemporaryFile(dir=folder, delete=False) as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
         for path in files:

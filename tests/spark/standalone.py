@@ -123,7 +123,14 @@ def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
     (folder / "spark.properties").write_text(properties(own))
     options = ["--properties-file", str(folder / "spark.properties")]
     main = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
-    command = [str(SPARK_HOME / "bin" / "spark-submit"), *options, *main]
-    with server(folder, "connect", command, environment()) as process:
+    launcher = java("128m", "org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit")
+    told = subprocess.run(
+        [*launcher, *options, *main], env=environment(), check=True, capture_output=True, text=True
+    )
+    command = told.stdout.partition("\0\n")[2].split("\0")[:-1]
+    own_environment = environment()
+    # each process that it starts for a stream would compile pyspark anew, from the archive there
+    del own_environment["SPARK_HOME"]
+    with server(folder, "connect", command, own_environment) as process:
         await_port(process, port, folder / "connect.log")
         yield f"sc://127.0.0.1:{port}"
