@@ -86,7 +86,7 @@ class _Stream:
                 yield await self._batch(page)
 
     def _ping(self) -> bytes:
-        return _event("ping", {"committed_index": self._reader.driver.committed_index})
+        return _event("ping", {"committed_index": self._reader.committed_index})
 
     def _epoch_before(self, index: int) -> list[bytes]:
         """The epoch of the record at `index`, unless the client knows it."""

@@ -19,7 +19,7 @@ def page_object(reader: Reader, page: Page, has_more: bool, encoding: Encoding) 
         "next_index": page.next_index,
         "begin_index": reader.log.begin_index,
         "end_index": reader.log.end_index,
-        "committed_index": reader.driver.committed_index,
+        "committed_index": reader.committed_index,
         "term": reader.driver.term,
         "has_more": has_more,
     }

@@ -13,7 +13,7 @@ from storage.batch import Batch
 
 _IN_PLACE_BYTES: Final = 128 * 1024  # more than that is cut and rendered in a thread
 _CHUNK_MIN_BYTES: Final = 64 * 1024
-_LOCAL_POLL_S: Final = 0.05  # uncommitted records announce themselves to nobody
+_POLL_S: Final = 0.05  # neither uncommitted records announce themselves, nor what another node knows
 DEFAULT_MIN_INDEX_WAIT_MS: Final = 5_000
 
 
@@ -33,7 +33,11 @@ class Range:
 
 
 class Reader:
-    """One log, one request. `visible_end` is the last index that the request may see."""
+    """One log, one request. `visible_end` is the last index that the request may see.
+
+    A replica that runs ahead of its leader shows a linearizable read no more than the leader gave it: the
+    next reader, elsewhere, would not see it (R-08).
+    """
 
     def __init__(self, here: Served, consistency: Consistency) -> None:
         self.here = here
@@ -42,12 +46,19 @@ class Reader:
         self.driver = here.driver
         self.log = here.driver.log
         self.consistency = consistency
+        self._given: int | None = None  # by the leader, where that bounds what may be seen
 
     @property
     def visible_end(self) -> int:
         if self.consistency is Consistency.LOCAL:
             return self.log.end_index
-        return self.driver.committed_index
+        return self.committed_index
+
+    @property
+    def committed_index(self) -> int:
+        """As this request may know it."""
+        committed = self.driver.committed_index
+        return committed if self._given is None else min(committed, self._given)
 
     async def confirm(self) -> None:
         """For a linearizable read: wait until this node has what was committed at the call (R-08).
@@ -55,7 +66,9 @@ class Reader:
         Raises ReadIndexUnavailable, Repairing.
         """
         if self.consistency is Consistency.LINEARIZABLE:
-            await self.broker.waits.read_index(self.hosted)
+            index = await self.broker.waits.read_index(self.hosted)
+            if self.driver.runs_ahead:
+                self._given = index
 
     async def reach(self, min_index: int | None, wait_ms: int = DEFAULT_MIN_INDEX_WAIT_MS) -> None:
         """Commitlog-Min-Index: wait until this node has it, else raise NotYetReplicated."""
@@ -64,17 +77,20 @@ class Reader:
 
     async def grown(self, index: int, timeout_s: float) -> bool:
         """Wait until `index` may be seen, at most so long; whether it may."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
         if self.consistency is not Consistency.LOCAL:
             grown = await self.broker.waits.committed(self.hosted, index, timeout_s)
             self.check_served()
-            return grown
-        deadline = asyncio.get_running_loop().time() + timeout_s
+            if self._given is None or not grown:
+                return grown
+            await self.confirm()
         while self.visible_end < index and not self.broker.waits.stopping:
             left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
                 break
-            await self.broker.waits.pause(min(left_s, _LOCAL_POLL_S))
+            await self.broker.waits.pause(min(left_s, _POLL_S))
             self.check_served()
+            await self.confirm()
         return self.visible_end >= index
 
     def check_served(self) -> None:
@@ -101,7 +117,7 @@ class Reader:
                 raise CursorNotFound(query.cursor)
             start = self._checked(cursor.position, end)
         elif query.from_ is Start.LATEST:
-            start = self.driver.committed_index + 1
+            start = self.committed_index + 1
         else:
             start = max(self.log.begin_index, 0)
         range_ = Range(start, query.until_index, query.until_timestamp)

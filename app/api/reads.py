@@ -188,12 +188,13 @@ async def read_one(
 )
 async def tail(call: Call, log: LogName, query: Annotated[ConsistencyQuery, Query()]) -> Response:
     here = await call.replica(log)
-    await Reader(here, query.consistency).confirm()
+    reader = Reader(here, query.consistency)
+    await reader.confirm()
     driver = here.driver
     content = {
         "begin_index": driver.log.begin_index,
         "end_index": driver.log.end_index,
-        "committed_index": driver.committed_index,
+        "committed_index": reader.committed_index,
         "next_index": driver.log.next_index,
         "term": driver.term,
         "leader": driver.leader_id,

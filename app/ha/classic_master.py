@@ -172,8 +172,7 @@ class ClassicMasterCore(StaticGroup):
 
     def step(self, source: str, message: Any, now_ms: int) -> None:
         if isinstance(message, ReadIndexRequest):
-            index = self._member.committed_index if self._is_open else None
-            self._outbox.send(source, ReadIndexAnswer(message.term, message.id, index))
+            self._outbox.send(source, ReadIndexAnswer(message.term, message.id, self._readable_index))
         elif isinstance(message, Opened):
             if source.startswith(INCOMING):
                 self._connected(source, message.replica, now_ms)

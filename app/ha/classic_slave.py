@@ -30,6 +30,7 @@ class ClassicSlaveCore(StaticGroup):
     offset that it reports is as durable as the log asks for."""
 
     accepts_appends = False
+    runs_ahead = True
     pending_appends = 0
     wants_control: dict[str, Any] | None = None
 

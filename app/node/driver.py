@@ -300,6 +300,11 @@ class LogDriver:
         return self._core.committed_index
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether what is committed here may be more than the leader knows of (a slave of classic HA)."""
+        return self._core.runs_ahead
+
+    @property
     def state(self) -> LogState:
         """What the log says beside its records, with what is not committed yet."""
         return self._state

@@ -7,6 +7,8 @@ from app.replication import Ready, Role
 class MemberCore:
     """The plain part of ReplicationCore: over the member as it stands, and what must leave next."""
 
+    runs_ahead = False
+
     def __init__(self, member: MemberState) -> None:
         self._member = member
         self._outbox = Outbox()

@@ -85,6 +85,29 @@ def test_a_classic_log_by_rest(tmp_path: Path) -> None:
         cluster.close()
 
 
+@pytest.mark.rule("R-08", "H-08")
+def test_a_linearizable_read_at_a_slave_shows_no_more_than_its_master_would(tmp_path: Path) -> None:
+    cluster = classic(tmp_path, sync_slaves=2)
+    try:
+        cluster.start()
+        cluster.wait_ready()
+        assert cluster.append("n2", "a").status_code == 200
+        cluster.wait_even()
+        cluster.kill("n3")
+        assert cluster.append("n2", "b", params={"timeout_ms": 1_000}).status_code == 504
+        # n1 holds it, by the master's word it is not committed: one slave of two has it
+        eventually(lambda: cluster.values("n1", consistency="committed") == ["a", "b"], what="n1 holds b")
+        for node in ("n1", "n2"):
+            assert cluster.values(node) == ["a"]
+            assert cluster.get(node, "/v1/logs/default/tail").json()["committed_index"] == 1
+        assert cluster.get("n1", "/v1/logs/default/records/2").status_code == 416
+        cluster.start("n3")
+        waiting = cluster.get("n1", "/v1/logs/default/records?from_index=2&wait_ms=20000").json()
+        assert [record["value"] for record in waiting["records"]] == ["b"]
+    finally:
+        cluster.close()
+
+
 @pytest.mark.rule("H-01")
 def test_commitlog_up_in_classic_mode(tmp_path: Path) -> None:
     port = free_ports(1)[0] % 50_000 + 10_000

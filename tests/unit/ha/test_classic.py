@@ -284,6 +284,8 @@ def test_after_a_restart_readers_wait_for_what_may_have_been_acknowledged() -> N
     assert again.core.committed_index == NO_INDEX
     again.core.read_index("reader", again.now_ms)
     again.carry_out()
+    again.deliver("n2", ReadIndexRequest(1, 5))
+    assert again.take() == [("n2", ReadIndexAnswer(1, 5, 1))]
     assert again.reads == [("reader", 1)]
 
 
