@@ -31,7 +31,8 @@ RECORD_BYTES = 1024
 GOALS_MS = {"p50_ms": 1_000.0, "p95_ms": 2_000.0}
 LOOK_EACH_S = 0.005
 ASK_EACH_S = 0.25
-FIRST_ROWS_S, LAST_ROWS_S = 180.0, 60.0
+FIRST_ROWS_S, LAST_ROWS_S = 600.0, 120.0
+JOB = "job"
 LAG_SLACK_S = 0.1  # from a commit until a replica knows of it, on busy processors
 
 
@@ -140,14 +141,14 @@ async def watch_batches(path: Path, batches: dict[int, Mapping[str, Any]]) -> No
 
 
 def processor_s(pids: Mapping[str, int]) -> dict[str, float]:
-    """Seconds of processor that processes have used: by name, children included; and the whole machine."""
+    """Seconds of processor used so far: by name, of the job with its children; and by the whole machine."""
     used: dict[str, float] = {}
     for name, pid in pids.items():
         process = psutil.Process(pid)
-        for member in [process, *process.children(recursive=True)]:
+        for member in [process, *(process.children(recursive=True) if name == JOB else [])]:
             with contextlib.suppress(psutil.NoSuchProcess):  # a worker of Spark's that has just ended
                 times, program = member.cpu_times(), member.name()
-                key = f"{name}: {'java' if program == 'java' else 'python'}" if name == "job" else name
+                key = f"{JOB}: {'java' if program == 'java' else 'python'}" if name == JOB else name
                 used[key] = used.get(key, 0.0) + times.user + times.system
     machine = psutil.cpu_times()
     return {**used, "machine": sum(machine) - machine.idle - machine.iowait}
@@ -218,7 +219,7 @@ async def measure(folder: Path, urls: Sequence[str], options: argparse.Namespace
         status, nodes = client.status(), client.cluster()["nodes"]
     leader = next(node["url"] for node in nodes if node["id"] == status["leader"])
     pids = {node["id"]: pid_of(folder, node["id"]) for node in nodes}
-    pids |= {"job": pid_of(folder, "spark"), "bench": psutil.Process().pid}
+    pids |= {JOB: pid_of(folder, "spark"), "bench": psutil.Process().pid}
     table, told = folder / "tables" / "default" / "entries", folder / "spark" / "progress.json"
     load = Load(f"{leader}/v1/logs/default/records", options.rate, options.append_records)
     versions, lag, batches = Versions(), list[LagSeen](), dict[int, Mapping[str, Any]]()
