@@ -138,6 +138,7 @@ def verify_with_spark(target: Target) -> None:
 @click.option(
     "--tables",
     envvar="COMMITLOG_TABLES",
+    show_envvar=True,
     help=f"Folder or URL of the Delta tables.  [default: {DEFAULT_TABLES}]",
 )
 @click.option(
@@ -147,6 +148,7 @@ def verify_with_spark(target: Target) -> None:
     "--spark-conf",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
     envvar="COMMITLOG_SPARK_CONF",
+    show_envvar=True,
     help="File like conf/spark.toml: where Spark runs, and the defaults of --tables and --checkpoints.",
 )
 @click.option("--once", is_flag=True, help="End when everything that is committed now is in the tables.")

@@ -4,7 +4,9 @@ import argparse
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from app.cli import tables
 from app.errors import ConfigError
 from spark_jobs import run, settings, upkeep
 from spark_jobs.settings import SparkSettings, load, parse
@@ -93,6 +95,24 @@ def test_command_lines_win_over_the_file_and_the_file_over_the_variable(
     assert (config.tables_root, config.checkpoints_folder) == ("s3://b/t", tmp_path / "c")
     monkeypatch.delenv(settings.VARIABLE)
     assert settings.settings_of(given(), master="local[1]").session.master == "local[1]"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_command_hands_the_file_on_and_leaves_the_places_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    for variable in (settings.VARIABLE, "COMMITLOG_TABLES"):
+        monkeypatch.delenv(variable, raising=False)
+    path = tmp_path / "spark.toml"
+    path.write_text('[locations]\ntables = "t"\ncheckpoints = "c"\n')
+    ran: list[list[str]] = []
+    monkeypatch.setattr(tables.os, "execv", lambda _, command: ran.append(command))
+    given = ["--spark-conf", str(path)] if named else []
+    CliRunner().invoke(tables.materialize_command, [*given, "--once"], catch_exceptions=False)
+    config = run.parse_arguments(ran[0][ran[0].index(tables.JOB) + 1 :])
+    root = tmp_path / "t" if named else tables.DEFAULT_TABLES.resolve()
+    scratch = tmp_path / "c" if named else tables.DEFAULT_CHECKPOINTS
+    assert (config.tables_root, config.checkpoints, config.available_now) == (str(root), scratch, True)
 
 
 def test_jobs_say_what_they_lack_before_spark_is_started(
