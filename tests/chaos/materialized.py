@@ -28,7 +28,7 @@ from tests.chaos.session import Session, World, open_cluster, under_load
 from tests.chaos.table_judge import records_of
 from tests.fault.cluster import FaultCluster
 from tests.fault.history import Operation, Outcome, find_violations
-from tests.spark.driver_to_kill import POINTS
+from tests.spark.kill_points import POINTS
 
 LIGHT: dict[str, Any] = {"pause_s": 0.1, "readers": 1}  # a load that leaves the processor to the JVM
 IN_START = 0.2  # share of the random kills that come before the first micro-batch
@@ -41,7 +41,7 @@ TASKS = "pyspark.daemon"  # whose children run them
 
 
 async def kill_driver(world: World) -> None:
-    """kill -9 of the whole driver at 40 random moments, then at each named point (driver_to_kill.py)."""
+    """kill -9 of the whole driver at 40 random moments, then at each named point (kill_points.py)."""
     kills, named = world.count(40, least=2), POINTS[: world.count(len(POINTS))]
     async with filled(world) as (session, job):
         for number in range(kills):

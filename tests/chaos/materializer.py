@@ -120,7 +120,7 @@ class Materializer:
         tables.mkdir(parents=True, exist_ok=True)
 
     async def start(self, point: str | None = None, *more: str) -> Driver:
-        """A new driver, beside those that run. point: where it is to kill itself (driver_to_kill.py)."""
+        """A new driver, beside those that run. point: where it is to kill itself (kill_points.py)."""
         job = [JOB] if point is None else [MORTAL_JOB, point]
         command = [
             sys.executable,

@@ -1,14 +1,7 @@
 """A materializer in a process of its own that kills itself, JVM and all, at a point of its work:
 `python -m tests.spark.driver_to_kill POINT ...`, with the arguments of the job; POINT `none` never comes.
 
-    opened        `entries` is there, nobody holds its log
-    leased        the cursor is held, no query runs
-    planned       Spark has noted where the first micro-batch ends, nothing of it is written
-    file-written  the rows lie in a whole file, which no commit of the table names as yet
-    committed     Delta has the rows, nobody knows
-    moved         the cursor stands behind them, Spark does not know
-    known         Spark knows, and has noted the next micro-batch
-    told          what a range of events tells is in its tables, `events` itself lacks them
+kill_points.py tells the points.
 """
 
 import os
@@ -30,7 +23,6 @@ from spark_jobs.run import materialize, parse_arguments
 from spark_jobs.session import build_session
 from spark_jobs.tables import EVENTS
 
-POINTS = ("opened", "leased", "planned", "file-written", "committed", "moved", "known", "told")
 PARQUET_END = b"PAR1"
 LOOK_S = 0.001
 

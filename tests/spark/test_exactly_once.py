@@ -22,7 +22,7 @@ from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.tables import ENTRIES, TableClash, append_once, create_table, identifier, read_table
 from spark_jobs.transforms import index_check
 from tests.spark.conftest import Batch, endpoints
-from tests.spark.driver_to_kill import POINTS
+from tests.spark.kill_points import POINTS
 from tests.spark.log_server import FakeLog, FakeReplica
 
 DATA = [index for index in range(102) if index not in (0, 51)]
