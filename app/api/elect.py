@@ -54,7 +54,8 @@ async def elect(call: Call, log: LogName, query: Nothing) -> Response:
     broker, hosted = call.broker, call.find(log)
     asked = await call.asked(ElectIn)
     if hosted.settings.replication is not Replication.CONTROLLER:
-        raise InvalidRequest(("/path/log", f"log {log} is not in controller mode"))
+        hint = "a leader in Raft mode moves by leader:transfer"
+        raise InvalidRequest(("/path/log", f"log {log} is not in controller mode; {hint}"))
     await broker.waits.read_index(broker.metadata.hosted)  # the epoch to be left behind is the newest one
     before = broker.metadata.log(log)
     if before is None:

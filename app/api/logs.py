@@ -152,7 +152,9 @@ def _changeable(call: Call, log: str) -> HostedLog:
     """Raises what LogCall.find raises; InvalidRequest for a log that is as the configuration file says."""
     hosted = call.broker.find(log)
     if hosted.generation == CONFIGURED:
-        raise InvalidRequest(("/path/log", f"log {hosted.name} belongs to the configuration file"))
+        raise InvalidRequest(
+            ("/path/log", f"log {hosted.name} stands in the configuration file: change it there")
+        )
     call.wants_json()
     return hosted
 

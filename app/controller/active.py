@@ -302,7 +302,9 @@ class ActiveController:
 
     def _check_not_configured(self, log: Log) -> None:
         if log.generation < 0:
-            raise Refused(Reason.CONFIGURED_LOG, f"log {log.name} belongs to the configuration file")
+            raise Refused(
+                Reason.CONFIGURED_LOG, f"log {log.name} stands in the configuration file: change it there"
+            )
 
     def _step_down(
         self, state: Metadata, log: Log, command: StepDown, happen: Callable[..., None], now_ms: int
