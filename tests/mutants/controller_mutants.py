@@ -31,7 +31,7 @@ from app.ha.roles import HaView, Lease, MasterRole, SlaveRole
 from app.ha.sending import _Cutter
 from app.ha.slave_side import SlaveSide
 from app.ha.sync_state_set import SyncStateSet
-from tests.mutants.mutants import Killer, Mutant, Patch
+from tests.mutants.mutants import Killer, Mutant, Patch, planted
 from tests.simulation.ha import classic, run
 from tests.unit.controller import (
     test_elections,
@@ -87,14 +87,11 @@ def killed_by_group(mutant: GroupMutant) -> str | None:
     mode="controller",
 )
 def somebody_from_outside_the_set_is_elected(patch: pytest.MonkeyPatch) -> None:
-    original = elect_master.elect
-
-    def elect(log: Log, liveness: Liveness, now_ms: int, **options: Any) -> MasterElected:
+    @planted(patch, elect_master, "elect")
+    def elect(original: Any, log: Log, liveness: Liveness, now_ms: int, **options: Any) -> MasterElected:
         everybody = tuple(replica.id for replica in log.replicas)
         log = msgspec.structs.replace(log, sync_state_set=everybody)
         return original(log, liveness, now_ms, **options)
-
-    patch.setattr(elect_master, "elect", elect)
 
 
 @mutant(
@@ -145,13 +142,10 @@ def what_was_given_up_once_is_given_up_for_ever(patch: pytest.MonkeyPatch) -> No
     mode="controller",
 )
 def a_stale_set_epoch_is_accepted(patch: pytest.MonkeyPatch) -> None:
-    original = alter_module.alter
-
-    def alter(log: Log, command: AlterSyncStateSet, liveness: Liveness, now_ms: int) -> Any:
+    @planted(patch, alter_module, "alter")
+    def alter(original: Any, log: Log, command: AlterSyncStateSet, liveness: Liveness, now_ms: int) -> Any:
         command = msgspec.structs.replace(command, set_epoch=log.set_epoch)
         return original(log, command, liveness, now_ms)
-
-    patch.setattr(alter_module, "alter", alter)
 
 
 @mutant(
@@ -162,13 +156,10 @@ def a_stale_set_epoch_is_accepted(patch: pytest.MonkeyPatch) -> None:
     mode="controller",
 )
 def a_stale_master_changes_the_set(patch: pytest.MonkeyPatch) -> None:
-    original = alter_module.alter
-
-    def alter(log: Log, command: AlterSyncStateSet, liveness: Liveness, now_ms: int) -> Any:
+    @planted(patch, alter_module, "alter")
+    def alter(original: Any, log: Log, command: AlterSyncStateSet, liveness: Liveness, now_ms: int) -> Any:
         command = msgspec.structs.replace(command, master_epoch=log.master_epoch)
         return original(log, command, liveness, now_ms)
-
-    patch.setattr(alter_module, "alter", alter)
 
 
 @mutant(
@@ -198,14 +189,11 @@ def a_controller_answers_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     mode="controller",
 )
 def another_copy_registers_with_an_old_id(patch: pytest.MonkeyPatch) -> None:
-    original = registration.register
-
-    def register(log: Log, command: Any) -> Any:
+    @planted(patch, active_module.registration, "register")
+    def register(original: Any, log: Log, command: Any) -> Any:
         newest = registration._newest(log, command.node)
         code = command.check_code if newest is None else newest.check_code
         return original(log, msgspec.structs.replace(command, check_code=code))
-
-    patch.setattr(active_module.registration, "register", register)
 
 
 @mutant(
@@ -214,15 +202,12 @@ def another_copy_registers_with_an_old_id(patch: pytest.MonkeyPatch) -> None:
     mode="controller",
 )
 def a_snapshot_forgets_what_is_not_committed_yet(patch: pytest.MonkeyPatch) -> None:
-    original = MetadataLogState.snapshot
-
-    def snapshot(self: MetadataLogState) -> bytes:
+    @planted(patch, MetadataLogState, "snapshot")
+    def snapshot(original: Any, self: MetadataLogState) -> bytes:
         waiting, self._waiting = self._waiting, type(self._waiting)()
         data = original(self)
         self._waiting = waiting
         return data
-
-    patch.setattr(MetadataLogState, "snapshot", snapshot)
 
 
 # --- the managers ---
@@ -248,14 +233,13 @@ def a_lease_counts_for_any_epoch(patch: pytest.MonkeyPatch) -> None:
     mode="controller",
 )
 def a_mastership_is_given_up_after_the_controller_has_heard(patch: pytest.MonkeyPatch) -> None:
-    original = ReplicasManager.step
-
-    def step(self: ReplicasManager, log: Log | None, view: HaView, now_ms: int) -> list[Action]:
+    @planted(patch, ReplicasManager, "step")
+    def step(
+        original: Any, self: ReplicasManager, log: Log | None, view: HaView, now_ms: int
+    ) -> list[Action]:
         actions = original(self, log, view, now_ms)
         gives_up = any(isinstance(each, Ask) and isinstance(each.command, StepDown) for each in actions)
         return actions[::-1] if gives_up else actions
-
-    patch.setattr(ReplicasManager, "step", step)
 
 
 @mutant(
@@ -266,15 +250,14 @@ def a_mastership_is_given_up_after_the_controller_has_heard(patch: pytest.Monkey
     mode="controller",
 )
 def a_need_of_the_epoch_before_gives_the_new_one_up(patch: pytest.MonkeyPatch) -> None:
-    original = ReplicasManager._ask_for_more
-
-    def ask(self: ReplicasManager, log: Log, view: HaView, actions: list[Action], now_ms: int) -> None:
+    @planted(patch, ReplicasManager, "_ask_for_more")
+    def ask(
+        original: Any, self: ReplicasManager, log: Log, view: HaView, actions: list[Action], now_ms: int
+    ) -> None:
         if view.needs_election and view.epoch < log.master_epoch:
             view = copy(view)
             view.epoch = log.master_epoch  # type: ignore[misc]
         original(self, log, view, actions, now_ms)
-
-    patch.setattr(ReplicasManager, "_ask_for_more", ask)
 
 
 # --- the master ---
@@ -287,13 +270,10 @@ def a_master_is_never_fenced(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("C-04", lambda _: test_master.test_an_epoch_is_opened_by_one_life_only(), mode="controller")
 def an_epoch_is_opened_by_every_life(patch: pytest.MonkeyPatch) -> None:
-    original = AutoSwitchCore._become_master
-
-    def become_master(self: AutoSwitchCore, role: MasterRole, now_ms: int) -> None:
+    @planted(patch, AutoSwitchCore, "_become_master")
+    def become_master(original: Any, self: AutoSwitchCore, role: MasterRole, now_ms: int) -> None:
         self._member.voted_for = None
         original(self, role, now_ms)
-
-    patch.setattr(AutoSwitchCore, "_become_master", become_master)
 
 
 @mutant("C-10", lambda _: test_master.test_roles_of_older_epochs_change_nothing(), mode="controller")
@@ -313,14 +293,11 @@ def a_role_of_an_older_epoch_is_taken_up(patch: pytest.MonkeyPatch) -> None:
     mode="controller",
 )
 def an_epoch_is_open_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
-    original = AutoSwitchCore.advance
-
-    def advance(self: AutoSwitchCore, ready: Any, now_ms: int) -> None:
+    @planted(patch, AutoSwitchCore, "advance")
+    def advance(original: Any, self: AutoSwitchCore, ready: Any, now_ms: int) -> None:
         original(self, ready, now_ms)
         if self._master is not None and ready.batches and not self._master.open and self._opening is None:
             self._master.opened(now_ms)
-
-    patch.setattr(AutoSwitchCore, "advance", advance)
 
 
 @mutant(
@@ -368,13 +345,10 @@ def whoever_connects_joins_the_set(patch: pytest.MonkeyPatch) -> None:
     mode="controller",
 )
 def a_slave_joins_before_the_epoch_is_confirmed(patch: pytest.MonkeyPatch) -> None:
-    original = MasterSide.judge
-
-    def judge(self: MasterSide, now_ms: int, *, fenced: bool) -> None:
+    @planted(patch, MasterSide, "judge")
+    def judge(original: Any, self: MasterSide, now_ms: int, *, fenced: bool) -> None:
         self._opening_index = -1
         original(self, now_ms, fenced=fenced)
-
-    patch.setattr(MasterSide, "judge", judge)
 
 
 @mutant(
@@ -383,14 +357,11 @@ def a_slave_joins_before_the_epoch_is_confirmed(patch: pytest.MonkeyPatch) -> No
     mode="controller",
 )
 def a_learner_joins_the_set(patch: pytest.MonkeyPatch) -> None:
-    original = MasterSide._acked
-
-    def acked(self: MasterSide) -> dict[str, int]:
+    @planted(patch, MasterSide, "_acked")
+    def acked(original: Any, self: MasterSide) -> dict[str, int]:
         for connection in self._connections.values():
             connection.is_learner = False
         return original(self)
-
-    patch.setattr(MasterSide, "_acked", acked)
 
 
 @mutant("A-05", lambda _: test_master.test_no_frame_spans_two_epochs(), mode="controller")
@@ -470,13 +441,10 @@ def a_slave_asks_not_where_a_frame_belongs(patch: pytest.MonkeyPatch) -> None:
     mode="classic",
 )
 def a_synchronous_append_waits_for_nobody(patch: pytest.MonkeyPatch) -> None:
-    original = ClassicMasterCore._check
-
-    def check(self: ClassicMasterCore, now_ms: int) -> None:
+    @planted(patch, ClassicMasterCore, "_check")
+    def check(original: Any, self: ClassicMasterCore, now_ms: int) -> None:
         self._sync_slaves = 0
         original(self, now_ms)
-
-    patch.setattr(ClassicMasterCore, "_check", check)
 
 
 @mutant("H-02", lambda _: test_classic.test_what_is_reported_is_durable(), mode="classic")

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -48,6 +48,7 @@ from tests.unit.raft import (
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 Killer = Callable[[Path], None]
+Bug = TypeVar("Bug", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,17 @@ def mutant(rule: str, killer: Killer | None = None) -> Callable[[Patch], Patch]:
         return patch
 
     return register
+
+
+def planted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> Callable[[Bug], Bug]:
+    """Let the function stand in for `owner.name`, which it gets as its first argument."""
+    original = getattr(owner, name)
+
+    def plant(bug: Bug) -> Bug:
+        patch.setattr(owner, name, lambda *given, **options: bug(original, *given, **options))
+        return bug
+
+    return plant
 
 
 # --- acknowledged, committed ---
@@ -123,14 +135,11 @@ def watermarks_outlive_their_term(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("D-10", lambda _: test_dispatcher.test_answers_of_an_earlier_session_change_nothing())
 def an_ack_counts_whatever_its_session(patch: pytest.MonkeyPatch) -> None:
-    original = Dispatcher.answer
-
-    def answer(self: Dispatcher, answer: Any, now_ms: int) -> None:
+    @planted(patch, Dispatcher, "answer")
+    def answer(original: Any, self: Dispatcher, answer: Any, now_ms: int) -> None:
         if answer.type is PushType.APPEND and answer.code is PushCode.SUCCESS:
             self._quorum.raise_watermark(self.peer, answer.index)
         original(self, answer, now_ms)
-
-    patch.setattr(Dispatcher, "answer", answer)
 
 
 @mutant("R-12")
@@ -144,14 +153,11 @@ def the_committed_index_passes_what_is_matched(patch: pytest.MonkeyPatch) -> Non
 
 @mutant("R-12", lambda _: test_entry_handler.test_a_new_term_starts_with_nothing_matched())
 def what_was_matched_outlives_the_term(patch: pytest.MonkeyPatch) -> None:
-    original = EntryHandler.reset
-
-    def reset(self: EntryHandler) -> None:
+    @planted(patch, EntryHandler, "reset")
+    def reset(original: Any, self: EntryHandler) -> None:
         before = getattr(self, "matched_index", NO_INDEX)
         original(self)
         self.matched_index = before
-
-    patch.setattr(EntryHandler, "reset", reset)
 
 
 # --- the logs ---
@@ -164,12 +170,9 @@ def appends_are_stored_behind_any_record(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("D-12")
 def compare_looks_at_the_record_before(patch: pytest.MonkeyPatch) -> None:
-    original = EntryHandler._agrees
-
-    def agrees(self: EntryHandler, index: int, term: int) -> bool:
+    @planted(patch, EntryHandler, "_agrees")
+    def agrees(original: Any, self: EntryHandler, index: int, term: int) -> bool:
         return index <= 0 or original(self, index - 1, self._log.term_at(min(index - 1, self._log.end_index)))
-
-    patch.setattr(EntryHandler, "_agrees", agrees)
 
 
 @mutant(
@@ -177,14 +180,11 @@ def compare_looks_at_the_record_before(patch: pytest.MonkeyPatch) -> None:
     lambda _: test_entry_handler.test_compare_and_truncate_are_answered_only_when_the_named_end_is_durable(),
 )
 def compare_names_an_end_that_is_not_durable(patch: pytest.MonkeyPatch) -> None:
-    original = EntryHandler._answer_deferred
-
-    def at_once(self: EntryHandler) -> None:
+    @planted(patch, EntryHandler, "_answer_deferred")
+    def at_once(original: Any, self: EntryHandler) -> None:
         self._member.durability = Durability.REPLICATED
         original(self)
         self._member.durability = Durability.FSYNC
-
-    patch.setattr(EntryHandler, "_answer_deferred", at_once)
 
 
 @mutant(
@@ -194,14 +194,11 @@ def compare_names_an_end_that_is_not_durable(patch: pytest.MonkeyPatch) -> None:
     ),
 )
 def truncate_below_the_committed_index(patch: pytest.MonkeyPatch) -> None:
-    original = EntryHandler._truncate
-
-    def lax(self: EntryHandler, request: PushRequest) -> None:
+    @planted(patch, EntryHandler, "_truncate")
+    def lax(original: Any, self: EntryHandler, request: PushRequest) -> None:
         committed, self._member.committed_index = self._member.committed_index, NO_INDEX
         original(self, request)
         self._member.committed_index = committed
-
-    patch.setattr(EntryHandler, "_truncate", lax)
 
 
 @mutant(
@@ -211,16 +208,13 @@ def truncate_below_the_committed_index(patch: pytest.MonkeyPatch) -> None:
     ),
 )
 def a_stale_leader_is_obeyed(patch: pytest.MonkeyPatch) -> None:
-    original = RaftCore.step
-
-    def step(self: RaftCore, source: str, message: Any, now_ms: int) -> None:
+    @planted(patch, RaftCore, "step")
+    def step(original: Any, self: RaftCore, source: str, message: Any, now_ms: int) -> None:
         if isinstance(message, PushRequest) and not self._member.leads:
             self._handler.handle(message, now_ms)
             self._settle(now_ms)
         else:
             original(self, source, message, now_ms)
-
-    patch.setattr(RaftCore, "step", step)
 
 
 @mutant(
@@ -228,13 +222,10 @@ def a_stale_leader_is_obeyed(patch: pytest.MonkeyPatch) -> None:
     lambda _: test_entry_handler.test_a_late_truncate_of_an_earlier_session_takes_nothing_away(),
 )
 def a_late_truncate_is_obeyed(patch: pytest.MonkeyPatch) -> None:
-    original = EntryHandler.handle
-
-    def handle(self: EntryHandler, request: PushRequest, now_ms: int) -> None:
+    @planted(patch, EntryHandler, "handle")
+    def handle(original: Any, self: EntryHandler, request: PushRequest, now_ms: int) -> None:
         self._session = min(self._session, request.session)
         original(self, request, now_ms)
-
-    patch.setattr(EntryHandler, "handle", handle)
 
 
 @mutant(
@@ -244,13 +235,10 @@ def a_late_truncate_is_obeyed(patch: pytest.MonkeyPatch) -> None:
     ),
 )
 def the_session_is_forgotten_with_the_leader(patch: pytest.MonkeyPatch) -> None:
-    original = EntryHandler.reset
-
-    def reset(self: EntryHandler) -> None:
+    @planted(patch, EntryHandler, "reset")
+    def reset(original: Any, self: EntryHandler) -> None:
         original(self)
         self._session = 0
-
-    patch.setattr(EntryHandler, "reset", reset)
 
 
 @mutant("D-05", lambda _: test_dispatcher.test_commit_finds_a_peer_that_was_wiped_while_nothing_is_appended())
@@ -271,22 +259,16 @@ def the_vote_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("R-02")
 def votes_go_to_logs_that_lack_records(patch: pytest.MonkeyPatch) -> None:
-    original = RaftCore._vote
-
-    def vote(self: RaftCore, source: str, request: VoteRequest, now_ms: int) -> None:
+    @planted(patch, RaftCore, "_vote")
+    def vote(original: Any, self: RaftCore, source: str, request: VoteRequest, now_ms: int) -> None:
         original(self, source, VoteRequest(request.term, 1 << 60, 1 << 60, request.pre_vote), now_ms)
-
-    patch.setattr(RaftCore, "_vote", vote)
 
 
 @mutant("R-01")
 def a_candidate_counts_refusals(patch: pytest.MonkeyPatch) -> None:
-    original = Ballot.count
-
-    def count(self: Ballot, source: str, answer: VoteAnswer) -> None:
+    @planted(patch, Ballot, "count")
+    def count(original: Any, self: Ballot, source: str, answer: VoteAnswer) -> None:
         original(self, source, VoteAnswer(self._term, True, answer.pre_vote))
-
-    patch.setattr(Ballot, "count", count)
 
 
 @mutant(
@@ -355,12 +337,9 @@ def an_append_that_waited_too_long_is_said_not_to_be_applied(patch: pytest.Monke
 
 @mutant("D-28")
 def the_fence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    original = door.check_conditions
-
-    def check(state: LogState, request: Any, *, term: int, next_index: int) -> None:
+    @planted(patch, door, "check_conditions")
+    def check(original: Any, state: LogState, request: Any, *, term: int, next_index: int) -> None:
         original(LogState(), request, term=term, next_index=next_index)
-
-    patch.setattr(door, "check_conditions", check)
 
 
 # --- storage ---
@@ -368,13 +347,10 @@ def the_fence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("R-11")
 def a_failed_sync_passes_for_a_good_one(patch: pytest.MonkeyPatch) -> None:
-    original = SyncTicket.run
-
-    def run(self: SyncTicket) -> None:
+    @planted(patch, SyncTicket, "run")
+    def run(original: Any, self: SyncTicket) -> None:
         with contextlib.suppress(SyncFailed):
             original(self)
-
-    patch.setattr(SyncTicket, "run", run)
 
 
 @mutant("R-11")
@@ -429,27 +405,21 @@ def a_returning_member_is_pushed_to_in_old_sessions(patch: pytest.MonkeyPatch) -
 
 @mutant("R-10", lambda _: test_membership.test_a_damaged_member_gives_no_vote_and_does_not_campaign())
 def a_damaged_member_votes(patch: pytest.MonkeyPatch) -> None:
-    original = core_module.grants
-
+    @planted(patch, core_module, "grants")
     def grants(
-        member: MemberState, log: Any, source: str, request: VoteRequest, *, hears_leader: bool
+        original: Any, member: MemberState, log: Any, source: str, request: VoteRequest, *, hears_leader: bool
     ) -> bool:
         member.sound = True
         return original(member, log, source, request, hears_leader=hears_leader)
 
-    patch.setattr(core_module, "grants", grants)
-
 
 @mutant("R-10", lambda _: test_log_state.test_a_membership_goes_with_its_record())
 def a_change_of_members_outlives_its_record(patch: pytest.MonkeyPatch) -> None:
-    original = LogState.truncate_after
-
-    def truncate_after(self: LogState, index: int) -> None:
+    @planted(patch, LogState, "truncate_after")
+    def truncate_after(original: Any, self: LogState, index: int) -> None:
         kept = dict(self._membership)
         original(self, index)
         self._membership = kept
-
-    patch.setattr(LogState, "truncate_after", truncate_after)
 
 
 @mutant("C-09")
