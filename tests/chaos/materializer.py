@@ -131,7 +131,7 @@ class Materializer:
             "--tables",
             str(self.tables),
         ]
-        command += ["--trigger", "200 milliseconds", "--driver-memory", "512m", *more]
+        command += ["--trigger", "200 milliseconds", *more]
         with (self.tables / "drivers.log").open("ab") as lines:
             process = await asyncio.to_thread(
                 subprocess.Popen, command, stdout=lines, stderr=lines, start_new_session=True
