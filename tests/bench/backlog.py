@@ -106,11 +106,16 @@ def micro_batches(table: Path) -> list[MicroBatch]:
 
 
 def verdict(batches: Sequence[MicroBatch], memory: Sequence[Memory]) -> dict[str, object]:
-    """The thirds of the micro-batches and of the time against one another."""
-    third = max(1, len(batches) // 3)
+    """The thirds of the micro-batches and of the time against one another.
+
+    Only full micro-batches count: the last one brings what is left, a record perhaps.
+    """
+    most = max(batch.rows for batch in batches)
+    full = [batch for batch in batches if 2 * batch.rows > most]
+    third = max(1, len(full) // 3)
     rates = [
         sum(batch.rows for batch in part) / sum(batch.seconds for batch in part)
-        for part in (batches[:third], batches[third : 2 * third] or batches, batches[-third:])
+        for part in (full[:third], full[third:-third] or full, full[-third:])
     ]
     peaks = [
         max(look.total for look in memory[len(memory) * part // 3 : len(memory) * (part + 1) // 3] or memory)
@@ -119,7 +124,7 @@ def verdict(batches: Sequence[MicroBatch], memory: Sequence[Memory]) -> dict[str
     return {
         "micro_batches": len(batches),
         "rows_per_s": round(sum(batch.rows for batch in batches) / sum(batch.seconds for batch in batches)),
-        "median_rows_per_s": round(statistics.median(batch.rows_per_s for batch in batches)),
+        "median_rows_per_s": round(statistics.median(batch.rows_per_s for batch in full)),
         "thirds_rows_per_s": [round(rate) for rate in rates],
         "last_third_to_first": round(rates[-1] / rates[0], 2),
         "peak_mib": round(max(peaks) / MIB),
