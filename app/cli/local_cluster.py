@@ -21,6 +21,7 @@ from app.client import ClientError, CommitlogClient
 
 PEER_PORT_DISTANCE = 1_000
 HA_PORT_DISTANCE = 2_000  # where n1 takes the slaves of a classic log
+LOCK = "cluster.lock"
 READY_TIMEOUT_S = 60.0
 STOP_GRACE_S = 10.0
 POLL_S = 0.05
@@ -124,7 +125,7 @@ class LocalCluster:
     def _take_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / "cluster.lock").open("w")
+            self._lock = (self.folder / LOCK).open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ClusterError(f"a cluster runs in {self.folder}: end it, or use another folder") from error

@@ -1,7 +1,11 @@
 """The folder of a demo: wiped before each demo, if a demo has made it, and only what demos make in it."""
 
+import fcntl
 import shutil
+from contextlib import suppress
 from pathlib import Path
+
+from app.cli.local_cluster import LOCK
 
 MARKER = ".commitlog-demo"
 MADE_BY_DEMOS = ("n[1-9]", "cluster.toml", "spark", "tables", "checkpoints", "proofs.*", "notebook*.*")
@@ -14,7 +18,8 @@ class FolderRefused(Exception):
 def prepare(folder: Path) -> bool:
     """Make `folder` with the demo's marker and nothing of an earlier demo; True when there was one.
 
-    What demos do not make is left alone. Raises FolderRefused when the folder holds things but no marker.
+    What demos do not make is left alone. Raises FolderRefused when the folder holds things but no marker, or
+    when a cluster runs in it.
     """
     earlier = (folder / MARKER).is_file()
     if folder.exists() and not folder.is_dir():
@@ -23,6 +28,7 @@ def prepare(folder: Path) -> bool:
         raise FolderRefused(
             f"{folder} holds things that no demo has made: it stays as it is. Use another --data"
         )
+    _check_idle(folder)
     for pattern in MADE_BY_DEMOS:
         for path in folder.glob(pattern):
             if path.is_dir() and not path.is_symlink():
@@ -34,3 +40,11 @@ def prepare(folder: Path) -> bool:
         "made by `commitlog demo`, which wipes what it made here when it runs again\n"
     )
     return earlier
+
+
+def _check_idle(folder: Path) -> None:
+    with suppress(FileNotFoundError), (folder / LOCK).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FolderRefused(f"a cluster runs in {folder}: end it, or use another --data") from error

@@ -1,5 +1,6 @@
 """The parts of the demo that decide: data, folder, hashes, and the proofs, which must be able to fail."""
 
+import fcntl
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,18 @@ def test_the_folder_of_a_demo_is_wiped_and_any_other_is_refused(tmp_path: Path) 
     (tmp_path / "file").write_text("x")
     with pytest.raises(FolderRefused, match="not a folder"):
         prepare(tmp_path / "file")
+
+
+def test_the_folder_of_a_demo_that_runs_is_left_alone(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    (tmp_path / "cluster.toml").write_text("in use")
+    with (tmp_path / "cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(FolderRefused, match="a cluster runs in"):
+            prepare(tmp_path)
+    assert (tmp_path / "cluster.toml").read_text() == "in use"
+    assert prepare(tmp_path)
+    assert not (tmp_path / "cluster.toml").exists()
 
 
 @pytest.mark.parametrize(
