@@ -124,7 +124,7 @@ class Commitlog(LogView):
         try:
             start = 0
             for position, batch in enumerate(batches):
-                if not self._fits(batch, batches[start].offset if start < position else batch.offset):
+                if not self._fits(batch):
                     self._write(batches[start:position])
                     self._roll(batch.offset)
                     start = position
@@ -157,8 +157,8 @@ class Commitlog(LogView):
             index, offset, term, chain = batch.next_index, batch.next_offset, header.term, header.chain
         return epochs
 
-    def _fits(self, batch: Batch, run_offset: int) -> bool:
-        """Whether the batch, after those from run_offset on, fits into the active segment."""
+    def _fits(self, batch: Batch) -> bool:
+        """Whether the batch fits into the active segment; an empty one takes any."""
         if not self._segments:
             return False
         base_offset = self._segments[-1].base_offset

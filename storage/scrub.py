@@ -141,14 +141,3 @@ class Scrub:
                 heal_slots(self._files, f"{folder}/{name}", magic)
         SnapshotFile(self._files, f"{folder}/state").load()
         self._log.verify_epoch_file()
-
-
-def verify_chain(files: FileSystem, log: Commitlog, from_index: int, until_index: int) -> bytes | None:
-    """Read a range again from the disk, and return the chain behind it; None when nothing of it is settled.
-
-    Waits for the disk. Raises CorruptLog, DiskError.
-    """
-    scrub = Scrub(files, log, from_index=from_index, until_index=until_index)
-    for step in scrub:
-        step.run()
-    return scrub.chain

@@ -10,7 +10,7 @@ from storage.commitlog import Commitlog
 from storage.errors import CorruptFile, CorruptLog
 from storage.files import OsFileSystem
 from storage.hard_state import HardState, HardStateFile
-from storage.scrub import Scrub, verify_chain
+from storage.scrub import Scrub
 from tests.support.memory_files import MemoryFiles
 from tests.unit.storage.support import (
     FOLDER,
@@ -191,7 +191,10 @@ def test_the_chain_at_an_index_stands_for_all_before_it() -> None:
     for place, batch in enumerate(batches):
         expected = chain_of(batches[: place + 1])
         assert {log.chain_at(batch.base_index), log.chain_at(batch.last_index)} == {expected}
-        assert verify_chain(files, log, batches[place // 2].base_index, batch.last_index) == expected
+        part = Scrub(files, log, from_index=batches[place // 2].base_index, until_index=batch.last_index)
+        for step in part:
+            step.run()
+        assert part.chain == expected
     for index in (-1, log.end_index + 1):
         with pytest.raises(IndexError):
             log.chain_at(index)
@@ -202,7 +205,7 @@ def test_the_chain_at_an_index_stands_for_all_before_it() -> None:
     assert log.chain_at(shared) == other.chain_at(shared)
     assert log.chain_at(changed[3].base_index) != other.chain_at(changed[3].base_index)
     sync_log(other)
-    assert verify_chain(files, other, 0, shared) is None  # nothing is settled there
+    assert list(Scrub(files, other, from_index=0, until_index=shared)) == []  # nothing is settled there
 
 
 def test_a_damaged_header_has_no_chain() -> None:
