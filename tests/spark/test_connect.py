@@ -1,0 +1,72 @@
+"""The same jobs over Spark Connect: the driver holds no Spark, the server calls what we send it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.client import CommitlogClient
+from app.demo.flights import read_flights
+from spark_jobs.jars import DEFAULT_JARS_FOLDER
+from spark_jobs.session import FAST_SETTINGS, launch_settings
+from spark_jobs.tables import read_table
+from spark_jobs.transforms import index_check
+from tests.spark.standalone import connect_server, write_conf
+from tests.support.cluster import Cluster
+
+LOG = "connected"
+RECORDS = 300
+TIMEOUT_S = 200.0
+
+
+@dataclass(frozen=True)
+class Server:
+    folder: Path
+    conf: Path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("connect")
+    settings = {**launch_settings(DEFAULT_JARS_FOLDER, is_local=True), **FAST_SETTINGS}
+    with connect_server(folder, settings) as url:
+        places = {"tables": "tables", "checkpoints": "checkpoints"}
+        yield Server(folder, write_conf(folder / "spark.toml", remote=url, locations=places))
+
+
+def run(server: Server, *command: str, code: int = 0) -> str:
+    """What a program writes that is driven from here, and is to end with that code."""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", *command, "--conf", str(server.conf)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        cwd=server.folder,
+    )
+    log = (server.folder / "connect.log").read_text()[-6_000:]
+    assert ended.returncode == code, f"{ended.stdout}\n{ended.stderr}\n{log}"
+    return ended.stdout + ended.stderr
+
+
+def test_the_job_fills_the_tables_through_a_server_and_goes_on_where_it_was(
+    spark: SparkSession, service: Cluster, server: Server
+) -> None:
+    flights = list(read_flights(2 * RECORDS))
+    for round_number in (1, 2):
+        with CommitlogClient([service.url("n1")], log=LOG) as client:
+            client.append(flights[RECORDS * (round_number - 1) : RECORDS * round_number])
+        job = ["spark_jobs.run", "--endpoint", service.url("n1"), "--log", LOG, "--available-now"]
+        assert f"\ndone: {LOG}: {RECORDS * round_number} entries" in run(server, *job)
+    tables = server.folder / "tables" / LOG
+    entries = read_table(spark, f"{tables}/entries").orderBy("index")
+    assert [bytes(row["value"]).decode() for row in entries.collect()] == service.values("n1", LOG)
+    assert index_check(entries).collect()[0]["doubles"] == 0
+    for name in ("events", "watermarks", "epochs", "epoch_files"):
+        assert not read_table(spark, f"{tables}/{name}").isEmpty()
+    cursor = service.get("n1", f"/v1/logs/{LOG}/cursors/__entries").json()
+    last = int(entries.agg({"index": "max"}).collect()[0][0])
+    assert (cursor["fence"], cursor["index"]) == (True, last + 1)
