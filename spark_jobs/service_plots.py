@@ -17,8 +17,10 @@ THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 def lag_figure(lags: Rows, levels: Rows) -> Figure:
     """Who is behind, and by how much?
 
-    lags: of gold.lag in the order of time, of the followers alone, at least one. levels: of gold.lag_by_peer.
+    lags: of gold.lag in the order of time, of the followers alone. levels: of gold.lag_by_peer.
     """
+    if not lags:
+        return _without_bars("No follower has been told of: the log stands on one node")
     begin = lags[0]["timestamp"]
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
@@ -198,8 +200,10 @@ def carriers_figure(delays: Rows) -> Figure:
 def late_figure(late: Rows, on_time: int) -> Figure:
     """How late are the records that come behind the watermark?
 
-    late: hours_behind (whole hours), flights, cancelled of them, in order, at least one. on_time: the others.
+    late: hours_behind (whole hours), flights, cancelled of them, in order. on_time: the others.
     """
+    if not late:
+        return _without_bars(f"None of {on_time:,} flights came too late")
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots()
     bars = axes.bar(
@@ -214,6 +218,15 @@ def late_figure(late: Rows, on_time: int) -> Figure:
     title = f"{count:,} of {count + on_time:,} flights came too late; {cancelled:,} of them were cancelled"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
     bare(axes)
+    return figure
+
+
+def _without_bars(title: str) -> Figure:
+    """The answer of a plot that has nothing to draw."""
+    figure = Figure(figsize=(9, 1.2), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontweight="bold", color=INK)
+    axes.set_axis_off()
     return figure
 
 
