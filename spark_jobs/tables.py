@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -241,7 +242,7 @@ def append_once(
     writer = observed.write.format("delta").mode("append").option("userMetadata", json.dumps(note))
     try:
         writer.option("txnAppId", application).option("txnVersion", str(claim)).save(path)
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:  # the latter: one that PySpark has no name for
         if "DELTA_CONCURRENT_TRANSACTION" in str(error):
             return None
         raise
