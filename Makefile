@@ -42,7 +42,7 @@ mutants: setup  ## plant bugs, and show who notices them
 scenarios-rewrite: setup  ## write the scenario transcripts anew; read the diff afterwards
 	@$(BIN)/python -m tests.scenarios.rewrite
 
-chaos: setup  ## real processes under faults, a JSON line a family, up to an hour; ARGS="--family NAME --scale 0.1"
+chaos: setup  ## real processes under faults, a JSON line a family, an hour and a half; ARGS="--family NAME --scale 0.1"
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 bench: setup  ## appends a second through REST, one node after the other

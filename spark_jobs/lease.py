@@ -108,11 +108,12 @@ class LeasedEntries:
         return records
 
     def write(self, records: DataFrame, batch_id: int) -> None:
-        """A log that cannot take the move now gets it with the next one."""
+        """A log that cannot take the move now gets it with the next one. Control records behind the last row
+        stay fenced, too: the next driver begins there, and knows nothing of them."""
         self.entries.write(records, batch_id)
         if self.entries.next_index > self.lease.index:
             try:
-                self.lease.move(self.entries.covered_index + 1)
+                self.lease.move(self.entries.next_index)
             except Unreachable:
                 return
 

@@ -26,7 +26,7 @@ from app.errors import ConfigError
 from spark_jobs.client import LogClient
 from spark_jobs.entries import EntriesJob
 from spark_jobs.epochs import EpochsJob
-from spark_jobs.errors import SourceError, Unreachable
+from spark_jobs.errors import SourceError, Trimmed, Unreachable
 from spark_jobs.events import EventsJob
 from spark_jobs.groups import Groups, split_names
 from spark_jobs.jars import JarsUnavailable
@@ -174,9 +174,16 @@ class LogMaterializer:
         """How far the log is, and whether what the table lacks are control records alone."""
         covered = self.entries.covered_index
         committed = self.status.tail(confirmed=False).next_index - 1
-        if covered < committed and self.status.first_data_index(covered + 1, committed + 1) is None:
-            self.through_index = committed
         self.committed_index = committed
+        try:
+            if covered < committed and self.status.first_data_index(covered + 1, committed + 1) is None:
+                self.through_index = committed
+        except Trimmed:
+            if self.remote:
+                self.entries.look()
+            if self.entries.covered_index == covered:
+                raise
+            # the table has gone on since, and what it has may go: the next look tells
 
     @property
     def done(self) -> bool:
