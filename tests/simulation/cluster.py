@@ -1,6 +1,6 @@
 """A whole cluster in one thread, and what happens to it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from app.replication import Role
@@ -178,26 +178,29 @@ class SimulatedCluster:
             self._power_failed()
             return True
         if life is not None and (node := self.nodes[life.name]).alive:
-            self._check(node)
+            self.looks_sound(node, self.checker.check)
         if self.ledger.news:
             self.ledger.verify()
         return True
 
-    def _check(self, node: SimulatedNode) -> None:
-        """Look at a node that has acted: its disk's errors are not for us, what has rotted is found."""
+    def looks_sound(self, node: SimulatedNode, look: Callable[[SimulatedNode], None]) -> bool:
+        """Look at a node: its disk's errors are not for us, what has rotted is found; whether nothing has."""
         try:
-            self.checker.check(node)
+            look(node)
         except CorruptLog as error:
             node.find_flip(error)
+            return False
         except DiskError:
             ill = [(each.files, each.files.refuse) for each in self.members]
             if all(refuse is None for _, refuse in ill):
                 raise
             for files, _ in ill:
                 files.refuse = None
-            self._check(node)
+            sound = self.looks_sound(node, look)
             for files, refuse in ill:
                 files.refuse = refuse
+            return sound
+        return True
 
     def _power_failed(self) -> None:
         """The power of a node has failed in the middle of something."""
