@@ -13,18 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from app.tables.delta_log import DeltaLog
+from storage.records import READ_SCHEMA
 
-ROW = pa.schema(
-    [
-        ("index", pa.int64()),
-        ("term", pa.int64()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
-    ]
-)
+ROW = pa.schema([field for field in READ_SCHEMA if field.name != "type"])
 ARROW = "application/vnd.apache.arrow.stream"
 PAGE_BYTES = 16 * 1024 * 1024
 PAGE_RECORDS = 100_000

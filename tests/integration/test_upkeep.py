@@ -94,9 +94,14 @@ def test_a_trim_that_is_no_trim_is_refused(kept: Cluster) -> None:
 
 def test_retention_by_age_goes_by_the_records_time(kept: Cluster) -> None:
     now_ms = int(time.time() * 1000)
-    fill(kept, OLD, 20, timestamp=now_ms - 120_000)
+    old = fill(kept, OLD, 20, timestamp=now_ms - 120_000)
     young = fill(kept, OLD, 20, timestamp=now_ms + 600_000)
-    eventually(lambda: begins(kept, OLD) == [young[0]] * 3, what="the old ones are gone")
+
+    def gone() -> bool:
+        seen = begins(kept, OLD)  # a look between the two leaves the record of its own trim before the young
+        return old[-1] < seen[0] <= young[0] and len(set(seen)) == 1
+
+    eventually(gone, what="the old ones are gone")
     assert len(kept.values("n2", log=OLD)) == 20
 
 

@@ -35,11 +35,6 @@ from tests.unit.raft.driver_support import (
 )
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
-
-
 @pytest.mark.rule("D-28")
 def test_an_append_is_answered_with_index_term_leader_and_position(node: Node) -> None:
     opening = node.driver.log.batch_at(0)

@@ -13,11 +13,6 @@ from tests.unit.raft.driver_support import Node, code, result
 SMALL = CommitlogConfig(segment_max_bytes=8 * 1024)
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
-
-
 def done(answer: object) -> CommandResult:
     assert isinstance(answer, CommandResult), answer
     return answer

@@ -35,11 +35,6 @@ from tests.unit.raft.driver_support import (
 )
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
-
-
 class FullFiles:
     """Stands in for Commitlog.append while the disk is full."""
 
