@@ -19,7 +19,7 @@ demo: setup  ## three nodes, Spark, 336 776 flights, a killed leader, and the pr
 	@$(BIN)/commitlog demo $(ARGS)
 
 test: setup  ## the test suite; ARGS="-k NAME" for a part of it
-	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 $(ARGS)
+	@$(BIN)/python -m pytest -p no:cacheprovider -n 2 --durations=10 $(ARGS)
 
 check: setup  ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -1,8 +1,24 @@
-"""What all tests share: a rule marker names a rule that stands in app/RULES.md."""
+"""What all tests share: rule markers name rules that stand in app/RULES.md, and who runs beside whom.
+
+`make test` runs the suite in two processes. A file's tests stay in one, for they share its nodes; so do those
+of Spark, for they share a session.
+"""
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.rules import read_rules
+
+SPARK = "tests/spark/"
+
+
+class Scheduling(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
