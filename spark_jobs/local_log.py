@@ -16,9 +16,10 @@ from storage.batch import Batch, decode_batch, follows_chain
 from storage.errors import PartialBatch, StorageError
 from storage.file_system import File, FileSystem
 from storage.records import READ_SCHEMA, read_columns
+from storage.scan import Scan
 from storage.segment_format import DamagedIndex, SegmentIndex, index_name, segment_name, segment_offset
 
-LOOK_BYTES = 1024 * 1024  # read at once while a batch is looked for
+LOOK_BYTES = 64 * 1024  # read at first for a single batch
 PAGE_BYTES = 4 * 1024 * 1024  # of stored batches in one table
 WINDOW_BYTES = 64 * 1024 * 1024  # brought in from the disk at once; more than any batch has
 
@@ -42,9 +43,10 @@ class LocalLog:
         right.
         """
         try:
-            if self._find(last.base_index) != last:
+            offset = self._find(first).offset
+            if self._find(last.base_index, offset) != last:
                 raise NotHere(f"{self._folder} holds another batch at index {last.base_index}")
-            yield from self._tables(self._find(first).offset, first, last)
+            yield from self._tables(offset, first, last)
         except (StorageError, ValueError) as error:
             raise NotHere(f"{self._folder}: {error}") from error
 
@@ -100,8 +102,8 @@ class LocalLog:
             raise NotHere(f"{self._folder}: no whole batch at {offset}")
         return found
 
-    def _find(self, index: int) -> Batch:
-        """The batch that holds an index, a copy. Raises NotHere."""
+    def _find(self, index: int, known_offset: int = 0) -> Batch:
+        """The batch that holds an index, a copy. known_offset: of one not behind it. Raises NotHere."""
         starts = self._segments()
         at = bisect_right(starts, index, key=self._base_index) - 1
         if at < 0:
@@ -109,18 +111,15 @@ class LocalLog:
         base = starts[at]
         file = self._open(base)
         try:
-            position = self._hint(base, index) - base
-            while True:
-                batch = self._copy(file, position)
+            scan = Scan(file, base, self._log_id, max(known_offset, self._hint(file, base, index)))
+            while (batch := scan.next_batch()) is not None:
                 if batch.base_index <= index <= batch.last_index:
                     return batch
-                position += batch.size_bytes
-        except PartialBatch:
-            raise NotHere(f"{self._folder} ends before index {index}") from None
         finally:
             file.close()
+        raise NotHere(f"{self._folder} ends before index {index}: {scan.stopped_by}")
 
-    def _hint(self, base: int, index: int) -> int:
+    def _hint(self, file: File, base: int, index: int) -> int:
         """Offset of a batch at or before an index: the index file may lag behind, or be anything."""
         try:
             rows = SegmentIndex(self._files.read(f"{self._folder}/{index_name(base)}"))
@@ -128,11 +127,7 @@ class LocalLog:
             entry = rows.entry(row) if row >= 0 else None
             if entry is None or entry.base_index > index:
                 return base
-            file = self._open(base)
-            try:
-                batch = self._copy(file, entry.offset - base)
-            finally:
-                file.close()
+            batch = self._copy(file, entry.offset - base)
         except (StorageError, DamagedIndex, ValueError):
             return base
         return entry.offset if batch.base_index == entry.base_index else base

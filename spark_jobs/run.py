@@ -44,8 +44,14 @@ LOOK_EACH_S = 0.25
 EPOCHS_EACH_S = 1.0
 TABLES_EACH_S = 5.0  # asked how far they are, when others write them
 STATUS_GIVE_UP_S = 1.0
-# Plans that are made anew each second over few rows: to change them while they run costs more than it gains.
-SETTINGS = {"spark.sql.adaptive.enabled": "false"}
+# Plans are made anew each second over few rows: to change them while they run, to compile them, or to spread
+# what a table's log says over several tasks, costs more than it gains.
+SETTINGS = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
