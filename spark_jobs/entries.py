@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.client import LogClient
 from spark_jobs.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
+from spark_jobs.session import COMPILED, INTERPRETED
 from spark_jobs.tables import (
     ENTRIES,
     MAX_REFUSALS,
@@ -28,7 +29,8 @@ from spark_jobs.transforms import entries
 from spark_jobs.union import LOG_ID_PROPERTY
 
 APPLICATION = "commitlog-entries"
-SMALL_BATCH_RECORDS = 20_000  # up to here a micro-batch becomes one file: many tiny ones slow every reader
+# Up to here a micro-batch becomes one file, for many tiny ones slow every reader, by an interpreted plan.
+SMALL_BATCH_RECORDS = 20_000
 
 
 class EntriesJob:
@@ -97,7 +99,10 @@ class EntriesJob:
             first = self.next_index
             claim = first if self.rows > 0 else 0  # of the table's rows alone, wherever the log begins
             rows = entries(records.where(F.col("index") >= first))
-            if until - first <= SMALL_BATCH_RECORDS:
+            is_small = until - first <= SMALL_BATCH_RECORDS
+            for name, value in (INTERPRETED if is_small else COMPILED).items():
+                records.sparkSession.conf.set(name, value)
+            if is_small:
                 rows = rows.coalesce(1)
             written = append_once(
                 rows,

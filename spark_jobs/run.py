@@ -34,7 +34,7 @@ from spark_jobs.lease import Lease, LeasedEntries
 from spark_jobs.options import parse_endpoints
 from spark_jobs.progress import LogProgress, Progress, ProgressFile
 from spark_jobs.remote import RemoteWrite
-from spark_jobs.session import JavaNotFound, is_remote, open_session
+from spark_jobs.session import INTERPRETED, JavaNotFound, is_remote, open_session
 from spark_jobs.settings import SparkSettings, add_arguments, is_url, location, settings_of
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.supervisor import Job, MaterializeFailed, Supervisor
@@ -45,12 +45,11 @@ EPOCHS_EACH_S = 1.0
 TABLES_EACH_S = 5.0  # asked how far they are, when others write them
 STATUS_GIVE_UP_S = 1.0
 # Plans are made anew each second over few rows: to change them while they run, to compile them, or to spread
-# what a table's log says over several tasks, costs more than it gains.
+# what a table's log says over several tasks, costs more than it gains (entries.py compiles for many rows).
 SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.databricks.delta.snapshotPartitions": "1",
+    **INTERPRETED,
 }
 
 

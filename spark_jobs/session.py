@@ -63,17 +63,24 @@ SETTINGS = {
     # a notebook and a job may look at the tables from one folder: no embedded metastore is ever opened
     "spark.sql.catalogImplementation": "in-memory",
 }
-ON_THIS_MACHINE = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+ON_THIS_MACHINE = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # the default one starts programs of the shell for each file that it renames: 0.1 s a micro-batch
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
+    "checkpointing.FileSystemBasedCheckpointFileManager",
+}
 ON_A_CLUSTER = {"spark.executor.extraJavaOptions": "-Duser.timezone=UTC -Xss4m"}
 
+# Compiling costs more than interpreting when a plan runs once over a few rows.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 FAST_SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     "spark.sql.adaptive.enabled": "false",
-    # compiling costs more than interpreting when a plan runs once over a few rows
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    **INTERPRETED,
 }
 # UTC, and room for Spark to match long error texts by recursion. The first compiler alone: a driver is up
 # in half the time of the processor, and a warm one needs 15 % more for the same rows (measured: 400 000 of
