@@ -113,10 +113,11 @@ class EntriesJob:
                 note={"first_index": first, "until_index": until},
             )
             if written is not None:
-                self.rows += written[0]
                 self.next_index = written[1] + 1
+                self.covered_index = until - 1
+                self.rows += written[0]
                 look_ahead(self.spark, self.path)
-                break
+                return
             self.look()
             refusals = refusals + 1 if self.next_index == first else 0
             if refusals == MAX_REFUSALS:

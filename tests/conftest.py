@@ -1,7 +1,7 @@
 """What all tests share: rule markers name rules that stand in app/RULES.md, and who runs beside whom.
 
 `make test` runs the suite in two processes. A file's tests stay in one, for they share its nodes; so do those
-of Spark, for they share a session.
+of Spark that share a session.
 """
 
 import pytest
@@ -10,11 +10,13 @@ from xdist.scheduler import LoadFileScheduling
 from tests.rules import read_rules
 
 SPARK = "tests/spark/"
+CLUSTERS = (f"{SPARK}test_connect.py", f"{SPARK}test_standalone_cluster.py")  # start a Spark of their own
 
 
 class Scheduling(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return SPARK if nodeid.startswith(SPARK) else super()._split_scope(nodeid)
+        file = str(super()._split_scope(nodeid))
+        return SPARK if file.startswith(SPARK) and file not in CLUSTERS else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:

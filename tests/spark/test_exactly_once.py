@@ -88,6 +88,7 @@ def test_a_driver_killed_in_mid_write_leaves_nothing_and_the_next_one_goes_on(
     assert indexes(spark, config.tables) == DATA
 
 
+@pytest.mark.timeout(600)  # six drivers, each with a JVM of its own
 def test_a_driver_killed_at_each_named_point_leaves_each_record_and_event_once(
     spark: SparkSession,
     config: MaterializeConfig,
