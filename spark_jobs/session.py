@@ -66,7 +66,7 @@ SETTINGS = {
 ON_THIS_MACHINE = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # the default one starts programs of the shell for each file that it renames: 0.1 s a micro-batch
+    # the default one starts programs of the shell for each file that it renames
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
 }
@@ -83,8 +83,8 @@ FAST_SETTINGS = {
     **INTERPRETED,
 }
 # UTC, and room for Spark to match long error texts by recursion. The first compiler alone: a driver is up
-# in half the time of the processor, and a warm one needs 15 % more for the same rows (measured: 400 000 of
-# 1 KiB into Delta).
+# in half the time of the processor, and a warm one moves a quarter fewer rows into Delta (measured by
+# tests/bench/kafka with --java and without).
 JAVA_OPTIONS = "-Duser.timezone=UTC -Xss4m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 

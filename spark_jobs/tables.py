@@ -254,7 +254,7 @@ def append_once(
 def look_ahead(spark: SparkSession, path: str) -> None:
     """Let Delta work out now what the table's newest version holds: the next append judges its claim by that.
 
-    Delta keeps the answer until somebody commits. Of an append of 1 000 rows this is three quarters of the
+    Delta keeps the answer until somebody commits. Of an append of 1 000 rows this is more than half of the
     processor's time: spent between two micro-batches, it holds up no record.
     """
     spark.sql(f"DESCRIBE DETAIL {identifier(path)}").collect()
