@@ -277,7 +277,7 @@ class Demo:
 
 def java_environment() -> dict[str, str]:
     """For a Java that lives for a minute: compile quickly rather than well. Halves the processor time."""
-    options = [os.environ.get("JDK_JAVA_OPTIONS", ""), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    options = [os.environ.get("JDK_JAVA_OPTIONS", ""), "-XX:TieredStopAtLevel=1"]
     return {"JDK_JAVA_OPTIONS": " ".join(options).strip()}
 
 

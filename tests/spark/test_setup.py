@@ -1,4 +1,4 @@
-"""Java and the jars: found, shimmed, checked, without a network."""
+"""Java, Spark's home and the jars: found, shimmed, checked, without a network."""
 
 import os
 import stat
@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_jobs import jars, java
 from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars, missing_jars
+from spark_jobs.spark_home import spark_home
 
 
 def fake_java(folder: Path, version: str, arguments: Path | None = None) -> Path:
@@ -72,6 +74,28 @@ def test_the_shim_drops_what_java_would_complain_about(
     assert arguments.read_text().splitlines() == ["-cp", "a b", "Main"]
     assert command.parts[-2:] == ("bin", "java")
     assert java.find_java(tmp_path / "cache") == command
+
+
+def test_the_home_is_pysparks_own_but_for_its_zip(tmp_path: Path) -> None:
+    package = tmp_path / "pyspark"
+    for part in ("bin", "jars", "python/lib"):
+        (package / part).mkdir(parents=True)
+    (package / "jars" / "spark.jar").write_text("classes")
+    home = spark_home(tmp_path / "cache", package)
+    assert home is not None
+    assert sorted(part.name for part in home.iterdir()) == ["bin", "jars"]
+    assert (home / "jars" / "spark.jar").read_text() == "classes"
+    assert spark_home(tmp_path / "cache", package) == home
+    assert spark_home(tmp_path / "cache", tmp_path / "cache") is None
+
+
+def test_workers_import_pyspark_as_it_is_installed(spark: SparkSession) -> None:
+    def where(_: int) -> str:
+        import pyspark
+
+        return pyspark.__file__
+
+    assert spark.sparkContext.parallelize([0], 1).map(where).collect() == [where(0)]
 
 
 def test_the_jars_are_used_from_the_cache_without_asking_anyone(monkeypatch: pytest.MonkeyPatch) -> None:
