@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench.backlog import MIB, Memory, MicroBatch, micro_batches, verdict
 from tests.bench.kafka import maven
-from tests.bench.kafka.__main__ import compare
+from tests.bench.kafka.__main__ import KAFKA_WAYS, compare
 from tests.bench.log_to_delta import letters
 
 
@@ -34,23 +34,33 @@ def test_the_verdict_compares_the_thirds() -> None:
     assert (told["peak_mib"], told["peak_jvm_mib"], told["rows_per_s"]) == (10, 8, 35)
 
 
-def test_the_ratio_is_to_the_better_of_kafkas_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    def passes(way: str, in_place: bool, tasks: int, *rates: int) -> list[dict[str, object]]:
+def test_the_ratios_are_to_the_best_of_kafkas_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    def passes(way: str, at: bool, tasks: int, java: str, *rates: int) -> list[dict[str, object]]:
+        told = {"way": way, "in_place": at, "tasks": tasks, "java": java}
+        sessions = ("cold", "warm", "warm", "warm")
         return [
-            {"way": way, "in_place": in_place, "tasks": tasks, "session": session, "rows_per_s": rate}
-            for session, rate in zip(("cold", "warm", "warm", "warm"), rates, strict=True)
+            {**told, "session": session, "rows_per_s": rate}
+            for session, rate in zip(sessions, rates, strict=True)
         ]
 
-    kafka = passes("kafka", False, 1, 10, 20, 22, 90) + passes("kafka", False, 2, 12, 18, 18, 18)
+    rates = ((12, 18, 18, 18), (10, 20, 22, 90), (24, 30, 44, 50))
+    kafka = [
+        row
+        for way, found in zip(KAFKA_WAYS, rates, strict=True)
+        for row in passes("kafka", False, *way, *found)
+    ]
     ours = [
-        row for way in ("source", "job") for at in (False, True) for row in passes(way, at, 2, 6, 33, 30, 36)
+        row
+        for way in ("source", "job")
+        for at in (False, True)
+        for row in passes(way, at, 2, "", 6, 33, 30, 36)
     ]
     compare(kafka, ours)
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(line["session"], line["kafka_rows_per_s"], line["ratio"]) for line in told] == [
-        *[("cold", 12, 0.5)] * 4,
-        *[("warm", 22, 1.5)] * 4,
-    ]
+    assert [
+        (line["session"], line["kafka_rows_per_s"], line["ratio"], line["ratio_on_our_options"])
+        for line in told
+    ] == [*[("cold", 12, 0.5, 0.25)] * 4, *[("warm", 22, 1.5, 0.75)] * 4]
 
 
 def test_without_maven_the_comparison_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
