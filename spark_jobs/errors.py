@@ -62,12 +62,12 @@ class SinkError(SourceError):
 
 
 class SinkClash(SinkError):
-    """The log holds appends of this batch that this staging folder knows nothing of."""
+    """The log, or the staging folder, holds appends under this batch's name that are not this batch's."""
 
     def __init__(self, log: str, producer_id: str, batch_id: int) -> None:
         super().__init__(
             f"log {log!r} already holds appends of producer {producer_id!r} for batch {batch_id} or a later "
-            "one, and the staging folder has no list of them: it was removed, the checkpoint was lost, or "
+            "one, which this query has not made: the staging folder was removed, the checkpoint was lost, or "
             "another query uses this producerId. What was written before may be written twice if this goes "
             "on. Compare the log with the query's source; then go on under another producerId, or with a "
             "higher producerEpoch."

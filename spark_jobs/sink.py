@@ -68,25 +68,27 @@ class Delivery:
     def run(self, batch_id: int, files: Sequence[StagedFile]) -> StagedList:
         """The list that is in the log when this returns: that of `files`, or the one that was there before.
 
-        Raises SinkClash, SinkError; a repeat goes on where this one ended.
+        Raises SinkClash, also when it is repeated, SinkError; a repeat goes on where this one ended.
         """
-        found = self.staging.find(batch_id)
-        if found is not None and found.done:
-            return found
-        begin = int(self.client.tail()["committed_index"]) + 1
-        own = False
+        found, own = self.staging.find(batch_id), False
         if found is None:
-            found, own = self.staging.publish(batch_id, StagedList(tuple(files)))
+            begin = int(self.client.tail()["committed_index"]) + 1
+            staged = StagedList(tuple(files), begin, self.options.query)
+            found, own = self.staging.publish(batch_id, staged)
+        if found.query != self.options.query:
+            raise self._clash(batch_id)
+        if found.done:
+            return found
         if found.chunks > CHUNKS_A_BATCH:
             raise SinkError(f"a batch has at most {CHUNKS_A_BATCH} appends, not {found.chunks}")
         if not own:
             self._check_remembered(batch_id)
-        self._append(batch_id, found, begin if own else None)
+        self._append(batch_id, found)
         self.staging.finish(batch_id, found)
         return found
 
-    def _append(self, batch_id: int, staged: StagedList, begin: int | None) -> None:
-        """Append what the log lacks. begin: nothing of the list stands before it; None: unknown.
+    def _append(self, batch_id: int, staged: StagedList) -> None:
+        """Append what the log lacks.
 
         A sequence that the service has passed is answered with the one that it expects. The append before
         that one may not be committed yet, and may be lost with its leader: so it is sent again, which waits
@@ -95,7 +97,7 @@ class Delivery:
         first = batch_id * CHUNKS_A_BATCH
         due = first
         steps_back = 0
-        while (following := self._append_from(due, first, staged, begin)) is not None:
+        while (following := self._append_from(due, first, staged)) is not None:
             steps_back += following <= due
             if steps_back > MAX_STEPS_BACK:
                 raise SinkError(
@@ -103,7 +105,7 @@ class Delivery:
                 )
             due = following
 
-    def _append_from(self, due: int, first: int, staged: StagedList, begin: int | None) -> int | None:
+    def _append_from(self, due: int, first: int, staged: StagedList) -> int | None:
         """Append the chunks from sequence `due` on; the sequence to go on at instead, None when all is in."""
         batch_id = first // CHUNKS_A_BATCH
         stored = "nothing"
@@ -122,16 +124,20 @@ class Delivery:
                 expected = expected_sequence(error)
                 if expected is None:
                     raise self._failed(batch_id, sequence - first, staged, stored, error) from error
-                if begin is not None:
-                    raise SinkClash(self.options.log, self.options.producer_id, batch_id) from error
                 if expected > first + staged.chunks:
-                    return None  # of a later batch, which nobody begins before this one is committed
+                    known = self.staging.find(batch_id)
+                    if known is not None and not known.done:
+                        raise self._clash(batch_id) from error
+                    return None  # another driver has finished it, and begun a later one
                 return expected - 1
-            if begin is not None and answer.first_index < begin:
-                raise SinkClash(self.options.log, self.options.producer_id, batch_id)
+            if answer.first_index < staged.begin:
+                raise self._clash(batch_id)
             stored = f"rows up to index {answer.last_index}"
             os.utime(self.staging.list_path(batch_id))
         return None
+
+    def _clash(self, batch_id: int) -> SinkClash:
+        return SinkClash(self.options.log, self.options.producer_id, batch_id)
 
     def _failed(
         self, batch_id: int, chunk: int, staged: StagedList, stored: str, error: ClientError

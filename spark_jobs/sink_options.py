@@ -32,8 +32,9 @@ class SinkOptions:
     """Where rows go, and under which name they go there once.
 
     producer_id, producer_epoch: of the appends. staging: folder of this producer, the same path on the driver
-    and on every executor. batch_id: of a batch write; a stream has one a micro-batch. repeatable: whether a
-    write that failed may come again under the same names.
+    and on every executor. batch_id: of a batch write; a stream has one a micro-batch. query: Spark's id of
+    the stream, empty where its checkpoint cannot be read. repeatable: whether a write that failed may come
+    again under the same names.
     """
 
     endpoints: tuple[str, ...]
@@ -43,6 +44,7 @@ class SinkOptions:
     producer_epoch: int
     staging: Path
     batch_id: int = 0
+    query: str = ""
     repeatable: bool = True
 
 
@@ -56,8 +58,10 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOpti
         elif not (streaming and name.lower() in SPARKS_OWN):
             raise OptionError(f"unknown option {name!r}; a write to commitlog takes {', '.join(NAMES)}")
     lower = {name.lower(): value for name, value in given.items()}
-    identity = _stream_identity(values, lower) if streaming else _batch_identity(values)
+    query = _query_id(lower) if streaming else ""
+    identity = _stream_identity(values, lower, query) if streaming else _batch_identity(values)
     producer_id, staging, repeatable = identity
+    epoch = _number(values, "producerEpoch")
     if not 1 <= len(producer_id) <= 255:
         raise OptionError("producerId: has 1 to 255 characters")
     if streaming and "batchId" in values:
@@ -67,14 +71,25 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOpti
         token=values.get("token") or None,
         log=values.get("log", "default"),
         producer_id=producer_id,
-        producer_epoch=_number(values, "producerEpoch"),
-        staging=Path(staging) / quote(producer_id, safe=""),
+        producer_epoch=epoch,
+        staging=Path(staging) / f"{quote(producer_id, safe='')}.{epoch}",
         batch_id=_number(values, "batchId"),
+        query=query,
         repeatable=repeatable,
     )
 
 
-def _stream_identity(values: Mapping[str, str], lower: Mapping[str, str]) -> tuple[str, str, bool]:
+def _query_id(lower: Mapping[str, str]) -> str:
+    """As the stream's checkpoint tells, empty when that is not here."""
+    checkpoint = _local_folder(lower.get("checkpointlocation", ""))
+    if checkpoint is None:
+        return ""
+    return str(json.loads((checkpoint / "metadata").read_text())["id"])
+
+
+def _stream_identity(
+    values: Mapping[str, str], lower: Mapping[str, str], query: str
+) -> tuple[str, str, bool]:
     """The query's own id and a folder in its checkpoint, unless the options name others."""
     checkpoint = _local_folder(lower.get("checkpointlocation", ""))
     staging = values.get("stagingLocation")
@@ -85,11 +100,9 @@ def _stream_identity(values: Mapping[str, str], lower: Mapping[str, str]) -> tup
                 "a checkpointLocation in one"
             )
         staging = str(checkpoint / STAGING_IN_CHECKPOINT)
-    producer_id = values.get("producerId")
-    if producer_id is None:
-        if checkpoint is None:
-            raise OptionError("producerId: name the query, or give it a checkpointLocation, which does")
-        producer_id = str(json.loads((checkpoint / "metadata").read_text())["id"])
+    producer_id = values.get("producerId", query)
+    if not producer_id:
+        raise OptionError("producerId: name the query, or give it a checkpointLocation, which does")
     return producer_id, staging, True
 
 

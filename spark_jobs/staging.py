@@ -1,10 +1,10 @@
 """What a write stages before it appends: rows cut into appends, and the list that says which ones count.
 
-STAGING/PRODUCER/batch-N/NAME.arrow   Arrow IPC file; each record batch in it is one append
-STAGING/PRODUCER/batch-N.json         the list of batch N: made durable before its first append, never changed
-                                      but for `done`, which says that all of it is in the log
-STAGING/PRODUCER/identity             a name that the driver gives the folder: a task that does not find it
-                                      would stage where nobody looks
+STAGING/PRODUCER.EPOCH/batch-N/NAME.arrow  Arrow IPC file; each record batch in it is one append
+                      /batch-N.json        the list of batch N: made durable before its first append, never
+                                           changed but for `done`, which says that all of it is in the log
+                      /identity            a name that the driver gives the folder: a task that does not find
+                                           it would stage where nobody looks
 
 The list is made by a hard link of a whole file, so there is one or none: of two drivers that come with files
 of their own, both append the files of the one list. File systems without hard links cannot be the staging.
@@ -53,9 +53,15 @@ class StagedFile(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class StagedList:
-    """What a batch appends, in this order. done: all of it is in the log."""
+    """What a batch appends, in this order.
+
+    begin: the log's end when the list was made; nothing of it stands before that. query: whose batch it is.
+    done: all of it is in the log.
+    """
 
     files: tuple[StagedFile, ...]
+    begin: int = 0
+    query: str = ""
     done: bool = False
 
     @property
@@ -68,7 +74,7 @@ class StagedList:
 
 
 class Staging:
-    """One producer's folder."""
+    """The folder of one producer in one epoch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -141,7 +147,8 @@ class Staging:
         path = self.list_path(batch_id)
         try:
             told = json.loads(path.read_text())
-            return StagedList(tuple(StagedFile(**file) for file in told["files"]), bool(told["done"]))
+            files = tuple(StagedFile(**file) for file in told["files"])
+            return StagedList(files, int(told["begin"]), str(told["query"]), bool(told["done"]))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -202,9 +209,7 @@ class Staging:
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4()}")
         with temporary.open("x") as file:
-            json.dump(
-                {"files": [asdict(staged_file) for staged_file in staged.files], "done": staged.done}, file
-            )
+            json.dump(asdict(staged), file)
             file.flush()
             os.fsync(file.fileno())
         return temporary

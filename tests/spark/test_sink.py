@@ -58,7 +58,7 @@ def test_a_named_write_may_be_repeated(spark: SparkSession, service: Cluster, tm
     for batch_id in (0, 1, 1, 0, 1):
         write(rows(spark, 5 + batch_id), service, "named", batchId=batch_id, **named)
     assert values(service, "named") == [f"row-{n}" for n in (*range(5), *range(6))]
-    (tmp_path / "job%2F1" / "batch-1.json").unlink()
+    (tmp_path / "job%2F1.0" / "batch-1.json").unlink()
     with pytest.raises(PySparkException, match="already holds appends of producer 'job/1'"):
         write(rows(spark, 6), service, "named", batchId=1, **named)
     assert len(values(service, "named")) == 11
