@@ -76,7 +76,7 @@ def verify_tables(
     with CommitlogClient([url.strip() for url in endpoint.split(",")], log=log, token=token) as client:
         known = Tables(client)
         table = known.find(ENTRIES)
-        paths = {other.name: other.path for other in known.all()}
+        paths = [known.find(each.name).path for each in (EPOCHS, EPOCH_FILES)]
         first = max(0, client.tail()["begin_index"])
         assert table.materialized_index is not None  # of `entries` it is known
         until = table.materialized_index + 1
@@ -88,7 +88,9 @@ def verify_tables(
         index, difference = None, None
         if (start := first_unequal(in_log, in_table)) is not None:
             index, difference = _first_difference(known, rows, max(first, start), min(until, start + BLOCK))
-    epochs = [spark.read.format("delta").load(paths[each.name]) for each in (EPOCHS, EPOCH_FILES)]
+        elif until < first:
+            index, difference = until, f"the log begins at index {first:,}, and the table ends before"
+    epochs = [spark.read.format("delta").load(path) for path in paths]
     return Verified(
         log=log,
         version=table.version,

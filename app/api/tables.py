@@ -17,10 +17,10 @@ from app.api.log_calls import Call, Served
 from app.api.openapi import answers
 from app.api.read_query import Index, TimestampMs
 from app.api.read_query import Query as Parameters
-from app.api.routing import LogName, Nothing
+from app.api.routing import LogName
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.node.driver import LogDriver
-from app.tables.catalog import ENTRIES, LogTables, TableState
+from app.tables.catalog import CURSOR, ENTRIES, LogTables, TableState
 from storage.commitlog import Commitlog
 
 router = APIRouter(tags=["tables"])
@@ -68,12 +68,19 @@ class WaitQuery(Parameters):
     timeout_ms: int = Field(5_000, ge=0, le=60_000, description="After that: 504")
 
 
+class LookQuery(Parameters):
+    timeout_ms: int | None = Field(
+        None, ge=0, le=60_000, description="As of every call about tables; the answer comes at once"
+    )
+
+
 class AtQuery(Parameters):
-    """Exactly one of them."""
+    """Exactly one of index, timestamp and epoch."""
 
     index: Index | None = Field(None, description="All records up to it")
     timestamp: TimestampMs | None = Field(None, description="All records before the first later one, ms")
     epoch: Index | None = Field(None, description="All records up to its end, or the log's while it is open")
+    timeout_ms: int = Field(0, ge=0, le=60_000, description="How long the tables may take to get there")
 
 
 def known_tables(call: Call) -> KnownTables:
@@ -90,7 +97,7 @@ def known_tables(call: Call) -> KnownTables:
     responses=answers(example={"tables": [TABLE_EXAMPLE]}),
     response_class=Response,
 )
-async def tables(call: Call, log: LogName, query: Nothing) -> Response:
+async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()]) -> Response:
     here = await call.replica(log)
     found = await known_tables(call).look(log, LogTables.all) or []
     return here.answer({"tables": [await _table_object(here, state) for state in found]})
@@ -131,7 +138,9 @@ async def wait(call: Call, log: LogName, table: TableName, query: Annotated[Wait
     responses=answers("table-not-found", example=TABLE_EXAMPLE),
     response_class=Response,
 )
-async def one_table(call: Call, log: LogName, table: TableName, query: Nothing) -> Response:
+async def one_table(
+    call: Call, log: LogName, table: TableName, query: Annotated[LookQuery, Query()]
+) -> Response:
     here = await call.replica(log)
     return here.answer(await _table_object(here, await _found(call, log, table)))
 
@@ -146,9 +155,23 @@ async def one_table(call: Call, log: LogName, table: TableName, query: Nothing) 
 )
 async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Response:
     hosted = call.find(log)
-    if len(query.model_fields_set) != 1:
+    if len(query.model_fields_set - {"timeout_ms"}) != 1:
         raise InvalidRequest(("/query", "needs one of index, timestamp and epoch"))
     here = await call.replica_of(hosted)
+    broker = call.broker
+    deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
+    while True:
+        try:
+            return here.answer(await _cut(call, here, log, query))
+        except NoSuchCut:
+            left_ms = deadline_ms - broker.clock.monotonic_ms()
+            if left_ms <= 0 or broker.waits.stopping:
+                raise
+        await broker.waits.pause(min(_POLL_S, left_ms / 1000))
+
+
+async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, Any]:
+    """Raises NoSuchCut."""
     state = await known_tables(call).look(log, lambda found: found.find(ENTRIES))
     if state is None:
         raise NoSuchCut(f"log {log!r} has no table {ENTRIES!r}", None)
@@ -159,7 +182,7 @@ async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Re
     cut = await known_tables(call).look(log, lambda found: found.cut(index, held_index))
     if cut is None:
         raise NoSuchCut(f"no version of the tables is known to hold index {index}", held_index)
-    return here.answer({"index": index, "tables": dict(cut.versions), "exact": cut.exact})
+    return {"index": index, "tables": dict(cut.versions), "exact": cut.exact}
 
 
 async def _found(call: Call, log: str, table: str) -> TableState:
@@ -189,9 +212,14 @@ async def _table_object(here: Served, state: TableState) -> dict[str, Any]:
 async def _lag(driver: LogDriver, held_index: int) -> tuple[int, int, int | None]:
     """What a table lacks that holds every record up to `held_index`: up to where it really does (control
     records behind that are none of its rows), how many records it lacks, and when the first was appended.
+
+    Where the log begins behind what its writer has seen, records went that no table holds: it ends before.
     """
     log = driver.log
     committed_index = driver.committed_index
+    cursor = driver.state.cursors.get(CURSOR)
+    seen = max(held_index + 1, 0 if cursor is None else cursor.position)
+    lost = log.begin_index > seen
     at = max(held_index + 1, log.begin_index)
     missing, first, oldest_ms, looked = 0, None, None, 0
     while at <= committed_index and looked < _COUNT_BYTES:
@@ -206,7 +234,7 @@ async def _lag(driver: LogDriver, held_index: int) -> tuple[int, int, int | None
         await asyncio.sleep(0)  # replication goes first
     missing += max(0, committed_index + 1 - at)
     through = (at if first is None else first) - 1
-    return max(held_index, through), missing, oldest_ms
+    return held_index if lost else max(held_index, through), missing, oldest_ms
 
 
 def _point(driver: LogDriver, query: AtQuery) -> int:

@@ -166,5 +166,7 @@ def materialize_command(
         arguments += ["--conf", str(spark_conf)]
     if once:
         arguments.append("--available-now")
+    if target.as_json:
+        arguments.append("--json")
     command = [sys.executable, "-P", "-m", JOB, *arguments]
     os.execv(command[0], command)  # the job is this process from here on: signals and exit code are its own

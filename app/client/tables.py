@@ -10,11 +10,12 @@ from urllib.parse import quote
 
 from app.client.client import CommitlogClient
 from app.client.connection import Answer
-from app.client.errors import NoAnswer
+from app.client.errors import NoAnswer, Unavailable
 from app.tables.digests import BLOCK, BlockSum
 
 ENTRIES = "entries"
 LONGEST_WAIT_MS = 60_000  # of one call
+PAUSE_S = 0.2  # before the nodes are asked once more
 
 
 @dataclass(frozen=True)
@@ -69,23 +70,27 @@ class Tables:
         """The table once it holds the record. Raises Unavailable (not-yet-materialized) after the time."""
         path = f"{self._log}/tables/{quote(table, safe='')}:wait"
         deadline = time.monotonic() + timeout_ms / 1_000
-        failed: NoAnswer | None = None
-        for endpoint in self._connection.endpoints:
-            left_ms = min(max(0, int((deadline - time.monotonic()) * 1_000)), LONGEST_WAIT_MS)
-            try:
-                answer = self._connection.once(
-                    "GET",
-                    endpoint,
-                    path,
-                    query={"index": index, "timeout_ms": left_ms},
-                    wait_s=left_ms / 1_000,
-                )
-            except NoAnswer as error:
-                failed = error
-                continue
-            return Table(**_json(answer))
-        assert failed is not None  # there is at least one endpoint
-        raise failed
+        while True:
+            failed: list[NoAnswer | Unavailable] = []
+            for endpoint in self._connection.endpoints:
+                left_ms = min(max(0, int((deadline - time.monotonic()) * 1_000)), LONGEST_WAIT_MS)
+                try:
+                    answer = self._connection.once(
+                        "GET",
+                        endpoint,
+                        path,
+                        query={"index": index, "timeout_ms": left_ms},
+                        wait_s=left_ms / 1_000,
+                    )
+                except (NoAnswer, Unavailable) as error:
+                    failed.append(error)
+                    continue
+                return Table(**_json(answer))
+            left_s = deadline - time.monotonic()
+            told = [error for error in failed if isinstance(error, Unavailable)]
+            if not told or left_s <= 0:
+                raise (told or failed)[-1]
+            time.sleep(min(PAUSE_S, left_s))
 
     def at(self, **point: int) -> Cut:
         """point: one of index, timestamp (ms) and epoch. Raises NotFound (no-such-cut)."""

@@ -11,6 +11,7 @@ from typing import Final
 from app.tables.delta_log import Commit, DeltaLog, Snapshot, table_folders
 
 ENTRIES: Final = "entries"
+CURSOR: Final = "__entries"  # of the log, where the job that writes `entries` goes on
 KEY: Final = "index"
 NONE: Final = -1
 

@@ -14,6 +14,8 @@ from app.cli.main import cli
 from app.client import CommitlogClient, NotFound, Unavailable
 from app.client.tables import Tables
 from app.tables.digests import BlockSum, block_sums
+from spark_jobs.client import LogClient
+from spark_jobs.errors import Unreachable
 from tests.support.cluster import Cluster, eventually, running
 from tests.support.delta_files import DeltaFiles
 
@@ -27,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """The log `pair` is kept by two nodes of three."""
-    logs = ({"name": "pair", "replicas": ["n1", "n2"]},)
+    """The logs `pair` and `short` are kept by two nodes of three."""
+    logs = tuple({"name": name, "replicas": ["n1", "n2"]} for name in ("pair", "short"))
     with running(folder, 3, logs=logs, sections={"tables": {"path": folder / "delta"}}) as started:
         yield started
 
@@ -145,6 +147,62 @@ def test_waiting_for_a_record_ends_when_it_is_in_the_table(cluster: Cluster, ent
             version = entries.bring(appended["first_index"], last + 1, timestamp_ms=4_000)
             table = waiting.result(20)
     assert (table.version, table.materialized_index, table.lag_records) == (version, last, 0)
+
+
+def test_what_was_trimmed_before_a_table_held_it_is_not_held(cluster: Cluster, folder: Path) -> None:
+    def append(count: int) -> int:
+        records = [{"value": "x" * 100} for _ in range(count)]
+        return int(
+            cluster.call("POST", "n1", "/v1/logs/short/records", json={"records": records}).json()[
+                "last_index"
+            ]
+        )
+
+    table = DeltaFiles(folder / "delta" / "short" / "entries")
+    table.create(timestamp_ms=1_000)
+    held = append(5)
+    table.bring(held - 4, held + 1, timestamp_ms=2_000)
+    append(5)
+    last = append(5)
+    begin = last - 4
+    trim = {"until_index": begin, "force": True}
+    assert cluster.call("POST", "n1", "/v1/logs/short:trim", json=trim).status_code == 200
+    for node in ("n1", "n2"):
+        eventually(
+            lambda node=node: get(cluster, "tail", node, "short").json()["begin_index"] == begin,  # type: ignore[misc]
+            what="it is trimmed",
+        )
+        found = get(cluster, "tables/entries?timeout_ms=1", node, "short").json()
+        assert found["materialized_index"] == held
+    late = get(cluster, f"tables/entries:wait?index={held + 1}&timeout_ms=10", log="short")
+    assert (late.status_code, late.json()["code"]) == (504, "not-yet-materialized")
+    cursor = {"index": begin, "fence": True}
+    moved = cluster.call("PUT", "n1", "/v1/logs/short/cursors/__entries", json=cursor)
+    assert moved.status_code == 200  # its writer knows: what went were control records
+    cluster.wait_even()
+    assert get(cluster, "tables/entries", log="short").json()["materialized_index"] == begin - 1
+
+
+def test_a_point_that_is_not_in_the_tables_yet_is_waited_for(cluster: Cluster, entries: DeltaFiles) -> None:
+    appended = cluster.append("n1", "late").json()
+    last = appended["last_index"]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(get, cluster, f"tables:at?index={last}&timeout_ms=20000")
+        version = entries.bring(appended["first_index"], last + 1, timestamp_ms=9_000)
+        answer = waiting.result(20)
+    assert answer.json()["tables"]["entries"] == version
+
+
+def test_a_node_without_a_copy_tells_nothing_of_its_own(cluster: Cluster) -> None:
+    client = LogClient([cluster.url("n3")], "pair")
+    try:
+        nodes = {node.id: node for node in client.nodes()}
+        assert client.events(nodes["n1"], 0).events[0]["node"] == "n1"
+        for ask in (client.epochs, client.committed_index, lambda node: client.events(node, 0)):
+            with pytest.raises(Unreachable, match="421"):
+                ask(nodes["n3"])
+    finally:
+        client.close()
 
 
 def test_digests_of_the_log_are_those_of_its_records(cluster: Cluster) -> None:
