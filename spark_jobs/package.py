@@ -82,7 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
         settings = settings_of(given)
         session = settings.session
         ensure_jars(session.jars)
-        launch = launch_settings(session.jars.resolve(), is_local=session.is_local)
+        launch = launch_settings(
+            session.jars.resolve(), is_local=session.is_local, driver_memory=session.driver_memory
+        )
         java_home = find_java().parent.parent
     except (ConfigError, JarsUnavailable, JavaNotFound) as error:
         sys.stderr.write(f"{error}\n")

@@ -6,6 +6,7 @@ executors get this package from the driver (package.py), all else that it import
 
 import logging
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -85,15 +86,19 @@ FAST_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     **INTERPRETED,
 }
-# UTC, and room for Spark to match long error texts by recursion.
-# Young objects get room enough that most of a task's buffers die before they are copied out.
-# The second compiler only takes what runs ten times as often as it would take by itself: a short job is up as
-# soon as with the first compiler alone, a long one moves half as many rows again (tests/bench/kafka --java).
+# UTC, and room for Spark to match long error texts by recursion. The second compiler only takes what runs ten
+# times as often as it would take by itself: a short job is up nearly as soon as with the first one alone, a
+# long one moves half as many rows again (tests/bench/kafka --java).
 JAVA_OPTIONS = (
-    "-Duser.timezone=UTC -Xss4m -XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC -XX:NewSize=400m "
+    "-Duser.timezone=UTC -Xss4m -XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC "
     "-XX:Tier3DelayOn=0 -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
+# Of the heap, from the start, for young objects: most of a task's buffers die before they are copied out.
+YOUNG_PART = 5
+DRIVER_MEMORY = "spark.driver.memory"
+SPARKS_DRIVER_MEMORY = "1g"  # when nobody says
+UNITS_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 
 
 @contextmanager
@@ -144,7 +149,8 @@ def build_session(
     Raises JavaNotFound; FileNotFoundError when a jar is missing.
     """
     is_local = master.startswith("local")
-    launch = launch_settings(jars_folder, is_local=is_local)
+    memory = (extra or {}).get(DRIVER_MEMORY, SPARKS_DRIVER_MEMORY)
+    launch = launch_settings(jars_folder, is_local=is_local, driver_memory=memory)
     os.environ["JAVA_HOME"] = str(find_java().parent.parent)
     if "SPARK_HOME" not in os.environ and (home := spark_home()) is not None:
         os.environ["SPARK_HOME"] = str(home)
@@ -168,12 +174,27 @@ def build_session(
     return _quiet(session)
 
 
-def launch_settings(jars_folder: Path, *, is_local: bool) -> dict[str, str]:
-    """What a JVM with a session of ours is started with. Raises FileNotFoundError when a jar is missing."""
+def launch_settings(
+    jars_folder: Path, *, is_local: bool, driver_memory: str = SPARKS_DRIVER_MEMORY
+) -> dict[str, str]:
+    """What a JVM with a session of ours is started with. driver_memory: the heap that Spark gives it.
+
+    Raises FileNotFoundError when a jar is missing.
+    """
     jars = jar_paths(jars_folder)
     if missing := [str(path) for path in jars if not path.is_file()]:
         raise FileNotFoundError(f"no {', '.join(missing)}: run `python -m spark_jobs.jars`")
-    return {**SETTINGS, **(ON_THIS_MACHINE if is_local else ON_A_CLUSTER), **_files(jars)}
+    settings = {**SETTINGS, **(ON_THIS_MACHINE if is_local else ON_A_CLUSTER), **_files(jars)}
+    settings[DRIVER_JAVA] += f" -XX:NewSize={young_mib(driver_memory)}m"
+    return settings
+
+
+def young_mib(memory: str) -> int:
+    """What young objects get of a heap that is given as Spark takes it: `2g`, `512m`, or MiB."""
+    told = re.match(r"\s*(\d+)\s*([kmgt]?)", memory.lower())
+    if told is None:
+        raise ConfigError(f"{DRIVER_MEMORY}: {memory!r} is not like 2g")
+    return int(int(told[1]) * UNITS_MIB[told[2]] / YOUNG_PART)
 
 
 def is_remote(session: SparkSession) -> bool:

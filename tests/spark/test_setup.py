@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import jars, java
 from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars, missing_jars
+from spark_jobs.session import young_mib
 from spark_jobs.spark_home import spark_home
 
 
@@ -87,6 +88,11 @@ def test_the_home_is_pysparks_own_but_for_its_zip(tmp_path: Path) -> None:
     assert (home / "jars" / "spark.jar").read_text() == "classes"
     assert spark_home(tmp_path / "cache", package) == home
     assert spark_home(tmp_path / "cache", tmp_path / "cache") is None
+
+
+@pytest.mark.parametrize(("memory", "mib"), [("2g", 409), ("512M", 102), ("1024", 204), ("2097152k", 409)])
+def test_young_objects_have_a_part_of_any_heap(memory: str, mib: int) -> None:
+    assert young_mib(memory) == mib
 
 
 def test_workers_import_pyspark_as_it_is_installed(spark: SparkSession) -> None:
