@@ -29,6 +29,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 MAX_READ_RECORDS = 100_000
 MAX_READ_BYTES = 16 * 1024 * 1024
 MAX_EVENTS = 10_000
+OWN_ANSWER = {"Commitlog-No-Forward": "1"}  # a node that holds no copy of a log would ask one that does
 ALL_COMMITTED = {"include": "control", "consistency": "committed"}
 
 Answer = TypeVar("Answer")
@@ -195,8 +196,8 @@ class LogClient:
         ]
 
     def events(self, node: Node, from_seq: int, limit: int = MAX_EVENTS) -> EventPage:
-        """A page of one node's own journal. Raises Unreachable at once when that node does not answer."""
-        answer = self._json(node.url, self._path("/events"), from_seq=from_seq, limit=limit)
+        """A page of one node's own journal. Raises Unreachable at once when that node has or gives none."""
+        answer = self._json(node.url, self._path("/events"), OWN_ANSWER, from_seq=from_seq, limit=limit)
         return EventPage(answer["events"], int(answer["next_seq"]), bool(answer["has_more"]))
 
     def events_when_up(self, node: Node, from_seq: int) -> EventPage:
@@ -216,12 +217,13 @@ class LogClient:
         return self._over_endpoints(ask)
 
     def committed_index(self, node: Node) -> int:
-        """What one node knows to be committed. Raises Unreachable at once when it does not answer."""
-        return int(self._json(node.url, self._path("/tail"), consistency="committed")["committed_index"])
+        """What one node knows to be committed. Raises Unreachable at once when it has or gives no answer."""
+        answer = self._json(node.url, self._path("/tail"), OWN_ANSWER, consistency="committed")
+        return int(answer["committed_index"])
 
     def epochs(self, node: Node) -> list[dict[str, Any]]:
-        """One node's epoch file. Raises Unreachable at once when that node does not answer."""
-        return list(self._json(node.url, self._path("/epochs"))["epochs"])
+        """One node's epoch file. Raises Unreachable at once when that node has or gives none."""
+        return list(self._json(node.url, self._path("/epochs"), OWN_ANSWER)["epochs"])
 
     def first_data_index(self, first: int, until: int) -> int | None:
         """Index of the first data record in [first, until), None if it holds control records only."""
@@ -284,14 +286,22 @@ class LogClient:
         return self._over_endpoints(lambda endpoint: self._json(endpoint, self._path(route), **query))
 
     def _over_endpoints(self, ask: Callable[[str], Answer]) -> Answer:
-        """The first good answer: from the endpoint that answered last, else from the next ones in turn."""
+        """The first good answer: from the endpoint that answered last, else from the next ones in turn.
+
+        Raises Trimmed when no other one begins earlier: the slaves of a classic log may.
+        """
         for attempt in self._attempts():
+            trimmed: list[Trimmed] = []
             for _ in self.endpoints:
                 try:
                     return ask(self.endpoints[self._at])
+                except Trimmed as error:
+                    trimmed.append(error)
                 except (Unreachable, ShortRead) as error:
-                    self._at = (self._at + 1) % len(self.endpoints)
                     attempt(error)
+                self._at = (self._at + 1) % len(self.endpoints)
+            if trimmed:
+                raise min(trimmed, key=lambda error: error.begin_index)
         raise AssertionError("attempts end by raising")
 
     def _attempts(self) -> Iterator[Callable[[Unreachable | ShortRead], None]]:
@@ -317,8 +327,8 @@ class LogClient:
     def _path(self, route: str) -> str:
         return f"/v1/logs/{quote(self.log, safe='')}{route}"
 
-    def _json(self, endpoint: str, path: str, **query: Any) -> Any:
-        answer = self._request(endpoint, path, query, {"Accept": "application/json"})
+    def _json(self, endpoint: str, path: str, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
+        answer = self._request(endpoint, path, query, {"Accept": "application/json", **(headers or {})})
         try:
             return json.loads(answer.data)
         except ValueError as error:
@@ -342,7 +352,8 @@ class LogClient:
         if answer.status in (421, 429) or answer.status >= 500:
             raise Unreachable(f"{endpoint}: {answer.status} {code} {detail}")
         if answer.status == 410:
-            raise Trimmed(self.log, int(query["from_index"]), int(problem["begin_index"]))
+            begin_index = int(problem["begin_index"])
+            raise Trimmed(self.log, int(query.get("from_index", begin_index - 1)), begin_index)
         if answer.status == 416:
             raise LogClash(
                 self.log, f"it ends before index {problem.get('next_index')}, {query['from_index']} was due"

@@ -12,7 +12,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.client import LogClient
+from spark_jobs.client import LogClient, Place
+from spark_jobs.errors import LogClash
 from spark_jobs.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
 from spark_jobs.session import COMPILED, INTERPRETED
 from spark_jobs.tables import (
@@ -70,22 +71,30 @@ class EntriesJob:
         Raises LogClash when the log is another.
         """
         log_id = self.client.log_id()
-        if not create_table(self.spark, self.path, ENTRIES, {LOG_ID_PROPERTY: log_id}):
+        if create_table(self.spark, self.path, ENTRIES, {LOG_ID_PROPERTY: log_id}):
+            self.rows = 0
+        else:
             known = table_properties(self.spark, self.path).get(LOG_ID_PROPERTY, log_id)
             check_same_log(self.client.log, known, log_id)
             self.look()
         tail = self.client.tail(confirmed=True)
-        term = 0
+        last = Place(0, 0)
         if self.rows == 0:
             self._begin(tail.begin_index)
         else:
-            last = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
-            term = int(last.select("term").collect()[0][0])
-        offset = RecordsOffset(self.next_index, term, log_id)
+            row = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
+            last = Place(*row.select("term", "offset").collect()[0])
+        offset = RecordsOffset(self.next_index, last.term, log_id)
         check_not_shorter(self.client.log, offset, tail.next_index)
         if self.rows > 0:
             place = self.client.place(offset.next_index - 1)
             check_same_term(self.client.log, offset, None if place is None else place.term)
+            if place is not None and place.offset != last.offset:
+                raise LogClash(
+                    self.client.log,
+                    f"the record at index {offset.next_index - 1} stands at byte {place.offset}, it stood at "
+                    f"{last.offset}",
+                )
         return offset
 
     def write(self, records: DataFrame, batch_id: int) -> None:

@@ -61,9 +61,12 @@ class EpochsJob:
             files[node.id] = file
             committed.append(committed_epochs(file, committed_index))
         agreed = agree(self.client.log, committed)
-        if len(agreed) >= len(self.committed) and agreed != self.committed:
-            self._merge([epoch for epoch in agreed if epoch not in self.committed])
-            self.committed = agreed
+        known = {epoch["epoch"]: epoch for epoch in self.committed}
+        news = [epoch for epoch in agreed if is_news(epoch, known.get(epoch["epoch"]))]
+        if news:
+            self._merge(news)
+            known |= {epoch["epoch"]: epoch for epoch in news}
+            self.committed = [known[number] for number in sorted(known)]
         changed = {node_id: file for node_id, file in files.items() if file != self.files.get(node_id)}
         if changed:
             self._replace_files(changed)
@@ -101,16 +104,22 @@ def committed_epochs(file: Sequence[Epoch], committed_index: int) -> list[Epoch]
     return ended + [{**epoch, "end_index": None, "end_offset": None} for epoch in begun[-1:]]
 
 
+def is_news(told: Epoch, known: Epoch | None) -> bool:
+    """Whether an epoch is new, or has ended since. One that the nodes have trimmed stays as it was known."""
+    return known is None or (known["end_index"] is None and told["end_index"] is not None)
+
+
 def agree(log: str, files: Sequence[Sequence[Epoch]]) -> list[Epoch]:
-    """The committed epochs that the nodes know between them: the longest list, of which every other is the
-    beginning. Raises EpochClash when one is not; nodes that have trimmed begin later, and that is no
-    clash."""
+    """The committed epochs that the nodes know between them: the list that goes farthest, of which every
+    other is a part, and before it what others have not trimmed. Raises EpochClash when one is no part."""
     longest = max(files, key=lambda file: file[-1]["epoch"] if file else -1, default=[])
     known = {epoch["epoch"]: epoch for epoch in longest}
     for file in files:
         for epoch in file:
             other = known.get(epoch["epoch"])
-            if longest and epoch["epoch"] < longest[0]["epoch"]:
+            if other is None and epoch["epoch"] < longest[0]["epoch"]:
+                if epoch["end_index"] is not None:  # else the node is behind, and what follows it is trimmed
+                    known[epoch["epoch"]] = epoch
                 continue
             if other is None or other["start_index"] != epoch["start_index"]:
                 raise EpochClash(
@@ -118,7 +127,7 @@ def agree(log: str, files: Sequence[Sequence[Epoch]]) -> list[Epoch]:
                     f"{other and dict(other)}. Their logs differ below the committed index: stop and "
                     "compare them"
                 )
-    return list(longest)
+    return [known[number] for number in sorted(known)]
 
 
 def _row(log: str, epoch: Epoch) -> dict[str, Any]:

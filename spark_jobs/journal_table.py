@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from app.tables.delta_log import DeltaLog
+from app.tables.delta_log import DeltaLog, DeltaLogError
 from spark_jobs.settings import is_url
 from spark_jobs.tables import MAX_REFUSALS, Table, TableClash, append_once, create_table, read_table
 
@@ -59,7 +59,10 @@ class JournalTable:
         """
         if is_url(self.path):
             return False
-        snapshot = DeltaLog(self.path).snapshot()
+        try:
+            snapshot = DeltaLog(self.path).snapshot()
+        except DeltaLogError:
+            return False  # Delta reads more kinds of tables
         return snapshot is not None and snapshot.rows == 0
 
     def look(self) -> None:

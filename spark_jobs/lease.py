@@ -14,10 +14,9 @@ from pyspark.sql import DataFrame
 
 from app.client import ClientError, CommitlogClient, ConditionFailed, NotFound, Problem
 from app.client.operations import Cursor, Operations
+from app.tables.catalog import CURSOR
 from spark_jobs.entries import EntriesJob
 from spark_jobs.errors import Refused, SourceError, Unreachable
-
-CURSOR = "__entries"
 
 
 class LeaseLost(SourceError):
@@ -40,6 +39,7 @@ class Lease:
         self._log = client.log
         self._operations = Operations(client)
         self._held: Cursor | None = None
+        self._doubtful: set[int] = set()  # moves from the held version that nobody has answered
 
     @property
     def index(self) -> int:
@@ -65,14 +65,20 @@ class Lease:
         """The table holds every record before `index`. Raises as `take`."""
         assert self._held is not None
         try:
+            self._doubtful.add(index)
             self._held = self._put(index, self._held.version)
         except ConditionFailed:
             # An answer may have been lost, and the repeat found the move made. If it was another job that
             # moved to the same place, the next move of one of the two tells.
             found = self._find()
-            if found is None or not found.fence or found.index != index:
+            if found is None or not found.fence or found.index not in self._doubtful:
                 raise LeaseLost(self._log, None if found is None else found.index) from None
             self._held = found
+            self._doubtful.clear()
+            if found.index != index:  # a move of before was made after all
+                self.move(index)
+            return
+        self._doubtful.clear()
 
     def _find(self) -> Cursor | None:
         try:

@@ -26,15 +26,15 @@ NAMES = (
     "tail",
     "table",
 )
-NOT_FOR_EVENTS = (
-    "endingIndex",
-    "maxBytesPerTrigger",
-    "minPartitions",
-    "includeControl",
-    "dataFolder",
-    "tail",
-    "table",
-)
+NOT_FOR_EVENTS = {  # by option: its field, whose default changes nothing
+    "endingIndex": "ending_index",
+    "maxBytesPerTrigger": "max_bytes_per_trigger",
+    "minPartitions": "min_partitions",
+    "includeControl": "include_control",
+    "dataFolder": "data_folders",
+    "tail": "union",
+    "table": "table",
+}
 UNION = "union"
 Start = int | str | dict[str, int]
 
@@ -44,7 +44,7 @@ class SourceOptions:
     """What a query asks for.
 
     endpoints: base URLs of replicas, none with a slash at its end. starting_index: inclusive, EARLIEST,
-    LATEST, None where the kind of query decides; for events also the next seq by node. ending_index:
+    LATEST, None where the kind of query decides; for events a seq, or one by node. ending_index:
     inclusive, or LATEST. data_folders: of nodes on this machine, whose files are read in place. union: the
     Delta table, and what the log has beyond it; table: where it lies, None to ask the service.
     """
@@ -118,8 +118,9 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         table=values.get("table"),
     )
     if stream == EVENTS:
-        for name in NOT_FOR_EVENTS:
-            if name in values:
+        defaults = SourceOptions(endpoints=options.endpoints)
+        for name, field in NOT_FOR_EVENTS.items():
+            if getattr(options, field) != getattr(defaults, field):
                 raise OptionError(
                     f"{name} does not apply to stream=events: each node's journal is one partition"
                 )
@@ -151,7 +152,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
 def _start(text: str | None, stream: str) -> Start | None:
     if text is None or text in (EARLIEST, LATEST):
         return text
-    if stream == RECORDS:
+    if stream == RECORDS or text.isdecimal():
         return _index("startingIndex", text)
     try:
         positions: Any = json.loads(text)
@@ -161,7 +162,7 @@ def _start(text: str | None, stream: str) -> Start | None:
         isinstance(seq, int) and not isinstance(seq, bool) and seq >= 0 for seq in positions.values()
     ):
         raise OptionError(
-            f"startingIndex: {text!r} is neither {EARLIEST!r}, {LATEST!r} nor the next seq by node, as in "
+            f"startingIndex: {text!r} is neither {EARLIEST!r}, {LATEST!r}, a seq nor one by node, as in "
             '{"n1": 17}'
         )
     return dict(positions)
@@ -173,7 +174,8 @@ def _end(text: str) -> int | str:
 
 def _index(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise OptionError(f"{name}: {text!r} is neither {EARLIEST!r}, {LATEST!r} nor an index")
+        words = f"{LATEST!r}" if name == "endingIndex" else f"{EARLIEST!r}, {LATEST!r}"
+        raise OptionError(f"{name}: {text!r} is neither {words} nor an index")
     return int(text)
 
 

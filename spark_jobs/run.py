@@ -7,6 +7,7 @@ one road, and a checkpoint that was lost is nothing special.
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -18,7 +19,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
@@ -26,7 +26,7 @@ from app.errors import ConfigError
 from spark_jobs.client import LogClient
 from spark_jobs.entries import EntriesJob
 from spark_jobs.epochs import EpochsJob
-from spark_jobs.errors import SourceError, Trimmed, Unreachable
+from spark_jobs.errors import OptionError, Refused, SourceError, Trimmed, Unreachable
 from spark_jobs.events import EventsJob
 from spark_jobs.groups import Groups, split_names
 from spark_jobs.jars import JarsUnavailable
@@ -38,7 +38,7 @@ from spark_jobs.session import INTERPRETED, JavaNotFound, is_remote, open_sessio
 from spark_jobs.settings import SparkSettings, add_arguments, is_url, location, settings_of
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.supervisor import Job, MaterializeFailed, Supervisor
-from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, Table, TableClash, table_path
+from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, TableClash, table_path
 
 LOOK_EACH_S = 0.25
 EPOCHS_EACH_S = 1.0
@@ -51,6 +51,7 @@ SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",
     **INTERPRETED,
 }
+FAILURES = (ConfigError, MaterializeFailed, SourceError, TableClash, JarsUnavailable, JavaNotFound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,8 @@ class MaterializeConfig:
     None for one beside the tables. available_now: end when everything that was committed at the start is in
     the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one log. partitions:
     tasks that read one micro-batch. data_folders: of nodes on this machine, read in place. progress: a JSON
-    file kept up to date, None for `progress.json` beside the tables. spark: where it runs.
+    file kept up to date, None for `progress.json` beside the tables. as_json: how `main` tells it. spark:
+    where it runs.
     """
 
     endpoint: str
@@ -77,6 +79,7 @@ class MaterializeConfig:
     partitions: int = 2
     data_folders: tuple[str, ...] = ()
     progress: Path | None = None
+    as_json: bool = False
     spark: SparkSettings = field(default_factory=SparkSettings)
 
     def __post_init__(self) -> None:
@@ -123,7 +126,9 @@ class LogMaterializer:
         self.status = LogClient(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
         client = LogClient(endpoints, log, config.token)
         self.entries = EntriesJob(spark, client, path(ENTRIES), entries_options)
-        self.events = EventsJob(spark, LogClient(endpoints, log, config.token), path, options)
+        # a journal that a damaged disk took goes on behind the gap: no reason to stop what follows the log
+        events_options = {**options, "failOnDataLoss": "false"}
+        self.events = EventsJob(spark, LogClient(endpoints, log, config.token), path, events_options)
         self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
         checkpoints = config.checkpoints_folder / log
         now = config.available_now
@@ -147,6 +152,9 @@ class LogMaterializer:
         self.epochs_at_s = self.tables_at_s = 0.0
 
     def start(self) -> None:
+        """Begin with the queries: of a log that there is not, nothing is made. Raises SourceError."""
+        for supervisor in self.supervisors:
+            supervisor.look()
         self.epochs.open()
 
     def stop(self) -> None:
@@ -170,7 +178,7 @@ class LogMaterializer:
                 self._look_at_the_end()
             except Unreachable:
                 self.committed_index = None
-            except PySparkException as error:
+            except SPARK_ERRORS as error:
                 if "DELTA_CONCURRENT" not in str(error):
                     raise
                 # another driver wrote the same: the next look finds it there
@@ -296,6 +304,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         default=[],
         help="data folder of a node on this machine, whose files are read in place; may be repeated",
     )
+    parser.add_argument("--json", action="store_true", help="tell the progress in JSON, one object a line")
     add_arguments(parser)
     parser.add_argument("--driver-memory", help="heap of the driver (default: 2g)")
     parser.add_argument(
@@ -319,6 +328,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         partitions=given.partitions,
         data_folders=tuple(given.data_folder),
         progress=given.progress,
+        as_json=given.json,
         spark=settings,
     )
 
@@ -328,19 +338,33 @@ def tell(progress: Progress) -> None:
     sys.stdout.flush()
 
 
+def tell_json(progress: Progress) -> None:
+    sys.stdout.write(json.dumps(progress.to_json()) + "\n")
+    sys.stdout.flush()
+
+
+def exit_code(error: Exception) -> int:
+    """2 usage, 4 no such log, 5 no answer, else 1 (API.md §7). Spark hands on the errors of its Python
+    processes as text."""
+    reason = error.__cause__ if isinstance(error, MaterializeFailed) and error.__cause__ else error
+    if isinstance(reason, ConfigError | OptionError):
+        return 2
+    if isinstance(reason, Refused) and reason.status == 404:
+        return 4
+    return 5 if "Unreachable: " in f"{type(reason).__name__}: {reason}" else 1
+
+
 def main(arguments: list[str] | None = None) -> int:
     """`materialize`, stopped by SIGTERM or SIGINT, told in lines on standard output. The exit code."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        materialize(parse_arguments(arguments), stop=stop, report=tell)
-    except ConfigError as error:
+        config = parse_arguments(arguments)
+        materialize(config, stop=stop, report=tell_json if config.as_json else tell)
+    except FAILURES as error:
         sys.stderr.write(f"{error}\n")
-        return 2
-    except (MaterializeFailed, SourceError, TableClash, JarsUnavailable, JavaNotFound) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+        return exit_code(error)
     return 0
 
 

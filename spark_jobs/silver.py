@@ -26,7 +26,16 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_jobs.tables import ENTRIES, Table, append_once, create_table, read_table, table_path
+from spark_jobs.tables import (
+    ENTRIES,
+    MAX_REFUSALS,
+    Table,
+    TableClash,
+    append_once,
+    create_table,
+    read_table,
+    table_path,
+)
 from spark_jobs.transforms import json_values
 
 LATE_AFTER = timedelta(hours=2)
@@ -145,18 +154,22 @@ class DelaysJob:
             flights.unpersist()
 
     def _append_late(self, late: DataFrame, until: int) -> None:
-        claim = self._end(self.late_path, "index") + 1
-        new = late.where(F.col("index") >= claim).withColumn("until_index", F.lit(until).cast("long"))
-        if not new.isEmpty():
-            rows = new.select(*LATE.schema.fieldNames()).coalesce(1)
-            append_once(
-                rows,
+        for _ in range(MAX_REFUSALS):
+            claim = self._end(self.late_path, "index") + 1
+            new = late.where(F.col("index") >= claim).withColumn("until_index", F.lit(until).cast("long"))
+            if new.isEmpty():
+                return
+            written = append_once(
+                new.select(*LATE.schema.fieldNames()).coalesce(1),
                 self.late_path,
                 application="commitlog-late",
                 claim=claim,
                 position="index",
                 note={"until_index": until},
             )
+            if written is not None:
+                return
+        raise TableClash(self.late_path, f"the late flights from index {claim} on")
 
     def _end(self, path: str, column: str) -> int:
         last = read_table(self.spark, path).agg(F.max(column)).collect()[0][0]

@@ -201,6 +201,8 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self, offset: RecordsOffset, limit: ReadLimit) -> dict[str, Any] | None:
         """The end of the next micro-batch, None when there is nothing new."""
         tail = self.client.tail(confirmed=False)
+        if self.target is not None and not tail.confirmed and tail.next_index < self.target:
+            tail = self.client.tail(confirmed=True)  # the query would end here
         if tail.confirmed:
             check_not_shorter(self.options.log, offset, tail.next_index)
         until = tail.next_index if self.target is None else min(tail.next_index, self.target)
@@ -280,7 +282,11 @@ def asked_range(options: SourceOptions, tail: Tail) -> tuple[int, int]:
         if until > tail.next_index:
             raise OptionError(f"endingIndex {until - 1} is past the last index, {tail.next_index - 1}")
     if first > until:
-        raise OptionError(f"startingIndex {first} is past the end of what is to be read, {until - 1}")
+        if options.starting_index == first:
+            raise OptionError(f"startingIndex {first} is past the end of what is to be read, {until - 1}")
+        if options.fail_on_data_loss:
+            raise Trimmed(options.log, until - 1, tail.begin_index)
+        first = until  # all of the range was trimmed
     return first, until
 
 

@@ -5,6 +5,7 @@ has one position a node; a node that does not answer is passed over, and caught 
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from spark_jobs.options import SourceOptions
 from spark_jobs.planning import EARLIEST, EventsOffset, JournalPosition, check_same_log
 
 EVENTS_ARROW = schemas.arrow_schema(schemas.EVENTS)
+
+logger = logging.getLogger(__name__)
 
 
 class EventsPartition(InputPartition):
@@ -101,11 +104,14 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def starting_offset(client: LogClient, options: SourceOptions) -> EventsOffset:
     """Where startingIndex begins:
 
-    all events, none that is there yet, or the next seq that it names by node.
+    all events, none that is there yet, or the next seq that it names, for all nodes or by node.
     """
     nothing = EventsOffset({}, client.log_id())
     if options.starting_index == EARLIEST:
         return nothing
+    if isinstance(options.starting_index, int):
+        position = JournalPosition(options.starting_index, None)
+        return EventsOffset({node.id: position for node in client.nodes()}, nothing.log_id)
     if isinstance(options.starting_index, Mapping):
         nodes = {node: JournalPosition(seq, None) for node, seq in options.starting_index.items()}
         return EventsOffset(nodes, nothing.log_id)
@@ -141,13 +147,12 @@ def _scan_node(
 ) -> JournalPosition:
     if position.next_seq > 0 and options.fail_on_data_loss:
         known = client.events(node, position.next_seq - 1, limit=1).events
-        if not known or position.timestamp_ms not in (None, known[0]["timestamp"]):
-            raise LogClash(
-                options.log,
-                f"node {node.id}'s journal does not hold the event {position.next_seq - 1} that was read "
-                "from it "
-                "(was its disk replaced? Then give the node a new id, or set failOnDataLoss to false)",
-            )
+        if (
+            not known
+            or known[0]["seq"] != position.next_seq - 1
+            or position.timestamp_ms not in (None, known[0]["timestamp"])
+        ):
+            raise other_journal(options, node, position.next_seq - 1)
     while until is None or position.next_seq < until:
         page = client.events(node, position.next_seq)
         events = page.events if until is None else page.events[: until - position.next_seq]
@@ -178,19 +183,41 @@ def plan_partitions(nodes: Sequence[Node], start: EventsOffset, end: EventsOffse
 
 
 def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[pa.RecordBatch]:
-    """The partition's rows in order. The node answered at planning: it is waited for if it has gone since."""
+    """The partition's rows in order. The node answered at planning: it is waited for if it has gone since.
+
+    A journal that began anew behind a loss has a first seq above 0: from 0 on, that is where it begins; else
+    the events between are lost. Raises LogClash for those (unless failOnDataLoss is false), ShortRead.
+    """
     client = LogClient([partition.node.url or options.endpoints[0]], options.log, options.token)
     seq = partition.from_seq
     try:
         while seq < partition.until_seq:
             page = client.events_when_up(partition.node, seq)
+            if page.events and page.events[0]["seq"] > seq == partition.from_seq:
+                if seq > 0 and options.fail_on_data_loss:
+                    raise other_journal(options, partition.node, seq)
+                seq = min(int(page.events[0]["seq"]), partition.until_seq)
+                logger.warning(
+                    "log %s: the journal of %s has no events [%d, %d); going on at %d",
+                    *(options.log, partition.node.id, partition.from_seq, seq, seq),
+                )
             events = [event for event in page.events if event["seq"] < partition.until_seq]
-            if [event["seq"] for event in events] != list(range(seq, seq + len(events))) or not events:
+            if [event["seq"] for event in events] != list(range(seq, seq + len(events))):
                 raise ShortRead(f"node {partition.node.id}: events from {seq} on are missing or twice")
+            if not page.events:
+                raise ShortRead(f"node {partition.node.id}: no events from {seq} on came")
             seq += len(events)
             yield rows(options.log, partition.node.id, events)
     finally:
         client.close()
+
+
+def other_journal(options: SourceOptions, node: Node, seq: int) -> LogClash:
+    return LogClash(
+        options.log,
+        f"node {node.id}'s journal does not hold the event {seq}, which is due or was read from it (was its "
+        "disk replaced? Then give the node a new id, or set failOnDataLoss to false)",
+    )
 
 
 def rows(log: str, node: str, events: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:

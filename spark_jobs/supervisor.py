@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs.errors import Unreachable
+from spark_jobs.tables import SPARK_ERRORS
 
 MAX_FAILURES = 5  # of one query, with nothing written between
 FAILURE_PAUSE_S = 1.0
@@ -128,6 +128,8 @@ class Supervisor:
     def _note_batch(self, query: StreamingQuery) -> None:
         told = query.lastProgress
         if told is not None and "addBatch" in told.durationMs:  # not a look that found nothing new
+            if self.last_batch is None or told.batchId != self.last_batch["id"]:
+                self.failures = 0
             self.last_batch = {
                 "id": told.batchId,
                 "records": told.numInputRows,
@@ -149,13 +151,15 @@ class Supervisor:
     def _try(self, start: Callable[[], None]) -> None:
         try:
             start()
-        except (PySparkException, Unreachable, OSError) as error:
+        except (*SPARK_ERRORS, Unreachable, OSError) as error:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         reason = reason_of(error)
         told = f"{type(error).__name__}: {error}"
+        if self.trigger is not None and "Unreachable: " in told:  # who follows a log waits for it
+            self.failures = min(self.failures, MAX_FAILURES)
         if self.failures > MAX_FAILURES or any(f"{name}: " in told for name in FATAL):
             raise MaterializeFailed(f"{self.job.name}: {reason}") from error
         sys.stderr.write(f"{self.job.name}: {reason}; starting again from where the table ends\n")

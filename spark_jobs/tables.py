@@ -28,6 +28,8 @@ from spark_jobs.session import is_remote
 
 OBSERVED_WITHIN_S = 2.0
 NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
+# The latter: one whose Java class PySpark has no name for, as Delta's of commits that collide.
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
 MAX_REFUSALS = 3  # of one claim, which the table still gives: more looks would show nothing new
 
 PROPERTIES = {
@@ -242,7 +244,7 @@ def append_once(
     writer = observed.write.format("delta").mode("append").option("userMetadata", json.dumps(note))
     try:
         writer.option("txnAppId", application).option("txnVersion", str(claim)).save(path)
-    except (PySparkException, Py4JJavaError) as error:  # the latter: one that PySpark has no name for
+    except SPARK_ERRORS as error:
         if "DELTA_CONCURRENT_TRANSACTION" in str(error):
             return None
         raise

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
 from app.errors import ConfigError
@@ -23,7 +22,7 @@ from spark_jobs.jars import JarsUnavailable
 from spark_jobs.session import JavaNotFound, open_session
 from spark_jobs.settings import add_arguments, location, settings_of
 from spark_jobs.silver import DELAYS, LATE
-from spark_jobs.tables import TABLES, identifier, is_table, table_path
+from spark_jobs.tables import SPARK_ERRORS, TABLES, identifier, is_table, table_path
 
 ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
@@ -68,7 +67,7 @@ def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
     for conflicts in range(ATTEMPTS):
         try:
             return act(), conflicts
-        except PySparkException as error:
+        except SPARK_ERRORS as error:
             if CONFLICT not in str(error) or conflicts == ATTEMPTS - 1:
                 raise
             time.sleep(FIRST_PAUSE_S * 2**conflicts)
@@ -110,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    except (PySparkException, JarsUnavailable, JavaNotFound) as error:
+    except (*SPARK_ERRORS, JarsUnavailable, JavaNotFound) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

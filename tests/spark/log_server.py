@@ -299,11 +299,10 @@ class FakeReplica:
     async def events(self, request: Request) -> Response:
         first = int(request.query_params.get("from_seq", "0"))
         limit = int(request.query_params.get("limit", "1000"))
-        events = self.journal[first : first + limit]
-        next_seq = first + len(events)
-        return JSONResponse(
-            {"events": events, "next_seq": next_seq, "has_more": next_seq < len(self.journal)}
-        )
+        later = [event for event in self.journal if event["seq"] >= first]
+        events = later[:limit]
+        next_seq = events[-1]["seq"] + 1 if events else first
+        return JSONResponse({"events": events, "next_seq": next_seq, "has_more": len(later) > limit})
 
 
 def arrow(records: list[dict[str, Any]]) -> bytes:

@@ -1,6 +1,7 @@
 """The reads of a log over HTTP: failures of one replica are survived, lies and losses are told."""
 
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,11 @@ def test_trimmed_names_the_begin_and_the_remedy(replicas: list[FakeReplica], log
     place = client.place(20)
     assert place is not None
     assert (place.term, place.offset) == (1, 2_000)
+
+
+def test_what_one_replica_has_trimmed_comes_from_another(replicas: list[FakeReplica], log: FakeLog) -> None:
+    replicas[0].log = replace(log, begin_index=20)
+    assert indexes(client_of(replicas), 10, 30) == list(range(10, 30))
 
 
 def test_an_index_that_no_replica_has_is_not_waited_for_without_end(replicas: list[FakeReplica]) -> None:

@@ -7,8 +7,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
+from app.tables.catalog import CURSOR
 from spark_jobs.errors import Refused, Unreachable
-from spark_jobs.lease import CURSOR, Lease, LeaseLost
+from spark_jobs.lease import Lease, LeaseLost
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.supervisor import MaterializeFailed
 from spark_jobs.tables import read_table
@@ -47,6 +48,24 @@ def test_a_move_whose_answer_was_lost_is_known_again(replicas: list[FakeReplica]
     held.move(40)
     held.move(50)
     assert where(log) == (50, True)
+
+
+def test_a_move_that_was_made_after_all_is_known_later(replicas: list[FakeReplica], log: FakeLog) -> None:
+    held = lease(replicas)
+    held.take(0)
+    for replica in replicas:
+        replica.refuse_moves = True
+    with pytest.raises(Unreachable):
+        held.move(40)
+    log.cursors[CURSOR] |= {"index": 40, "version": '"7"'}  # the leader had it, and found its quorum again
+    for replica in replicas:
+        replica.refuse_moves = False
+    held.move(60)
+    held.move(70)
+    assert where(log) == (70, True)
+    log.cursors[CURSOR] |= {"index": 40, "version": '"20"'}
+    with pytest.raises(LeaseLost, match="it stands at index 40"):
+        held.move(80)
 
 
 def test_a_cursor_that_cannot_be_moved_is_told_of(replicas: list[FakeReplica]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.epochs import EpochClash, agree, committed_epochs
+from spark_jobs.epochs import EpochClash, agree, committed_epochs, is_news
 from spark_jobs.errors import LogClash
 from spark_jobs.run import MaterializeConfig, materialize, parse_arguments
 from spark_jobs.supervisor import owner, reason_of, remove_dead_checkpoints
@@ -205,3 +205,14 @@ def test_nodes_that_disagree_on_a_committed_epoch_are_reported() -> None:
         agree("default", [longest, [epoch(1, 0), epoch(2, 12)]])
     with pytest.raises(EpochClash, match="disagree on committed epoch 3"):
         agree("default", [longest, [epoch(1, 0), epoch(3, 12)]])
+
+
+def test_epochs_that_the_nodes_have_trimmed_stay_and_later_ones_come() -> None:
+    first, second, third = {**epoch(1, 0), "end_index": 9}, epoch(2, 10), epoch(4, 20)
+    ended = {**second, "end_index": 19}
+    assert agree("default", [[third], [first, second]]) == [first, third]
+    assert agree("default", [[third], [ended, third]]) == [ended, third]
+    assert is_news(third, None)
+    assert is_news(ended, second)
+    assert not is_news(second, ended)
+    assert not is_news(second, second)

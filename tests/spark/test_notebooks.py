@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from app.client import CommitlogClient, NotFound
 from app.client.tables import Table, Tables
 from app.demo.flights import read_flights
-from spark_jobs.lease import CURSOR
+from app.tables.catalog import CURSOR
 from spark_jobs.notebook import run_notebook
 from spark_jobs.progress import Progress
 from spark_jobs.run import MaterializeConfig, materialize

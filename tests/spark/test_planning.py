@@ -97,6 +97,10 @@ def test_options_have_the_contracts_names_and_defaults() -> None:
     assert options.fail_on_data_loss
     assert not options.include_control
     assert options.starting_index == 4
+    events = {**ENDPOINT, "stream": "events", "startingIndex": "5"}
+    idle = {"endingIndex": "latest", "minPartitions": "1", "includeControl": "false"}
+    assert parse_options({**events, **idle}) == parse_options(events)
+    assert parse_options(events).starting_index == 5
     assert parse_options(ENDPOINT).for_batch().starting_index == "earliest"
     assert parse_options(ENDPOINT).for_stream().starting_index == "latest"
 
@@ -114,8 +118,8 @@ def test_options_have_the_contracts_names_and_defaults() -> None:
         ({**ENDPOINT, "failOnDataLoss": "no"}, "neither true nor false"),
         ({**ENDPOINT, "stream": "both"}, "neither 'records' nor 'events'"),
         ({**ENDPOINT, "stream": "events", "minPartitions": "2"}, "does not apply to stream=events"),
-        ({**ENDPOINT, "stream": "events", "startingIndex": '{"n1": -2}'}, "next seq by node"),
-        ({**ENDPOINT, "stream": "events", "startingIndex": "5"}, "next seq by node"),
+        ({**ENDPOINT, "stream": "events", "startingIndex": '{"n1": -2}'}, "a seq nor one by node"),
+        ({**ENDPOINT, "stream": "events", "startingIndex": "-5"}, "a seq nor one by node"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(options: dict[str, str], complaint: str) -> None:

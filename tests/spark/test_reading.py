@@ -5,14 +5,17 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from spark_jobs import client
-from spark_jobs.errors import LogClash, Trimmed
+from spark_jobs.errors import LogClash, OptionError, Trimmed
 from spark_jobs.options import SourceOptions, parse_options
 from spark_jobs.reading import PIECE_BYTES, RecordsPartition, read_records, rows
+from spark_jobs.source import asked_range
+from spark_jobs.source_events import EventsPartition, read_events
 from storage.batch import FIRST_CHAIN, stamp
 from storage.records import RecordColumns, encode_body, read_columns
 from tests.spark.conftest import endpoints
@@ -114,6 +117,37 @@ sys.exit(f"{rows} rows, pandas: {'pandas' in sys.modules}")
 def test_a_worker_reads_without_pandas_whose_import_is_most_of_its_start(replicas: list[FakeReplica]) -> None:
     command = [sys.executable, "-c", READ_ALL, endpoints(replicas)]
     assert subprocess.run(command, capture_output=True, text=True).stderr.strip() == "100 rows, pandas: False"
+
+
+def test_a_journal_that_began_anew_is_read_on_behind_the_gap_or_is_an_error(
+    replicas: list[FakeReplica],
+) -> None:
+    replica = replicas[0]
+    for number in range(8):
+        replica.event("role", {"role": "follower", "number": number})
+    del replica.journal[:5]  # a damaged journal begins behind the last event that could be found
+    node = client.Node(replica.node, replica.url, alive=True)
+
+    def seqs(from_seq: int, until_seq: int, **given: str) -> list[int]:
+        options = parse_options({"endpoint": endpoints(replicas), "stream": "events", **given})
+        read = read_events(options, EventsPartition(node, from_seq, until_seq))
+        return [seq for batch in read for seq in batch.column("seq").to_pylist()]
+
+    assert seqs(0, 8) == seqs(5, 8) == seqs(3, 8, failOnDataLoss="false") == [5, 6, 7]
+    assert seqs(3, 4, failOnDataLoss="false") == []
+    with pytest.raises(LogClash, match="journal does not hold the event 3"):
+        seqs(3, 8)
+
+
+def test_a_range_that_was_trimmed_whole_is_empty_or_an_error() -> None:
+    tail = client.Tail(begin_index=10, next_index=20, confirmed=True)
+    asked = parse_options({"endpoint": "http://127.0.0.1:1", "startingIndex": "2", "endingIndex": "5"})
+    assert asked_range(replace(asked, fail_on_data_loss=False), tail) == (6, 6)
+    for lost in (asked, replace(asked, starting_index="earliest")):
+        with pytest.raises(Trimmed, match="begins at index 10"):
+            asked_range(lost, tail)
+    with pytest.raises(OptionError, match="startingIndex 15 is past the end"):
+        asked_range(replace(asked, starting_index=15, ending_index=12), tail)
 
 
 def test_long_batches_are_cut_short_ones_joined_and_control_records_left_out() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from app.tables.catalog import CURSOR
 from spark_jobs.errors import SourceError
-from spark_jobs.lease import CURSOR
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.supervisor import MaterializeFailed
 from spark_jobs.tables import read_table
