@@ -82,9 +82,9 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOpti
 def _query_id(lower: Mapping[str, str]) -> str:
     """As the stream's checkpoint tells, empty when that is not here."""
     checkpoint = _local_folder(lower.get("checkpointlocation", ""))
-    if checkpoint is None:
-        return ""
-    return str(json.loads((checkpoint / "metadata").read_text())["id"])
+    if checkpoint is None or not (metadata := checkpoint / "metadata").is_file():
+        return ""  # of a URL, or of a file system that only Spark knows
+    return str(json.loads(metadata.read_text())["id"])
 
 
 def _stream_identity(

@@ -338,6 +338,8 @@ def test_a_stream_is_named_by_its_checkpoint_and_a_batch_by_itself(tmp_path: Pat
     options = parse_sink_options(named, streaming=True)
     assert (options.producer_id, options.repeatable) == ("0fc1588b", True)
     assert options.staging == tmp_path / "commitlog-staging" / "0fc1588b.0"
+    elsewhere = {**named, "checkpointlocation": "/on/hdfs/only", "stagingLocation": "/s", "producerId": "a"}
+    assert parse_sink_options(elsewhere, streaming=True).query == ""
     own: Callable[[], SinkOptions] = lambda: parse_sink_options(ENDPOINT, streaming=False)  # noqa: E731
     assert own().producer_id != own().producer_id
     assert not own().repeatable
