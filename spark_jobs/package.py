@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     from app.errors import ConfigError
     from spark_jobs.jars import JarsUnavailable, ensure_jars
     from spark_jobs.java import JavaNotFound, find_java
-    from spark_jobs.session import launch_settings
+    from spark_jobs.session import launch_settings, with_extra
     from spark_jobs.settings import add_arguments, settings_of
 
     parser = argparse.ArgumentParser(
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         make_zip(Path(folder)).replace(archive)
     written = given.folder.resolve() / PROPERTIES_NAME
-    written.write_text(properties({**launch, **own, **session.spark_settings(), **settings.conf}))
+    written.write_text(properties(with_extra({**launch, **own, **session.spark_settings()}, settings.conf)))
     sys.stdout.write(
         f"JAVA_HOME={java_home} spark-submit --properties-file {written} --py-files {archive} "
         f"{package_root() / 'spark_jobs' / 'run.py'} --endpoint URLS --tables LOCATION\n"

@@ -46,6 +46,7 @@ logger.stream.level = off
 """
 
 DRIVER_JAVA = "spark.driver.extraJavaOptions"
+EXECUTOR_JAVA = "spark.executor.extraJavaOptions"
 CONNECT_PORT = 15_002  # where the server listens when nobody says otherwise
 CONNECT_TIMEOUT_S = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -74,18 +75,11 @@ ON_THIS_MACHINE = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
 }
-ON_A_CLUSTER = {"spark.executor.extraJavaOptions": "-Duser.timezone=UTC -Xss4m"}
+ON_A_CLUSTER = {EXECUTOR_JAVA: "-Duser.timezone=UTC -Xss4m"}
 
 # Compiling costs more than interpreting when a plan runs once over a few rows.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-FAST_SETTINGS = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
-    "spark.sql.adaptive.enabled": "false",
-    **INTERPRETED,
-}
 # UTC, and room for Spark to match long error texts by recursion. The second compiler only takes what runs ten
 # times as often as it would take by itself: a short job is up nearly as soon as with the first one alone, a
 # long one moves half as many rows again (tests/bench/kafka --java).
@@ -137,13 +131,12 @@ def build_session(
     *,
     jars_folder: Path,
     master: str = "local[2]",
-    fast_tests: bool = False,
     extra: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A Spark session that reads and writes Delta, or the process's own one if it has one already.
 
     jars_folder: where `jars.ensure_jars` put the jars. master: `local[N]`, or a cluster's address.
-    fast_tests: settings for tables of a few rows. extra: Spark settings that win over the ones here.
+    extra: Spark settings that win over the ones here.
     Needs no network. Sets JAVA_HOME, PYSPARK_PYTHON and, unless somebody has, SPARK_HOME of this process:
     Spark starts its own by them.
     Raises JavaNotFound; FileNotFoundError when a jar is missing.
@@ -158,12 +151,8 @@ def build_session(
     _let_workers_import_us()
     if is_local:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    own = {**launch, **(FAST_SETTINGS if fast_tests else {})}
-    settings = {**own, **(extra or {})}
-    if extra and DRIVER_JAVA in extra:  # the last of two that contradict one another counts
-        settings[DRIVER_JAVA] = f"{own[DRIVER_JAVA]} {extra[DRIVER_JAVA]}"
     builder = SparkSession.builder.appName(app_name).master(master)
-    for name, value in settings.items():
+    for name, value in with_extra(launch, extra or {}).items():
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
@@ -187,6 +176,13 @@ def launch_settings(
     settings = {**SETTINGS, **(ON_THIS_MACHINE if is_local else ON_A_CLUSTER), **_files(jars)}
     settings[DRIVER_JAVA] += f" -XX:NewSize={young_mib(driver_memory)}m"
     return settings
+
+
+def with_extra(launch: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """Those of `extra` win, but options of Java add to ours: the last of two that contradict each other
+    counts."""
+    both = {name for name in (DRIVER_JAVA, EXECUTOR_JAVA) if name in launch and name in extra}
+    return {**launch, **extra, **{name: f"{launch[name]} {extra[name]}" for name in both}}
 
 
 def young_mib(memory: str) -> int:
@@ -220,7 +216,7 @@ def _adopt(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
         try:
             session.conf.set(name, value)
         except AnalysisException as error:
-            if session.conf.get(name, None) != value:
+            if not f" {session.conf.get(name, None)}".endswith(f" {value}"):  # Java's may stand behind ours
                 raise ConfigError(f"{name} = {value} comes too late: Spark runs already") from error
     return session if is_remote(session) else _quiet(session)
 

@@ -1,7 +1,7 @@
 """What all tests share: rule markers name rules that stand in app/RULES.md, and who runs beside whom.
 
 `make test` runs the suite in two processes. A file's tests stay in one, for they share its nodes; so do those
-of Spark that share a session.
+of Spark that share a session, and those that start Sparks of their own. What takes longest begins first.
 """
 
 import pytest
@@ -10,13 +10,22 @@ from xdist.scheduler import LoadFileScheduling
 from tests.rules import read_rules
 
 SPARK = "tests/spark/"
-CLUSTERS = (f"{SPARK}test_connect.py", f"{SPARK}test_standalone_cluster.py")  # start a Spark of their own
+SPARKS = f"{SPARK}own"
+OWN_SPARK = ("test_connect.py", "test_kills.py", "test_program.py", "test_standalone_cluster.py")
+LONGEST = (SPARK, SPARKS, "tests/simulation/test_simulation.py", "tests/e2e/test_demo.py")
+
+
+def scope_of(nodeid: str) -> str:
+    """What runs in one process, one after the other."""
+    file = nodeid.partition("::")[0]
+    if not file.startswith(SPARK):
+        return file
+    return SPARKS if file.removeprefix(SPARK) in OWN_SPARK else SPARK
 
 
 class Scheduling(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        file = str(super()._split_scope(nodeid))
-        return SPARK if file.startswith(SPARK) and file not in CLUSTERS else file
+        return scope_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
@@ -24,6 +33,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    begins = {scope: place for place, scope in enumerate(LONGEST)}
+    items.sort(key=lambda item: begins.get(scope_of(item.nodeid), len(LONGEST)))
     known = read_rules()
     for item in items:
         for marker in item.iter_markers("rule"):

@@ -8,17 +8,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.readwriter import DataFrameReader
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars
-from spark_jobs.session import build_session
 from spark_jobs.source import CommitlogDataSource
+from tests.spark.fast import fast_session
 from tests.spark.log_server import FakeLog, FakeReplica
 from tests.support.cluster import Cluster, running
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    ensure_jars()
-    session = build_session("tests", jars_folder=DEFAULT_JARS_FOLDER, fast_tests=True)
+    session = fast_session("tests")
     session.dataSource.register(CommitlogDataSource)
     yield session
     session.stop()

@@ -17,11 +17,10 @@ from pyspark.sql import DataFrame
 
 from app.tables.delta_log import DeltaLog
 from spark_jobs import entries, lease
-from spark_jobs.jars import DEFAULT_JARS_FOLDER
 from spark_jobs.journal_table import JournalTable
 from spark_jobs.run import materialize, parse_arguments
-from spark_jobs.session import build_session
 from spark_jobs.tables import EVENTS
+from tests.spark.fast import fast_session
 
 PARQUET_END = b"PAR1"
 LOOK_S = 0.001
@@ -101,5 +100,4 @@ ARRANGED: dict[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     ARRANGED[sys.argv[1]]()
-    session = build_session("killed", jars_folder=DEFAULT_JARS_FOLDER, fast_tests=True)
-    materialize(parse_arguments(sys.argv[2:]), spark=session)
+    materialize(parse_arguments(sys.argv[2:]), spark=fast_session("killed"))

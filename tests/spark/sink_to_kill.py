@@ -18,11 +18,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from app.client import Appended, CommitlogClient
-from spark_jobs.jars import DEFAULT_JARS_FOLDER
-from spark_jobs.session import build_session
 from spark_jobs.sink import CommitlogStreamWriter
 from spark_jobs.sink_options import parse_sink_options
 from spark_jobs.source import CommitlogDataSource
+from tests.spark.fast import fast_session
 
 POINTS = ("staged", "listed", "appended-1", "appended-2", "committed")
 LOG = "killed"
@@ -111,7 +110,7 @@ if __name__ == "__main__":
     endpoint, folder = sys.argv[1], Path(sys.argv[2])
     point, rows, log = sys.argv[3:] or ("appended-1", str(ROWS), LOG)
     die_at(folder / "checkpoint", point, os.getpgid(0))
-    spark = build_session("killed", jars_folder=DEFAULT_JARS_FOLDER, fast_tests=True)
+    spark = fast_session("killed")
     spark.dataSource.register(MortalSource)
     query = numbers(spark, folder, int(rows), endpoint, log).format("mortal-commitlog").start()
     query.awaitTermination()

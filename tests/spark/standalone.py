@@ -17,18 +17,20 @@ import pyspark
 
 from spark_jobs.java import find_java
 from spark_jobs.package import properties
-from spark_jobs.session import FAST_SETTINGS
 from spark_jobs.settings import SPARK_NAMES
+from spark_jobs.spark_home import spark_home
+from tests.spark.fast import FAST_SETTINGS, JAVA_NAMES, QUICKLY
 from tests.support.cluster import eventually, free_ports
 
-SPARK_HOME = Path(pyspark.__file__).parent
+SPARK_HOME = spark_home() or Path(pyspark.__file__).parent
 START_TIMEOUT_S = 90.0
-JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Duser.timezone=UTC")
+JAVA_OPTIONS = ("-XX:+UseSerialGC", *QUICKLY.split(), "-Duser.timezone=UTC")
 
 
 def write_conf(path: Path, *, locations: Mapping[str, object] | None = None, **session: object) -> Path:
     """A file like conf/spark.toml, for tables of a few rows."""
-    quick = {f'"{name}"': value for name, value in FAST_SETTINGS.items() if name not in SPARK_NAMES.values()}
+    elsewhere = {*SPARK_NAMES.values(), *(JAVA_NAMES if "remote" in session else ())}
+    quick = {f'"{name}"': value for name, value in FAST_SETTINGS.items() if name not in elsewhere}
     sections = {"session": {"shuffle_partitions": 2, **session}, "locations": locations or {}, "conf": quick}
     lines = [
         f"[{title}]\n{''.join(f'{key} = {json.dumps(value)}{chr(10)}' for key, value in table.items())}"
@@ -128,9 +130,6 @@ def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
         [*launcher, *options, *main], env=environment(), check=True, capture_output=True, text=True
     )
     command = told.stdout.partition("\0\n")[2].split("\0")[:-1]
-    own_environment = environment()
-    # each process that it starts for a stream would compile pyspark anew, from the archive there
-    del own_environment["SPARK_HOME"]
-    with server(folder, "connect", command, own_environment) as process:
+    with server(folder, "connect", command, environment()) as process:
         await_port(process, port, folder / "connect.log")
         yield f"sc://127.0.0.1:{port}"

@@ -12,9 +12,10 @@ from pyspark.sql import SparkSession
 from app.client import CommitlogClient
 from app.demo.flights import read_flights
 from spark_jobs.jars import DEFAULT_JARS_FOLDER
-from spark_jobs.session import FAST_SETTINGS, launch_settings
+from spark_jobs.session import launch_settings, with_extra
 from spark_jobs.tables import read_table
 from spark_jobs.transforms import index_check
+from tests.spark.fast import FAST_SETTINGS
 from tests.spark.standalone import connect_server, write_conf
 from tests.support.cluster import Cluster
 
@@ -32,7 +33,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("connect")
-    settings = {**launch_settings(DEFAULT_JARS_FOLDER, is_local=True), **FAST_SETTINGS}
+    settings = with_extra(launch_settings(DEFAULT_JARS_FOLDER, is_local=True), FAST_SETTINGS)
     with connect_server(folder, settings) as url:
         places = {"tables": "tables", "checkpoints": "checkpoints"}
         yield Server(folder, write_conf(folder / "spark.toml", remote=url, locations=places))

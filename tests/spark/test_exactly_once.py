@@ -1,13 +1,8 @@
-"""Each index stands in `entries` once, whatever happens to drivers, checkpoints and claims."""
+"""Each index stands in `entries` once, whatever happens to checkpoints and claims; test_kills.py kills."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,11 +17,8 @@ from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.tables import ENTRIES, TableClash, append_once, create_table, identifier, read_table
 from spark_jobs.transforms import index_check
 from tests.spark.conftest import Batch, endpoints
-from tests.spark.kill_points import LONE, POINTS
 from tests.spark.log_server import FakeLog, FakeReplica
-
-DATA = [index for index in range(102) if index not in (0, 51)]
-DRIVER_TIMEOUT_S = 90.0
+from tests.spark.looks import DATA, await_materialized, indexes
 
 
 @pytest.fixture
@@ -37,94 +29,6 @@ def config(tmp_path: Path, replicas: list[FakeReplica]) -> MaterializeConfig:
         available_now=True,
         max_records_per_trigger=60,
     )
-
-
-def indexes(spark: SparkSession, tables: Path) -> list[int]:
-    return [
-        row[0]
-        for row in read_table(spark, f"{tables}/default/entries").select("index").orderBy("index").collect()
-    ]
-
-
-Driver = Callable[..., subprocess.Popen[bytes]]
-
-
-@pytest.fixture
-def driver(config: MaterializeConfig) -> Iterator[Driver]:
-    """Starts a materializer as a process, with a process group of its own."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(point: str, *more: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.spark.driver_to_kill", point]
-        command += ["--endpoint", config.endpoint, "--tables", str(config.tables), *more]
-        process = subprocess.Popen(command, start_new_session=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def test_a_driver_killed_in_mid_write_leaves_nothing_and_the_next_one_goes_on(
-    spark: SparkSession, config: MaterializeConfig, replicas: list[FakeReplica], driver: Driver
-) -> None:
-    for replica in replicas:
-        replica.stall_at = 50  # the second half of the micro-batch does not come
-    killed = driver("none", "--max-records", "102")
-    entries = config.tables / "default" / "entries"
-    await_true(
-        lambda: any(replica.stalled.is_set() for replica in replicas) and any(entries.glob("*.parquet"))
-    )
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert indexes(spark, config.tables) == []
-    for replica in replicas:
-        replica.stall_at = None
-        replica.resume.set()
-    materialize(config, spark=spark)
-    assert indexes(spark, config.tables) == DATA
-
-
-@pytest.mark.timeout(600)  # six drivers, each with a JVM of its own
-def test_a_driver_killed_at_each_named_point_leaves_each_record_and_event_once(
-    spark: SparkSession,
-    config: MaterializeConfig,
-    log: FakeLog,
-    replicas: list[FakeReplica],
-    driver: Driver,
-) -> None:
-    """One after the other on one table, then one that lives; `make chaos` does it to a real cluster."""
-    standing = {"role": "leader", "begin_index": 0, "end_index": 101, "committed_index": 101}
-    reached = 0
-    points = [point for point in POINTS if point not in LONE]
-    for count, point in enumerate(points, 1):
-        replicas[0].event("watermarks", {**standing, "peers": {"n1": 101, "n2": count}})
-        killed = driver(point, "--max-records", "10", "--trigger", "200 milliseconds")
-        assert killed.wait(DRIVER_TIMEOUT_S) == -signal.SIGKILL, point
-        found = indexes(spark, config.tables)
-        assert found == DATA[: len(found)], point
-        assert len(found) >= reached, point
-        if point in ("opened", "planned"):
-            assert found == [], point
-        if point in ("committed", "known"):
-            assert len(found) > reached, point
-        reached = len(found)
-
-    def told(table: str) -> list[int]:
-        rows = read_table(spark, f"{config.tables}/default/{table}").select("seq").collect()
-        return sorted(row["seq"] for row in rows)
-
-    last = len(points) - 1
-    assert told("watermarks")[-2:] == [last, last]  # a row a peer
-    assert last not in told("events")
-    log.append_many(10)
-    materialize(config, spark=spark)
-    assert indexes(spark, config.tables) == [*DATA, *range(102, 112)]
-    assert told("events") == list(range(last + 1))
-    assert told("watermarks") == sorted(2 * told("events"))
 
 
 def test_a_checkpoint_deleted_in_mid_stream_loses_and_doubles_nothing(
@@ -151,24 +55,6 @@ def test_a_checkpoint_deleted_in_mid_stream_loses_and_doubles_nothing(
         job.join()
     assert ended[0].state == "stopped"
     assert indexes(spark, config.tables) == [*DATA, *range(102, 132)]
-
-
-def await_true(condition: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + DRIVER_TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < give_up_at, "waited in vain"
-        time.sleep(0.02)
-
-
-def await_materialized(tables: Path, index: int, log: str = "default") -> None:
-    def reached() -> bool:
-        try:
-            progress = json.loads((tables / "progress.json").read_text())
-        except FileNotFoundError:
-            return False
-        return log in progress["logs"] and progress["logs"][log]["materialized_index"] >= index
-
-    await_true(reached)
 
 
 @pytest.fixture

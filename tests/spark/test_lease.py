@@ -15,7 +15,7 @@ from spark_jobs.supervisor import MaterializeFailed
 from spark_jobs.tables import read_table
 from tests.spark.conftest import endpoints
 from tests.spark.log_server import FakeLog, FakeReplica
-from tests.spark.test_exactly_once import await_true
+from tests.spark.looks import await_true
 
 
 def lease(replicas: list[FakeReplica], log: str = "default") -> Lease:

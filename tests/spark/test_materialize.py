@@ -1,11 +1,9 @@
 """The whole job: every table from one log, its progress, its end."""
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -17,8 +15,7 @@ from spark_jobs.supervisor import owner, reason_of, remove_dead_checkpoints
 from spark_jobs.tables import TABLES, read_table, table_properties
 from tests.spark.conftest import endpoints
 from tests.spark.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
-from tests.spark.standalone import write_conf
-from tests.support.cluster import Cluster, eventually
+from tests.support.cluster import Cluster
 
 
 def watermarks_event(replica: FakeReplica, committed: int, peers: dict[str, int]) -> None:
@@ -110,33 +107,6 @@ def test_a_table_of_another_cluster_is_not_written_to(
     with pytest.raises(LogClash, match="another cluster"):
         materialize(config, spark=spark)
     assert json.loads((config.tables / "progress.json").read_text())["state"] == "failed"
-
-
-def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(
-    config: MaterializeConfig, tmp_path: Path
-) -> None:
-    conf = write_conf(tmp_path / "spark.toml")
-    command = [sys.executable, "-m", "spark_jobs.run", "--conf", str(conf), "--endpoint", config.endpoint]
-    command += ["--tables", str(config.tables), "--trigger", "200 milliseconds"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if "100 entries" in line)
-        batch = eventually(lambda: last_batch(config), what="the micro-batch", timeout_s=60)
-        process.send_signal(signal.SIGTERM)
-        out, errors = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert line.startswith("running: default: 100 entries through index 101, lag 0")
-    assert out.splitlines()[-1].startswith("stopped: default: 100 entries")
-    assert errors == ""
-    assert batch["records"] == 100
-    assert batch["duration_ms"]["triggerExecution"] >= batch["duration_ms"]["addBatch"] > 0
-    assert not list((config.tables / "_checkpoints" / "default").iterdir())
-
-
-def last_batch(config: MaterializeConfig) -> dict[str, Any] | None:
-    document = json.loads(config.progress_file.read_text())
-    found: dict[str, Any] | None = document["logs"]["default"]["last_batch"]
-    return found
 
 
 def test_many_logs_in_one_job(spark: SparkSession, service: Cluster, tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
 """An unclean election, end to end: the log moves under its tables, and what is lost is in one of them."""
 
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +9,12 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs.errors import SourceError
+from spark_jobs.journal_table import JournalTable
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.supervisor import MaterializeFailed
-from spark_jobs.tables import read_table
+from spark_jobs.tables import EVENTS, TableClash, read_table
 from tests.integration.test_controller_mode import create, look, wait_acknowledged, wait_in_sync
-from tests.spark.test_exactly_once import DRIVER_TIMEOUT_S, await_materialized, await_true
+from tests.spark.looks import await_materialized, await_true
 from tests.support.cluster import Cluster, eventually, running
 
 LOG = "moved"
@@ -40,7 +38,7 @@ def elect(cluster: Cluster, candidate: str) -> None:
 
 @pytest.mark.rule("C-05", "A-04")
 def test_what_an_unclean_election_loses_is_in_quarantine_once_and_entries_says_that_the_log_moved(
-    spark: SparkSession, cluster: Cluster, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(cluster, LOG, replicas=["n1", "n2"])
     master = wait_in_sync(cluster, LOG, "n1", "n2")["master"]
@@ -90,12 +88,13 @@ def test_what_an_unclean_election_loses_is_in_quarantine_once_and_entries_says_t
         (index, record["value"]) for index, record in zip(indexes, lost, strict=True)
     ]
 
-    # The way out: an empty folder. A driver that is killed when the table has them, and `events` does not:
-    command = [sys.executable, "-m", "tests.spark.driver_to_kill", "told", "--endpoint", endpoint]
-    command += ["--log", LOG, "--tables", str(new)]
-    with subprocess.Popen(command, start_new_session=True) as killed:
-        assert killed.wait(DRIVER_TIMEOUT_S) == -signal.SIGKILL
+    # The way out: an empty folder. A job that ends when the table has them, and `events` does not:
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalTable, "append", refuse_events)
+        with pytest.raises(MaterializeFailed, match="refuses the events"):
+            materialize(job_of(endpoint, new, available_now=True), spark=spark)
     assert rows(spark, new, "events") == []
+    assert rows(spark, new, "quarantine_truncated") != []
     for _ in range(2):
         materialize(job_of(endpoint, new, available_now=True), spark=spark)
     assert list(values(rows(spark, new, "entries")).values()) == cluster.values(slave, LOG)
@@ -113,6 +112,16 @@ def test_what_an_unclean_election_loses_is_in_quarantine_once_and_entries_says_t
     # Nothing is silent: what the old table has and the log has not is what is in quarantine.
     gone = materialized.items() - values(rows(spark, new, "entries")).items()
     assert sorted(gone) == [(row["index"], bytes(row["value"]).decode()) for row in data]
+
+
+append = JournalTable.append
+
+
+def refuse_events(table: JournalTable, news: pa.Table) -> None:
+    """A driver that ends there, killed or not, has filled the tables that are made of them."""
+    if table.table is EVENTS and news.num_rows:
+        raise TableClash(table.path, "the events")
+    append(table, news)
 
 
 def job_of(endpoint: str, tables: Path, *, available_now: bool = False) -> MaterializeConfig:

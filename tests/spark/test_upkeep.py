@@ -14,7 +14,7 @@ from spark_jobs.transforms import index_check
 from spark_jobs.upkeep import keep_all_up, keep_up
 from tests.spark.conftest import endpoints
 from tests.spark.log_server import FakeLog, FakeReplica
-from tests.spark.test_exactly_once import await_materialized, await_true
+from tests.spark.looks import await_materialized, await_true
 
 
 def test_tables_are_compacted_while_the_stream_goes_on(

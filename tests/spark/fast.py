@@ -1,0 +1,23 @@
+"""A session for tables of a few rows, and for a Java that ends within minutes."""
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars
+from spark_jobs.run import SETTINGS
+from spark_jobs.session import DRIVER_JAVA, EXECUTOR_JAVA, build_session
+
+# The first compiler alone, and classes that the jars' own makers have verified: a third less for a start.
+QUICKLY = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UnlockDiagnosticVMOptions"
+QUICKLY += " -XX:-BytecodeVerificationRemote"
+JAVA_NAMES = (DRIVER_JAVA, EXECUTOR_JAVA)
+FAST_SETTINGS = {
+    **SETTINGS,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+    **dict.fromkeys(JAVA_NAMES, QUICKLY),
+}
+
+
+def fast_session(name: str) -> SparkSession:
+    ensure_jars()
+    return build_session(name, jars_folder=DEFAULT_JARS_FOLDER, extra=FAST_SETTINGS)
