@@ -12,10 +12,13 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from app.tables.catalog import LOG_ID_PROPERTY, RESTORE
+from app.tables.delta_log import DeltaLog
 from spark_jobs.client import LogClient, Place
 from spark_jobs.errors import LogClash
 from spark_jobs.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
 from spark_jobs.session import COMPILED, INTERPRETED
+from spark_jobs.settings import is_url
 from spark_jobs.tables import (
     ENTRIES,
     MAX_REFUSALS,
@@ -27,9 +30,9 @@ from spark_jobs.tables import (
     table_properties,
 )
 from spark_jobs.transforms import entries
-from spark_jobs.union import LOG_ID_PROPERTY
 
 APPLICATION = "commitlog-entries"
+TAKING = (RESTORE, "DELETE", "TRUNCATE")  # commits that others make, after which the table may end earlier
 # Up to here a micro-batch becomes one file, for many tiny ones slow every reader, by an interpreted plan.
 SMALL_BATCH_RECORDS = 20_000
 
@@ -52,8 +55,9 @@ class EntriesJob:
         self.next_index = 0
         self.covered_index = -1
         self.rows = 0
-        self.version = -1
         self.checkpoint = Path()
+        self._commits = None if is_url(path) else DeltaLog(path)  # of one at a URL Spark alone is asked
+        self._looked_at = 0  # the version after those that were looked at
 
     def stream(self, checkpoint: Path) -> DataFrame:
         """The records after the table's last one.
@@ -77,6 +81,8 @@ class EntriesJob:
             known = table_properties(self.spark, self.path).get(LOG_ID_PROPERTY, log_id)
             check_same_log(self.client.log, known, log_id)
             self.look()
+        if self._commits is not None:
+            self._looked_at = self._commits.versions().stop
         tail = self.client.tail(confirmed=True)
         last = Place(0, 0)
         if self.rows == 0:
@@ -103,6 +109,8 @@ class EntriesJob:
         Raises TableClash when the table refuses for no reason.
         """
         until = read_offset(self.checkpoint, batch_id).next_index
+        if self._was_taken_from():
+            self.look()
         refusals = 0
         while self.client.first_data_index(self.next_index, until) is not None:
             first = self.next_index
@@ -140,6 +148,14 @@ class EntriesJob:
         if last is not None:
             self.next_index = int(last) + 1
             self.covered_index = max(self.covered_index, self.next_index - 1)
+
+    def _was_taken_from(self) -> bool:
+        """Whether a commit since the last call took rows out of the table."""
+        taken = False
+        while self._commits is not None and (commit := self._commits.commit(self._looked_at)) is not None:
+            taken = taken or commit.operation in TAKING
+            self._looked_at += 1
+        return taken
 
     def _begin(self, begin_index: int) -> None:
         """A table without rows begins where the log does now, whatever that has given up before."""

@@ -47,10 +47,13 @@ class EpochsJob:
                 self.files.setdefault(row["node"], []).append(_epoch(row))
 
     def refresh(self) -> None:
-        """Ask every node, and write what is new. A node that does not answer keeps the rows that it has."""
+        """Ask every node, and write what is new. A node that does not answer keeps the rows that it has, one
+        that has left the cluster loses them."""
         files: dict[str, list[Epoch]] = {}
         committed: list[list[Epoch]] = []
-        for node in self.client.nodes():
+        nodes = self.client.nodes()
+        gone = self.files.keys() - {node.id for node in nodes}
+        for node in nodes:
             try:
                 committed_index = self.client.committed_index(
                     node
@@ -68,9 +71,11 @@ class EpochsJob:
             known |= {epoch["epoch"]: epoch for epoch in news}
             self.committed = [known[number] for number in sorted(known)]
         changed = {node_id: file for node_id, file in files.items() if file != self.files.get(node_id)}
-        if changed:
-            self._replace_files(changed)
+        if changed or gone:
+            self._replace_files({**changed, **dict.fromkeys(gone, ())})
             self.files |= changed
+            for node_id in gone:
+                del self.files[node_id]
 
     def _merge(self, epochs: Sequence[Epoch]) -> None:
         rows = [_row(self.client.log, epoch) for epoch in epochs]

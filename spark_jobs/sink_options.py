@@ -111,6 +111,11 @@ def _batch_identity(values: Mapping[str, str]) -> tuple[str, str, bool]:
     if "producerId" in values:
         if "stagingLocation" not in values:
             raise OptionError("producerId needs a stagingLocation: a repeat must find there what was staged")
+        if "batchId" not in values:
+            raise OptionError(
+                "producerId needs a batchId, which rises from write to write: what comes under one of before "
+                "is taken for its repeat"
+            )
         return values["producerId"], values["stagingLocation"], True
     for name in ("producerEpoch", "batchId"):
         if name in values:

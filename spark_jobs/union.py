@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
+from app.tables.catalog import LOG_ID_PROPERTY
 from spark_jobs.client import LogClient
 from spark_jobs.errors import OptionError, Trimmed
 from spark_jobs.options import SourceOptions
@@ -28,7 +29,6 @@ from spark_jobs.reading import RECORDS_ARROW
 from spark_jobs.schemas import ENTRIES
 from spark_jobs.snapshot import Snapshot, TableFile, read_rows, read_snapshot
 
-LOG_ID_PROPERTY = "commitlog.logId"
 TABLE = "entries"
 
 

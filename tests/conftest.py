@@ -1,7 +1,8 @@
 """What all tests share: rule markers name rules that stand in app/RULES.md, and who runs beside whom.
 
 `make test` runs the suite in two processes. A file's tests stay in one, for they share its nodes; so do those
-of Spark that share a session, and those that start Sparks of their own. What takes longest begins first.
+of Spark that share a session, and those that start Sparks or clusters of their own. What takes longest begins
+first.
 """
 
 import pytest
@@ -11,7 +12,13 @@ from tests.rules import read_rules
 
 SPARK = "tests/spark/"
 SPARKS = f"{SPARK}own"
-OWN_SPARK = ("test_connect.py", "test_kills.py", "test_program.py", "test_standalone_cluster.py")
+OWN_PROCESSES = (
+    "test_connect.py",
+    "test_kills.py",
+    "test_program.py",
+    "test_quarantine.py",
+    "test_standalone_cluster.py",
+)
 LONGEST = (SPARK, SPARKS, "tests/simulation/test_simulation.py", "tests/e2e/test_demo.py")
 
 
@@ -20,7 +27,7 @@ def scope_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if not file.startswith(SPARK):
         return file
-    return SPARKS if file.removeprefix(SPARK) in OWN_SPARK else SPARK
+    return SPARKS if file.removeprefix(SPARK) in OWN_PROCESSES else SPARK
 
 
 class Scheduling(LoadFileScheduling):

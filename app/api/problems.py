@@ -13,6 +13,7 @@ from app.api.json_bodies import escape_pointer
 from app.api.log_calls import AnsweredElsewhere
 from app.api.routing import ExactResponse, broker_of, request_id_of
 from app.errors import CommitlogError, Internal, InvalidRequest, MethodNotAllowed, NotFound, Repairing
+from app.tables.delta_log import DeltaLogError
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(StorageError, _storage)
+    app.add_exception_handler(DeltaLogError, _table)
     app.add_exception_handler(AnsweredElsewhere, _elsewhere)
 
 
@@ -68,6 +70,12 @@ async def _http(request: Request, error: Exception) -> Response:
         return problem(request, NotFound(f"there is nothing at {request.url.path}"))
     logger.error("unexpected %s from the framework: %s", error.status_code, error.detail)
     return problem(request, Internal())
+
+
+async def _table(request: Request, error: Exception) -> Response:
+    """A table that somebody damaged, or that asks more of its readers than ours can."""
+    logger.error("tables: %s", error, extra={"request_id": request_id_of(request).decode("ascii")})
+    return problem(request, Internal(str(error)))
 
 
 async def _storage(request: Request, error: Exception) -> Response:

@@ -20,7 +20,7 @@ from app.api.read_query import Query as Parameters
 from app.api.routing import LogName
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.node.driver import LogDriver
-from app.tables.catalog import CURSOR, ENTRIES, LogTables, TableState
+from app.tables.catalog import CURSOR, ENTRIES, NONE, LogTables, TableState
 from storage.commitlog import Commitlog
 
 router = APIRouter(tags=["tables"])
@@ -194,10 +194,12 @@ async def _found(call: Call, log: str, table: str) -> TableState:
 
 
 async def _table_object(here: Served, state: TableState) -> dict[str, Any]:
+    """Of a table that holds the records of another log, one that had this name before, none count."""
     if state.held_index is None:
         held_index, lag_records, lag_ms = None, None, None
     else:
-        held_index, lag_records, oldest_ms = await _lag(here.driver, state.held_index)
+        is_ours = state.log_id in (None, f"{here.hosted.log_id:016x}")
+        held_index, lag_records, oldest_ms = await _lag(here.driver, state.held_index if is_ours else NONE)
         lag_ms = 0 if oldest_ms is None else max(0, here.broker.clock.now_ms() - oldest_ms)
     return {
         "name": state.name,

@@ -14,16 +14,20 @@ ENTRIES: Final = "entries"
 CURSOR: Final = "__entries"  # of the log, where the job that writes `entries` goes on
 KEY: Final = "index"
 NONE: Final = -1
+LOG_ID_PROPERTY: Final = "commitlog.logId"  # of `entries`: hex id of the log whose records it holds
+RESTORE: Final = "RESTORE"  # Delta's name for a commit that takes a table back to an earlier version
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """One table as it stands. held_index: of `entries`, every data record up to it is a row; inclusive."""
+    """One table as it stands. held_index: of `entries`, every data record up to it is a row; inclusive.
+    log_id: of `entries`, whose records those are, None when it does not say."""
 
     name: str
     path: str
     version: int
     held_index: int | None
+    log_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +89,12 @@ class LogTables:
         if snapshot is None:
             return None
         if name != ENTRIES:
-            return TableState(name, log.path, snapshot.version, None)
+            return TableState(name, log.path, snapshot.version, None, None)
         if self._held[0] != snapshot.version:
             held = max(last_index(snapshot), _held(log, 0, snapshot.version))
             self._held = (snapshot.version, held)
-        return TableState(name, log.path, snapshot.version, self._held[1])
+        log_id = snapshot.properties.get(LOG_ID_PROPERTY)
+        return TableState(name, log.path, snapshot.version, self._held[1], log_id)
 
 
 def last_index(snapshot: Snapshot) -> int:
@@ -110,11 +115,14 @@ def _first(versions: range, holds: Callable[[int], bool]) -> int:
 
 
 def _bringing(log: DeltaLog, first: int, version: int) -> Commit | None:
-    """The last commit of [first, version] that brought rows; None when history tells of none."""
+    """The last commit of [first, version] that brought rows; None when history tells of none, or when rows
+    went since: then the rows that there are tell."""
     for earlier in range(version, first - 1, -1):
         commit = log.commit(earlier)
         if commit is None or "until_index" in commit.note:
             return commit
+        if commit.operation == RESTORE:
+            return None
     return None
 
 

@@ -43,11 +43,12 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit says of itself. note: the JSON object that its writer left, empty for none. added: its
-    files."""
+    """What a commit says of itself. operation: as Delta names it, such as WRITE. note: the JSON object that
+    its writer left, empty for none. added: its files."""
 
     version: int
     timestamp_ms: int
+    operation: str
     note: Mapping[str, Any]
     added: tuple[DataFile, ...] = field(repr=False)
 
@@ -249,6 +250,7 @@ def _commit_of(table: str, version: int, actions: list[Mapping[str, Any]]) -> Co
     return Commit(
         version,
         int(info.get("inCommitTimestamp") or info.get("timestamp") or 0),
+        str(info.get("operation") or ""),
         note if isinstance(note, dict) else {},
         tuple(_data_file(table, action["add"]) for action in actions if "add" in action),
     )

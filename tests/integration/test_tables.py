@@ -1,5 +1,6 @@
 """What the service says of a log's Delta tables: real nodes, tables written by hand."""
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from app.client import CommitlogClient, NotFound, Unavailable
 from app.client.tables import Tables
+from app.tables.catalog import LOG_ID_PROPERTY
 from app.tables.digests import BlockSum, block_sums
 from spark_jobs.client import LogClient
 from spark_jobs.errors import Unreachable
@@ -29,8 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """The logs `pair` and `short` are kept by two nodes of three."""
-    logs = tuple({"name": name, "replicas": ["n1", "n2"]} for name in ("pair", "short"))
+    """The logs `pair`, `short` and `again` are kept by two nodes of three."""
+    logs = tuple({"name": name, "replicas": ["n1", "n2"]} for name in ("pair", "short", "again"))
     with running(folder, 3, logs=logs, sections={"tables": {"path": folder / "delta"}}) as started:
         yield started
 
@@ -181,6 +183,33 @@ def test_what_was_trimmed_before_a_table_held_it_is_not_held(cluster: Cluster, f
     assert moved.status_code == 200  # its writer knows: what went were control records
     cluster.wait_even()
     assert get(cluster, "tables/entries", log="short").json()["materialized_index"] == begin - 1
+
+
+def test_a_table_of_a_log_that_had_this_name_before_holds_nothing_of_this_one(
+    cluster: Cluster, folder: Path
+) -> None:
+    path = folder / "delta" / "again" / "entries"
+    table = DeltaFiles(path)
+    ids = ("0123456789abcdef", cluster.get("n1", "/v1/logs/again").json()["id"])
+    table.create(**{LOG_ID_PROPERTY: ids[0]})
+    first = cluster.append("n1", "one", "two", log="again").json()["first_index"]
+    table.bring(first, first + 2)
+    assert get(cluster, "tables/entries", log="again").json()["materialized_index"] == first - 1
+    assert get(cluster, f"tables:at?index={first}", log="again").json()["code"] == "no-such-cut"
+    table.commit({"metaData": {"configuration": {LOG_ID_PROPERTY: ids[1]}}})
+    assert get(cluster, "tables/entries", log="again").json()["materialized_index"] == first + 1
+    shutil.rmtree(path)
+
+
+def test_a_table_that_cannot_be_read_is_named(cluster: Cluster, folder: Path) -> None:
+    path = folder / "delta" / "again" / "entries"
+    table = DeltaFiles(path)
+    table.create()
+    (table.log / f"{1:020d}.json").write_text("no json")
+    for answer in (get(cluster, "tables", log="again"), get(cluster, "tables/entries", log="again")):
+        assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+        assert answer.json()["detail"].startswith(f"the Delta log of {path}: JSONDecodeError")
+    shutil.rmtree(path)
 
 
 def test_a_point_that_is_not_in_the_tables_yet_is_waited_for(cluster: Cluster, entries: DeltaFiles) -> None:

@@ -319,6 +319,7 @@ ENDPOINT = {"endpoint": "http://127.0.0.1:1"}
         ({"checkpointLocation": "/c"}, False, "unknown option"),
         ({"producerId": "p"}, False, "needs a stagingLocation"),
         ({"batchId": "3"}, False, "goes with a producerId"),
+        ({"producerId": "p", "stagingLocation": "/s"}, False, "needs a batchId, which rises"),
         ({"producerId": "p", "stagingLocation": "/s", "batchId": "-1"}, False, "not a whole number"),
         ({}, True, "share, or give the query a checkpointLocation"),
         ({"stagingLocation": "/s"}, True, "producerId: name the query"),

@@ -76,6 +76,9 @@ def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
     assert [row[:2] for row in rows("epoch_files", "node", "epoch")] == [
         (node, epoch) for node in ("n1", "n2") for epoch in (1, 2, 3)
     ]
+    first.peers = [first]  # the other has left the cluster
+    materialize(config, spark=spark)
+    assert {node for (node,) in rows("epoch_files", "node")} == {"n1"}
     started = read_table(spark, f"{config.tables}/default/epochs").where("epoch = 2").collect()[0]["started"]
     assert round(started.timestamp() * 1_000) == FIRST_TIMESTAMP_MS + 51
 

@@ -41,9 +41,21 @@ class DeltaFiles:
         note = {"first_index": first_index, "until_index": until_index}
         return self.commit({"add": self.added[-1]}, timestamp_ms=timestamp_ms, note=note)
 
-    def commit(self, *actions: dict[str, Any], timestamp_ms: int = 0, note: object = None) -> int:
+    def restore(self, to: int) -> int:
+        """To the rows of an earlier version."""
+        gone = [added for added in self.added if int(added["path"][len("part-") : -len(".parquet")]) > to]
+        self.added = [added for added in self.added if added not in gone]
+        return self.commit(*({"remove": {"path": file["path"]}} for file in gone), operation="RESTORE")
+
+    def commit(
+        self,
+        *actions: dict[str, Any],
+        timestamp_ms: int = 0,
+        note: object = None,
+        operation: str = "WRITE",
+    ) -> int:
         self.version += 1
-        info: dict[str, Any] = {"timestamp": timestamp_ms, "operation": "WRITE"}
+        info: dict[str, Any] = {"timestamp": timestamp_ms, "operation": operation}
         if note is not None:
             info["userMetadata"] = json.dumps(note)
         lines = [json.dumps(action) for action in ({"commitInfo": info}, *actions)]

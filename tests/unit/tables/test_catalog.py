@@ -49,6 +49,14 @@ def test_a_point_has_the_first_version_that_holds_it(
     assert (cut.versions, cut.exact) == ({"entries": version}, exact)
 
 
+def test_of_a_table_that_was_taken_back_its_rows_tell(tables: LogTables, entries: DeltaFiles) -> None:
+    entries.restore(to=2)
+    state = tables.find("entries")
+    assert state is not None
+    assert (state.version, state.held_index) == (5, 19)
+    assert tables.cut(25, held_index=19) is None
+
+
 def test_control_records_behind_the_table_need_no_version(tables: LogTables) -> None:
     cut = tables.cut(35, held_index=36)
     assert cut is not None
