@@ -75,14 +75,14 @@ class EntriesJob:
         Raises LogClash when the log is another.
         """
         log_id = self.client.log_id()
+        if self._commits is not None:
+            self._looked_at = self._commits.versions().stop
         if create_table(self.spark, self.path, ENTRIES, {LOG_ID_PROPERTY: log_id}):
             self.rows = 0
         else:
             known = table_properties(self.spark, self.path).get(LOG_ID_PROPERTY, log_id)
             check_same_log(self.client.log, known, log_id)
             self.look()
-        if self._commits is not None:
-            self._looked_at = self._commits.versions().stop
         tail = self.client.tail(confirmed=True)
         last = Place(0, 0)
         if self.rows == 0:

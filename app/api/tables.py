@@ -173,7 +173,7 @@ async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Re
 async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, Any]:
     """Raises NoSuchCut."""
     state = await known_tables(call).look(log, lambda found: found.find(ENTRIES))
-    if state is None:
+    if state is None or not _is_ours(here, state):
         raise NoSuchCut(f"log {log!r} has no table {ENTRIES!r}", None)
     held_index = (await _table_object(here, state))["materialized_index"]
     index = _point(here.driver, query)
@@ -194,12 +194,11 @@ async def _found(call: Call, log: str, table: str) -> TableState:
 
 
 async def _table_object(here: Served, state: TableState) -> dict[str, Any]:
-    """Of a table that holds the records of another log, one that had this name before, none count."""
     if state.held_index is None:
         held_index, lag_records, lag_ms = None, None, None
     else:
-        is_ours = state.log_id in (None, f"{here.hosted.log_id:016x}")
-        held_index, lag_records, oldest_ms = await _lag(here.driver, state.held_index if is_ours else NONE)
+        held = state.held_index if _is_ours(here, state) else NONE
+        held_index, lag_records, oldest_ms = await _lag(here.driver, held)
         lag_ms = 0 if oldest_ms is None else max(0, here.broker.clock.now_ms() - oldest_ms)
     return {
         "name": state.name,
@@ -209,6 +208,11 @@ async def _table_object(here: Served, state: TableState) -> dict[str, Any]:
         "lag_records": lag_records,
         "lag_ms": lag_ms,
     }
+
+
+def _is_ours(here: Served, state: TableState) -> bool:
+    """Whether it holds the records of this log, not of one that had its name before."""
+    return state.log_id in (None, f"{here.hosted.log_id:016x}")
 
 
 async def _lag(driver: LogDriver, held_index: int) -> tuple[int, int, int | None]:
