@@ -10,7 +10,9 @@ Each commit adds rows, so each raises the claim of the next; hence two commits n
 a checkpoint or without.
 """
 
+import contextlib
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,14 +25,19 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from app.errors import ConfigError
+from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs import schemas
 from spark_jobs.session import is_remote
+from spark_jobs.settings import is_url
 
 OBSERVED_WITHIN_S = 2.0
 TABLE_IS_THERE = "TABLE_OR_VIEW_ALREADY_EXISTS"
 NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
 # The latter: one whose Java class PySpark has no name for, as Delta's of commits that collide.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
+MADE_WITHIN_S = 5.0  # a table, once its folder is there
+LOOK_EACH_S = 0.2
 MAX_REFUSALS = 3  # of one claim, which the table still gives: more looks would show nothing new
 
 PROPERTIES = {
@@ -190,7 +197,8 @@ def create_table(
     """Create the table unless it is there; whether it was made now. Statistics leave out the payload.
 
     properties: of the table, beside the ones that all have. To try costs a tenth of what it takes to ask a
-    table for anything: Delta would work out all that it holds.
+    table for anything: Delta would work out all that it holds. Raises ConfigError for one that is half made
+    where only Spark can reach it.
     """
     columns = ", ".join(
         f"`{column.name}` {column.dataType.simpleString()} COMMENT '{_quoted(table.columns[column.name])}'"
@@ -203,16 +211,40 @@ def create_table(
         **(properties or {}),
     }
     pairs = ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in settings.items())
-    try:
-        spark.sql(
-            f"CREATE TABLE {identifier(path)} ({columns}) USING delta "
-            f"CLUSTER BY ({clustering}) TBLPROPERTIES ({pairs})"
-        )
-    except AnalysisException as error:
-        if error.getCondition() != TABLE_IS_THERE:
-            raise
+    remove_at_s = time.monotonic() + MADE_WITHIN_S
+    while True:
+        try:
+            spark.sql(
+                f"CREATE TABLE {identifier(path)} ({columns}) USING delta "
+                f"CLUSTER BY ({clustering}) TBLPROPERTIES ({pairs})"
+            )
+            return True
+        except AnalysisException as error:
+            if error.getCondition() != TABLE_IS_THERE:
+                raise
+        if not _is_half_made(spark, path):
+            return False
+        if time.monotonic() < remove_at_s:  # who makes it may live
+            time.sleep(LOOK_EACH_S)
+        else:
+            _remove_half_made(spark, path)
+
+
+def _is_half_made(spark: SparkSession, path: str) -> bool:
+    """Whether it has a folder for its log and no commit: who made it was killed between the two. Spark then
+    refuses to make the table, since it is there, and to read it, since it is not."""
+    if not is_url(path) and not is_remote(spark) and DeltaLog(path).versions():
         return False
-    return True
+    return not is_table(spark, path)
+
+
+def _remove_half_made(spark: SparkSession, path: str) -> None:
+    """Let the table be made anew. Raises ConfigError where only Spark can reach it."""
+    log = f"{path}/{LOG_FOLDER}"
+    if is_url(path) or is_remote(spark):
+        raise ConfigError(f"{path}: who made this table was killed before it was whole. Delete {log}")
+    with contextlib.suppress(FileNotFoundError):  # another driver was first
+        shutil.rmtree(log)
 
 
 def is_table(spark: SparkSession, path: str) -> bool:

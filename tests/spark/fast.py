@@ -12,7 +12,7 @@ QUICKLY += " -XX:-BytecodeVerificationRemote"
 JAVA_NAMES = (DRIVER_JAVA, EXECUTOR_JAVA)
 FAST_SETTINGS = {
     **SETTINGS,
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.shuffle.partitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     **dict.fromkeys(JAVA_NAMES, QUICKLY),
 }
