@@ -12,7 +12,6 @@ a checkpoint or without.
 
 import contextlib
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -211,7 +210,8 @@ def create_table(
         **(properties or {}),
     }
     pairs = ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in settings.items())
-    remove_at_s = time.monotonic() + MADE_WITHIN_S
+    clear_at_s = time.monotonic() + MADE_WITHIN_S
+    can_clear = not is_url(path) and not is_remote(spark)
     while True:
         try:
             spark.sql(
@@ -224,10 +224,14 @@ def create_table(
                 raise
         if not _is_half_made(spark, path):
             return False
-        if time.monotonic() < remove_at_s:  # who makes it may live
+        if time.monotonic() < clear_at_s:  # who makes it may live
             time.sleep(LOOK_EACH_S)
-        else:
-            _remove_half_made(spark, path)
+            continue
+        log = f"{path}/{LOG_FOLDER}"
+        if not can_clear:
+            raise ConfigError(f"{path}: who made this table was killed before it was whole. Delete {log}")
+        _clear(Path(log))
+        can_clear, clear_at_s = False, time.monotonic() + MADE_WITHIN_S
 
 
 def _is_half_made(spark: SparkSession, path: str) -> bool:
@@ -238,13 +242,15 @@ def _is_half_made(spark: SparkSession, path: str) -> bool:
     return not is_table(spark, path)
 
 
-def _remove_half_made(spark: SparkSession, path: str) -> None:
-    """Let the table be made anew. Raises ConfigError where only Spark can reach it."""
-    log = f"{path}/{LOG_FOLDER}"
-    if is_url(path) or is_remote(spark):
-        raise ConfigError(f"{path}: who made this table was killed before it was whole. Delete {log}")
-    with contextlib.suppress(FileNotFoundError):  # another driver was first
-        shutil.rmtree(log)
+def _clear(log: Path) -> None:
+    """Remove the folder of a log, unless a commit came into it meanwhile: that one stays in any case."""
+    with contextlib.suppress(OSError):  # the next attempt to make the table tells
+        for left in sorted(log.rglob("*"), reverse=True):
+            if left.is_dir():
+                left.rmdir()
+            elif left.suffix != ".json":
+                left.unlink()
+        log.rmdir()
 
 
 def is_table(spark: SparkSession, path: str) -> bool:

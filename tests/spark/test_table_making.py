@@ -39,6 +39,14 @@ def test_a_table_whose_maker_was_killed_is_made_anew(
     assert tuple(detail["clusteringColumns"]) == EPOCHS.cluster_by
 
 
+def test_a_commit_that_came_meanwhile_stays(tmp_path: Path) -> None:
+    log = half_made(tmp_path / "epochs")
+    commit = log / f"{0:020d}.json"
+    commit.write_text("{}\n")
+    tables._clear(log)
+    assert [path for path in log.iterdir() if path.suffix == ".json"] == [commit]
+
+
 def test_where_only_spark_can_clear_up_a_person_is_told(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
