@@ -33,8 +33,7 @@ from spark_jobs.transforms import entries
 
 APPLICATION = "commitlog-entries"
 TAKING = (RESTORE, "DELETE", "TRUNCATE")  # commits that others make, after which the table may end earlier
-# Up to here a micro-batch becomes one file, for many tiny ones slow every reader, by an interpreted plan.
-SMALL_BATCH_RECORDS = 20_000
+SMALL_BATCH_RECORDS = 20_000  # up to here to compile a plan takes longer than to interpret it
 
 
 class EntriesJob:
@@ -119,8 +118,6 @@ class EntriesJob:
             is_small = until - first <= SMALL_BATCH_RECORDS
             for name, value in (INTERPRETED if is_small else COMPILED).items():
                 records.sparkSession.conf.set(name, value)
-            if is_small:
-                rows = rows.coalesce(1)
             written = append_once(
                 rows,
                 self.path,
@@ -133,7 +130,7 @@ class EntriesJob:
                 self.next_index = written[1] + 1
                 self.covered_index = until - 1
                 self.rows += written[0]
-                look_ahead(self.spark, self.path)
+                look_ahead(self.spark, self.path, application=APPLICATION, claimed=claim)
                 return
             self.look()
             refusals = refusals + 1 if self.next_index == first else 0

@@ -19,6 +19,7 @@ NAMES = (
     "maxRecordsPerTrigger",
     "maxBytesPerTrigger",
     "minPartitions",
+    "maxRecordsPerPartition",
     "failOnDataLoss",
     "stream",
     "includeControl",
@@ -30,6 +31,7 @@ NOT_FOR_EVENTS = {  # by option: its field, whose default changes nothing
     "endingIndex": "ending_index",
     "maxBytesPerTrigger": "max_bytes_per_trigger",
     "minPartitions": "min_partitions",
+    "maxRecordsPerPartition": "max_records_per_partition",
     "includeControl": "include_control",
     "dataFolder": "data_folders",
     "tail": "union",
@@ -57,6 +59,7 @@ class SourceOptions:
     max_records_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     min_partitions: int = 1
+    max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
     stream: str = RECORDS
     include_control: bool = False
@@ -110,6 +113,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         max_records_per_trigger=_positive(values, "maxRecordsPerTrigger"),
         max_bytes_per_trigger=_positive(values, "maxBytesPerTrigger"),
         min_partitions=_positive(values, "minPartitions") or 1,
+        max_records_per_partition=_positive(values, "maxRecordsPerPartition"),
         fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
         stream=stream,
         include_control=_flag(values, "includeControl", default=False),

@@ -105,10 +105,13 @@ def check_not_shorter(log: str, offset: RecordsOffset, next_index: int) -> None:
         )
 
 
-def split_range(first: int, until: int, parts: int) -> list[tuple[int, int]]:
-    """At most `parts` ranges [first, until) of nearly one length, in order, none empty; [] for nothing."""
+def split_range(first: int, until: int, parts: int, longest: int | None = None) -> list[tuple[int, int]]:
+    """`parts` ranges [first, until) of nearly one length, in order, none empty; [] for nothing.
+
+    Fewer where there are not so many indexes, more where one would be longer than `longest`.
+    """
     count = max(0, until - first)
-    parts = min(parts, count)
+    parts = min(count, parts if longest is None else max(parts, -(-count // longest)))
     ends = [first + count * part // parts for part in range(parts + 1)] if parts else []
     return list(pairwise(ends))
 

@@ -58,8 +58,11 @@ def plan_partitions(
     last_term: int | None = None,
     lost_from: int | None = None,
 ) -> list[InputPartition]:
-    """[first, until) in minPartitions parts, each of which begins at another replica."""
-    ranges = split_range(first, until, options.min_partitions)
+    """[first, until) in minPartitions parts, or in more of at most maxRecordsPerPartition indexes.
+
+    Each begins at another replica.
+    """
+    ranges = split_range(first, until, options.min_partitions, options.max_records_per_partition)
     if not ranges and lost_from is not None and lost_from < first:
         ranges = [(first, first)]
     return [

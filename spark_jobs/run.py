@@ -61,10 +61,10 @@ class MaterializeConfig:
     endpoint: base URLs of replicas, comma-separated. tables: folder or URL with one folder a log. logs:
     names, and patterns such as `orders-*`. checkpoints: a scratch folder that driver and executors share,
     None for one beside the tables. available_now: end when everything that was committed at the start is in
-    the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one log. partitions:
-    tasks that read one micro-batch. data_folders: of nodes on this machine, read in place. progress: a JSON
-    file kept up to date, None for `progress.json` beside the tables. as_json: how `main` tells it. spark:
-    where it runs.
+    the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one log.
+    max_records_per_partition: of one task of a micro-batch, which leaves one file. data_folders: of nodes on
+    this machine, read in place. progress: a JSON file kept up to date, None for `progress.json` beside the
+    tables. as_json: how `main` tells it. spark: where it runs.
     """
 
     endpoint: str
@@ -76,7 +76,7 @@ class MaterializeConfig:
     trigger: str = "1 second"
     events_trigger: str = "10 seconds"
     max_records_per_trigger: int = 1_000_000
-    partitions: int = 2
+    max_records_per_partition: int = 100_000
     data_folders: tuple[str, ...] = ()
     progress: Path | None = None
     as_json: bool = False
@@ -118,7 +118,7 @@ class LogMaterializer:
         entries_options = {
             **options,
             "maxRecordsPerTrigger": str(config.max_records_per_trigger),
-            "minPartitions": str(config.partitions),
+            "maxRecordsPerPartition": str(config.max_records_per_partition),
         }
         if config.data_folders:
             entries_options["dataFolder"] = ",".join(config.data_folders)
@@ -296,7 +296,10 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         "--max-records", type=int, default=1_000_000, help="of one micro-batch (default: %(default)s)"
     )
     parser.add_argument(
-        "--partitions", type=int, default=2, help="tasks of one micro-batch (default: %(default)s)"
+        "--max-records-per-partition",
+        type=int,
+        default=100_000,
+        help="of one task, which leaves one file (default: %(default)s)",
     )
     parser.add_argument(
         "--data-folder",
@@ -325,7 +328,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         trigger=given.trigger,
         events_trigger=given.events_trigger,
         max_records_per_trigger=given.max_records,
-        partitions=given.partitions,
+        max_records_per_partition=given.max_records_per_partition,
         data_folders=tuple(given.data_folder),
         progress=given.progress,
         as_json=given.json,

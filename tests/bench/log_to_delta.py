@@ -57,7 +57,8 @@ def letters(chance: np.random.Generator, records: int, record_bytes: int) -> byt
 def scan(spark: SparkSession, config: MaterializeConfig, first: int) -> float:
     """Read the log from an index on as the job does, and drop the rows; return the seconds that took."""
     reader = spark.read.format("commitlog").options(endpoint=config.endpoint, startingIndex=first)
-    reader = reader.options(minPartitions=config.partitions, dataFolder=",".join(config.data_folders))
+    longest = config.max_records_per_partition
+    reader = reader.options(maxRecordsPerPartition=longest, dataFolder=",".join(config.data_folders))
     started = time.perf_counter()
     reader.load().write.format("noop").mode("overwrite").save()
     return time.perf_counter() - started

@@ -123,7 +123,7 @@ async def kill_read_replica(world: World) -> None:
     """kill -9 of the leader, and each third time of a follower, while a task reads from it, 12 times."""
     times = world.count(12, least=2)
     async with filled(world) as (session, job):
-        options = ("--partitions", "3", "--trigger", f"{TRIGGER_S} seconds")
+        options = ("--max-records-per-partition", str(BURST), "--trigger", f"{TRIGGER_S} seconds")
         driver = await job.start(None, *options)
         await job.working(driver)
         for number in range(times):

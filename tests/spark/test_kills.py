@@ -50,7 +50,7 @@ def test_a_driver_killed_in_mid_write_leaves_nothing_and_the_next_one_goes_on(
 ) -> None:
     for replica in replicas:
         replica.stall_at = 50  # the second half of the micro-batch does not come
-    killed = driver("none", "--max-records", "102")
+    killed = driver("none", "--max-records", "102", "--max-records-per-partition", "51")
     entries = config.tables / "default" / "entries"
     await_true(
         lambda: any(replica.stalled.is_set() for replica in replicas) and any(entries.glob("*.parquet"))

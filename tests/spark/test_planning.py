@@ -52,6 +52,13 @@ def test_admission_by_bytes_takes_the_longest_prefix_that_begins_within_the_limi
     assert until == len(sizes) or positions[until] >= max_bytes
 
 
+def test_a_split_has_no_part_longer_than_asked_and_no_fewer_than_asked() -> None:
+    assert split_range(5, 25, 1, 20) == [(5, 25)]
+    assert split_range(5, 26, 1, 20) == [(5, 15), (15, 26)]
+    assert len(split_range(0, 1_000, 3, 500)) == 3
+    assert len(split_range(0, 1_000, 3, 100)) == 10
+
+
 def test_admission_asks_for_few_positions() -> None:
     asked: list[int] = []
     until = admit_bytes(0, 1_000_000, 5_000, lambda index: asked.append(index) or index * 10)  # type: ignore[func-returns-value]
@@ -118,6 +125,8 @@ def test_options_have_the_contracts_names_and_defaults() -> None:
         ({**ENDPOINT, "failOnDataLoss": "no"}, "neither true nor false"),
         ({**ENDPOINT, "stream": "both"}, "neither 'records' nor 'events'"),
         ({**ENDPOINT, "stream": "events", "minPartitions": "2"}, "does not apply to stream=events"),
+        ({**ENDPOINT, "stream": "events", "maxRecordsPerPartition": "2"}, "does not apply to stream=events"),
+        ({**ENDPOINT, "maxRecordsPerPartition": "0"}, "not a whole number above 0"),
         ({**ENDPOINT, "stream": "events", "startingIndex": '{"n1": -2}'}, "a seq nor one by node"),
         ({**ENDPOINT, "stream": "events", "startingIndex": "-5"}, "a seq nor one by node"),
     ],

@@ -82,7 +82,6 @@ def job_pass(spark: SparkSession, given: argparse.Namespace) -> Pass:
             tables=folder,
             available_now=True,
             max_records_per_trigger=2 * given.records,
-            partitions=given.tasks,
             data_folders=tuple(filter(None, given.data_folders.split(","))),
         )
         materialize(config, spark=spark)
