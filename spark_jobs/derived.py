@@ -17,7 +17,8 @@ from spark_jobs import schemas
 from spark_jobs.client import LogClient
 from spark_jobs.errors import Refused
 from spark_jobs.journal_table import JournalTable
-from spark_jobs.tables import QUARANTINE_TRUNCATED, SYNC_STATE_SETS, WATERMARKS, Table, read_table
+from spark_jobs.snapshot import read_plain
+from spark_jobs.tables import EVENTS, QUARANTINE_TRUNCATED, SYNC_STATE_SETS, WATERMARKS, Table, read_table
 
 Event = Mapping[str, Any]  # with `data` as an object
 
@@ -42,8 +43,11 @@ class DerivedTable(JournalTable):
         """As `open`, and take what `events`, which is open, holds already if this table is new."""
         self.open()
         if not self.positions and events.positions:
-            held = read_table(self.spark, events.path).where(f"kind = '{self.kind}'")
-            self.append_from(held.orderBy("node", "seq").toArrow())
+            of_kind = pc.field("kind") == self.kind
+            held = read_plain(events.path, EVENTS.schema, EVENTS.schema.names, of_kind)
+            if held is None:
+                held = read_table(self.spark, events.path).where(f"kind = '{self.kind}'").toArrow()
+            self.append_from(held.sort_by([("node", "ascending"), ("seq", "ascending")]))
 
     def append_from(self, events: pa.Table) -> None:
         """Add the rows that a range of events tells. The table's own positions leave out what it has."""
@@ -74,8 +78,11 @@ class SyncStateSetsTable(DerivedTable):
         super().open()
         self._known.clear()
         if self.rows:
-            keys = read_table(self.spark, self.path).select("epoch", "set_epoch").collect()
-            self._known = {(row["epoch"], row["set_epoch"]): None for row in keys}
+            names = ["epoch", "set_epoch"]
+            keys = read_plain(self.path, self.table.schema, names)
+            if keys is None:
+                keys = read_table(self.spark, self.path).select(*names).toArrow()
+            self._known = {(row["epoch"], row["set_epoch"]): None for row in keys.to_pylist()}
 
     def _new_of(self, event: Event) -> list[dict[str, Any]]:
         data = event["data"]

@@ -15,10 +15,11 @@ from pyspark.sql import functions as F
 from app.tables.catalog import LOG_ID_PROPERTY, RESTORE
 from app.tables.delta_log import DeltaLog
 from spark_jobs.client import LogClient, Place
-from spark_jobs.errors import LogClash
+from spark_jobs.errors import LogClash, TableUnreadable
 from spark_jobs.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
 from spark_jobs.session import COMPILED, INTERPRETED
 from spark_jobs.settings import is_url
+from spark_jobs.snapshot import Snapshot, read_snapshot
 from spark_jobs.tables import (
     ENTRIES,
     MAX_REFUSALS,
@@ -45,12 +46,22 @@ class EntriesJob:
 
     name = "entries"
 
-    def __init__(self, spark: SparkSession, client: LogClient, path: str, options: Mapping[str, str]) -> None:
-        """client: of the log. options: of the source, all but where it is to begin."""
+    def __init__(
+        self,
+        spark: SparkSession,
+        client: LogClient,
+        path: str,
+        options: Mapping[str, str],
+        *,
+        follows: bool = True,
+    ) -> None:
+        """client: of the log. options: of the source, all but where it is to begin. follows: records come while
+        it runs, so what can be worked out between two micro-batches is."""
         self.spark = spark
         self.client = client
         self.path = path
         self.options = options
+        self.follows = follows
         self.next_index = 0
         self.covered_index = -1
         self.rows = 0
@@ -79,16 +90,12 @@ class EntriesJob:
         if create_table(self.spark, self.path, ENTRIES, {LOG_ID_PROPERTY: log_id}):
             self.rows = 0
         else:
-            known = table_properties(self.spark, self.path).get(LOG_ID_PROPERTY, log_id)
-            check_same_log(self.client.log, known, log_id)
+            check_same_log(self.client.log, self._properties().get(LOG_ID_PROPERTY, log_id), log_id)
             self.look()
         tail = self.client.tail(confirmed=True)
-        last = Place(0, 0)
         if self.rows == 0:
             self._begin(tail.begin_index)
-        else:
-            row = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
-            last = Place(*row.select("term", "offset").collect()[0])
+        last = self._last_place()
         offset = RecordsOffset(self.next_index, last.term, log_id)
         check_not_shorter(self.client.log, offset, tail.next_index)
         if self.rows > 0:
@@ -130,7 +137,8 @@ class EntriesJob:
                 self.next_index = written[1] + 1
                 self.covered_index = until - 1
                 self.rows += written[0]
-                look_ahead(self.spark, self.path, application=APPLICATION, claimed=claim)
+                if self.follows:
+                    look_ahead(self.spark, self.path, application=APPLICATION, claimed=claim)
                 return
             self.look()
             refusals = refusals + 1 if self.next_index == first else 0
@@ -139,12 +147,39 @@ class EntriesJob:
         self.covered_index = max(self.covered_index, until - 1)
 
     def look(self) -> None:
-        """Take from the table how far it goes: Delta answers from its statistics."""
-        last, rows = read_table(self.spark, self.path).agg(F.max("index"), F.count("*")).collect()[0]
-        self.rows = int(rows)
-        if last is not None:
-            self.next_index = int(last) + 1
-            self.covered_index = max(self.covered_index, self.next_index - 1)
+        """Take from the table how far it goes, as its statistics say."""
+        if (snapshot := self._snapshot()) is not None:
+            self.rows, next_index = snapshot.rows, snapshot.next_index
+        else:
+            found = read_table(self.spark, self.path).agg(
+                F.count("*"), F.coalesce(F.max("index") + 1, F.lit(0))
+            )
+            self.rows, next_index = map(int, found.collect()[0])
+        if self.rows > 0:
+            self.next_index = next_index
+            self.covered_index = max(self.covered_index, next_index - 1)
+
+    def _snapshot(self) -> Snapshot | None:
+        """The table as its own log tells; None where Spark alone can say: at a URL, or of another format."""
+        if is_url(self.path):
+            return None
+        try:
+            return read_snapshot(self.path)
+        except TableUnreadable:
+            return None
+
+    def _properties(self) -> Mapping[str, str]:
+        snapshot = self._snapshot()
+        return table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
+
+    def _last_place(self) -> Place:
+        """Of the table's last row."""
+        if self.rows == 0:
+            return Place(0, 0)
+        if (snapshot := self._snapshot()) is not None:
+            return Place(snapshot.last_term, snapshot.last_offset)
+        row = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
+        return Place(*row.select("term", "offset").collect()[0])
 
     def _was_taken_from(self) -> bool:
         """Whether a commit since the last call took rows out of the table."""

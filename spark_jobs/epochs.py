@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_jobs.client import LogClient
 from spark_jobs.errors import SourceError, Unreachable
-from spark_jobs.tables import EPOCH_FILES, EPOCHS, create_table, identifier, read_table
+from spark_jobs.snapshot import read_plain
+from spark_jobs.tables import EPOCH_FILES, EPOCHS, Table, create_table, identifier, read_table
 
 Epoch = Mapping[str, Any]
 NAMES = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", "end_offset")
@@ -40,11 +41,17 @@ class EpochsJob:
     def open(self) -> None:
         """Create the tables if need be, and see what they hold."""
         if not create_table(self.spark, self.epochs_path, EPOCHS):
-            rows = read_table(self.spark, self.epochs_path).orderBy("epoch").collect()
-            self.committed = [_epoch(row) for row in rows]
+            self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
         if not create_table(self.spark, self.files_path, EPOCH_FILES):
-            for row in read_table(self.spark, self.files_path).orderBy("epoch").collect():
+            for row in self._held(self.files_path, EPOCH_FILES):
                 self.files.setdefault(row["node"], []).append(_epoch(row))
+
+    def _held(self, path: str, table: Table) -> list[dict[str, Any]]:
+        """The rows of a table, by epoch."""
+        rows = read_plain(path, table.schema, table.schema.names)
+        if rows is None:
+            rows = read_table(self.spark, path).toArrow()
+        return list(rows.sort_by("epoch").to_pylist())
 
     def refresh(self) -> None:
         """Ask every node, and write what is new. A node that does not answer keeps the rows that it has, one
@@ -140,7 +147,7 @@ def _row(log: str, epoch: Epoch) -> dict[str, Any]:
     return {"log": log, **{name: epoch[name] for name in NAMES}, "started": started}
 
 
-def _epoch(row: Row) -> Epoch:
+def _epoch(row: Mapping[str, Any]) -> Epoch:
     """A table's row as the service tells it."""
-    started_ms = round(row["started"].timestamp() * 1_000)  # Spark hands it out in local time, without zone
+    started_ms = round(row["started"].timestamp() * 1_000)
     return {**{name: row[name] for name in NAMES}, "started_ms": started_ms}

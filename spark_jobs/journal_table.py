@@ -7,8 +7,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from app.tables.delta_log import DeltaLog, DeltaLogError
-from spark_jobs.settings import is_url
+from spark_jobs.snapshot import read_plain
 from spark_jobs.tables import MAX_REFUSALS, Table, TableClash, append_once, create_table, read_table
 
 
@@ -24,7 +23,7 @@ class JournalTable:
 
     def open(self) -> None:
         """Create the table if need be, and see how far it goes."""
-        if create_table(self.spark, self.path, self.table) or self._is_empty():
+        if create_table(self.spark, self.path, self.table):
             self.positions, self.rows = {}, 0
         else:
             self.look()
@@ -53,23 +52,15 @@ class JournalTable:
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the events after {self.positions}")
 
-    def _is_empty(self) -> bool:
-        """By the table's own log, where that is a file: most logs never fill some of their tables, and a job
-        of Spark costs more.
-        """
-        if is_url(self.path):
-            return False
-        try:
-            snapshot = DeltaLog(self.path).snapshot()
-        except DeltaLogError:
-            return False  # Delta reads more kinds of tables
-        return snapshot is not None and snapshot.rows == 0
-
     def look(self) -> None:
         """Take from the table how far it goes."""
-        ends = read_table(self.spark, self.path).groupBy("node").agg(F.max("seq"), F.count("*")).collect()
-        self.positions = {node: int(last) + 1 for node, last, _ in sorted(ends)}
-        self.rows = sum(int(count) for _, _, count in ends)
+        held = read_plain(self.path, self.table.schema, ["node", "seq"])
+        if held is not None:
+            self.positions, self.rows = ends(held), held.num_rows
+            return
+        found = read_table(self.spark, self.path).groupBy("node").agg(F.max("seq"), F.count("*")).collect()
+        self.positions = {node: int(last) + 1 for node, last, _ in sorted(found)}
+        self.rows = sum(int(count) for _, _, count in found)
 
 
 def after(rows: pa.Table, positions: Mapping[str, int]) -> pa.Table:

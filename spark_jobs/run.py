@@ -125,13 +125,13 @@ class LogMaterializer:
         self.log = log
         self.status = LogClient(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
         client = LogClient(endpoints, log, config.token)
-        self.entries = EntriesJob(spark, client, path(ENTRIES), entries_options)
+        now = config.available_now
+        self.entries = EntriesJob(spark, client, path(ENTRIES), entries_options, follows=not now)
         # a journal that a damaged disk took goes on behind the gap: no reason to stop what follows the log
         events_options = {**options, "failOnDataLoss": "false"}
         self.events = EventsJob(spark, LogClient(endpoints, log, config.token), path, events_options)
         self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
         checkpoints = config.checkpoints_folder / log
-        now = config.available_now
         self.lease = Lease(CommitlogClient(endpoints, log=log, token=config.token))
         self.writers: list[Job] = [LeasedEntries(self.entries, self.lease), self.events]
         self.remote = is_remote(spark)

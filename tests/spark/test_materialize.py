@@ -11,8 +11,17 @@ from pyspark.sql import SparkSession
 from spark_jobs.epochs import EpochClash, agree, committed_epochs, is_news
 from spark_jobs.errors import LogClash
 from spark_jobs.run import MaterializeConfig, materialize, parse_arguments
+from spark_jobs.snapshot import read_plain
 from spark_jobs.supervisor import owner, reason_of, remove_dead_checkpoints
-from spark_jobs.tables import TABLES, read_table, table_properties
+from spark_jobs.tables import (
+    ENTRIES,
+    EPOCHS,
+    EVENTS,
+    TABLES,
+    identifier,
+    read_table,
+    table_properties,
+)
 from tests.spark.conftest import endpoints
 from tests.spark.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
 from tests.support.cluster import Cluster
@@ -81,6 +90,24 @@ def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
     assert {node for (node,) in rows("epoch_files", "node")} == {"n1"}
     started = read_table(spark, f"{config.tables}/default/epochs").where("epoch = 2").collect()[0]["started"]
     assert round(started.timestamp() * 1_000) == FIRST_TIMESTAMP_MS + 51
+
+
+def test_tables_that_spark_alone_can_read_are_gone_on_with(
+    spark: SparkSession, config: MaterializeConfig, replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    """A job looks into plain tables itself: to ask Spark, just started, takes it seconds."""
+    watermarks_event(replicas[0], 101, {"n1": 101})
+    materialize(config, spark=spark)
+    for table in (ENTRIES, EVENTS, EPOCHS):
+        path = f"{config.tables}/default/{table.name}"
+        assert read_plain(path, table.schema, table.schema.names) is not None
+        vectors = "'delta.enableDeletionVectors' = 'true'"
+        spark.sql(f"ALTER TABLE {identifier(path)} SET TBLPROPERTIES ({vectors})")
+        assert read_plain(path, table.schema, table.schema.names) is None
+    log.append_many(5)
+    watermarks_event(replicas[0], 106, {"n1": 106})
+    told = materialize(config, spark=spark).logs["default"]
+    assert (told.entries_rows, told.events_rows, told.watermarks_rows, told.epochs_rows) == (105, 2, 2, 2)
 
 
 def test_the_tables_are_laid_out_as_they_are_documented(
