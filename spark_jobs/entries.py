@@ -55,8 +55,9 @@ class EntriesJob:
         *,
         follows: bool = True,
     ) -> None:
-        """client: of the log. options: of the source, all but where it is to begin. follows: records come while
-        it runs, so what can be worked out between two micro-batches is."""
+        """client: of the log. options: of the source, all but where it is to begin. follows: records come
+        while it runs, so what can be worked out between two micro-batches is.
+        """
         self.spark = spark
         self.client = client
         self.path = path
