@@ -88,15 +88,17 @@ class EntriesJob:
         log_id = self.client.log_id()
         if self._commits is not None:
             self._looked_at = self._commits.versions().stop
+        snapshot = None
         if create_table(self.spark, self.path, ENTRIES, {LOG_ID_PROPERTY: log_id}):
             self.rows = 0
         else:
-            check_same_log(self.client.log, self._properties().get(LOG_ID_PROPERTY, log_id), log_id)
-            self.look()
+            snapshot = self._snapshot()
+            check_same_log(self.client.log, self._properties(snapshot).get(LOG_ID_PROPERTY, log_id), log_id)
+            self._take(snapshot)
         tail = self.client.tail(confirmed=True)
         if self.rows == 0:
             self._begin(tail.begin_index)
-        last = self._last_place()
+        last = self._last_place(snapshot)
         offset = RecordsOffset(self.next_index, last.term, log_id)
         check_not_shorter(self.client.log, offset, tail.next_index)
         if self.rows > 0:
@@ -149,7 +151,10 @@ class EntriesJob:
 
     def look(self) -> None:
         """Take from the table how far it goes, as its statistics say."""
-        if (snapshot := self._snapshot()) is not None:
+        self._take(self._snapshot())
+
+    def _take(self, snapshot: Snapshot | None) -> None:
+        if snapshot is not None:
             self.rows, next_index = snapshot.rows, snapshot.next_index
         else:
             found = read_table(self.spark, self.path).agg(
@@ -169,15 +174,14 @@ class EntriesJob:
         except TableUnreadable:
             return None
 
-    def _properties(self) -> Mapping[str, str]:
-        snapshot = self._snapshot()
+    def _properties(self, snapshot: Snapshot | None) -> Mapping[str, str]:
         return table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
 
-    def _last_place(self) -> Place:
-        """Of the table's last row."""
+    def _last_place(self, snapshot: Snapshot | None) -> Place:
+        """Of the last row that was taken note of."""
         if self.rows == 0:
             return Place(0, 0)
-        if (snapshot := self._snapshot()) is not None:
+        if snapshot is not None:
             return Place(snapshot.last_term, snapshot.last_offset)
         row = read_table(self.spark, self.path).where(F.col("index") == self.next_index - 1)
         return Place(*row.select("term", "offset").collect()[0])

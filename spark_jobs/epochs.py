@@ -46,13 +46,6 @@ class EpochsJob:
             for row in self._held(self.files_path, EPOCH_FILES):
                 self.files.setdefault(row["node"], []).append(_epoch(row))
 
-    def _held(self, path: str, table: Table) -> list[dict[str, Any]]:
-        """The rows of a table, by epoch."""
-        rows = read_plain(path, table.schema, table.schema.names)
-        if rows is None:
-            rows = read_table(self.spark, path).toArrow()
-        return list(rows.sort_by("epoch").to_pylist())
-
     def refresh(self) -> None:
         """Ask every node, and write what is new. A node that does not answer keeps the rows that it has, one
         that has left the cluster loses them."""
@@ -83,6 +76,13 @@ class EpochsJob:
             self.files |= changed
             for node_id in gone:
                 del self.files[node_id]
+
+    def _held(self, path: str, table: Table) -> list[dict[str, Any]]:
+        """The rows of a table, by epoch."""
+        rows = read_plain(path, table.schema, table.schema.names)
+        if rows is None:
+            rows = read_table(self.spark, path).toArrow()
+        return list(rows.sort_by("epoch").to_pylist())
 
     def _merge(self, epochs: Sequence[Epoch]) -> None:
         rows = [_row(self.client.log, epoch) for epoch in epochs]

@@ -14,9 +14,11 @@ SPARK = "tests/spark/"
 SPARKS = f"{SPARK}own"
 OWN_PROCESSES = (
     "test_connect.py",
+    "test_failover_notebook.py",
     "test_kills.py",
     "test_program.py",
     "test_quarantine.py",
+    "test_retention.py",
     "test_standalone_cluster.py",
 )
 LONGEST = (SPARK, SPARKS, "tests/simulation/test_simulation.py", "tests/e2e/test_demo.py")

@@ -180,6 +180,10 @@ def test_a_table_of_another_log_stops_the_job(
     log.records[101]["term"] = 7
     with pytest.raises(LogClash, match="index 101 is of term 7, it was of 2"):
         job().open()
+    log.records[101]["term"] = 2
+    log.records[101]["offset"] += 1
+    with pytest.raises(LogClash, match="index 101 stands at byte 10101, it stood at 10100"):
+        job().open()
     log.cluster = "elsewhere"
     with pytest.raises(LogClash, match="its id is elsewhere-default, it was test-default"):
         job().open()

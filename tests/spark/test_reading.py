@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_jobs import client
-from spark_jobs.errors import LogClash, OptionError, Trimmed
+from spark_jobs.errors import LogClash, OptionError, Trimmed, Unreachable
 from spark_jobs.options import SourceOptions, parse_options
 from spark_jobs.reading import PIECE_BYTES, RecordsPartition, read_records, rows
-from spark_jobs.source import asked_range
+from spark_jobs.source import RecordsStreamReader, asked_range
 from spark_jobs.source_events import EventsPartition, read_events
 from storage.batch import FIRST_CHAIN, stamp
 from storage.records import RecordColumns, encode_body, read_columns
@@ -52,6 +53,23 @@ def test_replicas_that_go_one_after_the_other_are_survived(replicas: list[FakeRe
     replicas[0].start(replicas[0].port)
     replicas[1].stop()
     assert [*begun, *then, *indexes(rest)] == [*range(102)]
+
+
+def test_a_stream_that_ends_with_what_there_was_does_not_end_before_for_want_of_a_leader(
+    replicas: list[FakeReplica],
+) -> None:
+    options = options_for(replicas, startingIndex="earliest").for_stream()
+    reader = RecordsStreamReader(options)
+    reader._client = client.LogClient(options.endpoints, options.log, give_up_s=0.3)
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    for replica in replicas:
+        replica.has_leader, replica.committed_index = False, 49
+    with pytest.raises(Unreachable, match="majority"):
+        reader.latestOffset(start, ReadAllAvailable())
+    replicas[1].committed_index = 101  # a replica that knows of it all is enough
+    assert reader.latestOffset(start, ReadAllAvailable())["next_index"] == 102
+    reader.stop()
 
 
 def test_a_change_of_leader_and_a_replica_that_fell_behind_are_survived(

@@ -3,11 +3,12 @@
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
-from spark_jobs import schemas
+from spark_jobs import schemas, silver
 from spark_jobs.silver import DELAYS, LATE, DelaysJob, delays
 from spark_jobs.tables import ENTRIES, create_table, read_table, table_path
 
@@ -36,6 +37,21 @@ def append(spark: SparkSession, path: str, first: int, flights: list[tuple[str, 
     spark.createDataFrame(rows, schemas.ENTRIES).coalesce(1).write.format("delta").mode("append").save(path)
 
 
+@pytest.fixture
+def rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job brings the first late flight, just before this one brings them all and is refused."""
+    whole = silver.append_once
+
+    def append(rows: DataFrame, path: str, **options: Any) -> tuple[int, int] | None:
+        if path.endswith(LATE.name):
+            monkeypatch.setattr(silver, "append_once", whole)
+            assert whole(rows.orderBy("index").limit(1), path, **options) is not None
+        return whole(rows, path, **options)
+
+    monkeypatch.setattr(silver, "append_once", append)
+
+
+@pytest.mark.usefixtures("rival")
 @pytest.mark.parametrize("cuts", [[8], [3, 5, 8]], ids=["one batch", "three batches"])
 def test_late_flights_are_kept_apart(spark: SparkSession, tmp_path: Path, cuts: list[int]) -> None:
     path = table_path(tmp_path, "default", ENTRIES)
