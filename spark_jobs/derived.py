@@ -18,7 +18,15 @@ from spark_jobs.client import LogClient
 from spark_jobs.errors import Refused
 from spark_jobs.journal_table import JournalTable
 from spark_jobs.snapshot import read_plain
-from spark_jobs.tables import EVENTS, QUARANTINE_TRUNCATED, SYNC_STATE_SETS, WATERMARKS, Table, read_table
+from spark_jobs.tables import (
+    EVENTS,
+    QUARANTINE_TRUNCATED,
+    SYNC_STATE_SETS,
+    WATERMARKS,
+    Table,
+    collect_table,
+    read_table,
+)
 
 Event = Mapping[str, Any]  # with `data` as an object
 
@@ -78,10 +86,7 @@ class SyncStateSetsTable(DerivedTable):
         super().open()
         self._known.clear()
         if self.rows:
-            names = ["epoch", "set_epoch"]
-            keys = read_plain(self.path, self.table.schema, names)
-            if keys is None:
-                keys = read_table(self.spark, self.path).select(*names).toArrow()
+            keys = collect_table(self.spark, self.path, self.table, ["epoch", "set_epoch"])
             self._known = {(row["epoch"], row["set_epoch"]): None for row in keys.to_pylist()}
 
     def _new_of(self, event: Event) -> list[dict[str, Any]]:

@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.client import LogClient
 from spark_jobs.errors import SourceError, Unreachable
-from spark_jobs.snapshot import read_plain
-from spark_jobs.tables import EPOCH_FILES, EPOCHS, Table, create_table, identifier, read_table
+from spark_jobs.tables import EPOCH_FILES, EPOCHS, Table, collect_table, create_table, identifier
 
 Epoch = Mapping[str, Any]
 NAMES = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", "end_offset")
@@ -79,9 +78,7 @@ class EpochsJob:
 
     def _held(self, path: str, table: Table) -> list[dict[str, Any]]:
         """The rows of a table, by epoch."""
-        rows = read_plain(path, table.schema, table.schema.names)
-        if rows is None:
-            rows = read_table(self.spark, path).toArrow()
+        rows = collect_table(self.spark, path, table, table.schema.names)
         return list(rows.sort_by("epoch").to_pylist())
 
     def _merge(self, epochs: Sequence[Epoch]) -> None:

@@ -13,11 +13,12 @@ a checkpoint or without.
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -29,6 +30,7 @@ from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs import schemas
 from spark_jobs.session import is_remote
 from spark_jobs.settings import is_url
+from spark_jobs.snapshot import read_plain
 
 OBSERVED_WITHIN_S = 2.0
 TABLE_IS_THERE = "TABLE_OR_VIEW_ALREADY_EXISTS"
@@ -211,7 +213,7 @@ def create_table(
     }
     pairs = ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in settings.items())
     clear_at_s = time.monotonic() + MADE_WITHIN_S
-    can_clear = not is_url(path) and not is_remote(spark)
+    is_here = can_clear = not is_url(path) and not is_remote(spark)
     while True:
         try:
             spark.sql(
@@ -222,8 +224,9 @@ def create_table(
         except AnalysisException as error:
             if error.getCondition() != TABLE_IS_THERE:
                 raise
-        if not _is_half_made(spark, path):
+        if (is_here and DeltaLog(path).versions()) or is_table(spark, path):
             return False
+        # A folder for its log and no commit: Spark refuses to make it, since it is there, and to read it.
         if time.monotonic() < clear_at_s:  # who makes it may live
             time.sleep(LOOK_EACH_S)
             continue
@@ -232,14 +235,6 @@ def create_table(
             raise ConfigError(f"{path}: who made this table was killed before it was whole. Delete {log}")
         _clear(Path(log))
         can_clear, clear_at_s = False, time.monotonic() + MADE_WITHIN_S
-
-
-def _is_half_made(spark: SparkSession, path: str) -> bool:
-    """Whether it has a folder for its log and no commit: who made it was killed between the two. Spark then
-    refuses to make the table, since it is there, and to read it, since it is not."""
-    if not is_url(path) and not is_remote(spark) and DeltaLog(path).versions():
-        return False
-    return not is_table(spark, path)
 
 
 def _clear(log: Path) -> None:
@@ -271,6 +266,12 @@ def table_properties(spark: SparkSession, path: str) -> dict[str, str]:
 
 def read_table(spark: SparkSession, path: str) -> DataFrame:
     return spark.read.format("delta").load(path)
+
+
+def collect_table(spark: SparkSession, path: str, table: Table, columns: Sequence[str]) -> pa.Table:
+    """All rows of a small table, in no order. Spark is asked only where it alone can say."""
+    rows = read_plain(path, table.schema, columns)
+    return read_table(spark, path).select(*columns).toArrow() if rows is None else rows
 
 
 def append_once(
