@@ -19,6 +19,7 @@ OWN_PROCESSES = (
     "test_program.py",
     "test_quarantine.py",
     "test_retention.py",
+    "test_sink.py",
     "test_standalone_cluster.py",
 )
 LONGEST = (SPARK, SPARKS, "tests/simulation/test_simulation.py", "tests/e2e/test_demo.py")

@@ -10,5 +10,5 @@ known         Spark knows, and has noted the next micro-batch
 told          what a range of events tells is in its tables, `events` itself lacks them
 """
 
-LONE = ("leased", "moved")  # close to "opened" and "committed": `make chaos` alone kills a driver there
+LONE = ("opened", "leased", "moved")  # close to "planned" and "committed": `make chaos` alone kills there
 POINTS = ("opened", "leased", "planned", "file-written", "committed", "moved", "known", "told")
