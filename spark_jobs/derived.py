@@ -50,12 +50,16 @@ class DerivedTable(JournalTable):
     def open_beside(self, events: JournalTable) -> None:
         """As `open`, and take what `events`, which is open, holds already if this table is new."""
         self.open()
-        if not self.positions and events.positions:
-            of_kind = pc.field("kind") == self.kind
-            held = read_plain(events.path, EVENTS.schema, EVENTS.schema.names, of_kind)
-            if held is None:
-                held = read_table(self.spark, events.path).where(f"kind = '{self.kind}'").toArrow()
-            self.append_from(held.sort_by([("node", "ascending"), ("seq", "ascending")]))
+        if self.positions or not events.positions:
+            return
+        of_kind = pc.field("kind") == self.kind
+        kinds = read_plain(events.path, EVENTS.schema, ["kind"], of_kind)
+        if kinds is not None and kinds.num_rows == 0:  # as at each start of a log that has no such events
+            return
+        held = read_plain(events.path, EVENTS.schema, EVENTS.schema.names, of_kind)
+        if held is None:
+            held = read_table(self.spark, events.path).where(f"kind = '{self.kind}'").toArrow()
+        self.append_from(held.sort_by([("node", "ascending"), ("seq", "ascending")]))
 
     def append_from(self, events: pa.Table) -> None:
         """Add the rows that a range of events tells. The table's own positions leave out what it has."""

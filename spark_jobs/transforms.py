@@ -22,31 +22,37 @@ def latest_watermarks(watermarks: DataFrame) -> DataFrame:
 def epoch_differences(epochs: DataFrame, epoch_files: DataFrame) -> DataFrame:
     """Where a node's epoch file contradicts `epochs`; no row: they agree.
 
-    An epoch that begins before the node's first or after the last of `epochs` contradicts nothing: the node
-    has trimmed, or the epoch is not committed yet. The last epoch of either side may be open there alone.
-    In EPOCHS, EPOCH_FILES. Out node, epoch, difference.
+    Up to the newest epoch that both know, the file holds what `epochs` does, but for what the node has
+    trimmed. What the file holds after it contradicts nothing, nor does where it has that one end: a leader
+    that lost its term, or stands still, may hold epochs that were never committed. The last epoch of either
+    side may be open there alone. In EPOCHS, EPOCH_FILES. Out node, epoch, difference.
     """
-    last = epochs.agg(F.max("epoch")).collect()[0][0]
     known = epochs.select(
         "epoch", F.struct("start_index", "start_offset").alias("start"), "end_index", "leader"
     )
     begins = epoch_files.groupBy("node").agg(F.min("epoch").alias("first"))
     wanted = begins.join(known, F.col("epoch") >= F.col("first")).drop("first")
-    held = epoch_files.where(F.col("epoch") <= F.lit(last)).select(
+    held = epoch_files.select(
         "node",
         "epoch",
         F.struct("start_index", "start_offset").alias("held_start"),
         F.col("end_index").alias("held_end"),
         F.col("leader").alias("held_leader"),
     )
-    ends = F.max(F.when(F.col("held_start").isNotNull(), F.col("epoch"))).over(Window.partitionBy("node"))
-    compared = wanted.join(held, ["node", "epoch"], "full").withColumn("newest", ends)
+    in_both = F.col("start").isNotNull() & F.col("held_start").isNotNull()
+    node = Window.partitionBy("node")
+    compared = (
+        wanted.join(held, ["node", "epoch"], "full")
+        .withColumn("newest", F.coalesce(F.max(F.when(in_both, F.col("epoch"))).over(node), F.lit(-1)))
+        .withColumn("last", F.max(F.when(F.col("held_start").isNotNull(), F.col("epoch"))).over(node))
+    )
+    is_before, is_last = F.col("epoch") < F.col("newest"), F.col("newest") == F.col("last")
     difference = (
-        F.when(F.col("start").isNull(), "`epochs` has no such epoch")
-        .when(F.col("held_start").isNull() & (F.col("epoch") < F.col("newest")), "the file lacks it")
+        F.when(F.col("start").isNull() & is_before, "`epochs` has no such epoch")
+        .when(F.col("held_start").isNull() & is_before, "the file lacks it")
         .when(F.col("start") != F.col("held_start"), "it starts elsewhere")
         .when(F.col("leader") != F.col("held_leader"), "another leader opened it")
-        .when(F.col("end_index") != F.col("held_end"), "it ends elsewhere")
+        .when((F.col("end_index") != F.col("held_end")) & (is_before | is_last), "it ends elsewhere")
     )
     return compared.select("node", "epoch", difference.alias("difference")).where("difference IS NOT NULL")
 

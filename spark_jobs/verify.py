@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -30,6 +30,8 @@ from spark_jobs.transforms import epoch_differences
 
 SUMS = "first bigint, count bigint, high bigint, low bigint"
 HALF = 1 << 32
+TRIMMED = "index-trimmed"
+ATTEMPTS = 5  # to compare before retention takes a part of it
 
 
 @dataclass(frozen=True)
@@ -75,22 +77,37 @@ def verify_tables(
     """Compare a log with its tables as they stand. Raises ClientError, PySparkException."""
     with CommitlogClient([url.strip() for url in endpoint.split(",")], log=log, token=token) as client:
         known = Tables(client)
-        table = known.find(ENTRIES)
         paths = [known.find(each.name).path for each in (EPOCHS, EPOCH_FILES)]
-        first = max(0, client.tail()["begin_index"])
-        assert table.materialized_index is not None  # of `entries` it is known
-        until = table.materialized_index + 1
-        rows = spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
-        in_log = _of_log(known, first, until, BLOCK)
-        in_table = _of_table(rows, first, until, BLOCK)
-        blocks = in_log.keys() | in_table.keys()
-        unequal = sum(1 for start in blocks if in_log.get(start) != in_table.get(start))
-        index, difference = None, None
-        if (start := first_unequal(in_log, in_table)) is not None:
-            index, difference = _first_difference(known, rows, max(first, start), min(until, start + BLOCK))
-        elif until < first:
-            index, difference = until, f"the log begins at index {first:,}, and the table ends before"
-    epochs = [spark.read.format("delta").load(path) for path in paths]
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                compared = _compare(spark, client, known, log)
+                break
+            except NotFound as error:
+                if error.code != TRIMMED or attempt == ATTEMPTS:
+                    raise
+    differences = epoch_differences(*(spark.read.format("delta").load(path) for path in paths))
+    epochs = tuple(
+        f"epoch {row['epoch']} in the epoch file of {row['node']} against `epochs`: {row['difference']}"
+        for row in differences.orderBy("node", "epoch").collect()
+    )
+    return replace(compared, epochs=epochs)
+
+
+def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: str) -> Verified:
+    """The records alone. Raises NotFound when the log was trimmed past what is being compared."""
+    first = max(0, client.tail()["begin_index"])
+    table = known.find(ENTRIES)
+    assert table.materialized_index is not None  # of `entries` it is known
+    until = table.materialized_index + 1
+    rows = spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
+    in_log = _of_log(known, first, until, BLOCK)
+    in_table = _of_table(rows, first, until, BLOCK)
+    blocks = in_log.keys() | in_table.keys()
+    index, difference = None, None
+    if (start := first_unequal(in_log, in_table)) is not None:
+        index, difference = _first_difference(known, rows, max(first, start), min(until, start + BLOCK))
+    elif until < first:
+        index, difference = until, f"the log begins at index {first:,}, and the table ends before"
     return Verified(
         log=log,
         version=table.version,
@@ -98,13 +115,10 @@ def verify_tables(
         until_index=until,
         records=sum(part.count for part in in_log.values()),
         blocks=len(blocks),
-        unequal_blocks=unequal,
+        unequal_blocks=sum(1 for start in blocks if in_log.get(start) != in_table.get(start)),
         first_difference=index,
         difference=difference,
-        epochs=tuple(
-            f"epoch {row['epoch']} in the epoch file of {row['node']} against `epochs`: {row['difference']}"
-            for row in epoch_differences(*epochs).orderBy("node", "epoch").collect()
-        ),
+        epochs=(),
     )
 
 

@@ -79,7 +79,9 @@ def test_epoch_files_that_contradict_the_epochs_are_told(spark: SparkSession) ->
         *held("trimmed", epoch(2, 10, 19), epoch(4, 20, 29), epoch(5, 30, None)),
         *held("lacks", epoch(1, 0, 9), epoch(4, 20, None)),
         *held("moved", epoch(1, 0, 11), epoch(2, 12, 19), epoch(4, 20, None, "n9")),
-        *held("more", epoch(1, 0, 9), epoch(2, 10, 19), epoch(3, 15, None)),
+        *held("more", epoch(1, 0, 9), epoch(2, 10, 14), epoch(3, 15, 19), epoch(4, 20, None)),
+        *held("stopped", epoch(1, 0, 9), epoch(2, 10, 14), epoch(3, 15, None)),  # 3 was never committed
+        *held("cut off", epoch(1, 0, 11), epoch(5, 12, None)),
     ]
     told = transforms.epoch_differences(
         spark.createDataFrame(known, schemas.EPOCHS), spark.createDataFrame(files, schemas.EPOCH_FILES)
@@ -89,5 +91,6 @@ def test_epoch_files_that_contradict_the_epochs_are_told(spark: SparkSession) ->
         ("moved", 1, "it ends elsewhere"),
         ("moved", 2, "it starts elsewhere"),
         ("moved", 4, "another leader opened it"),
+        ("more", 2, "it ends elsewhere"),
         ("more", 3, "`epochs` has no such epoch"),
     }

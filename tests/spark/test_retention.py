@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from app.client.tables import DigestPage, Tables
 from app.tables.catalog import CURSOR
 from spark_jobs.errors import SourceError
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.supervisor import MaterializeFailed
 from spark_jobs.tables import read_table
+from spark_jobs.verify import verify_tables
 from tests.support.cluster import Cluster, eventually, running
 
 FENCED, BARE = "fenced", "bare"
@@ -22,6 +24,7 @@ def node(tmp_path: Path) -> Iterator[Cluster]:
     """A node that keeps 30 kB of either log, and looks often."""
     logs = tuple({"name": name, "retention_bytes": 30_000} for name in (FENCED, BARE))
     sections = {"storage": STORAGE, "retention": {"check_interval_ms": 100}}
+    sections |= {"tables": {"path": tmp_path / "tables"}}
     with running(tmp_path, 1, logs=logs, sections=sections) as cluster:
         cluster.leader(FENCED)
         yield cluster
@@ -54,8 +57,25 @@ def wait_for_a_look(node: Cluster, fill: Callable[[str, int], list[str]]) -> Non
         eventually(lambda before=before: begin(node, BARE) > before, what="the bare log is trimmed")  # type: ignore[misc]
 
 
+def trim_first(node: Cluster, until_index: int) -> Callable[..., Iterator[DigestPage]]:
+    """The service's digests, asked for when the log is trimmed past what was there just now."""
+
+    def digests(known: Tables, *asked: int) -> Iterator[DigestPage]:
+        done = node.call("POST", "n1", f"/v1/logs/{FENCED}:trim", json={"until_index": until_index})
+        assert done.status_code == 200, done.text
+        eventually(lambda: begin(node, FENCED) >= until_index, what="the log is trimmed")
+        return untrimmed(known, *asked)
+
+    untrimmed = Tables.digests
+    return digests
+
+
 def test_retention_and_trims_leave_what_the_table_lacks(
-    spark: SparkSession, node: Cluster, fill: Callable[[str, int], list[str]], tmp_path: Path
+    spark: SparkSession,
+    node: Cluster,
+    fill: Callable[[str, int], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tables = tmp_path / "tables"
     config = MaterializeConfig(endpoint=node.url("n1"), tables=tables, logs=(FENCED,), available_now=True)
@@ -78,6 +98,12 @@ def test_retention_and_trims_leave_what_the_table_lacks(
     materialize(config, spark=spark)
     eventually(lambda: begin(node, FENCED) > held, what="what is in the table goes")
     assert stored() == appended
+    trimmed_to = begin(node, FENCED) + 10
+    with monkeypatch.context() as patch:
+        patch.setattr(Tables, "digests", trim_first(node, trimmed_to))
+        same = verify_tables(spark, node.url("n1"), FENCED)
+    assert same.equal, str(same)
+    assert same.from_index >= trimmed_to
 
     fill(FENCED, 10)
     end = node.status("n1", FENCED)["committed_index"]
@@ -87,3 +113,6 @@ def test_retention_and_trims_leave_what_the_table_lacks(
     with pytest.raises((MaterializeFailed, SourceError), match="were trimmed before they were read"):
         materialize(config, spark=spark)
     assert stored() == appended
+    behind = verify_tables(spark, node.url("n1"), FENCED)
+    assert (behind.equal, behind.first_difference) == (False, behind.until_index)
+    assert str(behind).endswith(f"the log begins at index {end:,}, and the table ends before")
