@@ -1,4 +1,4 @@
-"""A driver on a cluster: `python -m tests.spark.cluster_driver CONF ENDPOINT LOG TARGET STAGING DATA`.
+"""A driver of another Spark: `python -m tests.spark.cluster_driver CONF ENDPOINT LOG TARGET STAGING DATA`.
 
 Fills the tables of LOG, then reads it as a batch, notes where each task ran and which package it imported,
 writes the values into TARGET, and tells what it saw as one JSON line. DATA: a node's folder, read in place.

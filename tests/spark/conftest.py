@@ -32,6 +32,7 @@ LOGS = (
     "on-cluster",
     "from-cluster",
     "connected",
+    "from-connected",
 )
 
 

@@ -1,5 +1,7 @@
 """The same jobs over Spark Connect: the driver holds no Spark, the server calls what we send it."""
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from tests.spark.fast import FAST_SETTINGS
 from tests.spark.standalone import connect_server, write_conf
 from tests.support.cluster import Cluster
 
-LOG = "connected"
+LOG, COPY = "connected", "from-connected"
 RECORDS = 300
 TIMEOUT_S = 100.0
 
@@ -48,11 +50,12 @@ def run(server: Server, *command: str, code: int = 0) -> str:
 
     def ended_program() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-P", "-m", *command, "--conf", str(server.conf)],
+            [sys.executable, "-P", "-m", *command],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
             cwd=server.folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )
 
     try:
@@ -64,18 +67,27 @@ def run(server: Server, *command: str, code: int = 0) -> str:
     return ended.stdout + ended.stderr
 
 
-def test_the_job_fills_the_tables_through_a_server_and_goes_on_where_it_was(
+def test_job_source_and_sink_work_through_a_server_and_the_job_goes_on_where_it_was(
     spark: SparkSession, service: Cluster, server: Server
 ) -> None:
     flights = list(read_flights(2 * RECORDS))
-    for round_number in (1, 2):
-        with CommitlogClient([service.url("n1")], log=LOG) as client:
-            client.append(flights[RECORDS * (round_number - 1) : RECORDS * round_number])
-        job = ["spark_jobs.run", "--endpoint", service.url("n1"), "--log", LOG, "--available-now"]
-        assert f"\ndone: {LOG}: {RECORDS * round_number} entries" in run(server, *job)
+    endpoint = service.url("n1")
+    job = ["spark_jobs.run", "--endpoint", endpoint, "--log", LOG, "--available-now", "--conf"]
+    with CommitlogClient([endpoint], log=LOG) as client:
+        client.append(flights[:RECORDS])
+        places = [LOG, COPY, str(server.folder / "staging"), str(service.folder / "n1")]
+        told = json.loads(
+            run(server, "tests.spark.cluster_driver", str(server.conf), endpoint, *places).splitlines()[-1]
+        )
+        assert told["filled"]["logs"][LOG]["entries_rows"] == len(told["indexes"]) == RECORDS
+        assert told["pid"] not in told["pids"]
+        client.append(flights[RECORDS:])
+    assert f"\ndone: {LOG}: {2 * RECORDS} entries" in run(server, *job, str(server.conf))
+    values = service.values("n1", LOG)
+    assert sorted(service.values("n1", COPY)) == sorted(values[:RECORDS])
     tables = server.folder / "tables" / LOG
     entries = read_table(spark, f"{tables}/entries").orderBy("index")
-    assert [bytes(row["value"]).decode() for row in entries.collect()] == service.values("n1", LOG)
+    assert [bytes(row["value"]).decode() for row in entries.collect()] == values
     assert index_check(entries).collect()[0]["doubles"] == 0
     for name in ("events", "watermarks", "epochs", "epoch_files"):
         assert not read_table(spark, f"{tables}/{name}").isEmpty()
