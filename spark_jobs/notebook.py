@@ -30,8 +30,10 @@ from matplotlib.figure import Figure
 from pyspark.sql import DataFrame, SparkSession
 
 from app.errors import ConfigError
-from spark_jobs.session import open_session
+from spark_jobs.jars import JarsUnavailable
+from spark_jobs.session import JavaNotFound, open_session
 from spark_jobs.settings import add_arguments, settings_of
+from spark_jobs.tables import SPARK_ERRORS
 
 HEADER = "# Databricks notebook source"
 SEPARATOR = re.compile(r"^# COMMAND -+[ \t]*$", re.MULTILINE)
@@ -265,25 +267,29 @@ def parse_parameters(given: list[str]) -> Iterator[tuple[str, str]]:
     for pair in given:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise ValueError(f"{pair!r} is not NAME=VALUE")
+            raise ConfigError(f"{pair!r} is not NAME=VALUE")
         yield name, value
 
 
-def main() -> int:
-    """Run one notebook. Exit code 1 when a cell fails, 2 for a configuration that cannot work."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run one notebook. Exit code 1 when a cell or Spark fails, 2 for what cannot be run at all."""
     parser = argparse.ArgumentParser(prog="python -m spark_jobs.notebook", description="Run a notebook.")
     parser.add_argument("notebook", type=Path)
     parser.add_argument("parameters", nargs="*", metavar="NAME=VALUE", help="values for its widgets")
     parser.add_argument("--output", type=Path, required=True, help="the HTML page; PNG files go beside it")
     add_arguments(parser)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args(arguments)
     try:
-        with open_session("commitlog-notebook", settings_of(given)) as spark:
-            run_notebook(given.notebook, dict(parse_parameters(given.parameters)), given.output, spark)
-    except ConfigError as error:
+        read_cells(given.notebook.read_text())  # before Spark is started for nothing
+        parameters = dict(parse_parameters(given.parameters))
+        settings = settings_of(given)
+    except (ConfigError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    except NotebookFailed as error:
+    try:
+        with open_session("commitlog-notebook", settings) as spark:
+            run_notebook(given.notebook, parameters, given.output, spark)
+    except (NotebookFailed, *SPARK_ERRORS, JarsUnavailable, JavaNotFound) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

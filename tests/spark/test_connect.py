@@ -24,6 +24,8 @@ from tests.support.cluster import Cluster
 LOG, COPY = "connected", "from-connected"
 RECORDS = 300
 TIMEOUT_S = 100.0
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "notebooks" / "01_append_and_read.py"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def run(server: Server, *command: str, code: int = 0) -> str:
             text=True,
             timeout=TIMEOUT_S,
             cwd=server.folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
 
     try:
@@ -67,7 +69,7 @@ def run(server: Server, *command: str, code: int = 0) -> str:
     return ended.stdout + ended.stderr
 
 
-def test_job_source_and_sink_work_through_a_server_and_the_job_goes_on_where_it_was(
+def test_job_source_sink_and_notebook_work_through_a_server_and_the_job_goes_on_where_it_was(
     spark: SparkSession, service: Cluster, server: Server
 ) -> None:
     flights = list(read_flights(2 * RECORDS))
@@ -94,3 +96,8 @@ def test_job_source_and_sink_work_through_a_server_and_the_job_goes_on_where_it_
     cursor = service.get("n1", f"/v1/logs/{LOG}/cursors/__entries").json()
     last = int(entries.agg({"index": "max"}).collect()[0][0])
     assert (cursor["fence"], cursor["index"]) == (True, last + 1)
+    page = server.folder / "page.html"
+    shown = [str(NOTEBOOK), "--conf", str(server.conf), "--output", str(page)]
+    widgets = [f"endpoint={endpoint}", f"log={LOG}", f"tables={server.folder / 'tables'}"]
+    run(server, "spark_jobs.notebook", *shown, *widgets)
+    assert "each record of the log once" in page.read_text()

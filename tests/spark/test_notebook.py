@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 
-from spark_jobs.notebook import NotebookFailed, read_cells, run_notebook, with_parameters
+from spark_jobs.notebook import NotebookFailed, main, read_cells, run_notebook, with_parameters
 
 NOTEBOOK = """# Databricks notebook source
 # MAGIC %md
@@ -57,6 +57,29 @@ def test_cells_have_kinds_texts_and_lines() -> None:
 def test_what_the_runner_cannot_run_is_refused(source: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         read_cells(source)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (["no-such.py"], "No such file"),
+        (["bare.py"], "not a notebook"),
+        (["empty.py", "--conf", "no-such.toml"], "no-such.toml"),
+        (["empty.py", "--master", "local[1]", "a=b", "c"], "'c' is not NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_run_is_told_before_spark_starts(
+    given: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bare.py").write_text("print(1)")
+    Path("empty.py").write_text("# Databricks notebook source\n")
+    assert main(["--output", "page.html", *given]) == 2
+    assert complaint in capsys.readouterr().err
 
 
 def test_a_page_holds_text_tables_and_pictures(spark: SparkSession, tmp_path: Path) -> None:
