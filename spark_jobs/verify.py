@@ -21,11 +21,14 @@ from pyspark.sql import functions as F
 from app.client import ClientError, CommitlogClient, NoAnswer, NotFound, Unavailable
 from app.client.tables import ENTRIES, Tables
 from app.errors import ConfigError
+from app.tables.catalog import LOG_ID_PROPERTY
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
+from spark_jobs.errors import OptionError
+from spark_jobs.groups import named
 from spark_jobs.jars import JarsUnavailable
 from spark_jobs.session import JavaNotFound, open_session
 from spark_jobs.settings import add_arguments, settings_of
-from spark_jobs.tables import EPOCH_FILES, EPOCHS
+from spark_jobs.tables import EPOCH_FILES, EPOCHS, table_properties
 from spark_jobs.transforms import epoch_differences
 
 SUMS = "first bigint, count bigint, high bigint, low bigint"
@@ -100,11 +103,15 @@ def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: s
     assert table.materialized_index is not None  # of `entries` it is known
     until = table.materialized_index + 1
     rows = spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
+    log_id = next(each["id"] for each in client.logs() if each["name"] == log)
+    is_of_another = table_properties(spark, table.path).get(LOG_ID_PROPERTY, log_id) != log_id
     in_log = _of_log(known, first, until, BLOCK)
     in_table = _of_table(rows, first, until, BLOCK)
     blocks = in_log.keys() | in_table.keys()
     index, difference = None, None
-    if (start := first_unequal(in_log, in_table)) is not None:
+    if is_of_another:
+        index, difference = first, "the table holds the records of another log"
+    elif (start := first_unequal(in_log, in_table)) is not None:
         index, difference = _first_difference(known, rows, max(first, start), min(until, start + BLOCK))
     elif until < first:
         index, difference = until, f"the log begins at index {first:,}, and the table ends before"
@@ -169,12 +176,21 @@ def _as_rows(sums: Mapping[int, BlockSum]) -> pa.RecordBatch:
     )
 
 
+def log_names(endpoint: str, token: str | None) -> list[str]:
+    with CommitlogClient([url.strip() for url in endpoint.split(",")], token=token) as client:
+        return [each["name"] for each in client.logs()]
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs.verify", description="Compare a log with its tables."
     )
     parser.add_argument("--endpoint", required=True, help="base URLs of nodes, comma-separated")
-    parser.add_argument("--log", default="default", help="name of the log (default: %(default)s)")
+    parser.add_argument(
+        "--log",
+        default="default",
+        help="names and patterns such as 'orders-*', comma-separated (default: %(default)s)",
+    )
     parser.add_argument("--token", default=os.environ.get("COMMITLOG_TOKEN"), help="or set COMMITLOG_TOKEN")
     parser.add_argument("--json", action="store_true", help="answer in JSON")
     add_arguments(parser)
@@ -185,17 +201,20 @@ def main(arguments: list[str] | None = None) -> int:
     """Tell what was found; the exit code."""
     given = parse_arguments(arguments)
     try:
-        with open_session("commitlog-verify", settings_of(given)) as spark:
-            verified = verify_tables(spark, given.endpoint, given.log, given.token)
-    except ConfigError as error:
+        settings = settings_of(given)
+        logs = named([given.log], lambda: log_names(given.endpoint, given.token))
+        with open_session("commitlog-verify", settings) as spark:
+            verified = [verify_tables(spark, given.endpoint, log, given.token) for log in logs]
+    except (ConfigError, OptionError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except (ClientError, PySparkException, TableChanged, JarsUnavailable, JavaNotFound) as error:
         sys.stderr.write(f"{error}\n")
         return 4 if isinstance(error, NotFound) else 5 if isinstance(error, NoAnswer | Unavailable) else 1
-    told = json.dumps({**asdict(verified), "equal": verified.equal}) if given.json else str(verified)
-    sys.stdout.write(f"{told}\n")
-    return 0 if verified.equal else 1
+    for one in verified:
+        told = json.dumps({**asdict(one), "equal": one.equal}) if given.json else str(one)
+        sys.stdout.write(f"{told}\n")
+    return 0 if all(one.equal for one in verified) else 1
 
 
 if __name__ == "__main__":
