@@ -13,11 +13,11 @@ from typing import Protocol
 from spark_jobs.errors import OptionError, SourceError, Unreachable
 from spark_jobs.progress import LogProgress
 from spark_jobs.supervisor import MaterializeFailed
-from spark_jobs.tables import TableClash
+from spark_jobs.tables import SPARK_ERRORS, TableClash
 
 NAMES_EACH_S = 5.0
 WILD = frozenset("*?[")
-FAILURES = (MaterializeFailed, SourceError, TableClash)
+FAILURES = (MaterializeFailed, SourceError, TableClash, *SPARK_ERRORS)
 
 
 class Group(Protocol):
@@ -57,6 +57,19 @@ def matching(patterns: Sequence[str], logs: Iterable[str]) -> list[str]:
             for pattern in patterns
         )
     ]
+
+
+def named(given: Iterable[str], logs: Callable[[], list[str]]) -> list[str]:
+    """The logs that lists of names and patterns mean. logs: which there are, asked for if there is a pattern.
+
+    Raises OptionError when nothing matches.
+    """
+    names = split_names(given)
+    found = matching(names, logs()) if any(map(is_pattern, names)) else []
+    wanted = dict.fromkeys([*(name for name in names if not is_pattern(name)), *found])
+    if not wanted:
+        raise OptionError(f"no log matches {', '.join(names)}")
+    return list(wanted)
 
 
 class Groups:

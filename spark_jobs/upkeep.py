@@ -18,6 +18,9 @@ from pathlib import Path
 from pyspark.sql import Row, SparkSession
 
 from app.errors import ConfigError
+from app.tables.delta_log import folders
+from spark_jobs.errors import OptionError
+from spark_jobs.groups import named
 from spark_jobs.jars import JarsUnavailable
 from spark_jobs.session import JavaNotFound, open_session
 from spark_jobs.settings import add_arguments, location, settings_of
@@ -81,14 +84,19 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--tables", help="folder or URL of the tables, one folder a log in it (default: as --conf says)"
     )
-    parser.add_argument("--log", action="append", help="name of a log; may be repeated (default: default)")
+    parser.add_argument(
+        "--log",
+        action="append",
+        help="names and patterns such as 'orders-*', comma-separated; may be repeated (default: default)",
+    )
     parser.add_argument("--every", type=float, metavar="S", help="again and again, each so many seconds")
     add_arguments(parser)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The job until it is done, or SIGTERM. Exit code 1 when Spark fails, 2 for a wrong configuration."""
+    """The job until it is done, or SIGTERM. Exit code 1 when Spark fails or there is no table, 2 for a wrong
+    configuration."""
     given = parse_arguments(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,15 +106,20 @@ def main(arguments: list[str] | None = None) -> int:
         tables = given.tables or settings.locations.tables
         if tables is None:
             raise ConfigError("say by --tables, or by locations.tables of --conf, where the tables are")
+        root = location(tables)
         with open_session("commitlog-upkeep", settings, SETTINGS) as spark:
             while not stop.is_set():
-                for kept in keep_all_up(spark, location(tables), given.log or ["default"]):
+                logs = named(given.log or ["default"], lambda: folders(root))
+                done = keep_all_up(spark, root, logs)
+                for kept in done:
                     sys.stdout.write(f"{kept}\n")
                     sys.stdout.flush()
+                if not done:
+                    sys.stderr.write(f"{root}: no table of {', '.join(logs)} is there\n")
                 if given.every is None:
-                    break
+                    return 0 if done else 1
                 stop.wait(given.every)
-    except ConfigError as error:
+    except (ConfigError, OptionError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except (*SPARK_ERRORS, JarsUnavailable, JavaNotFound) as error:

@@ -208,16 +208,20 @@ def file_system_of(path: str) -> tuple[fs.FileSystem, str]:
     return fs.LocalFileSystem(), path.removeprefix("file:")
 
 
+def folders(root: str) -> list[str]:
+    """The names of the folders right below a folder or URL, in order; none of one that is not there."""
+    files, name = file_system_of(root)
+    found = files.get_file_info(fs.FileSelector(name, allow_not_found=True))
+    return sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
+
+
 def table_folders(root: str) -> Iterator[str]:
     """The names of the tables right below a folder or URL, in order."""
     files, name = file_system_of(root)
-    for info in sorted(
-        files.get_file_info(fs.FileSelector(name, allow_not_found=True)), key=lambda info: info.base_name
-    ):
-        if info.type == fs.FileType.Directory:
-            inner = files.get_file_info(f"{info.path}/{LOG_FOLDER}")
-            if inner.type == fs.FileType.Directory:
-                yield info.base_name
+    for folder in folders(root):
+        inner = files.get_file_info(f"{name.rstrip('/')}/{folder}/{LOG_FOLDER}")
+        if inner.type == fs.FileType.Directory:
+            yield folder
 
 
 def _number(name: str) -> int:

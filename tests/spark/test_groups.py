@@ -3,27 +3,29 @@
 from dataclasses import dataclass
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from spark_jobs.errors import OptionError, Unreachable
-from spark_jobs.groups import NAMES_EACH_S, Groups, matching, split_names
+from spark_jobs.groups import NAMES_EACH_S, Groups, matching, named, split_names
 from spark_jobs.progress import LogProgress
 from spark_jobs.supervisor import MaterializeFailed
 
 PROGRESS = LogProgress(0, -1, None, 0, 0, 0, 0)
+CLASH = MaterializeFailed("entries: it clashes")
 
 
 @dataclass
 class FakeGroup:
     state: str = "made"
-    fails: bool = False
+    error: Exception | None = None
     done: bool = False
 
     def start(self) -> None:
         self.state = "started"
 
     def look(self, *, final: bool = False) -> None:
-        if self.fails:
-            raise MaterializeFailed("entries: it clashes")
+        if self.error is not None:
+            raise self.error
         self.state = "looked at"
 
     def stop(self) -> None:
@@ -62,6 +64,15 @@ def test_names_are_lists_and_patterns_spare_the_systems_logs() -> None:
     assert matching(["__*"], logs) == ["__controller"]
 
 
+def test_only_patterns_ask_which_logs_there_are() -> None:
+    world = World("default", "orders-eu")
+    assert named(["a,orders-*", "default"], world.names) == ["a", "default", "orders-eu"]
+    with pytest.raises(OptionError, match="no log matches x-"):
+        named(["x-*"], world.names)
+    world.unreachable = True
+    assert named(["a"], world.names) == ["a"]
+
+
 def test_logs_that_match_later_join_and_deleted_ones_leave() -> None:
     world = World("orders-eu", "other")
     groups = world.groups("default", "orders-*")
@@ -82,23 +93,26 @@ def test_logs_that_match_later_join_and_deleted_ones_leave() -> None:
     assert world.made["orders-us"].state == "looked at"
 
 
-def test_one_log_fails_alone_and_is_told_in_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("error", [CLASH, AnalysisException("it clashes")], ids=["ours", "Spark's"])
+def test_one_log_fails_alone_and_is_told_in_the_end(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
     world = World()
     groups = world.groups("a", "b")
     groups.start()
-    world.made["a"].fails = True
+    world.made["a"].error = error
     groups.look()
     groups.look()
     assert world.made["a"].state == "stopped"
     assert world.made["b"].state == "looked at"
-    assert capsys.readouterr().err == "a: entries: it clashes; the other logs go on\n"
+    assert capsys.readouterr().err == f"a: {error}; the other logs go on\n"
     assert not groups.done
     world.made["b"].done = True
     assert groups.done
-    with pytest.raises(MaterializeFailed, match="it clashes"):
+    with pytest.raises(type(error), match="it clashes"):
         groups.finish()
-    world.made["b"].fails = True
-    with pytest.raises(MaterializeFailed):
+    world.made["b"].error = CLASH
+    with pytest.raises(type(error)):
         groups.look()
 
 
@@ -106,7 +120,7 @@ def test_a_deleted_log_is_no_failure_once_it_is_known_to_be_gone() -> None:
     world = World("orders-eu", "orders-us")
     groups = world.groups("orders-*")
     groups.start()
-    world.made["orders-eu"].fails = True
+    world.made["orders-eu"].error = CLASH
     groups.look()
     world.logs = ["orders-us"]
     world.now_s += NAMES_EACH_S

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.tables.delta_log import DeltaLog, DeltaLogError, table_folders
+from app.tables.delta_log import DeltaLog, DeltaLogError, folders, table_folders
 from tests.support.delta_files import DeltaFiles
 
 
@@ -107,4 +107,6 @@ def test_tables_are_the_folders_with_a_log(tmp_path: Path) -> None:
     (tmp_path / "_checkpoints").mkdir()
     (tmp_path / "progress.json").write_text("{}")
     assert list(table_folders(str(tmp_path))) == ["entries", "events"]
+    assert set(folders(str(tmp_path))) > {"entries", "events"}
+    assert folders(str(tmp_path / "none")) == []
     assert list(table_folders(str(tmp_path / "none"))) == []
