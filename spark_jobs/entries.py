@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from app.tables.catalog import LOG_ID_PROPERTY, RESTORE
+from app.tables.catalog import BEGIN_PROPERTY, LOG_ID_PROPERTY, RESTORE
 from app.tables.delta_log import DeltaLog
 from spark_jobs.client import LogClient, Place
 from spark_jobs.errors import LogClash, TableUnreadable
@@ -28,6 +28,7 @@ from spark_jobs.tables import (
     create_table,
     look_ahead,
     read_table,
+    set_properties,
     table_properties,
 )
 from spark_jobs.transforms import entries
@@ -89,13 +90,17 @@ class EntriesJob:
         if self._commits is not None:
             self._looked_at = self._commits.versions().stop
         snapshot = None
-        if create_table(self.spark, self.path, ENTRIES, {LOG_ID_PROPERTY: log_id}):
+        tail = self.client.tail(confirmed=True)
+        begin = {BEGIN_PROPERTY: str(max(0, tail.begin_index))}
+        if create_table(self.spark, self.path, ENTRIES, {LOG_ID_PROPERTY: log_id, **begin}):
             self.rows = 0
         else:
             snapshot = self._snapshot()
-            check_same_log(self.client.log, self._properties(snapshot).get(LOG_ID_PROPERTY, log_id), log_id)
+            properties = self._properties(snapshot)
+            check_same_log(self.client.log, properties.get(LOG_ID_PROPERTY, log_id), log_id)
             self._take(snapshot)
-        tail = self.client.tail(confirmed=True)
+            if self.rows == 0 and not begin.items() <= properties.items():
+                set_properties(self.spark, self.path, begin)
         if self.rows == 0:
             self._begin(tail.begin_index)
         last = self._last_place(snapshot)

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
+from app.tables.catalog import BEGIN_PROPERTY
 from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, file_system_of
 from app.tables.delta_log import Snapshot as PlainSnapshot
 from spark_jobs.errors import TableUnreadable
@@ -47,6 +48,12 @@ class Snapshot:
     @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
+
+    @property
+    def begin_index(self) -> int:
+        """From here on every committed data record before the table's end is a row."""
+        first = min((file.first_index for file in self.files), default=0)
+        return min(first, int(self.properties.get(BEGIN_PROPERTY, first)))
 
     @property
     def next_index(self) -> int:

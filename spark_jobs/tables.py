@@ -211,14 +211,13 @@ def create_table(
         "delta.dataSkippingStatsColumns": ",".join(table.statistics),
         **(properties or {}),
     }
-    pairs = ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in settings.items())
     clear_at_s = time.monotonic() + MADE_WITHIN_S
     is_here = can_clear = not is_url(path) and not is_remote(spark)
     while True:
         try:
             spark.sql(
                 f"CREATE TABLE {identifier(path)} ({columns}) USING delta "
-                f"CLUSTER BY ({clustering}) TBLPROPERTIES ({pairs})"
+                f"CLUSTER BY ({clustering}) TBLPROPERTIES ({_pairs(settings)})"
             )
             return True
         except AnalysisException as error:
@@ -262,6 +261,10 @@ def is_table(spark: SparkSession, path: str) -> bool:
 def table_properties(spark: SparkSession, path: str) -> dict[str, str]:
     rows = spark.sql(f"SHOW TBLPROPERTIES {identifier(path)}").collect()
     return {row["key"]: row["value"] for row in rows}
+
+
+def set_properties(spark: SparkSession, path: str, properties: Mapping[str, str]) -> None:
+    spark.sql(f"ALTER TABLE {identifier(path)} SET TBLPROPERTIES ({_pairs(properties)})")
 
 
 def read_table(spark: SparkSession, path: str) -> DataFrame:
@@ -324,6 +327,10 @@ def _was_observed(metrics: Observation, *, remote: bool) -> bool:
             return False
         time.sleep(0.002)
     return True
+
+
+def _pairs(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in properties.items())
 
 
 def _quoted(text: str) -> str:

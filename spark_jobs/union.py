@@ -47,8 +47,8 @@ def plan_union(
 ) -> tuple[list[InputPartition], int, int]:
     """The partitions of the table's part, and the range that the log is to give.
 
-    Raises LogClash (the table is another log's), Trimmed (the log lacks what follows the table), OptionError,
-    TableUnreadable.
+    Raises LogClash (the table is another log's), Trimmed (the table lacks the beginning, or the log what
+    follows the table), OptionError, TableUnreadable.
     """
     tail = client.tail(confirmed=True)
     snapshot = read_snapshot(_path_of(options, client))
@@ -65,6 +65,9 @@ def plan_union(
     if first > until:
         raise OptionError(f"startingIndex {first} is past the end of what is to be read, {until - 1}")
     seam = snapshot.next_index
+    is_asked_for = options.starting_index != EARLIEST and options.fail_on_data_loss
+    if is_asked_for and first < min(snapshot.begin_index, seam, until):
+        raise Trimmed(options.log, first, snapshot.begin_index)
     from_log = max(first, seam)
     if from_log < min(tail.begin_index, until):
         if options.starting_index == EARLIEST and seam == 0:

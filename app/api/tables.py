@@ -149,7 +149,7 @@ async def one_table(
     "/v1/logs/{log}/tables:at",
     summary="The versions of all tables that belong to a point of the log",
     description="Of `entries` the first version that holds every record up to `index`; `exact` when it holds "
-    "nothing past it. Of the others what they were when that version was committed.",
+    "nothing past it. Of the others the newest that were committed before `entries` went on.",
     responses=answers("no-such-cut", example=CUT_EXAMPLE),
     response_class=Response,
 )

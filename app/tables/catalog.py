@@ -15,6 +15,7 @@ CURSOR: Final = "__entries"  # of the log, where the job that writes `entries` g
 KEY: Final = "index"
 NONE: Final = -1
 LOG_ID_PROPERTY: Final = "commitlog.logId"  # of `entries`: hex id of the log whose records it holds
+BEGIN_PROPERTY: Final = "commitlog.beginIndex"  # of `entries`: every data record from there on is a row
 RESTORE: Final = "RESTORE"  # Delta's name for a commit that takes a table back to an earlier version
 
 
@@ -57,7 +58,7 @@ class LogTables:
 
     def cut(self, index: int, held_index: int) -> Cut | None:
         """The first version of `entries` that holds every data record up to `index`, and of each other table
-        the newest that was committed no later. None when there is no such version.
+        the newest one before `entries` went on: they follow it by seconds. None for no such version.
 
         held_index: what the newest version holds, control records behind its last row included.
         Raises DeltaLogError.
@@ -69,12 +70,12 @@ class LogTables:
         position = _first(history, lambda version: _held(entries, history.start, version) >= index)
         if position == history.stop:
             position -= 1  # control records alone stand between its end and the point
-        commit = entries.commit(position)
-        if commit is None:
+        if entries.commit(position) is None:
             return None
+        until_ms = _followed_at(entries, range(position + 1, history.stop))
         versions = {ENTRIES: position}
         for name in table_folders(self._folder):
-            if name != ENTRIES and (version := _newest_at(self._log(name), commit.timestamp_ms)) is not None:
+            if name != ENTRIES and (version := _newest_before(self._log(name), until_ms)) is not None:
                 versions[name] = version
         return Cut(versions, _last_row(entries, history.start, position) <= index)
 
@@ -136,12 +137,21 @@ def _last_row(log: DeltaLog, first: int, version: int) -> int:
     return NONE if commit is None else max((int(index) for index in commit.largest(KEY)), default=NONE)
 
 
-def _newest_at(log: DeltaLog, timestamp_ms: int) -> int | None:
-    """The newest version that was committed at that time or before."""
+def _followed_at(log: DeltaLog, versions: range) -> int | None:
+    """When the first of the versions that brought rows was committed; None when none did."""
+    for version in versions:
+        commit = log.commit(version)
+        if commit is not None and "until_index" in commit.note:
+            return commit.timestamp_ms
+    return None
+
+
+def _newest_before(log: DeltaLog, timestamp_ms: int | None) -> int | None:
+    """The newest version that was committed before that time, None for any time."""
 
     def later(version: int) -> bool:
         commit = log.commit(version)
-        return commit is not None and commit.timestamp_ms > timestamp_ms
+        return timestamp_ms is not None and commit is not None and commit.timestamp_ms >= timestamp_ms
 
     history = log.versions()
     after = _first(history, later)

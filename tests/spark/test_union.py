@@ -85,6 +85,20 @@ def test_what_the_table_lacks_and_the_log_has_trimmed_is_reported(
     assert sorted(row[0] for row in rows) == [*range(1, 40), *range(60, 102)]
 
 
+def test_what_neither_the_table_nor_the_log_has_is_reported(
+    batch: Batch, log: FakeLog, request: pytest.FixtureRequest
+) -> None:
+    log.begin_index = 53
+    table = request.getfixturevalue("materialize")(80)
+    for options in ({"startingIndex": 20}, {"startingIndex": 0, "endingIndex": 30}):
+        with pytest.raises(PySparkException, match="to 52 were trimmed"):
+            batch(tail="union", table=table, **options).load().count()
+    assert batch(tail="union", table=table, startingIndex=53).load().count() == 49
+    assert batch(tail="union", table=table).load().count() == 49
+    accepted = batch(tail="union", table=table, startingIndex=20, failOnDataLoss="false")
+    assert accepted.load().count() == 49
+
+
 def test_a_table_that_is_not_this_logs_is_refused(
     spark: SparkSession, batch: Batch, materialize: Materialize, log: FakeLog, tmp_path: Path
 ) -> None:
