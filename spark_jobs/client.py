@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import pyarrow as pa
 import urllib3
 
-from spark_jobs.errors import LogClash, Refused, ShortRead, Trimmed, Unreachable
+from spark_jobs.errors import LogClash, NoCopy, Refused, ShortRead, Trimmed, Unreachable
 from spark_jobs.planning import check_joined
 from storage.batch import Batch, decode_batch, follows_chain
 from storage.errors import CorruptBatch
@@ -349,7 +349,9 @@ class LogClient:
             return answer
         problem = _problem(answer.data)
         code, detail = str(problem.get("code", "")), str(problem.get("detail", answer.reason))
-        if answer.status in (421, 429) or answer.status >= 500:
+        if answer.status == 421:
+            raise NoCopy(f"{endpoint}: {code} {detail}")
+        if answer.status == 429 or answer.status >= 500:
             raise Unreachable(f"{endpoint}: {answer.status} {code} {detail}")
         if answer.status == 410:
             begin_index = int(problem["begin_index"])

@@ -13,6 +13,10 @@ class Unreachable(SourceError):
     """No replica answered in time: the last complaint of each is in the message."""
 
 
+class NoCopy(Unreachable):
+    """A node that answers, and holds nothing of the log."""
+
+
 class Refused(SourceError):
     """A replica answered with a problem that asking another, or again, will not mend."""
 

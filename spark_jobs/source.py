@@ -282,7 +282,7 @@ def asked_range(options: SourceOptions, tail: Tail) -> tuple[int, int]:
         if until > tail.next_index:
             raise OptionError(f"endingIndex {until - 1} is past the last index, {tail.next_index - 1}")
     if first > until:
-        if options.starting_index == first:
+        if options.starting_index in (first, LATEST):
             raise OptionError(f"startingIndex {first} is past the end of what is to be read, {until - 1}")
         if options.fail_on_data_loss:
             raise Trimmed(options.log, until - 1, tail.begin_index)

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
 
 from spark_jobs import schemas
 from spark_jobs.client import LogClient, Node
-from spark_jobs.errors import LogClash, ShortRead, Unreachable
+from spark_jobs.errors import LogClash, NoCopy, ShortRead, Unreachable
 from spark_jobs.options import SourceOptions
 from spark_jobs.planning import EARLIEST, EventsOffset, JournalPosition, check_same_log
 
@@ -40,7 +40,7 @@ class EventsPartition(InputPartition):
 
 
 class EventsBatchReader(DataSourceReader):
-    """Reads what the journals of the nodes that answer hold at planning."""
+    """Reads what the journals hold at planning: all, or, where a loss is accepted, of nodes that answer."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -48,7 +48,7 @@ class EventsBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         client = LogClient(self.options.endpoints, self.options.log, self.options.token)
         start = starting_offset(client, self.options)
-        end = scan(client, self.options, start, limit=None)
+        end = scan(client, self.options, start, limit=None, every_node=self.options.fail_on_data_loss)
         return plan_partitions(client.nodes(), start, end) or [EventsPartition(Node("", "", False), 0, 0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -124,10 +124,13 @@ def scan(
     start: EventsOffset,
     limit: int | None,
     target: EventsOffset | None = None,
+    *,
+    every_node: bool = False,
 ) -> EventsOffset:
     """How far the journals go after `start`, each by at most `limit` events, and not past `target`.
 
-    A node that does not answer keeps its position. Raises LogClash when one has another journal than before.
+    A node that does not answer keeps its position: a stream catches up. every_node: that raises Unreachable,
+    unless it holds nothing of the log. Raises LogClash when one has another journal than before.
     """
     nodes = dict(start.nodes)
     for node in client.nodes():
@@ -137,8 +140,14 @@ def scan(
             until = position.next_seq + limit if until is None else min(until, position.next_seq + limit)
         try:
             nodes[node.id] = _scan_node(client, options, node, position, until)
-        except Unreachable:
+        except NoCopy:
             continue
+        except Unreachable as error:
+            if every_node:
+                raise Unreachable(
+                    f"node {node.id} does not answer, its events would be missing: {error}. With "
+                    "failOnDataLoss=false they are left out"
+                ) from error
     return EventsOffset(nodes, start.log_id)
 
 

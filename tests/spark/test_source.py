@@ -44,6 +44,7 @@ def test_a_batch_reads_the_range_it_is_told_ends_included(batch: Batch) -> None:
         ({"endingIndex": 102}, "endingIndex 102 is past the last index, 101"),
         ({"startingIndex": 500}, "it ends before index 102, startingIndex is 500"),
         ({"startingIndex": 60, "endingIndex": 50}, "past the end of what is to be read"),
+        ({"startingIndex": "latest", "endingIndex": 50}, "startingIndex 102 is past the end"),
         ({"log": "other/log"}, "404"),
         ({"tail": "both"}, "tail: 'both' is not"),
     ],
@@ -164,3 +165,7 @@ def test_events_as_a_batch(
     )
     assert row["data"] == '{"committed_index":4,"peers":{"n1":4}}'
     assert batch(stream="events", startingIndex='{"n2": 1}').load().count() == 0
+    replicas[0].stop()  # a stream would catch up, a batch is all that it will ever be
+    with pytest.raises(PySparkException, match="node n1 does not answer, its events would be missing"):
+        batch(stream="events").load().count()
+    assert batch(stream="events", failOnDataLoss="false").load().count() == 1
