@@ -23,11 +23,12 @@ from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
 from app.errors import ConfigError
-from spark_jobs.client import LogClient
+from spark_jobs.client import GIVE_UP_S, LogClient
 from spark_jobs.entries import EntriesJob
 from spark_jobs.epochs import EpochsJob
-from spark_jobs.errors import OptionError, Refused, SourceError, Trimmed, Unreachable
+from spark_jobs.errors import OptionError, Refused, Trimmed, Unreachable
 from spark_jobs.events import EventsJob
+from spark_jobs.groups import FAILURES as GROUP_FAILURES
 from spark_jobs.groups import Groups, split_names
 from spark_jobs.jars import JarsUnavailable
 from spark_jobs.lease import Lease, LeasedEntries
@@ -37,8 +38,8 @@ from spark_jobs.remote import RemoteWrite
 from spark_jobs.session import INTERPRETED, JavaNotFound, is_remote, open_session
 from spark_jobs.settings import SparkSettings, add_arguments, is_url, location, settings_of
 from spark_jobs.source import CommitlogDataSource
-from spark_jobs.supervisor import Job, MaterializeFailed, Supervisor
-from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, TableClash, table_path
+from spark_jobs.supervisor import MAX_FAILURES, Job, MaterializeFailed, Supervisor, reason_of
+from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, table_path
 
 LOOK_EACH_S = 0.25
 EPOCHS_EACH_S = 1.0
@@ -51,7 +52,7 @@ SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",
     **INTERPRETED,
 }
-FAILURES = (ConfigError, MaterializeFailed, SourceError, TableClash, JarsUnavailable, JavaNotFound)
+FAILURES = (*GROUP_FAILURES, ConfigError, JarsUnavailable, JavaNotFound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,9 @@ class MaterializeConfig:
     names, and patterns such as `orders-*`. checkpoints: a scratch folder that driver and executors share,
     None for one beside the tables. available_now: end when everything that was committed at the start is in
     the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one log.
-    max_records_per_partition: of one task of a micro-batch, which leaves one file. data_folders: of nodes on
-    this machine, read in place. progress: a JSON file kept up to date, None for `progress.json` beside the
+    max_records_per_partition: of one task of a micro-batch, which leaves one file. give_up_s: how long to go
+    on asking nodes of which none answers; then a job that follows asks anew. data_folders: of nodes on this
+    machine, read in place. progress: a JSON file kept up to date, None for `progress.json` beside the
     tables. as_json: how `main` tells it. spark: where it runs.
     """
 
@@ -77,6 +79,7 @@ class MaterializeConfig:
     events_trigger: str = "10 seconds"
     max_records_per_trigger: int = 1_000_000
     max_records_per_partition: int = 100_000
+    give_up_s: float = GIVE_UP_S
     data_folders: tuple[str, ...] = ()
     progress: Path | None = None
     as_json: bool = False
@@ -124,12 +127,13 @@ class LogMaterializer:
             entries_options["dataFolder"] = ",".join(config.data_folders)
         self.log = log
         self.status = LogClient(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
-        client = LogClient(endpoints, log, config.token)
+        client = LogClient(endpoints, log, config.token, give_up_s=config.give_up_s)
         now = config.available_now
         self.entries = EntriesJob(spark, client, path(ENTRIES), entries_options, follows=not now)
         # a journal that a damaged disk took goes on behind the gap: no reason to stop what follows the log
         events_options = {**options, "failOnDataLoss": "false"}
-        self.events = EventsJob(spark, LogClient(endpoints, log, config.token), path, events_options)
+        journals = LogClient(endpoints, log, config.token, give_up_s=config.give_up_s)
+        self.events = EventsJob(spark, journals, path, events_options)
         self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
         checkpoints = config.checkpoints_folder / log
         self.lease = Lease(CommitlogClient(endpoints, log=log, token=config.token))
@@ -150,6 +154,7 @@ class LogMaterializer:
         self.committed_index: int | None = None
         self.through_index = -1  # only control records stand between the table's end and this
         self.epochs_at_s = self.tables_at_s = 0.0
+        self.epochs_failures = 0
 
     def start(self) -> None:
         """Begin with the queries: of a log that there is not, nothing is made. Raises SourceError."""
@@ -175,13 +180,22 @@ class LogMaterializer:
             self.epochs_at_s = now_s + EPOCHS_EACH_S
             try:
                 self.epochs.refresh()
+                self.epochs_failures = 0
                 self._look_at_the_end()
             except Unreachable:
                 self.committed_index = None
             except SPARK_ERRORS as error:
-                if "DELTA_CONCURRENT" not in str(error):
-                    raise
-                # another driver wrote the same: the next look finds it there
+                self._epochs_failed(error)
+
+    def _epochs_failed(self, error: Exception) -> None:
+        """The next look tries again. Raises MaterializeFailed when that is in vain."""
+        if "DELTA_CONCURRENT" in str(error):
+            return  # another driver wrote the same: the next look finds it there
+        self.epochs_failures += 1
+        reason = reason_of(error)
+        if self.epochs_failures > MAX_FAILURES:
+            raise MaterializeFailed(f"epochs: {reason}") from error
+        sys.stderr.write(f"epochs: {reason}; trying again\n")
 
     def _look_at_the_end(self) -> None:
         """How far the log is, and whether what the table lacks are control records alone."""
@@ -246,7 +260,7 @@ def _follow(
     spark: SparkSession, config: MaterializeConfig, stop: threading.Event, file: ProgressFile
 ) -> Progress:
     spark.dataSource.register(CommitlogDataSource)
-    client = LogClient(config.endpoints, "", config.token)
+    client = LogClient(config.endpoints, "", config.token, give_up_s=config.give_up_s)
     logs = Groups(config.logs, partial(LogMaterializer, spark, config), client.log_names)
     state = "failed"
     try:
@@ -307,6 +321,12 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         default=[],
         help="data folder of a node on this machine, whose files are read in place; may be repeated",
     )
+    parser.add_argument(
+        "--give-up-s",
+        type=float,
+        default=GIVE_UP_S,
+        help="how long to go on asking nodes of which none answers (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="tell the progress in JSON, one object a line")
     add_arguments(parser)
     parser.add_argument("--driver-memory", help="heap of the driver (default: 2g)")
@@ -329,6 +349,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         events_trigger=given.events_trigger,
         max_records_per_trigger=given.max_records,
         max_records_per_partition=given.max_records_per_partition,
+        give_up_s=given.give_up_s,
         data_folders=tuple(given.data_folder),
         progress=given.progress,
         as_json=given.json,

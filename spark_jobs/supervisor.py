@@ -158,9 +158,11 @@ class Supervisor:
         self.failures += 1
         reason = reason_of(error)
         told = f"{type(error).__name__}: {error}"
-        if self.trigger is not None and "Unreachable: " in told:  # who follows a log waits for it
+        unreachable = "Unreachable: " in told  # told after a time of asking: who follows a log asks on
+        if unreachable and self.trigger is not None:
             self.failures = min(self.failures, MAX_FAILURES)
-        if self.failures > MAX_FAILURES or any(f"{name}: " in told for name in FATAL):
+        given_up = self.failures > MAX_FAILURES or (unreachable and self.trigger is None)
+        if given_up or any(f"{name}: " in told for name in FATAL):
             raise MaterializeFailed(f"{self.job.name}: {reason}") from error
         sys.stderr.write(f"{self.job.name}: {reason}; starting again from where the table ends\n")
         self.start_at_s = time.monotonic() + FAILURE_PAUSE_S * self.failures

@@ -164,6 +164,7 @@ def materialize_command(
     arguments = job_arguments(target.endpoints, target.log, tables, checkpoints)
     if spark_conf is not None:
         arguments += ["--conf", str(spark_conf)]
+    arguments += ["--give-up-s", str(target.give_up_s)]
     if once:
         arguments.append("--available-now")
     if target.as_json:

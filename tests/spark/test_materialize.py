@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark_jobs.epochs import EpochClash, agree, committed_epochs, is_news
+from spark_jobs.epochs import Epoch, EpochClash, EpochsJob, agree, committed_epochs, is_news
 from spark_jobs.errors import LogClash
 from spark_jobs.run import MaterializeConfig, materialize, parse_arguments
 from spark_jobs.snapshot import read_plain
@@ -41,14 +43,27 @@ def config(tmp_path: Path, replicas: list[FakeReplica]) -> MaterializeConfig:
 
 @pytest.mark.rule("D-22")
 def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
-    spark: SparkSession, config: MaterializeConfig, replicas: list[FakeReplica], log: FakeLog
+    spark: SparkSession,
+    config: MaterializeConfig,
+    replicas: list[FakeReplica],
+    log: FakeLog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    whole = EpochsJob._merge
+
+    def fails_once(job: EpochsJob, epochs: Sequence[Epoch]) -> None:
+        monkeypatch.setattr(EpochsJob, "_merge", whole)
+        raise PySparkException("the disk was away")
+
+    monkeypatch.setattr(EpochsJob, "_merge", fails_once)
     first, second = replicas
     first.event("start", {"version": "1"})
     watermarks_event(second, 90, {"n1": 90, "n2": 95})
     second.event("watermarks", {"role": "follower", "committed_index": 90, "peers": {}})
     progress = materialize(config, spark=spark)
     assert progress.state == "done"
+    assert "epochs: the disk was away; trying again" in capsys.readouterr().err
     told = progress.logs["default"]
     assert (told.entries_rows, told.materialized_index, told.lag_records, told.epochs_rows) == (
         100,
@@ -153,12 +168,12 @@ def test_many_logs_in_one_job(spark: SparkSession, service: Cluster, tmp_path: P
 
 
 def test_arguments_become_a_configuration() -> None:
-    config = parse_arguments(
-        ["--endpoint", "http://127.0.0.1:1", "--tables", "t", "--log", "a", "--log", "b,c-*"]
-    )
-    assert (config.logs, config.trigger, config.checkpoints_folder) == (
+    given = ["--endpoint", "http://127.0.0.1:1", "--tables", "t", "--log", "a", "--log", "b,c-*"]
+    config = parse_arguments([*given, "--give-up-s", "3"])
+    assert (config.logs, config.trigger, config.give_up_s, config.checkpoints_folder) == (
         ("a", "b", "c-*"),
         "1 second",
+        3.0,
         Path("t/_checkpoints").resolve(),
     )
 
