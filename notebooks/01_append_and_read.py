@@ -17,6 +17,8 @@ dbutils.widgets.text("tables", "demo-data/tables", "Folder of the Delta tables")
 
 # COMMAND ----------
 
+import os
+
 from app.client import CommitlogClient, Record
 from pyspark.sql import functions as F
 from spark_jobs.plots import delays_by_hour_figure, watermarks_figure
@@ -26,6 +28,7 @@ from spark_jobs.transforms import delays_by_hour, index_check, json_values, late
 
 spark.dataSource.register(CommitlogDataSource)
 endpoint, log, tables = (dbutils.widgets.get(name) for name in ("endpoint", "log", "tables"))
+token = os.environ.get("COMMITLOG_TOKEN", "")  # a widget would show it
 
 # COMMAND ----------
 
@@ -37,7 +40,7 @@ endpoint, log, tables = (dbutils.widgets.get(name) for name in ("endpoint", "log
 
 # COMMAND ----------
 
-with CommitlogClient(endpoint.split(","), log=log) as client:
+with CommitlogClient(endpoint.split(","), log=log, token=token or None) as client:
     appended = client.append([Record('{"note": "hello from a notebook"}', key="notebook")])
 display(spark.createDataFrame([appended.document]).select("first_index", "term", "leader", "durability"))
 
@@ -50,7 +53,8 @@ display(spark.createDataFrame([appended.document]).select("first_index", "term",
 
 # COMMAND ----------
 
-records = spark.read.format("commitlog").options(endpoint=endpoint, log=log)
+access = {"token": token} if token else {}
+records = spark.read.format("commitlog").options(endpoint=endpoint, log=log, **access)
 note = records.option("startingIndex", appended.first_index).load()
 display(note.select("index", "term", "timestamp", F.col("key").cast("string"), F.col("value").cast("string")))
 

@@ -17,6 +17,8 @@ dbutils.widgets.text("tables", "demo-data/tables", "Folder of the Delta tables")
 
 # COMMAND ----------
 
+import os
+
 from pyspark.sql import functions as F
 from spark_jobs.entries import APPLICATION
 from spark_jobs.service_plots import commits_figure, cuts_figure
@@ -26,6 +28,7 @@ from spark_jobs.travel import at
 from spark_jobs.verify import verify_tables
 
 endpoint, log, tables = (dbutils.widgets.get(name) for name in ("endpoint", "log", "tables"))
+token = os.environ.get("COMMITLOG_TOKEN")  # a widget would show it
 path = table_path(tables, log, ENTRIES)
 entries = read_table(spark, path)
 
@@ -78,9 +81,9 @@ print(f"the claim of index {last['first_index']:,} is taken: {again.count():,} r
 # COMMAND ----------
 
 ended = read_table(spark, table_path(tables, log, EPOCHS)).where("end_index IS NOT NULL").orderBy("epoch")
-points = [(row, at(spark, endpoint, log, index=row["end_index"])) for row in ended.collect()]
+points = [(row, at(spark, endpoint, log, token=token, index=row["end_index"])) for row in ended.collect()]
 points += [
-    (row, at(spark, endpoint, log, index=entries.agg(F.max("index")).collect()[0][0]))
+    (row, at(spark, endpoint, log, token=token, index=entries.agg(F.max("index")).collect()[0][0]))
     for row in read_table(spark, table_path(tables, log, EPOCHS)).where("end_index IS NULL").collect()
 ]
 cuts = [
@@ -107,7 +110,7 @@ display(spark.createDataFrame(cuts))
 # COMMAND ----------
 
 check = index_check(entries).collect()[0]
-verified = verify_tables(spark, endpoint, log)
+verified = verify_tables(spark, endpoint, log, token)
 assert commits.where("written != held").isEmpty(), "a commit wrote other rows than the table has"
 assert check["doubles"] == 0, f"{check['doubles']} indexes stand in the table twice"
 assert verified.equal, str(verified)

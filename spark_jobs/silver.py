@@ -183,12 +183,16 @@ class DelaysJob:
 
 
 def flights_of(entries: DataFrame) -> DataFrame:
-    """The records that are flights. In ENTRIES. Out index, carrier, flight, origin, hour, dep_delay."""
+    """The records that are flights, at an hour that there is.
+
+    In ENTRIES. Out index, carrier, flight, origin, hour, dep_delay.
+    """
     rows = json_values(entries, FLIGHT).where("carrier IS NOT NULL AND sched_dep_time IS NOT NULL")
     clock = F.floor(F.coalesce("dep_time", "sched_dep_time") / 100).cast("int")  # 517 is 5:17, 2400 midnight
-    midnight = F.make_timestamp(*(F.col(name) for name in ("year", "month", "day")), *[F.lit(0)] * 3)
+    midnight = F.try_make_timestamp(*(F.col(name) for name in ("year", "month", "day")), *[F.lit(0)] * 3)
     hour = midnight + F.make_interval(hours=clock)
-    return rows.select("index", "carrier", "flight", "origin", hour.alias("hour"), "dep_delay")
+    flights = rows.select("index", "carrier", "flight", "origin", hour.alias("hour"), "dep_delay")
+    return flights.where("hour IS NOT NULL")
 
 
 def with_watermark(flights: DataFrame, newest: Column) -> DataFrame:

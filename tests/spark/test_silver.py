@@ -33,7 +33,8 @@ def append(spark: SparkSession, path: str, first: int, flights: list[tuple[str, 
         value = {"carrier": carrier, "flight": 1, "origin": "JFK", "year": 2013, "month": 1, "day": 1}
         value |= {"dep_time": None if delay is None else clock, "sched_dep_time": clock, "dep_delay": delay}
         rows.append(("default", index, 1, 0, NOON, None, json.dumps(value).encode(), None))
-    rows.append(("default", first + len(flights), 1, 0, NOON, None, b"no flight", None))
+    none = b"no flight" if first else json.dumps(value | {"month": 13}).encode()
+    rows.append(("default", first + len(flights), 1, 0, NOON, None, none, None))
     spark.createDataFrame(rows, schemas.ENTRIES).coalesce(1).write.format("delta").mode("append").save(path)
 
 
