@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 from app.client import CommitlogClient, NotFound
 from app.client.tables import Table, Tables
 from app.demo.flights import read_flights
-from app.tables.catalog import CURSOR
+from app.tables.catalog import CURSOR, LOG_ID_PROPERTY
 from spark_jobs.notebook import run_notebook
 from spark_jobs.progress import Progress
 from spark_jobs.run import MaterializeConfig, materialize
-from spark_jobs.tables import TABLES, identifier, read_table
+from spark_jobs.tables import TABLES, identifier, read_table, table_properties
 from spark_jobs.transforms import index_check
 from spark_jobs.travel import at
 from spark_jobs.verify import verify_tables
@@ -184,6 +184,9 @@ def test_the_service_knows_the_tables_and_one_call_opens_them_at_a_point(
     for name, version in half.versions.items():
         assert version <= known[name].version
         half[name].count()
+    newest = at(spark, road.endpoint, index=road.last_index)
+    assert newest.versions == {name: table.version for name, table in known.items()}
+    assert newest["epochs"].count() == table(spark, road, "epochs").count()
 
 
 def test_log_and_table_are_compared_and_the_first_difference_is_named(
@@ -205,6 +208,10 @@ def test_log_and_table_are_compared_and_the_first_difference_is_named(
     )
     spark.sql(f"RESTORE TABLE {path} TO VERSION AS OF {same.version}")
     assert verify_tables(spark, road.endpoint).equal
+    log_id = table_properties(spark, f"{road.tables}/default/entries")[LOG_ID_PROPERTY]
+    for owner, told in (("0" * 16, "the table holds the records of another log"), (log_id, None)):
+        spark.sql(f"ALTER TABLE {path} SET TBLPROPERTIES ('{LOG_ID_PROPERTY}' = '{owner}')")
+        assert verify_tables(spark, road.endpoint).difference == told
 
 
 @pytest.mark.parametrize("number", CLAIMS)
