@@ -90,19 +90,22 @@ class EntriesJob:
         if self._commits is not None:
             self._looked_at = self._commits.versions().stop
         snapshot = None
-        tail = self.client.tail(confirmed=True)
-        begin = {BEGIN_PROPERTY: str(max(0, tail.begin_index))}
-        if create_table(self.spark, self.path, ENTRIES, {LOG_ID_PROPERTY: log_id, **begin}):
+        properties: Mapping[str, str] = {
+            LOG_ID_PROPERTY: log_id,
+            BEGIN_PROPERTY: str(self.client.tail(confirmed=True).begin_index),
+        }
+        if create_table(self.spark, self.path, ENTRIES, properties):
             self.rows = 0
         else:
             snapshot = self._snapshot()
             properties = self._properties(snapshot)
             check_same_log(self.client.log, properties.get(LOG_ID_PROPERTY, log_id), log_id)
             self._take(snapshot)
-            if self.rows == 0 and not begin.items() <= properties.items():
-                set_properties(self.spark, self.path, begin)
+        tail = self.client.tail(confirmed=True)  # after the table was looked at: it is never past this
         if self.rows == 0:
             self._begin(tail.begin_index)
+            if properties.get(BEGIN_PROPERTY) != str(tail.begin_index):
+                set_properties(self.spark, self.path, {BEGIN_PROPERTY: str(tail.begin_index)})
         last = self._last_place(snapshot)
         offset = RecordsOffset(self.next_index, last.term, log_id)
         check_not_shorter(self.client.log, offset, tail.next_index)
