@@ -350,7 +350,7 @@ class LogClient:
         problem = _problem(answer.data)
         code, detail = str(problem.get("code", "")), str(problem.get("detail", answer.reason))
         if answer.status == 421:
-            raise NoCopy(f"{endpoint}: {code} {detail}")
+            raise NoCopy(f"{endpoint}: 421 {code} {detail}")
         if answer.status == 429 or answer.status >= 500:
             raise Unreachable(f"{endpoint}: {answer.status} {code} {detail}")
         if answer.status == 410:

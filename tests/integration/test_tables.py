@@ -50,7 +50,7 @@ def entries(cluster: Cluster, folder: Path) -> DeltaFiles:
     table.bring(middle, first["next_index"], timestamp_ms=3_000)
     events = DeltaFiles(folder / "delta" / "default" / "events")
     events.commit(timestamp_ms=1_500)
-    events.commit(timestamp_ms=2_500)
+    events.commit(timestamp_ms=3_500)  # what it tells of comes after the rows
     cluster.wait_even()
     return table
 
