@@ -97,12 +97,10 @@ class Groups:
 
         Raises OptionError when there is none, Unreachable, and what a group that is alone raises.
         """
-        found = matching(self.patterns, self._logs()) if self.patterns else []
+        found = named([*self.named, *self.patterns], self._logs)
         self._asked_at_s = self._clock()
-        for log in dict.fromkeys([*self.named, *found]):
+        for log in found:
             self._add(log)
-        if not self.groups:
-            raise OptionError(f"no log matches {', '.join(self.patterns)}")
         self._raise_when_all_failed()
 
     def look(self, *, final: bool = False) -> None:
