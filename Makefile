@@ -9,7 +9,7 @@ ARGS ?=
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
 
-setup:  ## make .venv from requirements.lock, fetch the Delta jars, find Java; at once when done before
+setup:  ## make .venv from requirements.lock, find Java, have the jars; at once when done before
 	@$(PYTHON) app/setup
 
 doctor:  ## say what this machine lacks, and how to mend it

@@ -16,9 +16,9 @@ from app.tables.catalog import BEGIN_PROPERTY, LOG_ID_PROPERTY, RESTORE
 from app.tables.delta_log import DeltaLog
 from spark_jobs.client import LogClient, Place
 from spark_jobs.errors import LogClash, TableUnreadable
+from spark_jobs.locations import is_url
 from spark_jobs.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
 from spark_jobs.session import COMPILED, INTERPRETED
-from spark_jobs.settings import is_url
 from spark_jobs.snapshot import Snapshot, read_snapshot
 from spark_jobs.tables import (
     ENTRIES,

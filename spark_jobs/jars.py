@@ -1,7 +1,9 @@
-"""The two Delta jars: fetched once, checked, then used from a folder without network.
+"""The jars that Spark needs beside its own: Delta's two, fetched once and checked, and our log store, made
+here. All are then used from a folder without network.
 
-They come through Ivy, which pyspark ships among its jars and which has the central repository built in: so no
-address of a registry stands here. Run `python -m spark_jobs.jars` to fetch them by hand.
+Delta's come through Ivy, which pyspark ships among its jars and which has the central repository built in: so
+no address of a registry stands here. The log store is LinkLogStore.java, compiled by Janino, which pyspark
+ships too: a Java without a compiler will do. `python -m spark_jobs.jars` has them all by hand.
 """
 
 import argparse
@@ -12,7 +14,9 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import zipfile
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
@@ -20,6 +24,12 @@ from spark_jobs.java import CACHE_FOLDER, find_java
 
 DEFAULT_JARS_FOLDER = CACHE_FOLDER / "jars"
 FETCH_TIMEOUT_S = 600.0
+COMPILE_TIMEOUT_S = 100.0
+LOG_STORE_SOURCE = "LinkLogStore.java"
+LOG_STORE_CLASS = "commitlog.LinkLogStore"
+COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
+COMPILER_JARS = ("janino-*.jar", "commons-compiler-*.jar", "hadoop-client-api-*.jar", "slf4j-api-*.jar")
+STAMP = (1980, 1, 1, 0, 0, 0)  # the same class makes the same jar
 TRUSTSTORE_PASSWORD = "changeit"  # Java's own default; the store holds public certificates only
 
 
@@ -48,22 +58,26 @@ class JarsUnavailable(RuntimeError):
 
 
 def jar_paths(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
-    """Where the Delta jars stand in `cache`, whether they are there or not."""
-    return [cache / jar.file_name for jar in DELTA_JARS]
+    """Where the jars stand in `cache`, whether they are there or not. The log store's is named after its
+    source, so that none of another version is taken for it."""
+    digest = hashlib.sha256(_log_store_source()).hexdigest()
+    names = [jar.file_name for jar in DELTA_JARS] + [f"commitlog-log-store-{digest[:12]}.jar"]
+    return [cache / name for name in names]
 
 
-def missing_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Jar]:
-    """The Delta jars that `cache` lacks, or holds with other bytes than it should."""
-    return [jar for jar in DELTA_JARS if not _is_right(cache / jar.file_name, jar)]
+def missing_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[str]:
+    """Names of the jars that `cache` lacks, or holds with other bytes than it should."""
+    wrong = [jar.file_name for jar in _wrong_delta_jars(cache)]
+    return [path.name for path in jar_paths(cache) if path.name in wrong or not path.is_file()]
 
 
 def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
-    """Paths of the Delta jars, fetched into `cache` first if they are not there; else at once and offline.
+    """Paths of the jars, fetched or made in `cache` first if they are not there; else at once and offline.
 
     A jar appears in `cache` only whole and with the right sha1 (temporary folder, then rename), so that two
     callers at a time do no harm. Raises JarsUnavailable and JavaNotFound.
     """
-    if missing := missing_jars(cache):
+    if missing := _wrong_delta_jars(cache):
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as folder:
             output = _fetch(missing, Path(folder))
@@ -81,7 +95,44 @@ def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
                         "something between this machine and the central repository changed it."
                     )
                 fetched.replace(cache / jar.file_name)
-    return jar_paths(cache)
+    paths = jar_paths(cache)
+    if not paths[-1].is_file():
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".make-") as folder:
+            _make_log_store(Path(folder), paths).replace(paths[-1])
+    return paths
+
+
+def _log_store_source() -> bytes:
+    return files("spark_jobs").joinpath(LOG_STORE_SOURCE).read_bytes()
+
+
+def _make_log_store(folder: Path, jars: list[Path]) -> Path:
+    """The log store's jar, compiled in `folder`. Raises JarsUnavailable."""
+    source, target = folder / LOG_STORE_SOURCE, folder / "log-store.jar"
+    source.write_bytes(_log_store_source())
+    classes = os.pathsep.join(map(str, [*map(_pyspark_jar, COMPILER_JARS), *jars]))
+    command = [
+        str(find_java()),
+        "-cp",
+        classes,
+        COMPILER,
+        "-d",
+        str(folder),
+        "-classpath",
+        classes,
+        str(source),
+    ]
+    output = _run(command, COMPILE_TIMEOUT_S, f"compiling {LOG_STORE_SOURCE}")
+    entry = f"{LOG_STORE_CLASS.replace('.', '/')}.class"
+    if not (folder / entry).is_file():
+        raise JarsUnavailable(f"{LOG_STORE_SOURCE} does not compile:\n{output[-2_000:]}")
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(entry, STAMP), (folder / entry).read_bytes())
+    return target
+
+
+def _wrong_delta_jars(cache: Path) -> list[Jar]:
+    return [jar for jar in DELTA_JARS if not _is_right(cache / jar.file_name, jar)]
 
 
 def _sha1(path: Path) -> str:
@@ -125,12 +176,17 @@ def _run_ivy(jars: list[Jar], folder: Path, java_options: list[str]) -> str:
     command = [str(find_java()), *java_options, "-jar", str(_pyspark_jar("ivy-*.jar"))]
     command += ["-settings", str(settings), "-ivy", str(module), "-types", "jar", "-warn"]
     command += ["-retrieve", str(folder / "[artifact]-[revision].[ext]")]
+    return _run(command, FETCH_TIMEOUT_S, "fetching the Delta jars")
+
+
+def _run(command: list[str], timeout_s: float, what: str) -> str:
+    """The output of a program, however it ends. Raises JarsUnavailable when it does not."""
     try:
         run = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FETCH_TIMEOUT_S
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
         )
     except subprocess.TimeoutExpired as error:
-        raise JarsUnavailable(f"fetching the Delta jars took longer than {FETCH_TIMEOUT_S:.0f} s") from error
+        raise JarsUnavailable(f"{what} took longer than {timeout_s:.0f} s") from error
     return run.stdout
 
 
@@ -186,8 +242,10 @@ def _make_truststore(bundle: Path, target: Path) -> Path:
 
 
 def main() -> int:
-    """Fetch the jars and print their paths. Exit code 1 when they cannot be had."""
-    parser = argparse.ArgumentParser(prog="python -m spark_jobs.jars", description="Fetch the Delta jars.")
+    """Fetch and make the jars, and print their paths. Exit code 1 when they cannot be had."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jobs.jars", description="Fetch, and make, the jars."
+    )
     parser.add_argument("--cache", type=Path, default=DEFAULT_JARS_FOLDER, help="folder that keeps them")
     try:
         paths = ensure_jars(parser.parse_args().cache)

@@ -32,11 +32,12 @@ from spark_jobs.groups import FAILURES as GROUP_FAILURES
 from spark_jobs.groups import Groups, split_names
 from spark_jobs.jars import JarsUnavailable
 from spark_jobs.lease import Lease, LeasedEntries
+from spark_jobs.locations import is_url, location
 from spark_jobs.options import parse_endpoints
 from spark_jobs.progress import LogProgress, Progress, ProgressFile
 from spark_jobs.remote import RemoteWrite
 from spark_jobs.session import INTERPRETED, JavaNotFound, is_remote, open_session
-from spark_jobs.settings import SparkSettings, add_arguments, is_url, location, settings_of
+from spark_jobs.settings import SparkSettings, add_arguments, settings_of
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.supervisor import MAX_FAILURES, Job, MaterializeFailed, Supervisor, reason_of
 from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, table_path

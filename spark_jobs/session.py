@@ -21,7 +21,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
-from spark_jobs.jars import ensure_jars, jar_paths
+from spark_jobs.jars import LOG_STORE_CLASS, ensure_jars, jar_paths
 from spark_jobs.java import JavaNotFound, find_java
 from spark_jobs.package import make_zip, package_root
 from spark_jobs.settings import SparkSettings
@@ -61,6 +61,7 @@ SETTINGS = {
     **RUNTIME_SETTINGS,
     "spark.sql.extensions": DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.delta.logStore.file.impl": LOG_STORE_CLASS,  # LinkLogStore.java
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # a notebook and a job may look at the tables from one folder: no embedded metastore is ever opened

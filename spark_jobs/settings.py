@@ -23,6 +23,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from app.errors import ConfigError
 from spark_jobs.jars import DEFAULT_JARS_FOLDER
+from spark_jobs.locations import location
 
 VARIABLE = "COMMITLOG_SPARK_CONF"
 MASTER = re.compile(r"local(\[(\*|\d+)(,\d+)?\])?|spark://[^,/\s]+:\d+(,[^,/\s]+:\d+)*|yarn|k8s://\S+")
@@ -52,8 +53,8 @@ class SessionSettings:
     master: `local[N]`, `spark://HOST:PORT`, `yarn`, `k8s://…`. remote: `sc://HOST:PORT`, the server of Spark
     Connect, which was started with memory, cores and jars of its own. *_memory: as Java writes it, `2g`.
     driver_host: how executors reach the driver; None: the loopback for a local master, else what Spark finds.
-    cores: of the whole cluster, None for all that it has. jars: folder of the two Delta jars. None: as Spark
-    has it.
+    cores: of the whole cluster, None for all that it has. jars: folder of Delta's jars and ours. None: as
+    Spark has it.
     """
 
     master: str = "local[2]"
@@ -152,15 +153,6 @@ def parse(document: Mapping[str, Any], folder: Path) -> SparkSettings:
     )
 
 
-def is_url(text: str) -> bool:
-    return "://" in text
-
-
-def location(text: str, folder: Path | None = None) -> str:
-    """A URL as it is, a path in full. folder: what it is relative to, the current one for None."""
-    return text if is_url(text) else str(((folder or Path.cwd()) / text).resolve())
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What every job takes of where Spark runs."""
     parser.add_argument(
@@ -171,7 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--master", help="where Spark runs, local[2] or a cluster's address")
     parser.add_argument("--remote", help="a server of Spark Connect, sc://HOST:PORT")
-    parser.add_argument("--jars", type=Path, help="folder of the Delta jars")
+    parser.add_argument("--jars", type=Path, help="folder of Delta's jars and ours")
 
 
 def settings_of(given: argparse.Namespace, *, master: str = "local[2]") -> SparkSettings:

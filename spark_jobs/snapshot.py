@@ -17,8 +17,8 @@ from app.tables.catalog import BEGIN_PROPERTY
 from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, file_system_of
 from app.tables.delta_log import Snapshot as PlainSnapshot
 from spark_jobs.errors import TableUnreadable
+from spark_jobs.locations import is_url
 from spark_jobs.schemas import arrow_schema
-from spark_jobs.settings import is_url
 
 ROWS_AT_ONCE = 8_192
 

@@ -28,8 +28,8 @@ from pyspark.sql.types import StructType
 from app.errors import ConfigError
 from app.tables.delta_log import LOG_FOLDER, DeltaLog
 from spark_jobs import schemas
+from spark_jobs.locations import is_url
 from spark_jobs.session import is_remote
-from spark_jobs.settings import is_url
 from spark_jobs.snapshot import read_plain
 
 OBSERVED_WITHIN_S = 2.0

@@ -22,8 +22,9 @@ from app.tables.delta_log import folders
 from spark_jobs.errors import OptionError
 from spark_jobs.groups import named
 from spark_jobs.jars import JarsUnavailable
+from spark_jobs.locations import location
 from spark_jobs.session import JavaNotFound, open_session
-from spark_jobs.settings import add_arguments, location, settings_of
+from spark_jobs.settings import add_arguments, settings_of
 from spark_jobs.silver import DELAYS, LATE
 from spark_jobs.tables import SPARK_ERRORS, TABLES, identifier, is_table, table_path
 

@@ -138,9 +138,9 @@ def check_jars() -> Check:
     from spark_jobs.jars import DEFAULT_JARS_FOLDER, missing_jars
 
     if missing := missing_jars():
-        names = ", ".join(jar.file_name for jar in missing)
+        names = ", ".join(missing)
         return Check("jars", State.MISSING, f"{names} not in {DEFAULT_JARS_FOLDER}, or broken", SET_UP)
-    return Check("jars", State.OK, f"the Delta jars are in {DEFAULT_JARS_FOLDER}")
+    return Check("jars", State.OK, f"the jars are in {DEFAULT_JARS_FOLDER}")
 
 
 def check_data_set() -> Check:

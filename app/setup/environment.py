@@ -1,6 +1,6 @@
 """The environment in .venv: from the lock file alone, checked by hash, stamped when it is whole.
 
-    python -m venv     pip install --require-hashes     pip install --no-deps -e .     Java, the Delta jars
+    python -m venv     pip install --require-hashes     pip install --no-deps -e .     Java, the jars
 
 A stamp with the hash of the lock says that all of this was done: the next set-up then ends at once and needs
 no network. The stamp goes before anything is changed and comes back last, so a broken set-up is never taken
@@ -134,8 +134,8 @@ class Environment:
             "import spark_jobs.java as j; java = j.find_java_home(); print(java.version, 'from', java.source)"
         )
         _say(f"4/5 Java: {self._run([str(self.python), '-c', look], 'find Java').strip()}")
-        _say("5/5 Delta jars: fetched once, checked by their sha1")
-        self._run([str(self.python), "-m", "spark_jobs.jars"], "fetch the Delta jars")
+        _say("5/5 jars: Delta's, fetched once, checked by their sha1; the log store, compiled")
+        self._run([str(self.python), "-m", "spark_jobs.jars"], "have the jars")
 
     def _write_stamp(self) -> None:
         self.stamp.write_text(json.dumps(self.fingerprint(), indent=2) + "\n")

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from spark_jobs import databricks, run, upkeep, verify
-from spark_jobs.settings import is_url
+from spark_jobs.locations import is_url
 
 ROOT = Path(__file__).parents[2]
 BUNDLE: dict[str, Any] = yaml.safe_load((ROOT / "databricks.yml").read_text())

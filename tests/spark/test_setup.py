@@ -129,6 +129,21 @@ def test_without_network_the_message_says_what_to_do(tmp_path: Path, monkeypatch
         ensure_jars(tmp_path)
 
 
+def test_the_log_store_is_compiled_where_it_is_not_or_is_of_another_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *delta, ours = ensure_jars(DEFAULT_JARS_FOLDER)
+    for jar in delta:
+        (tmp_path / jar.name).symlink_to(jar)
+    assert missing_jars(tmp_path) == [ours.name]
+    assert ensure_jars(tmp_path)[-1].read_bytes() == ours.read_bytes()
+    assert missing_jars(tmp_path) == []
+    monkeypatch.setattr(jars, "_log_store_source", lambda: b"class of no use {}")
+    with pytest.raises(JarsUnavailable, match=r"LinkLogStore.java does not compile:\n.*expected"):
+        ensure_jars(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(jar.name for jar in [*delta, ours])
+
+
 def test_a_truststore_is_made_of_the_machines_authorities(tmp_path: Path) -> None:
     bundle = jars._certificate_bundle()
     if bundle is None:

@@ -47,7 +47,8 @@ def test_the_wheel_is_built_offline_and_works_without_the_checkout(tmp_path: Pat
     files = {
         str(path.relative_to(ROOT))
         for name in ("app", "storage", "spark_jobs")
-        for path in (ROOT / name).rglob("*.py")
+        for path in (ROOT / name).rglob("*.*")
+        if path.suffix in (".py", ".java")
     }
     assert files <= set(names)
     assert not [name for name in names if name.startswith(LEFT_OUT)]
