@@ -32,7 +32,7 @@ from spark_jobs.locations import is_url
 from spark_jobs.session import is_remote
 from spark_jobs.snapshot import read_plain
 
-OBSERVED_WITHIN_S = 2.0
+OBSERVED_WITHIN_S = 0.5
 TABLE_IS_THERE = "TABLE_OR_VIEW_ALREADY_EXISTS"
 NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
 # The latter: one whose Java class PySpark has no name for, as Delta's of commits that collide.
