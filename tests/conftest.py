@@ -18,7 +18,6 @@ OWN_PROCESSES = (
     "test_kills.py",
     "test_program.py",
     "test_quarantine.py",
-    "test_retention.py",
     "test_sink.py",
     "test_standalone_cluster.py",
 )

@@ -30,9 +30,7 @@ LOGS = (
     "many-a",
     "many-b",
     "on-cluster",
-    "from-cluster",
     "connected",
-    "from-connected",
 )
 
 
