@@ -111,17 +111,8 @@ def _make_log_store(folder: Path, jars: list[Path]) -> Path:
     source, target = folder / LOG_STORE_SOURCE, folder / "log-store.jar"
     source.write_bytes(_log_store_source())
     classes = os.pathsep.join(map(str, [*map(_pyspark_jar, COMPILER_JARS), *jars]))
-    command = [
-        str(find_java()),
-        "-cp",
-        classes,
-        COMPILER,
-        "-d",
-        str(folder),
-        "-classpath",
-        classes,
-        str(source),
-    ]
+    command = [str(find_java()), "-cp", classes, COMPILER]
+    command += ["-d", str(folder), "-classpath", classes, str(source)]
     output = _run(command, COMPILE_TIMEOUT_S, f"compiling {LOG_STORE_SOURCE}")
     entry = f"{LOG_STORE_CLASS.replace('.', '/')}.class"
     if not (folder / entry).is_file():
