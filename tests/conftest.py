@@ -1,8 +1,8 @@
 """What all tests share: rule markers name rules that stand in app/RULES.md, and who runs beside whom.
 
 `make test` runs the suite in two processes. A file's tests stay in one, for they share its nodes; so do those
-of Spark that share a session, and those that start Sparks or clusters of their own. What takes longest begins
-first.
+of Spark that share a session, and those that start Sparks of their own. What takes longest begins first; some
+files of Spark go to whichever process is free, so that both are done with it at one time.
 """
 
 import pytest
@@ -12,22 +12,21 @@ from tests.rules import read_rules
 
 SPARK = "tests/spark/"
 SPARKS = f"{SPARK}own"
-OWN_PROCESSES = (
-    "test_connect.py",
-    "test_failover_notebook.py",
-    "test_kills.py",
-    "test_program.py",
-    "test_quarantine.py",
-    "test_sink.py",
-    "test_standalone_cluster.py",
+OWN_PROCESSES = ("test_connect.py", "test_kills.py", "test_standalone_cluster.py")
+EITHER = ("test_failover_notebook.py", "test_quarantine.py", "test_program.py", "test_sink.py")
+LONGEST = (
+    SPARK,
+    SPARKS,
+    *(f"{SPARK}{name}" for name in EITHER),
+    "tests/simulation/test_simulation.py",
+    "tests/e2e/test_demo.py",
 )
-LONGEST = (SPARK, SPARKS, "tests/simulation/test_simulation.py", "tests/e2e/test_demo.py")
 
 
 def scope_of(nodeid: str) -> str:
     """What runs in one process, one after the other."""
     file = nodeid.partition("::")[0]
-    if not file.startswith(SPARK):
+    if not file.startswith(SPARK) or file.removeprefix(SPARK) in EITHER:
         return file
     return SPARKS if file.removeprefix(SPARK) in OWN_PROCESSES else SPARK
 
