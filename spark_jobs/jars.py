@@ -21,6 +21,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from spark_jobs.java import CACHE_FOLDER, find_java
+from spark_jobs.package import STAMP
 
 DEFAULT_JARS_FOLDER = CACHE_FOLDER / "jars"
 FETCH_TIMEOUT_S = 600.0
@@ -29,7 +30,6 @@ LOG_STORE_SOURCE = "LinkLogStore.java"
 LOG_STORE_CLASS = "commitlog.LinkLogStore"
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 COMPILER_JARS = ("janino-*.jar", "commons-compiler-*.jar", "hadoop-client-api-*.jar", "slf4j-api-*.jar")
-STAMP = (1980, 1, 1, 0, 0, 0)  # the same class makes the same jar
 TRUSTSTORE_PASSWORD = "changeit"  # Java's own default; the store holds public certificates only
 
 
