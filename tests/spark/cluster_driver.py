@@ -1,8 +1,7 @@
-"""A driver of another Spark: `python -m tests.spark.cluster_driver CONF ENDPOINT LOG STAGING DATA [go-on]`.
+"""A driver of another Spark: `python -m tests.spark.cluster_driver CONF ENDPOINT LOG TARGET STAGING DATA`.
 
 Fills the tables of LOG, then reads it as a batch, notes where each task ran and which package it imported,
-and writes the values into LOG once more; with `go-on` the job goes on with them. Tells what it saw as one
-JSON line. DATA: a node's folder, read in place.
+writes the values into TARGET, and tells what it saw as one JSON line. DATA: a node's folder, read in place.
 """
 
 import json
@@ -31,7 +30,7 @@ def tell_place(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(columns, [column.split()[0] for column in PLACES.split(", ")])
 
 
-def main(conf: str, endpoint: str, log: str, staging: str, data: str, *more: str) -> None:
+def main(conf: str, endpoint: str, log: str, target: str, staging: str, data: str) -> None:
     job = ["--conf", conf, "--endpoint", endpoint, "--log", log, "--available-now", "--data-folder", data]
     config = parse_arguments(job)
     with open_session("cluster-driver", config.spark) as spark:
@@ -41,10 +40,9 @@ def main(conf: str, endpoint: str, log: str, staging: str, data: str, *more: str
         ran = records.select("index").mapInArrow(tell_place, PLACES).toPandas()
         rows = records.select("value", F.col("index").cast("string").alias("key"))
         writer = rows.write.format("commitlog").mode("append")
-        writer.options(endpoint=endpoint, log=log, stagingLocation=staging).save()
+        writer.options(endpoint=endpoint, log=target, stagingLocation=staging).save()
         told = {
             "filled": filled.to_json(),
-            "gone_on": materialize(config, spark=spark).to_json() if more == ("go-on",) else None,
             "pid": os.getpid(),
             "indexes": sorted(ran["index"].tolist()),
             "pids": sorted(set(ran["pid"].tolist())),

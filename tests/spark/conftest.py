@@ -30,7 +30,9 @@ LOGS = (
     "many-a",
     "many-b",
     "on-cluster",
+    "from-cluster",
     "connected",
+    "from-connected",
 )
 
 

@@ -72,20 +72,21 @@ def run(server: Server, *command: str) -> str:
 def test_job_source_sink_and_notebook_work_through_a_server_and_the_job_goes_on_where_it_was(
     spark: SparkSession, service: Cluster, server: Server
 ) -> None:
+    flights = list(read_flights(2 * RECORDS))
     endpoint = service.url("n1")
+    job = ["spark_jobs.run", "--endpoint", endpoint, "--log", LOG, "--available-now", "--conf"]
     with CommitlogClient([endpoint], log=LOG) as client:
-        client.append(list(read_flights(RECORDS)))
-    places = [LOG, str(server.folder / "staging"), str(service.folder / "n1"), "go-on"]
-    told = json.loads(
-        run(server, "tests.spark.cluster_driver", str(server.conf), endpoint, *places).splitlines()[-1]
-    )
-    filled, gone_on = (told[name]["logs"][LOG]["entries_rows"] for name in ("filled", "gone_on"))
-    assert filled == len(told["indexes"])
-    assert filled in (RECORDS, 2 * RECORDS)  # the latter when the server hung, see `run`
-    assert gone_on == 2 * filled
-    assert told["pid"] not in told["pids"]
+        client.append(flights[:RECORDS])
+        places = [LOG, COPY, str(server.folder / "staging"), str(service.folder / "n1")]
+        told = json.loads(
+            run(server, "tests.spark.cluster_driver", str(server.conf), endpoint, *places).splitlines()[-1]
+        )
+        assert told["filled"]["logs"][LOG]["entries_rows"] == len(told["indexes"]) == RECORDS
+        assert told["pid"] not in told["pids"]
+        client.append(flights[RECORDS:])
+    assert f"\ndone: {LOG}: {2 * RECORDS} entries" in run(server, *job, str(server.conf))
     values = service.values("n1", LOG)
-    assert sorted(values[filled:]) == sorted(values[:filled])
+    assert sorted(service.values("n1", COPY)) == sorted(values[:RECORDS])
     tables = server.folder / "tables" / LOG
     entries = read_table(spark, f"{tables}/entries").orderBy("index")
     assert [bytes(row["value"]).decode() for row in entries.collect()] == values
