@@ -58,17 +58,14 @@ class JarsUnavailable(RuntimeError):
 
 
 def jar_paths(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
-    """Where the jars stand in `cache`, whether they are there or not. The log store's is named after its
-    source, so that none of another version is taken for it."""
-    digest = hashlib.sha256(_log_store_source()).hexdigest()
-    names = [jar.file_name for jar in DELTA_JARS] + [f"commitlog-log-store-{digest[:12]}.jar"]
-    return [cache / name for name in names]
+    """Where the jars stand in `cache`, whether they are there or not."""
+    return [*(cache / jar.file_name for jar in DELTA_JARS), _log_store_jar(cache)]
 
 
 def missing_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[str]:
     """Names of the jars that `cache` lacks, or holds with other bytes than it should."""
-    wrong = [jar.file_name for jar in _wrong_delta_jars(cache)]
-    return [path.name for path in jar_paths(cache) if path.name in wrong or not path.is_file()]
+    ours = _log_store_jar(cache)
+    return [jar.file_name for jar in _wrong_delta_jars(cache)] + ([] if ours.is_file() else [ours.name])
 
 
 def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
@@ -95,22 +92,28 @@ def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
                         "something between this machine and the central repository changed it."
                     )
                 fetched.replace(cache / jar.file_name)
-    paths = jar_paths(cache)
-    if not paths[-1].is_file():
+    ours = _log_store_jar(cache)
+    if not ours.is_file():
         with tempfile.TemporaryDirectory(dir=cache, prefix=".make-") as folder:
-            _make_log_store(Path(folder), paths).replace(paths[-1])
-    return paths
+            _make_log_store(Path(folder), cache).replace(ours)
+    return jar_paths(cache)
+
+
+def _log_store_jar(cache: Path) -> Path:
+    """Named after its source, so that none of another version is taken for it."""
+    return cache / f"commitlog-log-store-{hashlib.sha256(_log_store_source()).hexdigest()[:12]}.jar"
 
 
 def _log_store_source() -> bytes:
     return files("spark_jobs").joinpath(LOG_STORE_SOURCE).read_bytes()
 
 
-def _make_log_store(folder: Path, jars: list[Path]) -> Path:
-    """The log store's jar, compiled in `folder`. Raises JarsUnavailable."""
+def _make_log_store(folder: Path, cache: Path) -> Path:
+    """The log store's jar, compiled in `folder` beside Delta's in `cache`. Raises JarsUnavailable."""
     source, target = folder / LOG_STORE_SOURCE, folder / "log-store.jar"
     source.write_bytes(_log_store_source())
-    classes = os.pathsep.join(map(str, [*map(_pyspark_jar, COMPILER_JARS), *jars]))
+    delta = [cache / jar.file_name for jar in DELTA_JARS]
+    classes = os.pathsep.join(map(str, [*map(_pyspark_jar, COMPILER_JARS), *delta]))
     command = [str(find_java()), "-cp", classes, COMPILER]
     command += ["-d", str(folder), "-classpath", classes, str(source)]
     output = _run(command, COMPILE_TIMEOUT_S, f"compiling {LOG_STORE_SOURCE}")
