@@ -13,8 +13,18 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.client import LogClient
 from spark_jobs.errors import SourceError, Unreachable
-from spark_jobs.tables import EPOCH_FILES, EPOCHS, Table, collect_table, create_table, identifier
+from spark_jobs.tables import (
+    EPOCH_FILES,
+    EPOCHS,
+    MAX_REFUSALS,
+    Table,
+    TableClash,
+    append_once,
+    collect_table,
+    create_table,
+)
 
+APPLICATION = "commitlog-epochs"
 Epoch = Mapping[str, Any]
 NAMES = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", "end_offset")
 
@@ -62,13 +72,7 @@ class EpochsJob:
                 continue
             files[node.id] = file
             committed.append(committed_epochs(file, committed_index))
-        agreed = agree(self.client.log, committed)
-        known = {epoch["epoch"]: epoch for epoch in self.committed}
-        news = [epoch for epoch in agreed if is_news(epoch, known.get(epoch["epoch"]))]
-        if news:
-            self._merge(news)
-            known |= {epoch["epoch"]: epoch for epoch in news}
-            self.committed = [known[number] for number in sorted(known)]
+        self._tell(agree(self.client.log, committed))
         changed = {node_id: file for node_id, file in files.items() if file != self.files.get(node_id)}
         if changed or gone:
             self._replace_files({**changed, **dict.fromkeys(gone, ())})
@@ -81,15 +85,31 @@ class EpochsJob:
         rows = collect_table(self.spark, path, table, table.schema.names)
         return list(rows.sort_by("epoch").to_pylist())
 
-    def _merge(self, epochs: Sequence[Epoch]) -> None:
-        rows = [_row(self.client.log, epoch) for epoch in epochs]
-        self.spark.sql(
-            f"MERGE INTO {identifier(self.epochs_path)} AS known USING {{told}} AS told "
-            "ON known.epoch = told.epoch "
-            "WHEN MATCHED AND known.end_index IS NULL AND told.end_index IS NOT NULL THEN UPDATE SET * "
-            "WHEN NOT MATCHED THEN INSERT *",
-            told=self.spark.createDataFrame(rows, EPOCHS.schema),
-        )
+    def _tell(self, agreed: Sequence[Epoch]) -> None:
+        """Write what is new to `epochs`. Raises TableClash when it refuses for no reason."""
+        refusals = 0
+        while news := news_of(agreed, self.committed):
+            known = {epoch["epoch"]: epoch for epoch in self.committed}
+            claim = knowledge(self.committed)
+            written = append_once(
+                self.spark.createDataFrame(
+                    [_row(self.client.log, epoch) for epoch in news.values()], EPOCHS.schema
+                ),
+                self.epochs_path,
+                application=APPLICATION,
+                claim=claim,
+                position="epoch",
+                note={"epochs": list(news)},
+                replaces=f"epoch IN ({', '.join(map(str, news))})" if known.keys() & news.keys() else None,
+            )
+            if written is not None:
+                known |= news
+                self.committed = [known[number] for number in sorted(known)]
+                return
+            self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
+            refusals = refusals + 1 if knowledge(self.committed) == claim else 0
+            if refusals == MAX_REFUSALS:
+                raise TableClash(self.epochs_path, "what the nodes tell of epochs")
 
     def _replace_files(self, files: Mapping[str, Sequence[Epoch]]) -> None:
         rows = [
@@ -113,9 +133,21 @@ def committed_epochs(file: Sequence[Epoch], committed_index: int) -> list[Epoch]
     return ended + [{**epoch, "end_index": None, "end_offset": None} for epoch in begun[-1:]]
 
 
-def is_news(told: Epoch, known: Epoch | None) -> bool:
-    """Whether an epoch is new, or has ended since. One that the nodes have trimmed stays as it was known."""
-    return known is None or (known["end_index"] is None and told["end_index"] is not None)
+def news_of(told: Sequence[Epoch], known: Sequence[Epoch]) -> dict[int, Epoch]:
+    """By number, the epochs that are new and those that have ended since. One that the nodes have trimmed is
+    no news, nor is one that has not ended for a node that is behind."""
+    before = {epoch["epoch"]: epoch for epoch in known}
+    return {
+        epoch["epoch"]: epoch
+        for epoch in told
+        if epoch["epoch"] not in before
+        or (before[epoch["epoch"]]["end_index"] is None and epoch["end_index"] is not None)
+    }
+
+
+def knowledge(known: Sequence[Epoch]) -> int:
+    """How many begins and ends of epochs these are: what a write claims, for each adds some."""
+    return sum(1 if epoch["end_index"] is None else 2 for epoch in known)
 
 
 def agree(log: str, files: Sequence[Sequence[Epoch]]) -> list[Epoch]:

@@ -62,6 +62,8 @@ SETTINGS = {
     "spark.sql.extensions": DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.delta.logStore.file.impl": LOG_STORE_CLASS,  # LinkLogStore.java
+    # else a commit to a small table lists its files a second time, after a job of Spark that finds them
+    "spark.databricks.delta.allFilesInCrc.enabled": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # a notebook and a job may look at the tables from one folder: no embedded metastore is ever opened

@@ -278,17 +278,29 @@ def collect_table(spark: SparkSession, path: str, table: Table, columns: Sequenc
 
 
 def append_once(
-    rows: DataFrame, path: str, *, application: str, claim: int, position: str, note: Mapping[str, Any]
+    rows: DataFrame,
+    path: str,
+    *,
+    application: str,
+    claim: int,
+    position: str,
+    note: Mapping[str, Any],
+    replaces: str | None = None,
 ) -> tuple[int, int] | None:
     """Append `rows`, one or more, if nobody has appended since the table gave `claim`.
 
     claim: above that of every commit before; a function of the table's rows alone. position: the column whose
-    largest value is wanted. note: kept in the commit. Returns the count of rows and that value, or None
-    when the claim was refused: then look at the table again.
+    largest value is wanted. note: kept in the commit. replaces: condition of the rows that `rows` come for.
+    Returns the count of rows and that value, or None when the claim was refused: then look at the table
+    again.
     """
     metrics = Observation()
     observed = rows.observe(metrics, F.count("*").alias("count"), F.max(position).alias("last"))
-    writer = observed.write.format("delta").mode("append").option("userMetadata", json.dumps(note))
+    writer = observed.write.format("delta").option("userMetadata", json.dumps(note))
+    if replaces is None:
+        writer.mode("append")
+    else:
+        writer.mode("overwrite").option("replaceWhere", replaces)
     try:
         writer.option("txnAppId", application).option("txnVersion", str(claim)).save(path)
     except SPARK_ERRORS as error:

@@ -2,7 +2,7 @@
 
 A stream writes a small file each second: OPTIMIZE makes few of them, clustered as the table says, and VACUUM
 removes files that no version of the last 7 days needs. Compaction brings no rows, so it conflicts with no
-append; with a MERGE or an overwrite (`epochs`, `epoch_files`) it may, and the one that came second is done
+append; with an overwrite (`epochs`, `epoch_files`) it may, and the one that came second is done
 again: here, or in the job that fills the table.
 """
 

@@ -10,7 +10,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark_jobs.epochs import Epoch, EpochClash, EpochsJob, agree, committed_epochs, is_news
+from app.tables.delta_log import DeltaLog
+from spark_jobs.client import LogClient
+from spark_jobs.epochs import Epoch, EpochClash, EpochsJob, agree, committed_epochs, knowledge, news_of
 from spark_jobs.errors import LogClash
 from spark_jobs.run import MaterializeConfig, materialize, parse_arguments
 from spark_jobs.snapshot import read_plain
@@ -20,6 +22,7 @@ from spark_jobs.tables import (
     EPOCHS,
     EVENTS,
     TABLES,
+    TableClash,
     identifier,
     read_table,
     table_properties,
@@ -50,13 +53,13 @@ def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    whole = EpochsJob._merge
+    whole = EpochsJob._tell
 
-    def fails_once(job: EpochsJob, epochs: Sequence[Epoch]) -> None:
-        monkeypatch.setattr(EpochsJob, "_merge", whole)
+    def fails_once(job: EpochsJob, agreed: Sequence[Epoch]) -> None:
+        monkeypatch.setattr(EpochsJob, "_tell", whole)
         raise PySparkException("the disk was away")
 
-    monkeypatch.setattr(EpochsJob, "_merge", fails_once)
+    monkeypatch.setattr(EpochsJob, "_tell", fails_once)
     first, second = replicas
     first.event("start", {"version": "1"})
     watermarks_event(second, 90, {"n1": 90, "n2": 95})
@@ -227,7 +230,33 @@ def test_epochs_that_the_nodes_have_trimmed_stay_and_later_ones_come() -> None:
     ended = {**second, "end_index": 19}
     assert agree("default", [[third], [first, second]]) == [first, third]
     assert agree("default", [[third], [ended, third]]) == [ended, third]
-    assert is_news(third, None)
-    assert is_news(ended, second)
-    assert not is_news(second, ended)
-    assert not is_news(second, second)
+    assert news_of([third], []) == {4: third}
+    assert news_of([ended, third], [first, second]) == {2: ended, 4: third}
+    assert news_of([second], [first, ended]) == {}
+    assert news_of([first, second], [first, second]) == {}
+    assert knowledge([first, second]) < knowledge([first, ended]) < knowledge([first, ended, third])
+
+
+def test_a_job_that_slept_writes_no_epochs_over_newer_ones(
+    spark: SparkSession, tmp_path: Path, log: FakeLog, replicas: list[FakeReplica]
+) -> None:
+    """And a table that rows were taken from is a matter for a person, as with `entries`."""
+    paths = [str(tmp_path / name) for name in ("epochs", "files")]
+    client = LogClient([replica.url for replica in replicas], "default")
+    slept, awake = (EpochsJob(spark, client, *paths) for _ in range(2))
+    slept.open()
+    awake.open()
+    awake.refresh()
+    before = DeltaLog(paths[0]).versions().stop
+    slept.refresh()
+    assert (slept.committed, DeltaLog(paths[0]).versions().stop) == (awake.committed, before)
+    log.open_term(3, "n1")
+    slept.refresh()
+    awake.refresh()
+    rows = read_table(spark, paths[0]).select("epoch", "end_index").sort("epoch").collect()
+    assert [tuple(row) for row in rows] == [(1, 50), (2, 101), (3, None)]
+    spark.sql(f"DELETE FROM {identifier(paths[0])} WHERE epoch > 1")
+    late = EpochsJob(spark, client, *paths)
+    late.open()
+    with pytest.raises(TableClash, match="epochs refuses what the nodes tell"):
+        late.refresh()
