@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
+from spark_jobs import schemas
 from spark_jobs.client import LogClient
 from spark_jobs.errors import SourceError, Unreachable
 from spark_jobs.tables import (
@@ -85,6 +87,10 @@ class EpochsJob:
         rows = collect_table(self.spark, path, table, table.schema.names)
         return list(rows.sort_by("epoch").to_pylist())
 
+    def _rows(self, table: Table, rows: list[dict[str, Any]]) -> DataFrame:
+        told = pa.Table.from_pylist(rows, schemas.arrow_schema(table.schema))
+        return self.spark.createDataFrame(told, table.schema)
+
     def _tell(self, agreed: Sequence[Epoch]) -> None:
         """Write what is new to `epochs`. Raises TableClash when it refuses for no reason."""
         refusals = 0
@@ -92,9 +98,7 @@ class EpochsJob:
             known = {epoch["epoch"]: epoch for epoch in self.committed}
             claim = knowledge(self.committed)
             written = append_once(
-                self.spark.createDataFrame(
-                    [_row(self.client.log, epoch) for epoch in news.values()], EPOCHS.schema
-                ),
+                self._rows(EPOCHS, [_row(self.client.log, epoch) for epoch in news.values()]),
                 self.epochs_path,
                 application=APPLICATION,
                 claim=claim,
@@ -116,7 +120,7 @@ class EpochsJob:
             {**_row(self.client.log, epoch), "node": node} for node, file in files.items() for epoch in file
         ]
         nodes = ", ".join(f"'{node}'" for node in files)
-        writer = self.spark.createDataFrame(rows, EPOCH_FILES.schema).write.format("delta").mode("overwrite")
+        writer = self._rows(EPOCH_FILES, rows).write.format("delta").mode("overwrite")
         writer.option("replaceWhere", f"node IN ({nodes})").save(self.files_path)
 
 

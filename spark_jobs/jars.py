@@ -1,9 +1,9 @@
-"""The jars that Spark needs beside its own: Delta's two, fetched once and checked, and our log store, made
-here. All are then used from a folder without network.
+"""The jars that Spark needs beside its own: Delta's two, fetched once and checked, and ours, made here. All
+are then used from a folder without network.
 
 Delta's come through Ivy, which pyspark ships among its jars and which has the central repository built in: so
-no address of a registry stands here. The log store is LinkLogStore.java, compiled by Janino, which pyspark
-ships too: a Java without a compiler will do. `python -m spark_jobs.jars` has them all by hand.
+no address of a registry stands here. Ours is made of this folder's Java files by Janino, which pyspark ships
+too: a Java without a compiler will do. `python -m spark_jobs.jars` has them all by hand.
 """
 
 import argparse
@@ -26,8 +26,9 @@ from spark_jobs.package import STAMP
 DEFAULT_JARS_FOLDER = CACHE_FOLDER / "jars"
 FETCH_TIMEOUT_S = 600.0
 COMPILE_TIMEOUT_S = 100.0
-LOG_STORE_SOURCE = "LinkLogStore.java"
+SOURCES = ("LinkLogStore.java", "LocalFiles.java")
 LOG_STORE_CLASS = "commitlog.LinkLogStore"
+FILE_SYSTEM_CLASS = "commitlog.LocalFiles"
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 COMPILER_JARS = ("janino-*.jar", "commons-compiler-*.jar", "hadoop-client-api-*.jar", "slf4j-api-*.jar")
 TRUSTSTORE_PASSWORD = "changeit"  # Java's own default; the store holds public certificates only
@@ -59,12 +60,12 @@ class JarsUnavailable(RuntimeError):
 
 def jar_paths(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
     """Where the jars stand in `cache`, whether they are there or not."""
-    return [*(cache / jar.file_name for jar in DELTA_JARS), _log_store_jar(cache)]
+    return [*(cache / jar.file_name for jar in DELTA_JARS), _our_jar(cache)]
 
 
 def missing_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[str]:
     """Names of the jars that `cache` lacks, or holds with other bytes than it should."""
-    ours = _log_store_jar(cache)
+    ours = _our_jar(cache)
     return [jar.file_name for jar in _wrong_delta_jars(cache)] + ([] if ours.is_file() else [ours.name])
 
 
@@ -92,36 +93,39 @@ def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
                         "something between this machine and the central repository changed it."
                     )
                 fetched.replace(cache / jar.file_name)
-    ours = _log_store_jar(cache)
+    ours = _our_jar(cache)
     if not ours.is_file():
         with tempfile.TemporaryDirectory(dir=cache, prefix=".make-") as folder:
-            _make_log_store(Path(folder), cache).replace(ours)
+            _make_our_jar(Path(folder), cache).replace(ours)
     return jar_paths(cache)
 
 
-def _log_store_jar(cache: Path) -> Path:
-    """Named after its source, so that none of another version is taken for it."""
-    return cache / f"commitlog-log-store-{hashlib.sha256(_log_store_source()).hexdigest()[:12]}.jar"
+def _our_jar(cache: Path = DEFAULT_JARS_FOLDER) -> Path:
+    """Named after its sources, so that none of another version is taken for it."""
+    digest = hashlib.sha256(b"".join(_sources().values()))
+    return cache / f"commitlog-java-{digest.hexdigest()[:12]}.jar"
 
 
-def _log_store_source() -> bytes:
-    return files("spark_jobs").joinpath(LOG_STORE_SOURCE).read_bytes()
+def _sources() -> dict[str, bytes]:
+    return {name: files("spark_jobs").joinpath(name).read_bytes() for name in SOURCES}
 
 
-def _make_log_store(folder: Path, cache: Path) -> Path:
-    """The log store's jar, compiled in `folder` beside Delta's in `cache`. Raises JarsUnavailable."""
-    source, target = folder / LOG_STORE_SOURCE, folder / "log-store.jar"
-    source.write_bytes(_log_store_source())
+def _make_our_jar(folder: Path, cache: Path) -> Path:
+    """Our jar, compiled in `folder` with Delta's in `cache`. Raises JarsUnavailable."""
+    sources, target = _sources(), folder / "ours.jar"
+    for name, source in sources.items():
+        (folder / name).write_bytes(source)
     delta = [cache / jar.file_name for jar in DELTA_JARS]
     classes = os.pathsep.join(map(str, [*map(_pyspark_jar, COMPILER_JARS), *delta]))
     command = [str(find_java()), "-cp", classes, COMPILER]
-    command += ["-d", str(folder), "-classpath", classes, str(source)]
-    output = _run(command, COMPILE_TIMEOUT_S, f"compiling {LOG_STORE_SOURCE}")
-    entry = f"{LOG_STORE_CLASS.replace('.', '/')}.class"
-    if not (folder / entry).is_file():
-        raise JarsUnavailable(f"{LOG_STORE_SOURCE} does not compile:\n{output[-2_000:]}")
+    command += ["-d", str(folder), "-classpath", classes, *(str(folder / name) for name in sources)]
+    output = _run(command, COMPILE_TIMEOUT_S, f"compiling {', '.join(sources)}")
+    for name in (LOG_STORE_CLASS, FILE_SYSTEM_CLASS):
+        if not (folder / f"{name.replace('.', '/')}.class").is_file():
+            raise JarsUnavailable(f"{', '.join(sources)} do not compile:\n{output[-2_000:]}")
     with zipfile.ZipFile(target, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(entry, STAMP), (folder / entry).read_bytes())
+        for path in sorted(folder.rglob("*.class")):
+            archive.writestr(zipfile.ZipInfo(path.relative_to(folder).as_posix(), STAMP), path.read_bytes())
     return target
 
 

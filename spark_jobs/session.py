@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
-from spark_jobs.jars import LOG_STORE_CLASS, ensure_jars, jar_paths
+from spark_jobs.jars import FILE_SYSTEM_CLASS, LOG_STORE_CLASS, ensure_jars, jar_paths
 from spark_jobs.java import JavaNotFound, find_java
 from spark_jobs.package import make_zip, package_root
 from spark_jobs.settings import SparkSettings
@@ -47,6 +47,7 @@ logger.stream.level = off
 
 DRIVER_JAVA = "spark.driver.extraJavaOptions"
 EXECUTOR_JAVA = "spark.executor.extraJavaOptions"
+DRIVER_CLASSES = "spark.driver.extraClassPath"
 CONNECT_PORT = 15_002  # where the server listens when nobody says otherwise
 CONNECT_TIMEOUT_S = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -77,6 +78,7 @@ ON_THIS_MACHINE = {
     # the default one starts programs of the shell for each file that it renames
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
+    "spark.hadoop.fs.file.impl": FILE_SYSTEM_CLASS,  # LocalFiles.java
 }
 ON_A_CLUSTER = {EXECUTOR_JAVA: "-Duser.timezone=UTC -Xss4m"}
 
@@ -176,16 +178,25 @@ def launch_settings(
     jars = jar_paths(jars_folder)
     if missing := [str(path) for path in jars if not path.is_file()]:
         raise FileNotFoundError(f"no {', '.join(missing)}: run `python -m spark_jobs.jars`")
-    settings = {**SETTINGS, **(ON_THIS_MACHINE if is_local else ON_A_CLUSTER), **_files(jars)}
+    settings = {**SETTINGS, **(ON_THIS_MACHINE if is_local else ON_A_CLUSTER), **_files()}
+    if is_local:  # it looks for the file system before it would look into the jars that it hands on
+        settings[DRIVER_CLASSES] = os.pathsep.join(map(str, jars))
+    else:
+        settings["spark.jars"] = ",".join(map(str, jars))
     settings[DRIVER_JAVA] += f" -XX:NewSize={young_mib(driver_memory)}m"
     return settings
 
 
 def with_extra(launch: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """Those of `extra` win, but options of Java add to ours: the last of two that contradict each other
-    counts."""
-    both = {name for name in (DRIVER_JAVA, EXECUTOR_JAVA) if name in launch and name in extra}
-    return {**launch, **extra, **{name: f"{launch[name]} {extra[name]}" for name in both}}
+    """Those of `extra` win, but options of Java add to ours, the last of two that contradict each other
+    counts, and so do classes of the driver's."""
+    joints = {DRIVER_JAVA: " ", EXECUTOR_JAVA: " ", DRIVER_CLASSES: os.pathsep}
+    both = {name: joint for name, joint in joints.items() if name in launch and name in extra}
+    return {
+        **launch,
+        **extra,
+        **{name: f"{launch[name]}{joint}{extra[name]}" for name, joint in both.items()},
+    }
 
 
 def young_mib(memory: str) -> int:
@@ -265,13 +276,12 @@ def _scratch_folder() -> Path:
     return folder
 
 
-def _files(jars: Sequence[Path]) -> dict[str, str]:
-    """Settings that name files: the jars, the log's configuration, and a warehouse that nothing writes to."""
+def _files() -> dict[str, str]:
+    """Settings that name files: the log's configuration, and a warehouse that nothing writes to."""
     folder = _scratch_folder()
     log4j = folder / "log4j2.properties"
     log4j.write_text(LOG4J)
     return {
-        "spark.jars": ",".join(str(path) for path in jars),
         DRIVER_JAVA: f"-Dlog4j2.configurationFile={log4j} {JAVA_OPTIONS}",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }

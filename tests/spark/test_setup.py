@@ -129,7 +129,7 @@ def test_without_network_the_message_says_what_to_do(tmp_path: Path, monkeypatch
         ensure_jars(tmp_path)
 
 
-def test_the_log_store_is_compiled_where_it_is_not_or_is_of_another_source(
+def test_our_jar_is_made_where_it_is_not_or_is_of_other_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     *delta, ours = ensure_jars(DEFAULT_JARS_FOLDER)
@@ -138,8 +138,8 @@ def test_the_log_store_is_compiled_where_it_is_not_or_is_of_another_source(
     assert missing_jars(tmp_path) == [ours.name]
     assert ensure_jars(tmp_path)[-1].read_bytes() == ours.read_bytes()
     assert missing_jars(tmp_path) == []
-    monkeypatch.setattr(jars, "_log_store_source", lambda: b"class of no use {}")
-    with pytest.raises(JarsUnavailable, match=r"LinkLogStore.java does not compile:\n.*expected"):
+    monkeypatch.setattr(jars, "_sources", lambda: {"LinkLogStore.java": b"class of no use {}"})
+    with pytest.raises(JarsUnavailable, match=r"LinkLogStore.java do not compile:\n.*expected"):
         ensure_jars(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(jar.name for jar in [*delta, ours])
 
