@@ -115,13 +115,19 @@ class LeasedEntries:
 
     def write(self, records: DataFrame, batch_id: int) -> None:
         """A log that cannot take the move now gets it with the next one. Control records behind the last row
-        stay fenced, too: the next driver begins there, and knows nothing of them."""
+        stay fenced, too: the next driver begins there, and knows nothing of them.
+
+        Raises LeaseLost; LogClash when the cursor went with the records that an unclean election lost.
+        """
         self.entries.write(records, batch_id)
         if self.entries.next_index > self.lease.index:
             try:
                 self.lease.move(self.entries.next_index)
             except Unreachable:
                 return
+            except LeaseLost:
+                self.entries.open()
+                raise
 
 
 def _told(error: ClientError) -> Refused | Unreachable:

@@ -116,3 +116,25 @@ def test_the_cursor_follows_the_table(
     assert "another job has taken over its table" in str(failures[0])
     assert where(log) == (108, True)
     assert read_table(spark, f"{tables}/default/entries").count() in (105, 110)
+
+
+def test_a_cursor_that_went_with_the_logs_end_is_no_other_job(
+    spark: SparkSession,
+    replicas: list[FakeReplica],
+    log: FakeLog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An unclean election between a commit of the table and the move of the cursor takes both."""
+    whole = Lease.move
+
+    def move(held: Lease, index: int) -> None:
+        log.cursors.clear()
+        del log.records[60:]
+        whole(held, index)
+
+    monkeypatch.setattr(Lease, "move", move)
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
+    with pytest.raises(MaterializeFailed, match="it ends before index 60, and was read up to 101"):
+        materialize(config, spark=spark)
+    assert read_table(spark, f"{tmp_path}/default/entries").count() == 100
