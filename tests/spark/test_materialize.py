@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,24 @@ def watermarks_event(replica: FakeReplica, committed: int, peers: dict[str, int]
 @pytest.fixture
 def config(tmp_path: Path, replicas: list[FakeReplica]) -> MaterializeConfig:
     return MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path / "tables", available_now=True)
+
+
+@pytest.fixture(scope="module")
+def made(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[MaterializeConfig, FakeLog]]:
+    """The tables of a log that still runs."""
+    log = FakeLog()
+    log.open_term(1, "n1")
+    log.append_many(50)
+    replica = FakeReplica(log, "n1")
+    replica.peers = [replica]
+    replica.start()
+    tables = tmp_path_factory.mktemp("made") / "tables"
+    config = MaterializeConfig(endpoint=replica.url, tables=tables, available_now=True)
+    materialize(config, spark=spark)
+    yield config, log
+    replica.stop()
 
 
 @pytest.mark.rule("D-22")
@@ -129,9 +147,9 @@ def test_tables_that_spark_alone_can_read_are_gone_on_with(
 
 
 def test_the_tables_are_laid_out_as_they_are_documented(
-    spark: SparkSession, config: MaterializeConfig
+    spark: SparkSession, made: tuple[MaterializeConfig, FakeLog]
 ) -> None:
-    materialize(config, spark=spark)
+    config, _ = made
     readme = (Path(__file__).parents[2] / "spark_jobs" / "README.md").read_text()
     for table in TABLES:
         path = f"{config.tables}/default/{table.name}"
@@ -148,10 +166,10 @@ def test_the_tables_are_laid_out_as_they_are_documented(
 
 
 def test_a_table_of_another_cluster_is_not_written_to(
-    spark: SparkSession, config: MaterializeConfig, log: FakeLog
+    spark: SparkSession, made: tuple[MaterializeConfig, FakeLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    materialize(config, spark=spark)
-    log.cluster = "elsewhere"
+    config, log = made
+    monkeypatch.setattr(log, "cluster", "elsewhere")
     with pytest.raises(LogClash, match="another cluster"):
         materialize(config, spark=spark)
     assert json.loads((config.tables / "progress.json").read_text())["state"] == "failed"
