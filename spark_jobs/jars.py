@@ -188,14 +188,19 @@ def _run(command: list[str], timeout_s: float, what: str) -> str:
     return run.stdout
 
 
-def _pyspark_jar(pattern: str) -> Path:
+def pyspark_jars(pattern: str = "*.jar") -> list[Path]:
+    """Jars that pyspark ships, one or more. Raises JarsUnavailable."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise JarsUnavailable("pyspark is not installed")
     jars = sorted((Path(found.origin).parent / "jars").glob(pattern))
     if not jars:
         raise JarsUnavailable(f"pyspark's jars folder has no {pattern}: is the installation whole?")
-    return jars[-1]
+    return jars
+
+
+def _pyspark_jar(pattern: str) -> Path:
+    return pyspark_jars(pattern)[-1]
 
 
 def _certificate_bundle() -> Path | None:

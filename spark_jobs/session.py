@@ -21,6 +21,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
+from spark_jobs.class_archive import archive_options
 from spark_jobs.jars import FILE_SYSTEM_CLASS, LOG_STORE_CLASS, ensure_jars, jar_paths
 from spark_jobs.java import JavaNotFound, find_java
 from spark_jobs.package import make_zip, package_root
@@ -181,6 +182,7 @@ def launch_settings(
     settings = {**SETTINGS, **(ON_THIS_MACHINE if is_local else ON_A_CLUSTER), **_files()}
     if is_local:  # it looks for the file system before it would look into the jars that it hands on
         settings[DRIVER_CLASSES] = os.pathsep.join(map(str, jars))
+        settings[DRIVER_JAVA] += archive_options(jars_folder)
     else:
         settings["spark.jars"] = ",".join(map(str, jars))
     settings[DRIVER_JAVA] += f" -XX:NewSize={young_mib(driver_memory)}m"

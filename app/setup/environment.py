@@ -134,7 +134,7 @@ class Environment:
             "import spark_jobs.java as j; java = j.find_java_home(); print(java.version, 'from', java.source)"
         )
         _say(f"4/5 Java: {self._run([str(self.python), '-c', look], 'find Java').strip()}")
-        _say("5/5 jars: Delta's, fetched once, checked by their sha1; the log store, compiled")
+        _say("5/5 jars: Delta's, fetched once, checked by their sha1; ours, compiled")
         self._run([str(self.python), "-m", "spark_jobs.jars"], "have the jars")
 
     def _write_stamp(self) -> None:
