@@ -58,15 +58,8 @@ def make_archive(jars: Path = DEFAULT_JARS_FOLDER) -> Path:
         )
     with tempfile.TemporaryDirectory(dir=jars, prefix=".classes-") as folder:
         made = Path(folder) / target.name
-        command = [
-            sys.executable,
-            "-m",
-            "spark_jobs.class_archive",
-            "--jars",
-            str(jars),
-            "--train",
-            str(made),
-        ]
+        command = [sys.executable, "-m", "spark_jobs.class_archive"]
+        command += ["--jars", str(jars), "--train", str(made)]
         try:  # Java writes at its end, which is after Python's: its output is open until then
             run = subprocess.run(
                 command,
@@ -130,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         train(given.jars, given.train)
         return 0
     try:
-        path = make_archive(given.jars)
+        path = make_archive(given.jars.resolve())
     except (ArchiveUnavailable, JarsUnavailable, JavaNotFound) as error:
         sys.stderr.write(f"{error}\n")
         return 1
