@@ -35,7 +35,7 @@ def test_tables_are_compacted_while_the_stream_goes_on(
     try:
         await_materialized(tmp_path, log.next_index - 1)
         for term in (3, 4):
-            log.open_term(term, "n1")  # `epochs` is merged into while it is compacted
+            log.open_term(term, "n1")  # `epochs` is written while it is compacted
             log.append_many(5)
             await_materialized(tmp_path, log.next_index - 1)
             log.append_many(5)
