@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import jars, java
 from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars, missing_jars
-from spark_jobs.session import young_mib
+from spark_jobs.session import DRIVER_CLASSES, DRIVER_JAVA, launch_settings, with_extra, young_mib
 from spark_jobs.spark_home import spark_home
 
 
@@ -93,6 +93,15 @@ def test_the_home_is_pysparks_own_but_for_its_zip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("memory", "mib"), [("2g", 409), ("512M", 102), ("1024", 204), ("2097152k", 409)])
 def test_young_objects_have_a_part_of_any_heap(memory: str, mib: int) -> None:
     assert young_mib(memory) == mib
+
+
+def test_java_options_and_classes_of_the_user_add_to_ours_and_other_settings_win() -> None:
+    launch = launch_settings(DEFAULT_JARS_FOLDER, is_local=True)
+    said = {DRIVER_JAVA: "-Dx=1", DRIVER_CLASSES: "theirs.jar", "spark.ui.enabled": "true", "spark.x": "y"}
+    whole = with_extra(launch, said)
+    assert whole[DRIVER_JAVA] == f"{launch[DRIVER_JAVA]} -Dx=1"
+    assert whole[DRIVER_CLASSES].split(":") == [*map(str, ensure_jars()), "theirs.jar"]
+    assert (whole["spark.ui.enabled"], whole["spark.x"]) == ("true", "y")
 
 
 def test_workers_import_pyspark_as_it_is_installed(spark: SparkSession) -> None:
