@@ -19,10 +19,10 @@ demo: setup  ## three nodes, Spark, 336 776 flights, a killed leader, and the pr
 	@$(BIN)/commitlog demo $(ARGS)
 
 archive: setup  ## keep the classes that Spark loads: each start 4 s sooner, for 50 s and 200 MB once
-	@$(BIN)/python -m spark_jobs.class_archive
+	@$(BIN)/python -m app.cli.class_archive
 
 test: setup  ## the test suite; ARGS="-k NAME" for a part of it
-	-@$(BIN)/python -m spark_jobs.class_archive
+	-@$(BIN)/python -m app.cli.class_archive
 	@$(BIN)/python -m pytest -p no:cacheprovider -n 2 --durations=10 $(ARGS)
 
 check: setup  ## ruff and mypy

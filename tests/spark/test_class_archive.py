@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import class_archive
-from spark_jobs.class_archive import ArchiveUnavailable, archive_options, archive_path, make_archive
+from app.cli import class_archive
+from app.cli.class_archive import ArchiveUnavailable, make_archive
+from spark_jobs.class_archive import archive_options, archive_path
 from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.session import DRIVER_JAVA, launch_settings
 
@@ -34,7 +35,7 @@ def test_an_archive_of_other_jars_is_not_offered(jars: Path) -> None:
 def test_a_run_that_fails_leaves_nothing_and_says_why(jars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(jars.iterdir())
     monkeypatch.setattr(class_archive.sys, "executable", "/bin/echo")
-    with pytest.raises(ArchiveUnavailable, match=r"no archive came of the run:\n-m spark_jobs.class_archive"):
+    with pytest.raises(ArchiveUnavailable, match=r"no archive came of the run:\n-m app.cli.class_archive"):
         make_archive(jars)
     assert sorted(jars.iterdir()) == before
 
