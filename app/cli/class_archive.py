@@ -38,6 +38,7 @@ def make_archive(jars: Path = DEFAULT_JARS_FOLDER) -> Path:
         raise ArchiveUnavailable(
             f"{find_java()} has no archive of its own classes: Spark starts without ours"
         )
+    sys.stderr.write("the classes of Spark, kept for its next start: one run of the job, about a minute\n")
     with tempfile.TemporaryDirectory(dir=jars, prefix=".classes-") as folder:
         made = Path(folder) / target.name
         command = [sys.executable, "-m", "app.cli.class_archive"]
