@@ -12,12 +12,14 @@ from typing import Any
 from app.cli.local_cluster import ClusterError, LocalCluster
 from app.cli.processes import ChildProcess, describe_exit
 from app.cli.spark_job import SparkJob
-from app.client import ClientError, CommitlogClient
+from app.client import ClientError, CommitlogClient, NotFound
+from app.client.operations import Operations
 from app.demo.flights import read_flights
 from app.demo.node_logs import NodeLog, NodesDiffer, count_events, read_node_log, wait_for_same_end
 from app.demo.proofs import Proof, Sent, prove_entries, prove_epochs, prove_nodes, prove_watermarks
 from app.demo.sender import Sender, gap_ms
 from app.demo.show import Show
+from app.tables.catalog import CURSOR
 
 LOOK_EACH_S = 0.05
 STALLED_S = 300.0  # without a record acknowledged, or a row in the table, for this long the demo gives up
@@ -140,7 +142,7 @@ class Demo:
     # --- Delta ---
 
     def wait_for_tables(self, sent: Sent) -> None:
-        """Until every record, and every epoch, is in the Delta tables."""
+        """Until every record, and every epoch, is in the Delta tables, and the job writes no more."""
         assert self._job is not None
         started = time.monotonic()
         stalled = Stalled("no row came into the table", self._job)
@@ -152,7 +154,7 @@ class Demo:
                 rows = int(log.get("entries_rows", 0))
                 bar.to(rows, "" if log else "(Spark starts)")
                 complete = rows >= sent.records and log["materialized_index"] >= sent.last_index
-                if complete and log["epochs_rows"] >= epochs:
+                if complete and log["epochs_rows"] >= epochs and cursor_is_past(client, sent.last_index):
                     break
                 self._check_children()
                 stalled.look(rows)
@@ -273,6 +275,15 @@ class Demo:
 
     def _client(self) -> CommitlogClient:
         return CommitlogClient(self.cluster.urls)
+
+
+def cursor_is_past(client: CommitlogClient, index: int) -> bool:
+    """Whether the job has moved its cursor past `index`: the move is a record of the log, so it is the last
+    one that the nodes get."""
+    try:
+        return Operations(client).cursor(CURSOR).index > index
+    except NotFound:
+        return False
 
 
 def java_environment() -> dict[str, str]:
