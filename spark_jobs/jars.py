@@ -100,7 +100,7 @@ def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
     return jar_paths(cache)
 
 
-def _our_jar(cache: Path = DEFAULT_JARS_FOLDER) -> Path:
+def _our_jar(cache: Path) -> Path:
     """Named after its sources, so that none of another version is taken for it."""
     digest = hashlib.sha256(b"".join(_sources().values()))
     return cache / f"commitlog-java-{digest.hexdigest()[:12]}.jar"

@@ -22,7 +22,7 @@ RECORDS = 100
 
 
 class ArchiveUnavailable(RuntimeError):
-    """The run that was to make it failed; the message says how."""
+    """It cannot be made: the run failed, or this Java takes no archive. The message says which."""
 
 
 def make_archive(jars: Path = DEFAULT_JARS_FOLDER) -> Path:
