@@ -86,6 +86,14 @@ class FileSystem(Protocol):
 
     def sync_folder(self, path: str) -> None: ...
 
+    def boot_id(self) -> str:
+        """Name the present run of the operating system; "" when the system does not name it.
+
+        What was written but not synced outlives a process while this name stays the same, and may be lost
+        once it has changed.
+        """
+        ...
+
     def lock(self, path: str) -> Lock:
         """Take the only lock of `path`, a file that is made when missing. Raises FolderLocked."""
         ...

@@ -17,6 +17,7 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room on the disk, or none allowed
 _BUFFERS_A_CALL = 512  # well below IOV_MAX
 _POPULATE_READ = 22  # madvise(2): Linux 5.14, not named by the mmap module yet
+_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Linux: drawn at each start of the kernel
 _UNREADABLE = (errno.EFAULT, 133)  # 133: EHWPOISON, not named by the errno module
 
 
@@ -201,6 +202,12 @@ class OsFileSystem:
             raise SyncFailed(path, "sync", error.strerror or str(error)) from error
         finally:
             os.close(descriptor)
+
+    def boot_id(self) -> str:
+        try:
+            return Path(_BOOT_ID_PATH).read_text().strip()
+        except OSError:
+            return ""
 
     def lock(self, path: str) -> OsLock:
         with _named(path, "lock"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from storage.batch import FIRST_CHAIN, Batch, follows_chain
+from storage.clean_stop import OPENED_NAME
 from storage.errors import CorruptFile, CorruptLog, DiskError
 from storage.file_system import FileSystem
 from storage.log_folder import EPOCHS_NAME, MANIFEST_NAME
@@ -28,7 +29,7 @@ from storage.segment_format import (
 
 NO_OFFSET: Final = -1
 OWN_NAMES: Final = frozenset(
-    {MANIFEST_NAME, EPOCHS_NAME, "vote", "checkpoint", "state", "repairing", "aside"}
+    {MANIFEST_NAME, EPOCHS_NAME, "vote", "checkpoint", "state", "repairing", "aside", OPENED_NAME}
 )
 
 

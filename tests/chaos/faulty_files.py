@@ -5,6 +5,7 @@ Beside a node's folder DATA stand
     DATA.durable/contents/INODE     what a sync has surely made durable of each file
     DATA.durable/names/…            the names that a sync of their folder has made durable (hard links)
     DATA.faults                     JSON, read when it changes: Faults
+    DATA.boots                      a byte for each power cut: with it every boot has an id of its own
 
 So a test can kill the process at any moment and then let the power fail (`power_cut.py`): what no sync had
 covered is gone, kept or torn. All else is the production file system, which this class extends.
@@ -33,6 +34,10 @@ def durable_folder(data: Path) -> Path:
 
 def faults_file(data: Path) -> Path:
     return data.with_name(data.name + ".faults")
+
+
+def boots_file(data: Path) -> Path:
+    return data.with_name(data.name + ".boots")
 
 
 @dataclass(frozen=True)
@@ -235,3 +240,8 @@ class FaultyFileSystem(OsFileSystem):
     def sync_folder(self, path: str) -> None:
         super().sync_folder(path)
         self.shadow.folder_synced(Path(path))
+
+    def boot_id(self) -> str:
+        """That of the machine, and the power cuts so far."""
+        file = boots_file(self.shadow.data)
+        return f"{super().boot_id()}-{file.stat().st_size if file.exists() else 0}"

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from random import Random
 
-from tests.chaos.faulty_files import CONTENTS, NAMES, durable_folder
+from tests.chaos.faulty_files import CONTENTS, NAMES, boots_file, durable_folder
 
 SECTOR_BYTES = 512
 
@@ -34,6 +34,8 @@ def cut_power(data: Path, chance: Random) -> int:
                 (left / folder / place.name).write_bytes(torn)
     shutil.rmtree(data)
     left.rename(data)
+    with boots_file(data).open("ab") as boots:
+        boots.write(b".")
     return lost
 
 

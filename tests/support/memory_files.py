@@ -151,6 +151,7 @@ class MemoryFiles:
         self.bytes_read = 0  # by `read` alone: a view is read where it is looked at
         self.opened = 0  # files opened so far
         self.random = random or Random(0)
+        self.boots = 0  # power failures survived: the run of the operating system that `boot_id` names
         self._names: dict[str, Content] = {}
         self._durable: dict[str, Content] = {}
         self._renames: dict[
@@ -227,6 +228,9 @@ class MemoryFiles:
         for name, content in self._renames.pop(path, ()):
             _put(self._durable, name, content)
 
+    def boot_id(self) -> str:
+        return f"boot-{self.boots}"
+
     def lock(self, path: str) -> MemoryLock:
         if path in self._locks:
             raise FolderLocked(path, "lock", "held by another")
@@ -240,6 +244,7 @@ class MemoryFiles:
                 _put(self._durable, name, content)
         self._renames.clear()
         self.power_cut_at = None
+        self.boots += 1
         self._names = dict(self._durable)
         for content in self._names.values():
             content.crash(self.random)
