@@ -222,15 +222,17 @@ class ReplicasManager:
 
     def _role_of(self, log: Log) -> MasterRole | SlaveRole:
         replicas = tuple(
-            Replica(each.node, each.address or "", each.id, each.node in log.spec.learners)
+            Replica(each.id, each.node, each.address or "", each.node in log.spec.learners)
             for each in log.replicas
             if log.is_current(each.id)
         )
+        if not log.is_current(self.replica_id):  # the metadata here are older, or know a later copy
+            return SlaveRole(None, log.master_epoch, (), log.unclean_epoch, log.sync_state_set)
         if not self._is_master(log):
-            return SlaveRole(log.master_node, log.master_epoch, replicas, log.unclean_epoch, log.set_nodes)
+            return SlaveRole(log.master, log.master_epoch, replicas, log.unclean_epoch, log.sync_state_set)
         if log.master_epoch == self._given_up_epoch:
             return SlaveRole(None, log.master_epoch, replicas, log.unclean_epoch)
-        return MasterRole(log.master_epoch, log.set_nodes, log.set_epoch, replicas, log.unclean_epoch)
+        return MasterRole(log.master_epoch, log.sync_state_set, log.set_epoch, replicas, log.unclean_epoch)
 
     def _tell_role(self, log: Log, actions: list[Action]) -> None:
         """The role, when anything but the set has changed; of the set its news alone."""
@@ -243,7 +245,7 @@ class ReplicasManager:
             actions.append(Tell(role))
             self._told, self._told_set_epoch = _without_set(role), log.set_epoch
         elif isinstance(role, MasterRole) and log.set_epoch > self._told_set_epoch:
-            actions.append(Tell(SyncStateSetChanged(log.master_epoch, log.set_epoch, log.set_nodes)))
+            actions.append(Tell(SyncStateSetChanged(log.master_epoch, log.set_epoch, log.sync_state_set)))
             self._told_set_epoch = log.set_epoch
 
     def _tell_lease(self, log: Log, actions: list[Action]) -> None:
@@ -279,7 +281,7 @@ class ReplicasManager:
             )
 
     def _wanted_set(self, log: Log, view: HaView) -> tuple[int, ...] | None:
-        """The core's wish as replica ids, without those who cannot join, as they are not alive.
+        """The core's wish, without those who cannot join, as they are not alive.
 
         A member that is not alive, and that the core still wants, is left to the core: how small the set may
         become is its to know, since it acknowledges by that (C-12).
@@ -290,13 +292,13 @@ class ReplicasManager:
         if (request.master_epoch, request.sync_state_set_epoch) != (log.master_epoch, log.set_epoch):
             return None  # the core, or this node, does not know the newest yet
         wanted = [self.replica_id]
-        for node in request.members:
-            replica = log.of_node(node)
-            if node == self._node:
+        for member in request.members:
+            replica = log.replica(member)
+            if member == self.replica_id:
                 continue
-            if replica is not None and node in self._alive:
-                wanted.append(replica.id)
-            elif node in log.set_nodes:
+            if replica is not None and log.is_current(member) and replica.node in self._alive:
+                wanted.append(member)
+            elif member in log.sync_state_set:
                 return None
         found = tuple(sorted(wanted))
         if found == log.sync_state_set and len(found) < len(request.members):

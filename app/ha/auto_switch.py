@@ -15,7 +15,16 @@ from app.ha.frames import Ack, Handshake, HandshakeAnswer, Transfer
 from app.ha.log import HaLog, held_index, offset_after
 from app.ha.master_side import MasterSide
 from app.ha.messages import INCOMING, OUTGOING, Closed, Disconnect, Drained, Opened
-from app.ha.roles import Lease, MasterRole, Replica, RoleMessage, SetRequest, SlaveRole, SyncStateSetChanged
+from app.ha.roles import (
+    Lease,
+    MasterRole,
+    Replica,
+    RoleMessage,
+    SetRequest,
+    SlaveRole,
+    SyncStateSetChanged,
+    nodes_of,
+)
 from app.ha.slave_side import Rollback, SlaveSide
 from app.ha.static_group import StaticGroup
 from app.ha.sync_state_set import SyncStateSet
@@ -83,7 +92,7 @@ class AutoSwitchCore(StaticGroup):
         )
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
         self._reads = FollowerReads(self._member, self._outbox, reads, random)
-        self._me = Replica(node_id, address)
+        self._me = Replica(0, node_id, address)  # it has no id before its first role
         self._master: MasterSide | None = None
         self._slave: SlaveSide | None = None
         self._followed: SlaveRole | None = None
@@ -124,7 +133,7 @@ class AutoSwitchCore(StaticGroup):
             leader_id=member.leader_id,
             committed_index=member.committed_index,
             peers=() if master is None else master.peers(),
-            learners=tuple(replica.id for replica in self._replicas if replica.learner),
+            learners=tuple(replica.node for replica in self._replicas if replica.learner),
             master=member.leader_id,
             epoch=member.term,
             sync_state_set=self._sync_state_set,
@@ -157,7 +166,7 @@ class AutoSwitchCore(StaticGroup):
         return offset_after(self._log, self._member.committed_index)
 
     @property
-    def wanted_sync_state_set(self) -> tuple[str, ...] | None:
+    def wanted_sync_state_set(self) -> tuple[int, ...] | None:
         request = self.set_request
         return None if request is None else request.members
 
@@ -311,13 +320,13 @@ class AutoSwitchCore(StaticGroup):
         """The controller's word (C-10). At any moment, any number of times; older epochs change nothing."""
         if role.master_epoch < self._member.term:
             return
-        self._me = next((each for each in role.replicas if each.id == self._member.node_id), self._me)
+        self._me = next((each for each in role.replicas if each.node == self._member.node_id), self._me)
         if isinstance(role, MasterRole):
             self._become_master(role, now_ms)
         else:
             self._become_slave(role, now_ms)
 
-    def sync_state_set_changed(self, epoch: int, members: tuple[str, ...], now_ms: int) -> None:
+    def sync_state_set_changed(self, epoch: int, members: tuple[int, ...], now_ms: int) -> None:
         """The controller's set; until it answers, old and new count together (C-12)."""
         if self._master is not None:
             self._master.set_changed(epoch, members, now_ms)
@@ -332,7 +341,7 @@ class AutoSwitchCore(StaticGroup):
     def _become_master(self, role: MasterRole, now_ms: int) -> None:
         member, master = self._member, self._master
         if master is not None and role.master_epoch == member.term:
-            master.replicas = role.replicas
+            master.replicas_changed(role.replicas)
             master.set_changed(role.sync_state_set_epoch, role.sync_state_set, now_ms)
             return
         had_it = role.master_epoch == member.term and member.voted_for == member.node_id
@@ -348,11 +357,12 @@ class AutoSwitchCore(StaticGroup):
             self._opening["unclean"] = True
         self._master = MasterSide(
             member=member,
+            me=self._me.id,
             log=self._log,
             outbox=self._outbox,
             config=self._config,
             min_in_sync_replicas=self._min_in_sync,
-            sync_state_set=SyncStateSet(member.node_id, role.sync_state_set, role.sync_state_set_epoch),
+            sync_state_set=SyncStateSet(self._me.id, role.sync_state_set, role.sync_state_set_epoch),
             replicas=role.replicas,
             now_ms=now_ms,
         )
@@ -368,9 +378,9 @@ class AutoSwitchCore(StaticGroup):
         self._needs_election = False
         self._followed = role
         master = role.find(role.master_id)
-        if master is None or master.id == member.node_id:
+        if master is None or master.node == member.node_id:
             return
-        member.leader_id = master.id
+        member.leader_id = master.node
         self._slave = SlaveSide(
             member=member,
             log=self._log,
@@ -387,13 +397,13 @@ class AutoSwitchCore(StaticGroup):
 
     def _follows(self, role: SlaveRole) -> bool:
         """Whether the role changes nothing of the connection."""
-        now, node_id = self._followed, self._member.node_id
+        now, me = self._followed, self._me.id
         return now is not None and all(
             (
                 role.master_id == now.master_id,
                 role.master_epoch == self._member.term,
                 role.find(role.master_id) == now.find(now.master_id),
-                role.find(node_id) == now.find(node_id),
+                role.find(me) == now.find(me),
                 role.unclean_epoch == now.unclean_epoch,
             )
         )
@@ -427,8 +437,9 @@ class AutoSwitchCore(StaticGroup):
     @property
     def _sync_state_set(self) -> tuple[str, ...]:
         if self._master is not None:
-            return self._master.set.members
-        return () if self._followed is None else self._followed.sync_state_set
+            return self._master.set_nodes
+        followed = self._followed
+        return () if followed is None else nodes_of(followed.sync_state_set, followed.replicas)
 
     @property
     def _is_open(self) -> bool:

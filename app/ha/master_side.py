@@ -13,7 +13,7 @@ from app.ha.frames import Ack, EpochStart, Frame, Handshake, HandshakeAnswer, Ha
 from app.ha.log import HaLog, epoch_starts, held_index, index_before, offset_after
 from app.ha.messages import Disconnect
 from app.ha.pending import PendingAppends
-from app.ha.roles import Replica, SetRequest
+from app.ha.roles import Replica, SetRequest, nodes_of
 from app.ha.sending import Sender, Trimmed
 from app.ha.sync_state_set import SyncStateSet
 from app.raft.state import MemberState, Outbox
@@ -46,6 +46,7 @@ class MasterSide:
         self,
         *,
         member: MemberState,
+        me: int,
         log: HaLog,
         outbox: Outbox,
         config: HaConfig,
@@ -54,13 +55,15 @@ class MasterSide:
         replicas: tuple[Replica, ...],
         now_ms: int,
     ) -> None:
+        """me: the replica id of this copy."""
         self._member = member
+        self._me = me
         self._log = log
         self._outbox = outbox
         self._config = config
         self._min_in_sync = min_in_sync_replicas
         self.set = sync_state_set
-        self.replicas = replicas
+        self._replicas = replicas
         self.open = False
         self.pending = PendingAppends()
         self.confirm_offset = offset_after(log, member.committed_index)
@@ -85,25 +88,40 @@ class MasterSide:
         wanted = self.set.wanted
         return None if wanted is None else SetRequest(self._member.term, self.set.epoch, wanted)
 
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        return self._replicas
+
+    @property
+    def set_nodes(self) -> tuple[str, ...]:
+        """The members of the set as nodes, this one first."""
+        return nodes_of(self.set.members, self._replicas)
+
     def watermarks(self) -> dict[str, int]:
-        marks = {replica.id: NO_INDEX for replica in self.replicas}
+        """By node: the last index that its copy has acknowledged."""
+        marks = self._marks()
+        return {replica.node: marks[replica.id] for replica in self._replicas}
+
+    def _marks(self) -> dict[int, int]:
+        """By replica id. Only the connection of a copy counts for it."""
+        marks = {replica.id: NO_INDEX for replica in self._replicas}
         for connection in self._connections.values():
             if connection.replica is not None and connection.sender is not None:
                 marks[connection.replica.id] = connection.sender.acked_index
-        marks[self._member.node_id] = self._held_index
+        marks[self._me] = self._held_index
         return marks
 
     def peers(self) -> tuple[PeerStatus, ...]:
         by_id = {c.replica.id: c for c in self._connections.values() if c.replica is not None}
         found = []
-        for replica in self.replicas:
-            if replica.id == self._member.node_id:
+        for replica in self._replicas:
+            if replica.id == self._me:
                 continue
             connection = by_id.get(replica.id)
             sender = None if connection is None else connection.sender
             found.append(
                 PeerStatus(
-                    replica.id,
+                    replica.node,
                     "DISCONNECTED" if connection is None else connection.state.name,
                     NO_INDEX if sender is None else sender.acked_index,
                     0 if sender is None else sender.waiting_batches,
@@ -142,6 +160,17 @@ class MasterSide:
 
     # --- connections ---------------------------------------------------------------------------------------
 
+    def replicas_changed(self, replicas: tuple[Replica, ...]) -> None:
+        """The registered replicas. What came from a copy that is not among them any more counts no longer:
+        a connection may outlive its copy, half-open, and the node has another copy by then."""
+        known = {replica.id: replica for replica in replicas}
+        self._replicas = replicas
+        for connection in list(self._connections.values()):
+            if connection.replica is not None and known.get(connection.replica.id) != connection.replica:
+                self._drop(connection.key, "the copy is not registered as it was")
+        self._caught_up_ms = {each: ms for each, ms in self._caught_up_ms.items() if each in known}
+        self.needs_check = True
+
     def connected(self, key: str, now_ms: int) -> None:
         self._connections[key] = SlaveConnection(key, now_ms, room_bytes=self._config.ha_window_bytes)
 
@@ -177,11 +206,16 @@ class MasterSide:
             self._outbox.send(key, Disconnect(reason))
 
     def _answer(self, connection: SlaveConnection, now_ms: int) -> None:
-        """Tell a slave our epochs (A-07); an older connection of the same slave is over."""
+        """Send a slave our epochs (A-07); an older connection of the same copy is over.
+
+        Here it is decided whose acks the connection brings. By number the slave names its copy. By address it
+        is the copy that is registered now; the slave's first ack comes after this answer, so an earlier copy
+        of that node, which was closed before this one was registered, cannot have sent it.
+        """
         handshake = connection.handshake
         assert handshake is not None
         replica = self._replica_of(handshake)
-        if replica is None or replica.id == self._member.node_id:
+        if replica is None or replica.id == self._me:
             self._drop(connection.key, "not a registered slave of this log")
             return
         for other in list(self._connections.values()):
@@ -196,8 +230,8 @@ class MasterSide:
         )
 
     def _replica_of(self, handshake: Handshake) -> Replica | None:
-        for replica in self.replicas:
-            if handshake.number and handshake.number == replica.number:
+        for replica in self._replicas:
+            if handshake.number and handshake.number == replica.id:
                 return replica
             if not handshake.number and handshake.address == replica.address:
                 return replica
@@ -336,7 +370,7 @@ class MasterSide:
             "epoch": self._member.term,
             "set_epoch": self.set.epoch,
             "master": self._member.node_id,
-            "members": list(self.set.members),
+            "members": list(self.set_nodes),
             "confirm_offset": self.confirm_offset,
         }
         self._outbox.tell("sync_state_set", self._member.term, data)
@@ -351,10 +385,10 @@ class MasterSide:
         may_grow = not fenced and self._member.committed_index >= self._opening_index
         oldest_ms = now_ms - self._config.ha_max_time_slave_not_catchup_ms
         acked = self._acked()
-        wanted = [self._member.node_id]
-        for replica in self.replicas:
+        wanted = [self._me]
+        for replica in self._replicas:
             offset = acked.get(replica.id)
-            if replica.id == self._member.node_id:
+            if replica.id == self._me:
                 continue
             if replica.id in self.set.members:
                 fell_back = offset is not None and offset < self.confirm_offset
@@ -366,7 +400,7 @@ class MasterSide:
         self.set.want(tuple(wanted))
         self.confirm(now_ms, fenced=fenced)
 
-    def _acked(self) -> dict[str, int]:
+    def _acked(self) -> dict[int, int]:
         """How far each slave is that may be in the set (C-11)."""
         return {
             connection.replica.id: connection.sender.acked_offset
@@ -374,7 +408,7 @@ class MasterSide:
             if connection.replica is not None and connection.sender is not None and not connection.is_learner
         }
 
-    def set_changed(self, epoch: int, members: tuple[str, ...], now_ms: int) -> None:
+    def set_changed(self, epoch: int, members: tuple[int, ...], now_ms: int) -> None:
         """The controller's set (C-12). Whoever joined has its time to catch up from now on."""
         before = self.set.members
         if self.set.changed(epoch, members):
@@ -391,7 +425,7 @@ class MasterSide:
         self.needs_check = False
         if fenced or not self.open:
             return
-        marks = self.watermarks()
+        marks = self._marks()
         index = min(marks.get(member, NO_INDEX) for member in self.set.counted)
         if index > self._member.committed_index:
             self._member.committed_index = index

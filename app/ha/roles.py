@@ -11,6 +11,7 @@ Every message may come at any moment, twice, late, or in another order than it w
 what the core knows changes nothing. What the manager reads (`HaView`) is of one instant, between turns.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -23,17 +24,18 @@ ADDRESS_MAX_BYTES: Final = 50  # what the handshake has room for (A-07)
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A registered replica of the log.
+    """A registered replica of the log: one copy on one disk.
 
-    id: its node's id, by which sets name it. address: host:port of its HA listener, by which the seed's
-    handshake names it; at most 50 bytes. number: what the controller gave it for ever (C-03), at least 1, by
-    which newer builds' handshake names it; 0 when unknown. learner: receives the log, is never in the set,
+    id: what the controller gave this copy permanently (C-03), at least 1. Sets, acks, connections and the
+    16-byte handshake name a copy by it: a node whose disk was replaced keeps another copy, with another id.
+    node: id of the node that keeps it, for people. address: host:port of the node's HA listener, by which
+    the seed's handshake names the copy; at most 50 bytes. learner: receives the log, is never in the set,
     nor master (C-11).
     """
 
-    id: str
+    id: int
+    node: str
     address: str
-    number: int = 0
     learner: bool = False
 
 
@@ -42,8 +44,9 @@ class MasterRole:
     """The controller's metadata name this replica as master.
 
     master_epoch: of its election, at least 1; never given to two elections (C-04).
-    sync_state_set, sync_state_set_epoch: as the controller has them; this replica is in the set.
-    replicas: all that are registered, this one among them.
+    sync_state_set, sync_state_set_epoch: as the controller has them, replica ids; this replica is in the set.
+    replicas: all that are registered, this one among them. Another one of the same epoch brings the replicas
+    that are registered by then: the connection of one that is not ends.
     unclean_epoch: the newest epoch of this log that an unclean election opened, NO_EPOCH for none: what was
     confirmed before it may have been lost, and a slave that still holds it gives it up by a loss receipt.
 
@@ -53,7 +56,7 @@ class MasterRole:
     """
 
     master_epoch: int
-    sync_state_set: tuple[str, ...]
+    sync_state_set: tuple[int, ...]
     sync_state_set_epoch: int
     replicas: tuple[Replica, ...]
     unclean_epoch: int = NO_EPOCH
@@ -61,21 +64,22 @@ class MasterRole:
 
 @dataclass(frozen=True, slots=True)
 class SlaveRole:
-    """Another replica is master, or nobody is (master_id None): then nothing is followed.
+    """Another replica is master, or none is (master_id None): then nothing is followed.
 
-    master_epoch: of the newest election, also when its master is gone; NO_EPOCH before the first.
+    master_id: a replica id. master_epoch: of the newest election, also when its master is gone; NO_EPOCH
+    before the first.
     replicas: all that are registered; the master's address is found there. unclean_epoch: see MasterRole.
-    sync_state_set: as the controller has it, for this replica's status.
+    sync_state_set: as the controller has it, replica ids, for this replica's status.
     A master that hears this with an epoch at least its own stops being one at once (A-11).
     """
 
-    master_id: str | None
+    master_id: int | None
     master_epoch: int
     replicas: tuple[Replica, ...] = ()
     unclean_epoch: int = NO_EPOCH
-    sync_state_set: tuple[str, ...] = ()
+    sync_state_set: tuple[int, ...] = ()
 
-    def find(self, replica_id: str | None) -> Replica | None:
+    def find(self, replica_id: int | None) -> Replica | None:
         return next((each for each in self.replicas if each.id == replica_id), None)
 
 
@@ -94,7 +98,7 @@ class SyncStateSetChanged:
 
     master_epoch: int
     epoch: int
-    members: tuple[str, ...]
+    members: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,12 @@ class Lease:
     until_ms: int
 
 
+def nodes_of(replica_ids: Iterable[int], replicas: Iterable[Replica]) -> tuple[str, ...]:
+    """Return the nodes that keep the replicas, in the order of the ids. An unregistered id has none."""
+    nodes = {replica.id: replica.node for replica in replicas}
+    return tuple(nodes[each] for each in replica_ids if each in nodes)
+
+
 RoleMessage = MasterRole | SlaveRole | SyncStateSetChanged | Lease
 
 
@@ -119,7 +129,7 @@ class SetRequest:
 
     master_epoch: int
     sync_state_set_epoch: int  # the one it rests on
-    members: tuple[str, ...]  # this replica first, the others in order of id
+    members: tuple[int, ...]  # replica ids: this one first, the others ascending
 
 
 class HaView(Protocol):
@@ -151,8 +161,8 @@ class HaView(Protocol):
         ...
 
     @property
-    def wanted_sync_state_set(self) -> tuple[str, ...] | None:
-        """The set that the master wants to have (C-07, C-08), None when the one it has will do.
+    def wanted_sync_state_set(self) -> tuple[int, ...] | None:
+        """The set that the master wants to have (C-07, C-08), replica ids; None when the one it has will do.
 
         The same value stays until SyncStateSetChanged brings a newer set epoch, or another one is wanted: ask
         again (with pauses) while it is there. `set_request` is the whole request.

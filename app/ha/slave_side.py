@@ -122,7 +122,7 @@ class SlaveSide:
         self.step = Step.HANDSHAKE
         self._heard_ms = now_ms
         config = self._config
-        number = self._me.number if config.ha_handshake_by_number else 0
+        number = self._me.id if config.ha_handshake_by_number else 0
         hello = Handshake(self._me.address, config.ha_sync_from_last_file, self._me.learner, number)
         self._outbox.send(key, hello)
 
@@ -194,9 +194,9 @@ class SlaveSide:
         if index < member.committed_index:
             self._refuse(f"{member.committed_index} is confirmed, the logs part after {index}", now_ms)
             return False
-        data = {"after_index": index, "end_index": log.end_index, "offset": point, "master": self._master.id}
+        data = {"after_index": index, "end_index": log.end_index, "offset": point}
         self._outbox.truncate = TruncateAfter(index)
-        self._outbox.tell("truncate", member.term, data)
+        self._outbox.tell("truncate", member.term, {**data, "master": self._master.node})
         return True
 
     def _loses_confirmed(self, index: int) -> bool:
@@ -212,7 +212,7 @@ class SlaveSide:
 
     def _refuse(self, reason: str, now_ms: int) -> None:
         """What must not happen has happened: say so loudly, change nothing."""
-        data = {"reason": reason, "master": self._master.id}
+        data = {"reason": reason, "master": self._master.node}
         self._outbox.tell("corruption", self._member.term, data)
         self._leave(reason, now_ms, pauses=REFUSED_PAUSES)
 
@@ -297,7 +297,7 @@ class SlaveSide:
                     return f"it starts at {batch.base_index}, but {self._member.committed_index} is confirmed"
                 self._outbox.truncate = Reset(batch.base_index, batch.offset)
                 data = {"after_index": NO_INDEX, "end_index": self._log.end_index, "offset": batch.offset}
-                self._outbox.tell("truncate", self._member.term, {**data, "master": self._master.id})
+                self._outbox.tell("truncate", self._member.term, {**data, "master": self._master.node})
                 end.start_at(batch)
         elif batch.term > end.epoch and (epoch_of(batch) is None or batch.offset != frame.epoch_start_offset):
             return f"epoch {batch.term} does not open with {batch!r}"  # A-06

@@ -1,4 +1,7 @@
-"""The SyncStateSet as its master knows it: what it is, what it may become, who counts (C-12). PURE."""
+"""The SyncStateSet as its master knows it: what it is, what it may become, who counts (C-12). PURE.
+
+Members are replica ids: a node whose disk was replaced is another member.
+"""
 
 
 class SyncStateSet:
@@ -9,19 +12,19 @@ class SyncStateSet:
     Invariant: the master is in every set.
     """
 
-    def __init__(self, master_id: str, members: tuple[str, ...], epoch: int) -> None:
+    def __init__(self, master_id: int, members: tuple[int, ...], epoch: int) -> None:
         self._master_id = master_id
         self.members = self._ordered(members)
         self.epoch = epoch
-        self._asked: dict[tuple[str, ...], None] = {}
-        self.wanted: tuple[str, ...] | None = None
+        self._asked: dict[tuple[int, ...], None] = {}
+        self.wanted: tuple[int, ...] | None = None
 
-    def _ordered(self, members: tuple[str, ...]) -> tuple[str, ...]:
+    def _ordered(self, members: tuple[int, ...]) -> tuple[int, ...]:
         others = sorted(member for member in dict.fromkeys(members) if member != self._master_id)
         return (self._master_id, *others)
 
     @property
-    def counted(self) -> tuple[str, ...]:
+    def counted(self) -> tuple[int, ...]:
         """Who must hold an append before it is acknowledged, the master first."""
         return self._ordered((*self.members, *(member for asked in self._asked for member in asked)))
 
@@ -31,7 +34,7 @@ class SyncStateSet:
         staying = (sum(member in self.members for member in asked) for asked in self._asked)
         return min(staying, default=len(self.members))
 
-    def want(self, members: tuple[str, ...]) -> None:
+    def want(self, members: tuple[int, ...]) -> None:
         """The master wants this set from now on. Wanting the one it has settles what is in doubt."""
         members = self._ordered(members)
         if members == self.members and not self._asked:
@@ -40,7 +43,7 @@ class SyncStateSet:
         self.wanted = members
         self._asked[members] = None
 
-    def changed(self, epoch: int, members: tuple[str, ...]) -> bool:
+    def changed(self, epoch: int, members: tuple[int, ...]) -> bool:
         """The controller's set; whether it is news."""
         if epoch <= self.epoch or self._master_id not in members:
             return False

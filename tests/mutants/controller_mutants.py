@@ -27,7 +27,7 @@ from app.ha.classic_master import ClassicMasterCore
 from app.ha.classic_slave import ClassicSlaveCore
 from app.ha.epochs import EpochSpan
 from app.ha.master_side import MasterSide
-from app.ha.roles import HaView, Lease, MasterRole, SlaveRole
+from app.ha.roles import HaView, Lease, MasterRole, Replica, SlaveRole
 from app.ha.sending import _Cutter
 from app.ha.slave_side import SlaveSide
 from app.ha.sync_state_set import SyncStateSet
@@ -41,7 +41,14 @@ from tests.unit.controller import (
     test_replicas_manager,
     test_sync_state_set,
 )
-from tests.unit.ha import test_classic, test_master, test_master_acks, test_master_set, test_slave
+from tests.unit.ha import (
+    test_classic,
+    test_master,
+    test_master_acks,
+    test_master_set,
+    test_replaced_copy,
+    test_slave,
+)
 
 GROUP_SEEDS, GROUP_SECONDS = 12, 20.0  # that are tried
 
@@ -321,6 +328,37 @@ def an_open_change_of_the_set_does_not_count(patch: pytest.MonkeyPatch) -> None:
 )
 def the_floor_of_the_set_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MasterSide, "below_floor", False)
+
+
+@mutant(
+    "C-03",
+    lambda _: test_replaced_copy.test_the_half_open_connection_of_a_lost_copy_brings_nobody_into_the_set(),
+    mode="controller",
+)
+def a_lost_copy_keeps_its_connection(patch: pytest.MonkeyPatch) -> None:
+    def replicas_changed(self: MasterSide, replicas: tuple[Replica, ...]) -> None:
+        by_node = {replica.node: replica for replica in replicas}
+        self._replicas = replicas
+        for connection in self._connections.values():
+            if connection.replica is not None:
+                connection.replica = by_node.get(connection.replica.node)
+
+    patch.setattr(MasterSide, "replicas_changed", replicas_changed)
+
+
+@mutant(
+    "C-03",
+    lambda _: test_replicas_manager.test_a_copy_follows_nobody_while_the_metadata_here_name_an_earlier_one(),
+    mode="controller",
+)
+def a_copy_follows_under_the_name_of_an_earlier_one(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ReplicasManager, "_role_of")
+    def _role_of(original: Any, self: ReplicasManager, log: Log) -> MasterRole | SlaveRole:
+        role = original(self, log)
+        if log.is_current(self.replica_id):
+            return role
+        replicas = tuple(Replica(each.id, each.node, each.address or "") for each in log.replicas)
+        return SlaveRole(log.master, log.master_epoch, replicas, log.unclean_epoch, log.sync_state_set)
 
 
 @mutant("C-07", lambda _: test_master_set.test_a_slave_that_does_not_catch_up_falls_out(), mode="controller")

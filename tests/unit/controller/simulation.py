@@ -33,12 +33,13 @@ class ModelCore:
         self._node = node
         self.role = Role.SLAVE
         self.epoch = 0
-        self.members: tuple[str, ...] = ()
-        self.asked: tuple[str, ...] = ()  # ever, under this set epoch: any of it may have come true
+        self.members: tuple[int, ...] = ()
+        self.asked: tuple[int, ...] = ()  # ever, under this set epoch: any of it may have come true
         self.set_epoch = 0
         self.lease_ms = -1
         self.needs_election = False
         self.followed: str | None = None
+        self.replicas: dict[str, int] = {}  # node -> replica id, as the newest role has them
 
     @property
     def log_epoch(self) -> int:
@@ -61,19 +62,27 @@ class ModelCore:
         return SetRequest(self.epoch, self.set_epoch, wanted)
 
     @property
-    def must_hold(self) -> list[str]:
+    def must_hold(self) -> list[int]:
         """Who must hold a record before it is acknowledged (C-12)."""
         return sorted({*self.members, *self.asked})
 
     @property
-    def wanted_sync_state_set(self) -> tuple[str, ...] | None:
+    def wanted_sync_state_set(self) -> tuple[int, ...] | None:
         """Who holds everything joins, who has been out of reach for a while leaves."""
         if self.role is not Role.MASTER:
             return None
-        in_sync = [self._node.name, *sorted(self._node.world.caught_up(self._node))]
+        names = [self._node.name, *sorted(self._node.world.caught_up(self._node))]
+        in_sync = [self.replicas[name] for name in names if name in self.replicas]
         return tuple(in_sync) if sorted(in_sync) != sorted(self.members) else None
 
+    @property
+    def holders(self) -> list[str]:
+        """The nodes of must_hold."""
+        return [node for node, replica_id in self.replicas.items() if replica_id in self.must_hold]
+
     def take(self, message: object) -> None:
+        if isinstance(message, (MasterRole, SlaveRole)) and message.master_epoch >= self.epoch:
+            self.replicas = {replica.node: replica.id for replica in message.replicas}
         if isinstance(message, MasterRole):
             if message.master_epoch < self.epoch or self.role is Role.MASTER:
                 return
@@ -88,7 +97,8 @@ class ModelCore:
             if message.master_epoch < self.epoch:
                 return
             self.role, self.epoch, self.needs_election = Role.SLAVE, message.master_epoch, False
-            self.followed = message.master_id
+            followed = message.find(message.master_id)
+            self.followed = None if followed is None else followed.node
         elif isinstance(message, SyncStateSetChanged):
             mine = self.role is Role.MASTER and message.master_epoch == self.epoch
             if mine and message.epoch > self.set_epoch:
@@ -317,7 +327,7 @@ class World:
                 follows = slave is not master and slave.alive and slave.core.followed == master.name
                 if follows and slave.core.epoch == master.core.epoch and self.random.random() < 0.7:
                     slave.offset, slave.log_epoch = master.offset, master.log_epoch
-            holders = [self.nodes[member] for member in master.core.must_hold]
+            holders = [self.nodes[member] for member in master.core.holders]
             same = [holder.log_epoch == master.log_epoch for holder in holders]
             held = [holder.offset for holder in holders]
             if all(same) and master.acknowledges:
@@ -384,9 +394,8 @@ class World:
         self.promise(
             master.core.epoch == log.master_epoch, f"{master.name} acknowledges in an epoch that is over"
         )
-        members = set(log.set_nodes)
         self.promise(
-            members <= set(master.core.must_hold),
+            set(log.sync_state_set) <= set(master.core.must_hold),
             "an acknowledgement that the controllers' set does not hold",
         )
         self.acknowledged += 1

@@ -27,7 +27,7 @@ class View:
 
     role = Role.SLAVE
     epoch = log_epoch = max_offset = confirm_offset = 0
-    wanted_sync_state_set: tuple[str, ...] | None = None
+    wanted_sync_state_set: tuple[int, ...] | None = None
     set_request: SetRequest | None = None
     needs_election = False
 
@@ -39,9 +39,11 @@ class Bench:
         self.quorum = Quorum()
         self.quorum.create()
         self.view = View()
+        self._starts = 0
         self.start(identity)
 
     def start(self, identity: Identity | None) -> None:
+        self._starts += 1  # each incarnation draws other check codes
         self.manager = ReplicasManager(
             log="a",
             generation=self.quorum.log().generation,
@@ -49,7 +51,7 @@ class Bench:
             address="n1:10911",
             identity=identity,
             config=CONFIG,
-            random=Random(1),
+            random=Random(self._starts),
         )
 
     def step(self) -> list[Action]:
@@ -165,16 +167,16 @@ def test_roles_follow_the_metadata_and_the_set_is_told_by_its_epoch() -> None:
     assert HeartbeatNow() in actions  # it has no lease yet
     (role,) = [action.message for action in actions if isinstance(action, Tell)]
     assert isinstance(role, MasterRole)
-    assert (role.master_epoch, role.sync_state_set, role.sync_state_set_epoch) == (1, ("n1",), 1)
-    assert [replica.id for replica in role.replicas] == ["n1", "n2", "n3"]
+    assert (role.master_epoch, role.sync_state_set, role.sync_state_set_epoch) == (1, (1,), 1)
+    assert [(replica.id, replica.node) for replica in role.replicas] == [(1, "n1"), (2, "n2"), (3, "n3")]
     assert bench.told() == []
     bench.quorum.join_all()
-    assert bench.told() == [SyncStateSetChanged(1, 2, ("n1", "n2", "n3"))]
+    assert bench.told() == [SyncStateSetChanged(1, 2, (1, 2, 3))]
     bench.quorum.active.liveness.given_up("a", bench.quorum.now_ms)
     bench.quorum.done(ElectMaster("a", "n3", False, 1))
     (slave,) = bench.told()
     assert isinstance(slave, SlaveRole)
-    assert (slave.master_id, slave.master_epoch) == ("n3", 2)
+    assert (slave.master_id, slave.master_epoch) == (3, 2)
 
 
 @pytest.mark.rule("A-11", "C-10")
@@ -209,13 +211,13 @@ def test_the_wanted_set_is_asked_for_with_both_epochs_and_without_the_dead() -> 
     bench.quorum.active.liveness.disconnected("n3")
     answer = bench.quorum.heartbeat("n1")
     assert answer.alive == ("n1", "n2")
-    bench.view.set_request = SetRequest(1, 1, ("n1", "n3"))
+    bench.view.set_request = SetRequest(1, 1, (1, 3))
     assert bench.step() == []  # who is alive is not known yet
     bench.manager.heartbeat_answered((), (), answer.alive, bench.quorum.now_ms)
     assert bench.step() == []  # n3 would be refused
-    bench.view.set_request = SetRequest(1, 9, ("n1", "n2"))
+    bench.view.set_request = SetRequest(1, 9, (1, 2))
     assert bench.step() == []  # the core knows another set than this node
-    bench.view.set_request = SetRequest(1, 1, ("n1", "n2", "n3"))
+    bench.view.set_request = SetRequest(1, 1, (1, 2, 3))
     command = bench.ask(AlterSyncStateSet)
     generation, ids = bench.quorum.log().generation, (1, bench.quorum.id_of("n2"))
     assert command == AlterSyncStateSet("a", generation, 1, 1, 1, ids)
@@ -223,7 +225,7 @@ def test_the_wanted_set_is_asked_for_with_both_epochs_and_without_the_dead() -> 
     assert bench.step() == []
     bench.quorum.pass_time(CONFIG.heartbeat_interval_ms)
     bench.answer(bench.ask(AlterSyncStateSet))
-    assert bench.told() == [SyncStateSetChanged(1, 2, ("n1", "n2"))]
+    assert bench.told() == [SyncStateSetChanged(1, 2, (1, 2))]
 
 
 @pytest.mark.rule("C-12")
@@ -232,16 +234,16 @@ def test_a_member_that_is_not_alive_leaves_the_set_by_the_word_of_the_core_alone
     bench.become_master()
     bench.told()
     ids = {node: bench.quorum.id_of(node) for node in ("n1", "n2", "n3")}
-    bench.view.set_request = SetRequest(1, 1, ("n1", "n2", "n3"))
+    bench.view.set_request = SetRequest(1, 1, (1, 2, 3))
     bench.manager.heartbeat_answered((), (), ("n1", "n2", "n3"), bench.quorum.now_ms)
     bench.answer(bench.ask(AlterSyncStateSet))
     bench.told()
     bench.manager.heartbeat_answered((), (), ("n1", "n3"), bench.quorum.now_ms)
-    bench.view.set_request = SetRequest(1, 2, ("n1", "n2"))  # without n3; of n2 the core knows nothing yet
+    bench.view.set_request = SetRequest(1, 2, (1, 2))  # without n3; of n2 the core knows nothing yet
     assert bench.step() == []
     bench.quorum.pass_time(CONFIG.retry_interval_ms)
     assert bench.step() == []
-    bench.view.set_request = SetRequest(1, 2, ("n1",))
+    bench.view.set_request = SetRequest(1, 2, (1,))
     assert bench.ask(AlterSyncStateSet).wanted == (ids["n1"],)
 
 
@@ -251,7 +253,7 @@ def test_a_set_that_was_granted_is_not_asked_for_again_while_the_news_is_on_its_
     bench.become_master()
     bench.told()
     bench.manager.heartbeat_answered((), (), ("n1", "n2"), bench.quorum.now_ms)
-    bench.view.set_request = SetRequest(1, 1, ("n1", "n2"))
+    bench.view.set_request = SetRequest(1, 1, (1, 2))
     bench.manager.answered(bench.ask(AlterSyncStateSet), Done(7), bench.quorum.now_ms)  # not applied here yet
     assert bench.step() == []
     bench.quorum.pass_time(CONFIG.retry_interval_ms)
@@ -312,3 +314,27 @@ def test_the_report_is_what_the_core_shows() -> None:
     bench.view.log_epoch, bench.view.max_offset, bench.view.confirm_offset = 3, 900, 800
     report = bench.manager.report(bench.view)
     assert (report.replica_id, report.epoch, report.max_offset, report.confirm_offset) == (1, 3, 900, 800)
+
+
+@pytest.mark.rule("C-03", "C-10")
+def test_a_copy_follows_nobody_while_the_metadata_here_name_an_earlier_one() -> None:
+    """Its node's name stands for another copy in them: it would introduce itself as that one."""
+    bench = Bench()
+    bench.become_master()
+    bench.quorum.join_all()
+    bench.quorum.active.liveness.given_up("a", bench.quorum.now_ms)
+    bench.quorum.done(ElectMaster("a", "n3", False, 1))
+    before = bench.quorum.metadata.copy()
+    bench.start(None)  # with an empty disk
+    bench.register()
+    (tell,) = [
+        action
+        for action in bench.manager.step(before.log("a"), bench.view, bench.quorum.now_ms)
+        if isinstance(action, Tell)
+    ]
+    assert isinstance(tell.message, SlaveRole)
+    assert (tell.message.master_id, tell.message.master_epoch) == (None, 2)
+    (role,) = bench.told()
+    assert isinstance(role, SlaveRole)
+    assert role.master_id == 3
+    assert role.find(bench.manager.replica_id) is not None

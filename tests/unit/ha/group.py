@@ -181,9 +181,15 @@ class Controller:
     @property
     def replicas(self) -> tuple[Replica, ...]:
         return tuple(
-            Replica(name, name, number, name in self.never_in_set)
+            Replica(number, name, name, name in self.never_in_set)
             for number, name in enumerate(self.group.names, 1)
         )
+
+    def ids(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(self.group.names.index(name) + 1 for name in names)
+
+    def id_of(self, name: str | None) -> int | None:
+        return None if name is None else self.group.names.index(name) + 1
 
     def reaches(self, name: str) -> bool:
         return self.group.nodes[name].alive and name not in self.cut
@@ -222,8 +228,9 @@ class Controller:
 
     def _role_of(self, name: str) -> MasterRole | SlaveRole:
         if self.master == name:
-            return MasterRole(self.epoch, self.members, self.set_epoch, self.replicas, self.unclean_epoch)
-        return SlaveRole(self.master, self.epoch, self.replicas, self.unclean_epoch)
+            members = self.ids(self.members)
+            return MasterRole(self.epoch, members, self.set_epoch, self.replicas, self.unclean_epoch)
+        return SlaveRole(self.id_of(self.master), self.epoch, self.replicas, self.unclean_epoch)
 
     def _alter(self, name: str, request: SetRequest) -> None:
         """C-06, all its refusals; the answer comes late, or never."""
@@ -231,13 +238,14 @@ class Controller:
 
         def arrive() -> None:
             current = (self.master, self.epoch, self.set_epoch)
-            live = all(self._is_live(member) for member in request.members)
+            members = tuple(self.group.names[member - 1] for member in request.members)
+            live = all(self._is_live(member) for member in members)
             if current != (name, request.master_epoch, request.sync_state_set_epoch) or not live:
                 self.refused += 1
                 return
             self.accepted += 1
-            self.members, self.set_epoch = request.members, self.set_epoch + 1
-            changed = SyncStateSetChanged(self.epoch, self.set_epoch, self.members)
+            self.members, self.set_epoch = members, self.set_epoch + 1
+            changed = SyncStateSetChanged(self.epoch, self.set_epoch, request.members)
             node = self.group.nodes[name]
             if world.random.random() < 0.7 and self.reaches(name):
                 world.after(world.random.randint(100, 80_000), lambda: node.tell(changed), node.life)

@@ -29,7 +29,7 @@ from tests.support.memory_files import MemoryFiles
 
 LOG_ID = 7
 NAMES = ("n1", "n2", "n3")
-REPLICAS = tuple(Replica(name, f"{name}:10911", number) for number, name in enumerate(NAMES, 1))
+REPLICAS = tuple(Replica(number, name, f"{name}:10911") for number, name in enumerate(NAMES, 1))
 CONFIG = HaConfig()
 
 AnyCore = AutoSwitchCore | ClassicMasterCore | ClassicSlaveCore
@@ -253,7 +253,7 @@ class Replicated(Lab):
     def lead(
         self,
         epoch: int = 1,
-        members: tuple[str, ...] = ("n1",),
+        members: tuple[int, ...] = (1,),
         set_epoch: int = 1,
         *,
         lease_ms: int | None = 1_000_000,
@@ -264,7 +264,7 @@ class Replicated(Lab):
             self.deliver(MANAGER, Lease(self.now_ms + lease_ms))
         self.deliver(MANAGER, MasterRole(epoch, members, set_epoch, replicas, unclean_epoch))
 
-    def follow(self, master: str | None = "n1", epoch: int = 1, *, unclean_epoch: int = 0) -> str:
+    def follow(self, master: int | None = 1, epoch: int = 1, *, unclean_epoch: int = 0) -> str:
         """Follow a master; return the key of the connection to it, which is open."""
         self.deliver(MANAGER, SlaveRole(master, epoch, REPLICAS, unclean_epoch))
         self.tick()

@@ -21,7 +21,7 @@ def ack_all(master: Lab, key: str) -> None:
     master.deliver(key, Ack(master.log.end_offset))
 
 
-def grant(master: Replicated, members: tuple[str, ...]) -> None:
+def grant(master: Replicated, members: tuple[int, ...]) -> None:
     """The controller answers a request with a newer set."""
     status = master.core.status()
     request = master.core.set_request
@@ -34,8 +34,8 @@ def in_sync_with_n2() -> tuple[Replicated, str]:
     master = Replicated()
     master.lead()
     key = join(master)
-    assert master.core.wanted_sync_state_set == ("n1", "n2")
-    grant(master, ("n1", "n2"))
+    assert master.core.wanted_sync_state_set == (1, 2)
+    grant(master, (1, 2))
     assert master.core.wanted_sync_state_set is None
     master.take()
     return master, key

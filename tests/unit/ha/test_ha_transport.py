@@ -303,14 +303,15 @@ def test_two_auto_switch_replicas_over_tcp_and_a_switch(tmp_path: Path) -> None:
             )
             node.serve(opened.driver, Protocol.AUTO_SWITCH, 0)
             nodes[name], cores[name] = node, opened.core
-        replicas = tuple(Replica(name, nodes[name].ha.address, n) for n, name in enumerate(REPLICAS, 1))
+        replicas = tuple(Replica(n, name, nodes[name].ha.address) for n, name in enumerate(REPLICAS, 1))
         for epoch, (master, slave) in enumerate((("n1", "n2"), ("n2", "n1"), ("n1", "n2")), 1):
-            nodes[slave].driver.deliver(MANAGER, SlaveRole(master, epoch, replicas))
+            id_, other = REPLICAS.index(master) + 1, REPLICAS.index(slave) + 1
+            nodes[slave].driver.deliver(MANAGER, SlaveRole(id_, epoch, replicas))
             nodes[master].driver.deliver(MANAGER, Lease(nodes[master].clock.monotonic_ms() + 60_000))
-            nodes[master].driver.deliver(MANAGER, MasterRole(epoch, (master,), 1, replicas))
-            core, everybody = cores[master], (master, slave)
+            nodes[master].driver.deliver(MANAGER, MasterRole(epoch, (id_,), 1, replicas))
+            core, everybody = cores[master], (id_, other)
             await until(lambda core=core, all_=everybody: core.wanted_sync_state_set == all_)  # type: ignore[misc]
-            nodes[master].driver.deliver(MANAGER, MasterRole(epoch, REPLICAS, 2, replicas))
+            nodes[master].driver.deliver(MANAGER, MasterRole(epoch, (1, 2), 2, replicas))
             results = await asyncio.gather(*(nodes[master].append(b"%d" % n * 50_000) for n in range(5)))
             assert all(isinstance(result, AppendResult) for result in results)
             assert nodes[slave].log.durable_index == nodes[master].log.end_index

@@ -41,7 +41,7 @@ def test_while_a_join_is_unanswered_the_joiner_counts() -> None:
     master = Replicated()
     master.lead()
     key = join(master)
-    assert master.core.wanted_sync_state_set == ("n1", "n2")  # asked, not answered: it may be so already
+    assert master.core.wanted_sync_state_set == (1, 2)  # asked, not answered: it may be so already
     pending = master.append(b"a")
     assert master.fates() == []
     ack_all(master, key)
@@ -54,10 +54,10 @@ def test_while_a_shrink_is_unanswered_the_old_set_counts() -> None:
     master.deliver(key, Closed("cut"))
     pending = master.append(b"a", timeout_ms=60_000)
     master.tick(1_600)
-    assert master.core.wanted_sync_state_set == ("n1",)
+    assert master.core.wanted_sync_state_set == (1,)
     master.tick(1_600)
     assert master.fates() == []
-    grant(master, ("n1",))
+    grant(master, (1,))
     assert master.fates() == [(pending.last_index, "acknowledged")]
 
 
@@ -69,9 +69,9 @@ def test_a_refused_request_stays_in_doubt_until_a_newer_set_is_known() -> None:
     key = join(master)
     pending = master.append(b"a", timeout_ms=60_000)
     master.deliver(key, Closed("died"))
-    assert master.core.wanted_sync_state_set == ("n1",)
+    assert master.core.wanted_sync_state_set == (1,)
     assert master.fates() == []  # the join may still be accepted
-    grant(master, ("n1",))
+    grant(master, (1,))
     assert master.core.wanted_sync_state_set is None
     assert master.fates() == [(pending.last_index, "acknowledged")]
 
@@ -79,10 +79,10 @@ def test_a_refused_request_stays_in_doubt_until_a_newer_set_is_known() -> None:
 @pytest.mark.rule("C-12")
 def test_older_news_of_the_set_change_nothing() -> None:
     master, _ = in_sync_with_n2()
-    master.deliver(MANAGER, SyncStateSetChanged(1, 1, ("n1",)))
-    master.deliver(MANAGER, SyncStateSetChanged(1, 2, ("n1",)))
-    master.deliver(MANAGER, SyncStateSetChanged(2, 9, ("n1",)))
-    master.deliver(MANAGER, MasterRole(1, ("n1",), 1, REPLICAS))
+    master.deliver(MANAGER, SyncStateSetChanged(1, 1, (1,)))
+    master.deliver(MANAGER, SyncStateSetChanged(1, 2, (1,)))
+    master.deliver(MANAGER, SyncStateSetChanged(2, 9, (1,)))
+    master.deliver(MANAGER, MasterRole(1, (1,), 1, REPLICAS))
     assert master.core.status().sync_state_set == ("n1", "n2")
 
 
@@ -92,16 +92,16 @@ def test_below_the_floor_appends_are_refused_and_nothing_is_acknowledged() -> No
     master.lead()
     assert isinstance(master.core.refusal, NotEnoughInSync)
     key = join(master)
-    grant(master, ("n1", "n2"))
+    grant(master, (1, 2))
     assert master.core.refusal is None
     pending = master.append(b"a", timeout_ms=60_000)
     master.deliver(key, Closed("cut"))
     master.tick(1_600)  # it wants to shrink: the set may be below the floor already
     assert isinstance(master.core.refusal, NotEnoughInSync)
-    grant(master, ("n1",))
+    grant(master, (1,))
     assert master.fates() == []
     key = join(master, number=2)
-    grant(master, ("n1", "n2"))
+    grant(master, (1, 2))
     ack_all(master, key)
     assert master.fates() == [(pending.last_index, "acknowledged")]
 
@@ -123,13 +123,13 @@ def test_two_replicas_are_enough() -> None:
     pair = REPLICAS[:2]
     master.lead(replicas=pair)
     key = join(master)
-    grant(master, ("n1", "n2"))
+    grant(master, (1, 2))
     both = master.append(b"a")
     ack_all(master, key)
     master.deliver(key, Closed("died"))
     alone = master.append(b"b", timeout_ms=60_000)
     master.tick(1_600)
-    grant(master, ("n1",))
+    grant(master, (1,))
     assert master.fates() == [(both.last_index, "acknowledged"), (alone.last_index, "acknowledged")]
 
 

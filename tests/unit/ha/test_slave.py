@@ -62,7 +62,7 @@ def following(log: Commitlog, theirs: Commitlog, epoch: int, **options: Any) -> 
 def test_a_slave_connects_introduces_itself_and_reports() -> None:
     log = master_log(1, 2)
     slave = Replicated("n2", copy(log))
-    slave.deliver(MANAGER, SlaveRole("n1", 2, REPLICAS))
+    slave.deliver(MANAGER, SlaveRole(1, 2, REPLICAS))
     slave.tick()
     assert slave.take()[-1] == ("out-1", Connect("n1:10911"))
     slave.deliver("out-1", Opened())
@@ -225,7 +225,7 @@ def test_the_first_report_waits_until_all_of_the_log_is_durable() -> None:
 @pytest.mark.rule("A-11", "C-10")
 def test_a_master_of_an_older_epoch_is_left() -> None:
     slave = Replicated("n2", hard_state=HardState(5))
-    slave.deliver(MANAGER, SlaveRole("n1", 4, REPLICAS))
+    slave.deliver(MANAGER, SlaveRole(1, 4, REPLICAS))
     slave.tick()
     assert slave.take() == []
     key = slave.follow(epoch=5)
@@ -409,7 +409,7 @@ def test_a_slave_becomes_master_with_all_it_has_and_drops_half_a_batch() -> None
     slave, key = following(copy(theirs, until=theirs.batch_at(2)), theirs, 1)
     send(slave, key, frames_of(theirs, theirs.batch_at(3), size=100)[:-1])
     slave.take()
-    slave.lead(epoch=2, members=("n2",))
+    slave.lead(epoch=2, members=(2,))
     assert len(slave.frames(key, Disconnect)) == 1
     assert slave.core.accepts_appends
     assert (slave.log.end_index, slave.log.last_term) == (3, 2)
@@ -422,11 +422,11 @@ def test_the_same_role_again_changes_nothing() -> None:
     theirs = master_log(1)
     slave, _ = following(copy(theirs), theirs, 1)
     slave.take()
-    slave.deliver(MANAGER, SlaveRole("n1", 1, REPLICAS))
-    slave.deliver(MANAGER, SlaveRole("n1", 1, REPLICAS, sync_state_set=("n1", "n2")))
+    slave.deliver(MANAGER, SlaveRole(1, 1, REPLICAS))
+    slave.deliver(MANAGER, SlaveRole(1, 1, REPLICAS, sync_state_set=(1, 2)))
     assert slave.take() == []
     assert slave.core.status().sync_state_set == ("n1", "n2")
-    slave.deliver(MANAGER, SlaveRole("n3", 2, REPLICAS))
+    slave.deliver(MANAGER, SlaveRole(3, 2, REPLICAS))
     slave.tick()
     assert [type(message) for _, message in slave.take()] == [Disconnect, Connect]
 
@@ -489,10 +489,10 @@ def test_a_master_cut_off_with_unconfirmed_records_comes_back_as_a_slave() -> No
     old.lead(epoch=1)
     old.append(b"a")
     theirs = copy(old.log)
-    old.deliver(MANAGER, MasterRole(1, ("n1", "n2"), 2, REPLICAS))
+    old.deliver(MANAGER, MasterRole(1, (1, 2), 2, REPLICAS))
     old.append(b"only here")
     write(theirs, 2, opened_by="n2")
-    key = old.follow("n2", 2)
+    key = old.follow(2, 2)
     old.deliver(key, answer_of(theirs, 2))
     send(old, key, frames_of(theirs, theirs.batch_at(2), confirm=theirs.end_offset))
     assert old.truncations == [TruncateAfter(1)]

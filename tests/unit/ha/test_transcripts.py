@@ -30,7 +30,7 @@ class Conversation:
         self._truncations = 0
 
     def connect(self, epoch: int) -> None:
-        self.slave.deliver(MANAGER, SlaveRole("n1", epoch, REPLICAS))
+        self.slave.deliver(MANAGER, SlaveRole(1, epoch, REPLICAS))
         self.slave.tick()
         self.out = self.slave.dialled()
         self.into = f"{INCOMING}1"
@@ -98,7 +98,7 @@ def test_a_diverged_slave_is_cut_and_follows_into_the_new_epoch() -> None:
     master.lead(epoch=2)
     talk = Conversation(master, Replicated("n2", ours))
     talk.connect(epoch=2)
-    master.deliver(MANAGER, SyncStateSetChanged(2, 2, ("n1", "n2")))
+    master.deliver(MANAGER, SyncStateSetChanged(2, 2, (1, 2)))
     master.append(b"in epoch 2")
     talk.exchange()
     master.tick(20)
