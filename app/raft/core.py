@@ -32,7 +32,7 @@ from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker
 from app.raft.reads import FollowerReads, LeaderReads, PeerReader
 from app.raft.refusals import refuse_older, refuse_push
-from app.raft.state import MemberState
+from app.raft.state import MemberState, committed_at_open, is_of_term
 from app.raft.transfer import Transfer
 from app.replication import (
     NO_INDEX,
@@ -85,7 +85,7 @@ class RaftCore(MemberCore):
                 role=_idle_role(group, node_id),
                 term=hard_state.term,
                 voted_for=hard_state.voted_for,
-                committed_index=min(committed_index, log.end_index),
+                committed_index=committed_at_open(log, committed_index),
                 sound=sound,
             )
         )
@@ -281,9 +281,7 @@ class RaftCore(MemberCore):
         """
         member, log = self._member, self._log
         committed_index = member.committed_index
-        settled = self._group_index <= committed_index and (
-            committed_index != NO_INDEX and log.term_at(committed_index) == member.term
-        )
+        settled = self._group_index <= committed_index and is_of_term(log, committed_index, member.term)
         return changed(self._peers.view(now_ms, settled=settled), kind, node_id)
 
     def transfer(self, to: str | None, now_ms: int) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from app.raft.config import RaftConfig
 from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType
-from app.raft.state import MemberState, Outbox
+from app.raft.state import MemberState, Outbox, is_of_term
 from app.replication import NO_INDEX, ReplicaLog, Reset, TruncateAfter
 
 
@@ -107,7 +107,7 @@ class EntryHandler:
         return (
             index != NO_INDEX
             and min(member.committed_index, member.held_index(log)) >= index
-            and log.term_at(index) == member.term
+            and is_of_term(log, index, member.term)
         )
 
     def written(self, now_ms: int) -> None:
@@ -210,7 +210,7 @@ class EntryHandler:
         log = self._log
         if index == NO_INDEX:
             return log.next_index == 0 or log.begin_index == 0
-        return log.begin_index <= index <= log.end_index and log.term_at(index) == term
+        return is_of_term(log, index, term)
 
     # --- COMPARE, TRUNCATE, COMMIT ------------------------------------------------------------------------
 
@@ -235,8 +235,8 @@ class EntryHandler:
             self._answer(request, PushCode.INCONSISTENT_STATE, request.truncate_index)
             return
         resets = carried and request.reset
-        if resets:
-            allowed = committed == NO_INDEX or request.leader_begin > committed
+        if resets:  # an empty log has nothing that a reset could take away
+            allowed = NO_INDEX in (committed, log.end_index) or request.leader_begin > committed
         else:
             allowed = keep_index >= committed
         self._tell_truncate(request, keep_index, resets, allowed)

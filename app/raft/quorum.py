@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.raft.config import RaftConfig
-from app.raft.state import MemberState, Outbox
+from app.raft.state import MemberState, Outbox, is_of_term
 from app.replication import NO_INDEX, Acks, AppendFate, PendingAppend, ReplicaLog
 
 NEVER_MS = 1 << 62
@@ -115,7 +115,7 @@ class QuorumChecker:
         state = self._state
         self._watermarks[state.node_id] = state.held_index(self._log)
         index = quorum_index(self._watermarks[voter] for voter in state.group.voters)
-        if index > state.committed_index and self._log.term_at(index) == state.term:
+        if index > state.committed_index and is_of_term(self._log, index, state.term):
             state.committed_index = index
         self._release()
 

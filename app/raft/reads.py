@@ -11,8 +11,8 @@ from typing import Any
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.quorum import quorum_index
-from app.raft.state import MemberState, Outbox
-from app.replication import NO_INDEX, ReplicaLog
+from app.raft.state import MemberState, Outbox, is_of_term
+from app.replication import ReplicaLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,7 @@ class LeaderReads:
 
     def _term_is_open(self) -> bool:
         """Whether a record of the leader's own term is committed."""
-        index = self._member.committed_index
-        return index != NO_INDEX and self._log.term_at(index) == self._member.term
+        return is_of_term(self._log, self._member.committed_index, self._member.term)
 
     def _settle(self) -> None:
         if not self._confirming:

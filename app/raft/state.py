@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.replication import (
+    NO_INDEX,
     AppendFate,
     CoreEvent,
     Durability,
@@ -50,6 +51,21 @@ class MemberState:
     def held_index(self, log: ReplicaLog) -> int:
         """The last index that this member may acknowledge: on disk with `fsync`, else written (R-11)."""
         return log.durable_index if self.durability is Durability.FSYNC else log.end_index
+
+
+def committed_at_open(log: ReplicaLog, committed_index: int) -> int:
+    """Return the index up to which an opened log is known to be committed (D-20).
+
+    committed_index: of the checkpoint, which may be seconds old. Only committed records are trimmed, and a
+    reset names a begin before which the leader has trimmed: what precedes the first record was committed.
+    """
+    begin_index = log.next_index if log.end_index == NO_INDEX else log.begin_index
+    return max(min(committed_index, log.end_index), begin_index - 1)
+
+
+def is_of_term(log: ReplicaLog, index: int, term: int) -> bool:
+    """Return whether the log holds the record at `index` and `term` wrote it. NO_INDEX is no record."""
+    return index != NO_INDEX and log.begin_index <= index <= log.end_index and log.term_at(index) == term
 
 
 class Outbox:

@@ -235,9 +235,10 @@ def test_an_older_terms_committed_index_is_ignored() -> None:
 def test_the_committed_index_is_never_below_begin() -> None:
     held = log_of(1, 1, 1, 1)
     held.trim(2)
-    leader = Leader(log_of(1, 1, 1, 1), held, committed=1)
+    leader = Leader(log_of(1, 1, 1, 1), held, committed=0)
+    assert leader.follower.core.committed_index == 1  # what was trimmed was committed
     leader.compare(3)
-    assert leader.follower.core.committed_index == NO_INDEX
+    assert leader.follower.core.committed_index == 1
     leader.committed_index = 2
     leader.commit(3)
     assert leader.follower.core.committed_index == 2

@@ -1,0 +1,110 @@
+"""What a replica believes about itself when it opens: committed index, trims, resets."""
+
+from pathlib import Path
+
+import pytest
+
+from app.log_commands import Trim
+from app.raft.messages import Heartbeat, PushRequest, PushType
+from app.raft.state import committed_at_open
+from app.replication import NO_INDEX
+from tests.unit.raft.driver_support import Node, Seams, follower_of_n2, push_to, result
+from tests.unit.raft.support import Group, MemoryLog, log_of
+
+
+def trimmed_log(begin_index: int, *terms: int) -> MemoryLog:
+    log = log_of(*terms)
+    log.trim(begin_index)
+    return log
+
+
+@pytest.mark.rule("D-20")
+def test_what_was_trimmed_or_reset_away_is_committed() -> None:
+    assert committed_at_open(MemoryLog(), NO_INDEX) == NO_INDEX
+    assert committed_at_open(log_of(1, 1), NO_INDEX) == NO_INDEX
+    assert committed_at_open(log_of(1, 1), 7) == 1
+    assert committed_at_open(trimmed_log(2, 1, 1, 1), 0) == 1
+    assert committed_at_open(trimmed_log(2, 1, 1, 1), 2) == 2
+    emptied = MemoryLog()
+    emptied.base_index = 5  # a reset whose first batch did not reach the disk
+    assert committed_at_open(emptied, 3) == 4
+
+
+@pytest.mark.rule("R-08")
+def test_a_trim_of_all_that_is_committed_survives_a_crash_before_the_next_checkpoint(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1")
+    for _ in range(5):
+        result(node.append(b"x"))
+    node.tick(20)
+    node.tick(61_000)  # snapshot and checkpoint hold all of the idle log
+    node.tick(3_100)
+    node.command(Trim(node.driver.committed_index + 1))
+    node.tick(20)
+    begin_index = node.driver.log.begin_index
+    assert begin_index == 6
+    node.seams.work.clear()
+    node.seams = Seams(now=node.seams.now + 1_000)
+    node.driver = node.open()
+    assert node.driver.committed_index >= begin_index - 1
+    reads: list[object] = []
+    node.driver.start()
+    node.driver.read_index(reads.append)  # before the record that opens the term is durable
+    node.seams.run()
+    assert node.seams.failures == []
+    assert reads == [node.driver.committed_index]
+    assert result(node.append(b"y")).first_index == node.driver.log.end_index
+
+
+@pytest.mark.rule("R-08")
+def test_a_leader_whose_log_begins_after_its_committed_index_answers_reads_and_changes() -> None:
+    group = Group(
+        {name: trimmed_log(3, 1, 1, 1, 1) for name in ("n1", "n2", "n3")},
+        committed=dict.fromkeys(("n1", "n2", "n3"), 1),
+    )
+    leader = group["n1"]
+    leader.auto_sync = group["n2"].auto_sync = group["n3"].auto_sync = False
+    group.elect("n1")
+    assert leader.core.committed_index == 2
+    leader.core.read_index("r", group.now_ms)
+    group.settle()
+    assert leader.reads == []
+    for member in group.members.values():
+        member.sync()
+    group.pass_time(500)
+    assert leader.reads == [("r", 4)]
+
+
+@pytest.mark.rule("R-07")
+def test_a_reset_that_a_crash_has_emptied_takes_the_whole_log_of_the_next_leader() -> None:
+    emptied = MemoryLog()
+    emptied.base_index, emptied.base_offset = 3, log_of(1, 1, 1).end_offset
+    group = Group(
+        {"n1": log_of(1, 1, 1, 1, 1), "n2": log_of(1, 1, 1, 1, 1), "n3": emptied},
+        committed={"n1": 4, "n2": 4, "n3": 2},
+    )
+    group.elect("n1", "n1", "n2")
+    group.pass_time(5_000)
+    member = group["n3"]
+    assert member.log.terms == group["n1"].log.terms
+    assert member.core.committed_index == group["n1"].core.committed_index
+    assert not any(event.data["refused"] for event in member.events if event.kind == "truncate")
+
+
+@pytest.mark.rule("D-20")
+def test_a_reset_survives_a_crash_before_the_next_checkpoint(tmp_path: Path) -> None:
+    node, log = follower_of_n2(tmp_path)
+    push_to(node, PushType.APPEND, 1, "n2", 0, log.batch_at(0))
+    node.seams.run()
+    for _ in range(4):
+        log.add(1)
+    life = node.driver._core._handler._life  # type: ignore[attr-defined]
+    reset = PushRequest(1, PushType.TRUNCATE, "n2", 5, 2, life, 3, 0, 4, True, (log.batch_at(4),))
+    node.driver.deliver("n2", reset)
+    node.seams.run()
+    assert (node.driver.log.begin_index, node.driver.committed_index) == (4, 4)
+    node.restart()
+    assert node.seams.failures == []
+    assert node.driver.committed_index == 3
+    node.driver.deliver("n2", Heartbeat(1, "n2", 5, 1))
+    node.tick(20)
+    assert node.seams.failures == []
