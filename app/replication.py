@@ -381,18 +381,26 @@ class SyncSource(Protocol):
 
 
 class Disk(Protocol):
-    """One thread for everything that waits for the disk, in order."""
+    """Everything of one log that waits for the disk: one piece of work at a time, in order."""
 
     def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
-        """Do `work` on the disk thread; `then(result, error)` on the owner's loop."""
+        """Do `work` on a disk thread; `then(result, error)` on the owner's loop."""
         ...
 
     def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
-        """Sync `source` soon, one fdatasync at a time for whatever was written meanwhile (group commit).
+        """Sync `source` soon, one sync of it at a time for whatever was written meanwhile (group commit).
 
         Requests for a source that already waits are merged. `then()` on the owner's loop, after
         `finish_sync`. A failed sync stops the node (R-11): `then` is never called.
         """
+        ...
+
+
+class Lanes(Protocol):
+    """The disk of a node, where each log has a lane of its own."""
+
+    def lane(self, name: str) -> Disk:
+        """Return the lane of the log `name`; every caller with that name gets the same lane."""
         ...
 
 

@@ -145,6 +145,16 @@ class RetentionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiskConfig:
+    """threads: disk calls under way at once, all logs together. The work of one log keeps its order."""
+
+    threads: int = 16
+
+    def __post_init__(self) -> None:
+        check(0 < self.threads <= 256, f"threads must be between 1 and 256, got {self.threads}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScrubConfig:
     """The background scrub, which reads every batch again to find old damage while there are good copies."""
 
@@ -219,6 +229,7 @@ class Settings:
     ha: HaConfig = field(default_factory=HaConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
     storage: CommitlogConfig = field(default_factory=CommitlogConfig)
+    disk: DiskConfig = field(default_factory=DiskConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
     limits: Limits = field(default_factory=Limits)

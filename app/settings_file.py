@@ -7,7 +7,7 @@
               retention_ms, retention_bytes                        (absent: those of [retention])
               learners, min_in_sync_replicas, unclean, preferred   (controller mode)
               master, sync_slaves, ha_listen, ha_address           (classic mode)
-    [controller] [ha] [raft] [storage] [retention] [scrub] [limits] [http] [security] [tables]
+    [controller] [ha] [raft] [storage] [disk] [retention] [scrub] [limits] [http] [security] [tables]
                                                            fields of the dataclasses so named
 
 A relative `data` folder is relative to the folder that the node is started in.
@@ -32,6 +32,7 @@ from app.replication import Durability
 from app.settings import (
     DEFAULT_LOG,
     LOG_NAME,
+    DiskConfig,
     HttpSettings,
     Limits,
     LogSettings,
@@ -101,6 +102,7 @@ _SECTIONS: dict[str, type] = {
     "ha": HaConfig,
     "raft": RaftConfig,
     "storage": CommitlogConfig,
+    "disk": DiskConfig,
     "retention": RetentionConfig,
     "scrub": ScrubConfig,
     "limits": Limits,

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from app.controller.messages import AnyControllerMessage
@@ -26,7 +27,7 @@ from app.errors import (
 from app.log_state import Address
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.directory import Directory
-from app.node.disk import DiskThread
+from app.node.disk import DiskThreads
 from app.node.driver import LogDriver
 from app.node.forward import Forwarder
 from app.node.ha_transport import HaLink, HaTransport, Protocol
@@ -63,7 +64,7 @@ _POLL_S: Final = 0.01
 
 
 class Broker:
-    """The logs of one node and what they share: loop, timer, disk thread, peers, forwarder.
+    """The logs of one node and what they share: loop, timer, disk threads, peers, forwarder.
 
     `failed` is done when the node must stop at once (R-11).
     """
@@ -83,7 +84,7 @@ class Broker:
         self._data = str(self.node.data.absolute())
         self._by_id: dict[int, HostedLog] = {}
         self._lock: Lock | None = None
-        self._disk = DiskThread(self._loop, self._fail)
+        self._disk = DiskThreads(self._loop, self._fail, settings.disk.threads)
         self.transport = PeerTransport(
             cluster_id=settings.cluster_id,
             node_id=self.node.id,
@@ -165,7 +166,7 @@ class Broker:
         await self.ha.start()
         self.metadata.hosted = self._host(controller_log(self.settings))
         configured = [self._host(log) for log in self.settings.logs]
-        opened = [(hosted, self._recover(hosted)) for hosted in (self.metadata.hosted, *configured)]
+        opened = await self._open_all([self.metadata.hosted, *configured])
         self._disk.start()
         await self.forwarder.start()
         await self.transport.start()
@@ -228,13 +229,19 @@ class Broker:
             self.failed.set_result(f"{what}: {error}")
 
     def _host(self, settings: LogSettings) -> HostedLog:
-        """Know a log from here on, and open the journal if this node keeps a replica of it. Blocks."""
+        """Know a log from here on."""
         hosted = HostedLog(settings, log_id_of(self.settings.cluster_id, settings.name), None)
-        self._find_journal(hosted)
         self._by_id[hosted.log_id] = hosted
         if settings.name != CONTROLLER_LOG:
             self.logs[settings.name] = hosted
         return hosted
+
+    async def _open_all(self, logs: list[HostedLog]) -> list[tuple[HostedLog, LogDriver | Damaged | None]]:
+        """Open logs and journals beside one another: each waits for the disk often. Raises StorageError."""
+        with ThreadPoolExecutor(self.settings.disk.threads, thread_name_prefix="open") as pool:
+            opening = [self._loop.run_in_executor(pool, self._open_new, hosted) for hosted in logs]
+            await asyncio.wait(opening)
+        return [(hosted, opened.result()) for hosted, opened in zip(logs, opening, strict=True)]
 
     def _find_journal(self, hosted: HostedLog) -> None:
         folder = f"{self._data}/logs/{hosted.name}"

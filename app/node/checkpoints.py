@@ -37,7 +37,7 @@ class _Taken:
 
 
 class Checkpointer:
-    """Saves in the disk thread, at most one save under way; what finds no room is tried again.
+    """Saves in a disk thread, at most one save under way; what finds no room is tried again.
 
     Invariants: a saved committed index is durable in this log; so is the batch a saved snapshot rests on.
     """

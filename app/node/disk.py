@@ -1,130 +1,97 @@
-"""The one thread of a node that waits for the disk.
+"""The threads of a node that wait for the disk: a lane for each log, a bounded pool for all.
 
-Work runs in the order in which it was submitted, and its answers come back on the event loop in the same
-order. Syncs are grouped: while one round runs, whoever asks joins the next, so that at most one round
-waits and one runs, however many logs are dirty (group commit).
+A lane runs its work in the order in which it was submitted, one piece at a time, and answers on the event
+loop in that order. Lanes run beside one another, so a log does not wait for the fsyncs of other logs. Syncs
+are grouped within a lane: while one round runs, every request joins the next round (group commit).
 """
 
 import asyncio
 import logging
 import queue
 import threading
+import time
+import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from app.replication import SyncSource
 
 log = logging.getLogger(__name__)
 
+THREADS: Final = 16
+
 Then = Callable[[Any, BaseException | None], None]
 
 
-class DiskThread:
-    """The Disk of app/replication.py. Everything but `_work` runs on the event loop that started it."""
+class DiskThreads:
+    """The pool; satisfies Lanes of app/replication.py. Everything but `_work` runs on the event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fail: Callable[[str, BaseException], None]) -> None:
-        """fail(what, error): called once on the loop when the node must stop (R-11)."""
-        self._loop = loop
+    Invariant: a node has at most `threads` calls to the disk under way. The queue is bounded by its callers:
+    a lane hands over one piece of work, or one sync for each of its sources, and waits for the answer.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        fail: Callable[[str, BaseException], None],
+        threads: int = THREADS,
+    ) -> None:
+        """fail(what, error): called once on the loop when the node must stop (R-11). threads: at least 1."""
+        self.loop = loop
+        self.failed = False
         self._fail = fail
-        self._failed = False
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Then] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="disk", daemon=True)
-        self._dirty: dict[SyncSource, list[Callable[[], None]]] = {}
-        self._syncing = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"disk-{number}", daemon=True)
+            for number in range(1, threads + 1)
+        ]
+        self._lanes: weakref.WeakValueDictionary[str, DiskLane] = weakref.WeakValueDictionary()
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
-    def submit(self, work: Callable[[], Any], then: Then) -> None:
-        """Do `work` on the disk thread; then(result, error) on the loop."""
-        self._jobs.put((work, then))
+    def lane(self, name: str) -> "DiskLane":
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = DiskLane(self)
+        return lane
 
-    def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
-        """Make durable what `source` has written by the time the next round starts; then() after it.
+    @property
+    def waiting(self) -> int:
+        """Pieces of work that no thread has taken up yet, all lanes together."""
+        return self._jobs.qsize() + sum(lane.waiting for lane in self._lanes.values())
 
-        A sync that fails stops the node: what was written may be gone, and a retry would hide it (R-11).
-        """
-        self._dirty.setdefault(source, []).append(then)
-        if not self._syncing:
-            # The round starts behind everything that this turn of the loop still writes.
-            self._syncing = True
-            self._loop.call_soon(self._start_round)
+    async def drain(self) -> None:
+        """Wait until every lane has answered what was asked of it so far."""
+        await asyncio.gather(*(lane.drain() for lane in list(self._lanes.values())))
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread after everything that was submitted; whether it ended in time.
+        """End the threads after everything that they were given; return whether they ended in time.
 
         No answer of that work may be waited for: the caller blocks the loop here.
         """
-        self._jobs.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        deadline_s = time.monotonic() + timeout_s
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
-    async def drain(self) -> None:
-        """Wait until everything that was submitted so far, and every sync asked for, has been answered."""
-        while True:
-            done: asyncio.Future[None] = self._loop.create_future()
-            self.submit(lambda: None, lambda _result, _error, done=done: done.set_result(None))  # type: ignore[misc]
-            await done
-            if self._failed or not (self._syncing or self._dirty):
-                return
+    # --- what lanes ask
 
-    def _start_round(self) -> None:
-        round_ = self._dirty
-        self._dirty = {}
-        try:
-            tickets = [(source, source.start_sync()) for source in round_]
-        except Exception as error:
-            self._stop_node("begin of a sync", error)
-            return
-        work = [ticket.run for _source, ticket in tickets if ticket is not None]
+    def run(self, work: Callable[[], Any], then: Then) -> None:
+        """Do `work` in any thread; then(result, error) on the loop."""
+        self._jobs.put((work, then))
 
-        def run() -> None:
-            for sync in work:
-                sync()
-
-        def ran(_result: Any, error: BaseException | None) -> None:
-            self._end_round(round_, tickets, error)
-
-        if work:
-            self.submit(run, ran)
-        else:
-            self._end_round(round_, tickets, None)
-
-    def _end_round(
-        self,
-        round_: dict[SyncSource, list[Callable[[], None]]],
-        tickets: list[tuple[SyncSource, Any]],
-        error: BaseException | None,
-    ) -> None:
-        if error is not None:
-            self._stop_node("sync", error)
-            return
-        try:
-            for source, ticket in tickets:
-                if ticket is not None:
-                    source.finish_sync(ticket)
-        except Exception as problem:
-            self._stop_node("end of a sync", problem)
-            return
-        self._syncing = bool(self._dirty)
-        if self._syncing:
-            self._start_round()  # what was written meanwhile need not wait for the answers below
-        for thens in round_.values():
-            for then in thens:
-                self._answer(then)
-
-    def _answer(self, then: Callable[[], None]) -> None:
-        try:
-            then()
-        except Exception as error:
-            self._stop_node("answer of the disk", error)
-
-    def _stop_node(self, what: str, error: BaseException) -> None:
-        if not self._failed:
-            self._failed = True
+    def stop_node(self, what: str, error: BaseException) -> None:
+        if not self.failed:
+            self.failed = True
             self._fail(what, error)
 
-    # --- on the disk thread ---------------------------------------------------------------------------------
+    # --- on the threads
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -136,15 +103,122 @@ class DiskThread:
             except Exception as error:
                 problem = error
             try:
-                self._loop.call_soon_threadsafe(self._deliver, then, result, problem)
+                self.loop.call_soon_threadsafe(self._deliver, then, result, problem)
             except RuntimeError:
-                log.warning("the event loop has ended before the disk thread")
+                log.warning("the event loop has ended before the disk threads")
                 return
 
     def _deliver(self, then: Then, result: Any, problem: BaseException | None) -> None:
-        if self._failed:
+        if self.failed:
             return
         try:
             then(result, problem)
         except Exception as error:
-            self._stop_node("answer of the disk", error)
+            self.stop_node("answer of the disk", error)
+
+
+class DiskLane:
+    """The Disk of app/replication.py for one log and its journal. Owned by the event loop."""
+
+    def __init__(self, threads: DiskThreads) -> None:
+        self._threads = threads
+        self._queue: deque[Callable[[], None]] = deque()  # pieces of work, and at most one round of syncs
+        self._dirty: dict[SyncSource, list[Callable[[], None]]] = {}
+        self._round_is_due = False
+        self._running = 0  # parts of the piece at the front that have not been answered
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def submit(self, work: Callable[[], Any], then: Then) -> None:
+        """Do `work` after everything that this lane was given before; then(result, error) on the loop."""
+        self._put(partial(self._start, work, then))
+
+    def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
+        """Make durable what `source` has written by the time the lane's next round starts; then() after it.
+
+        A source belongs to one lane: two syncs of it must never run at once. A sync that fails stops the
+        node: what was written may be gone, and a retry would hide it (R-11).
+        """
+        self._dirty.setdefault(source, []).append(then)
+        if not self._round_is_due:
+            # The round starts after everything that this turn of the loop still writes.
+            self._round_is_due = True
+            self._threads.loop.call_soon(self._put, self._start_round)
+
+    async def drain(self) -> None:
+        """Wait until everything that was submitted so far, and every sync asked for, has been answered."""
+        while True:
+            done: asyncio.Future[None] = self._threads.loop.create_future()
+            self.submit(_nothing, lambda _result, _error, done=done: done.set_result(None))  # type: ignore[misc]
+            await done
+            if self._threads.failed or not (self._round_is_due or self._running):
+                return
+
+    def _put(self, piece: Callable[[], None]) -> None:
+        self._queue.append(piece)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._queue and not self._running and not self._threads.failed:
+            self._queue.popleft()()
+
+    def _start(self, work: Callable[[], Any], then: Then) -> None:
+        self._running += 1
+        self._threads.run(work, partial(self._worked, then))
+
+    def _worked(self, then: Then, result: Any, error: BaseException | None) -> None:
+        then(result, error)
+        self._end_part()
+
+    def _start_round(self) -> None:
+        """Sync each source in a thread of its own: a log does not wait for its journal."""
+        dirty, self._dirty, self._round_is_due = self._dirty, {}, False
+        self._running += 1
+        for source, thens in dirty.items():
+            try:
+                ticket = source.start_sync()
+            except Exception as error:
+                self._threads.stop_node("begin of a sync", error)
+                return
+            if ticket is None:
+                self._answer(thens)
+            else:
+                self._running += 1
+                self._threads.run(ticket.run, partial(self._synced, source, ticket, thens))
+        self._end_part()
+
+    def _synced(
+        self,
+        source: SyncSource,
+        ticket: Any,
+        thens: list[Callable[[], None]],
+        _result: Any,
+        error: BaseException | None,
+    ) -> None:
+        if error is not None:
+            self._threads.stop_node("sync", error)
+            return
+        try:
+            source.finish_sync(ticket)
+        except Exception as problem:
+            self._threads.stop_node("end of a sync", problem)
+            return
+        self._end_part()  # what was written meanwhile need not wait for the answers below
+        self._answer(thens)
+
+    def _answer(self, thens: list[Callable[[], None]]) -> None:
+        for then in thens:
+            try:
+                then()
+            except Exception as error:
+                self._threads.stop_node("answer of the disk", error)
+
+    def _end_part(self) -> None:
+        self._running -= 1
+        self._go_on()
+
+
+def _nothing() -> None:
+    """Work that only marks a place in the order."""

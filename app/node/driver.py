@@ -214,7 +214,7 @@ class LogDriver:
     def abandon(self) -> None:
         """End at once, for the log is damaged: whoever waits is told, and a leader leads no longer.
 
-        What the disk thread has been given it still does; nothing more is written to this log afterwards.
+        The disk threads still do what they were given; nothing more is written to this log afterwards.
         """
         if self._ended:
             return
@@ -488,7 +488,7 @@ class LogDriver:
         self._group.look()
 
     def _finish(self, ready: Ready) -> None:
-        """Everything but what only the disk thread may do."""
+        """Everything but what only a disk thread may do."""
         now_ms = self._clock.monotonic_ms()
         self._unanswered = ready
         stored = not ready.batches or self._store(ready.batches)

@@ -26,7 +26,7 @@ from app.node.controller_server import ControllerServer
 from app.node.hosted_log import HostedLog
 from app.node.replicas_manager import ReplicasManagers
 from app.raft.config import RaftConfig
-from app.replication import Clock, Disk, Durability, Scheduler, Transport
+from app.replication import Clock, Durability, Lanes, Scheduler, Transport
 from app.settings import LogSettings, Replication, Settings
 from storage.batch import log_id_of
 from storage.file_system import FileSystem
@@ -79,7 +79,7 @@ class MetadataService:
         settings: Settings,
         files: FileSystem,
         clock: Clock,
-        disk: Disk,
+        disk: Lanes,
         transport: Transport,
         scheduler: Scheduler,
         random: Random,

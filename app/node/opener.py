@@ -12,7 +12,7 @@ from app.node.hosted_log import HostedLog
 from app.node.metadata_service import CONTROLLER_LOG, controller_raft
 from app.node.open_ha_log import HaNode, open_auto_switch_log, open_classic_log
 from app.node.open_log import open_raft_log
-from app.replication import Clock, Disk, GroupConfig, Transport
+from app.replication import Clock, GroupConfig, Lanes, Transport
 from app.settings import Replication, Settings
 from app.version import VERSION
 from storage.errors import CorruptLog
@@ -28,7 +28,7 @@ class LogOpener:
         settings: Settings,
         files: FileSystem,
         clock: Clock,
-        disk: Disk,
+        disk: Lanes,
         transport: Transport,
         ha_transport: Transport,
         ha_address: Callable[[], str],
@@ -76,7 +76,7 @@ class LogOpener:
             storage=self._settings.storage,
             limits=self._settings.limits,
             clock=self._clock,
-            disk=self._disk,
+            disk=self._disk.lane(settings.name),
             transport=self._transport,
             scheduler=LoopScheduler(self._loop),
             random=random.SystemRandom(),
@@ -103,7 +103,7 @@ class LogOpener:
             limits=settings.limits,
             ha=settings.ha,
             clock=self._clock,
-            disk=self._disk,
+            disk=self._disk.lane(name),
             transport=self._ha_transport,
             scheduler=LoopScheduler(self._loop),
             random=random.SystemRandom(),

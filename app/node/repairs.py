@@ -14,7 +14,7 @@ from app.node.repair_marker import RepairMarker
 from app.node.repair_server import RepairServer, reread
 from app.node.verify import Comparison, ReplicaState
 from app.raft.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
-from app.replication import Clock, Disk, Transport
+from app.replication import Clock, Lanes, Transport
 from app.settings import Settings
 from storage.errors import CorruptLog, DiskError, StorageError, StorageFull
 from storage.file_system import FileSystem
@@ -36,7 +36,7 @@ class Repairs:
         *,
         settings: Settings,
         files: FileSystem,
-        disk: Disk,
+        disk: Lanes,
         transport: Transport,
         clock: Clock,
         chance: Random,
@@ -124,7 +124,7 @@ class Repairs:
         self._spawn(self._run(hosted, hosted.repair, driver), f"repair {hosted.name}")
 
     async def _run(self, hosted: HostedLog, repair: LogRepair, driver: LogDriver | None) -> None:
-        await self._disk_is_done()
+        await self._disk_is_done(hosted)
         if driver is not None:
             await self._close(driver)
         await repair.run()
@@ -142,15 +142,15 @@ class Repairs:
         except StorageError as error:  # it is not believed any more, so nothing rests on this
             logger.warning("log %s: not closed cleanly: %s", driver.log_name, error)
 
-    async def _disk_is_done(self) -> None:
-        """Wait until the disk thread has done what it was given so far: the files are nobody's then."""
+    async def _disk_is_done(self, hosted: HostedLog) -> None:
+        """Wait until the disk has done what it was given of this log: no thread uses its files then."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def then(_result: Any, _error: BaseException | None) -> None:
             if not done.done():
                 done.set_result(None)
 
-        self._disk.submit(lambda: None, then)
+        self._disk.lane(hosted.name).submit(lambda: None, then)
         await done
 
     # --- and back ---------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Repairs:
             elif hosted.repair is None:
                 self._told_healed(hosted)
 
-        self._disk.submit(marker.remove, then)
+        self._disk.lane(hosted.name).submit(marker.remove, then)
 
     def _told_healed(self, hosted: HostedLog) -> None:
         mended, hosted.mended, hosted.healing = hosted.mended, None, False
@@ -214,7 +214,7 @@ class Repairs:
         except DiskError as error:
             self._fail(f"journal of log {hosted.name}", error)
             return
-        self._disk.request_sync(journal, lambda: None)
+        self._disk.lane(hosted.name).request_sync(journal, lambda: None)
 
 
 class _Host:

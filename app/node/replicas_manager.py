@@ -19,7 +19,7 @@ from app.ha.roles import MANAGER, HaView
 from app.node.controller_client import ControllerClient
 from app.node.driver import LogDriver
 from app.node.identity_file import IdentityFile
-from app.replication import Clock, Disk
+from app.replication import Clock, Lanes
 from storage.errors import StorageFull
 from storage.file_system import FileSystem
 
@@ -62,7 +62,7 @@ class ReplicasManagers:
         client: ControllerClient,
         files: FileSystem,
         data_folder: str,
-        disk: Disk,
+        disk: Lanes,
         clock: Clock,
         random: Random,
         fail: Callable[[str, BaseException], None],
@@ -183,4 +183,4 @@ class ReplicasManagers:
             else:
                 self._fail(f"identity of log {name}", error)
 
-        self._disk.submit(lambda: replica.identity_file.save(identity), saved)
+        self._disk.lane(name).submit(lambda: replica.identity_file.save(identity), saved)

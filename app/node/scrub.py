@@ -1,7 +1,7 @@
 """The background scrub of a node: every log is read again now and then, gently, to find old damage in time.
 
 One log after the other, at `bytes_per_s` in all. Batches are read in a thread of their own, small files in
-the disk thread, where alone they are written. Damage begins a repair; so does a block that cannot be read.
+the log's disk lane, where alone they are written. Damage begins a repair; so does a block that cannot be read.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Final
 from app.node.driver import LogDriver
 from app.node.hosted_log import HostedLog
 from app.node.repair import Damaged
-from app.replication import Disk
+from app.replication import Lanes
 from app.settings import ScrubConfig
 from storage.errors import CorruptFile, CorruptLog, DiskError
 from storage.file_system import FileSystem
@@ -40,7 +40,7 @@ class Scrubber:
         self,
         config: ScrubConfig,
         files: FileSystem,
-        disk: Disk,
+        disk: Lanes,
         damaged: Callable[[HostedLog, Damaged, str], None],
     ) -> None:
         """damaged(hosted, error, found_by): begins the repair of a log."""
@@ -84,7 +84,7 @@ class Scrubber:
             if step.size_bytes:
                 await asyncio.to_thread(step.run)
             else:
-                await self._in_disk_thread(step)
+                await self._in_disk_thread(hosted.name, step)
             progress.size_bytes += step.size_bytes
             await asyncio.sleep(step.size_bytes / self._config.bytes_per_s)
             if hosted.driver is not driver:
@@ -95,7 +95,7 @@ class Scrubber:
         if hosted.driver is driver:
             self._damaged(hosted, error, "scrub")
 
-    async def _in_disk_thread(self, step: ScrubStep) -> None:
+    async def _in_disk_thread(self, log_name: str, step: ScrubStep) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def then(_result: Any, error: BaseException | None) -> None:
@@ -106,5 +106,5 @@ class Scrubber:
             else:
                 done.set_exception(error)
 
-        self._disk.submit(step.run, then)
+        self._disk.lane(log_name).submit(step.run, then)
         await done

@@ -48,6 +48,8 @@ from app.replication import (
 from storage.batch import Batch
 from storage.hard_state import HardState
 
+DISK_WAITS_MAX = 10  # longest extension of an election by a slow disk, in longest election timeouts
+
 
 class RaftCore(MemberCore):
     """One member of one Raft group. Satisfies ReplicationCore.
@@ -104,6 +106,7 @@ class RaftCore(MemberCore):
         self._opening: dict[str, Any] | None = None
         self._leader_heard_ms = -config.election_timeout_ms[1]
         self._election_due_ms = 0
+        self._saving_since_ms = 0  # of the hard state that waits for the disk
         self._heartbeat_ms = 0
 
     # --- what the driver asks ------------------------------------------------------------------------------
@@ -299,6 +302,8 @@ class RaftCore(MemberCore):
         self._settle(now_ms)
 
     def advance(self, ready: Ready, now_ms: int) -> None:
+        if ready.hard_state is not None and not self._member.leads:
+            self._hard_state_saved(now_ms)
         if self._member.leads:
             if ready.batches:
                 self._quorum.needs_check = True
@@ -361,7 +366,7 @@ class RaftCore(MemberCore):
         if self._member.leads:
             self._close_term(now_ms)
         self._member.term, self._member.voted_for = term, None
-        self._save()
+        self._save(now_ms)
         self._lose_leader()
         self._member.role = _idle_role(self._member.group, self._member.node_id)
         self._restart_election_timer(now_ms)
@@ -385,8 +390,19 @@ class RaftCore(MemberCore):
         self._leader_reads.close_term()
         self._transfer.close_term()
 
-    def _save(self) -> None:
+    def _save(self, now_ms: int) -> None:
         self._outbox.hard_state = HardState(self._member.term, self._member.voted_for)
+        self._saving_since_ms = now_ms
+
+    def _hard_state_saved(self, now_ms: int) -> None:
+        """Restart the election timer when term or vote are on disk: what rests on them leaves only now.
+
+        The wait for votes, or for the leader that was voted for, is longer by the time that this disk took:
+        the disks of the other voters have about as much to do.
+        """
+        self._restart_election_timer(now_ms)
+        disk_ms = now_ms - self._saving_since_ms
+        self._election_due_ms += min(disk_ms, DISK_WAITS_MAX * self._config.election_timeout_ms[1])
 
     def _restart_election_timer(self, now_ms: int) -> None:
         self._election_due_ms = now_ms + self._random.randint(*self._config.election_timeout_ms)
@@ -410,7 +426,7 @@ class RaftCore(MemberCore):
         member = self._member
         member.role = Role.CANDIDATE
         member.term, member.voted_for = member.term + 1, member.node_id
-        self._save()
+        self._save(now_ms)
         self._lose_leader()
         self._restart_election_timer(now_ms)
         self._ballot.open(member.term, transfer=transfer)
@@ -422,7 +438,7 @@ class RaftCore(MemberCore):
         if granted and not request.pre_vote:
             if member.voted_for is None:
                 member.voted_for = source
-                self._save()
+                self._save(now_ms)
             self._restart_election_timer(now_ms)
         term = request.term if granted else member.term
         self._outbox.send(source, VoteAnswer(term, granted, request.pre_vote))

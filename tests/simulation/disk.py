@@ -22,7 +22,7 @@ class DiskTiming:
 
 
 class DiskThread:
-    """app.replication.Disk of one life of a node. slowness: all of its work takes so many times longer."""
+    """Disk and Lanes of app/replication.py in one life of a node. slowness: factor on the time of work."""
 
     def __init__(
         self, world: World, life: Life, timing: DiskTiming, fail: Callable[[str, BaseException], None]
@@ -36,6 +36,10 @@ class DiskThread:
         self._queue: deque[Callable[[], None]] = deque()
         self._waiting: dict[int, tuple[SyncSource, list[Callable[[], None]]]] = {}  # by identity, in order
         self._busy = False
+
+    def lane(self, name: str) -> "DiskThread":
+        """One disk that does one thing at a time, for all logs."""
+        return self
 
     def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
         self._queue.append(partial(self._later, self._timing.work_us, partial(_do, work, then)))

@@ -17,7 +17,7 @@ from app.ha.config import HaConfig
 from app.ha.frames import Preface, encode_preface
 from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SlaveRole
 from app.node.clock import LoopScheduler, SystemClock
-from app.node.disk import DiskThread
+from app.node.disk import DiskThreads
 from app.node.driver import LogDriver
 from app.node.ha_transport import CONNECTIONS_MAX, HaLink, HaTransport, Protocol
 from app.node.open_ha_log import HaNode, open_auto_switch_log, open_classic_log
@@ -48,7 +48,7 @@ class Node:
         self.failures: list[str] = []
         self.ha = HaTransport("127.0.0.1:0")
         self.clock = SystemClock()
-        self._disk = DiskThread(loop, self._fail)
+        self._disk = DiskThreads(loop, self._fail)
         self._disk.start()
         self._timer: asyncio.Task[None] | None = None
         self.node = HaNode(
@@ -59,7 +59,7 @@ class Node:
             limits=Limits(),
             ha=config,
             clock=self.clock,
-            disk=self._disk,
+            disk=self._disk.lane("log"),
             transport=HaLink(self.ha, NoPeers()),
             scheduler=LoopScheduler(loop),
             random=random.Random(1),

@@ -1,4 +1,4 @@
-"""The disk thread: order, group commit, and what a failed sync does (R-11)."""
+"""The disk threads: order, group commit, and what a failed sync does (R-11)."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.node.disk import DiskThread
+from app.node.disk import DiskLane, DiskThreads
 
 
 class Source:
@@ -36,7 +36,7 @@ class Ticket:
         self.source, self.end = source, end
 
     def run(self) -> None:
-        assert threading.current_thread().name == "disk"
+        assert threading.current_thread().name.startswith("disk-")
         self.source.gate.wait(10)
         self.source.rounds += 1
         if self.source.error is not None:
@@ -48,20 +48,22 @@ async def until_failed(failures: list[str]) -> None:
         await asyncio.sleep(0.001)
 
 
-def run(test: Callable[[DiskThread, list[str]], Awaitable[None]]) -> None:
+def run(test: Callable[[DiskLane, list[str]], Awaitable[None]]) -> None:
     async def bounded() -> None:
         failures: list[str] = []
-        disk = DiskThread(asyncio.get_running_loop(), lambda what, error: failures.append(f"{what}: {error}"))
-        disk.start()
+        threads = DiskThreads(
+            asyncio.get_running_loop(), lambda what, error: failures.append(f"{what}: {error}"), 2
+        )
+        threads.start()
         async with asyncio.timeout(20):
-            await test(disk, failures)
-        assert disk.stop(10)
+            await test(threads.lane("log"), failures)
+        assert threads.stop(10)
 
     asyncio.run(bounded())
 
 
 def test_work_is_done_and_answered_in_order() -> None:
-    async def test(disk: DiskThread, failures: list[str]) -> None:
+    async def test(disk: DiskLane, failures: list[str]) -> None:
         done: list[int] = []
         answered: list[tuple[int, bool]] = []
         for number in range(100):
@@ -86,31 +88,31 @@ def test_work_is_done_and_answered_in_order() -> None:
 
 
 def test_syncs_of_one_turn_share_a_round_and_late_ones_the_next() -> None:
-    async def test(disk: DiskThread, failures: list[str]) -> None:
+    async def test(disk: DiskLane, failures: list[str]) -> None:
         one, two = Source(), Source()
-        told: list[tuple[int, int]] = []
+        told: list[int] = []
         one.gate.clear()
         for _ in range(50):
             one.write()
             two.write()
-            disk.request_sync(one, lambda: told.append((one.durable, two.durable)))
+            disk.request_sync(one, lambda: told.append(one.durable))
             disk.request_sync(two, lambda: None)
         await asyncio.sleep(0)  # the first round begins, and is held up by the gate
         for _ in range(10):
             one.write()
-            disk.request_sync(one, lambda: told.append((one.durable, two.durable)))
+            disk.request_sync(one, lambda: told.append(one.durable))
         one.gate.set()
         await disk.drain()
         assert (one.rounds, two.rounds) == (2, 1)
-        assert told[:50] == [(50, 50)] * 50
-        assert told[50:] == [(60, 50)] * 10
+        assert told[:50] == [50] * 50
+        assert told[50:] == [60] * 10
         assert failures == []
 
     run(test)
 
 
 def test_nothing_to_sync_is_answered_too() -> None:
-    async def test(disk: DiskThread, failures: list[str]) -> None:
+    async def test(disk: DiskLane, failures: list[str]) -> None:
         source = Source()
         told: list[int] = []
         disk.request_sync(source, lambda: told.append(source.rounds))
@@ -122,7 +124,7 @@ def test_nothing_to_sync_is_answered_too() -> None:
 
 @pytest.mark.rule("R-11")
 def test_a_failed_sync_stops_the_node_and_is_never_answered_or_tried_again() -> None:
-    async def test(disk: DiskThread, failures: list[str]) -> None:
+    async def test(disk: DiskLane, failures: list[str]) -> None:
         source = Source()
         source.error = OSError("the disk is gone")
         told: list[str] = []
@@ -142,7 +144,7 @@ def test_a_failed_sync_stops_the_node_and_is_never_answered_or_tried_again() -> 
 
 
 def test_an_answer_that_raises_stops_the_node_once() -> None:
-    async def test(disk: DiskThread, failures: list[str]) -> None:
+    async def test(disk: DiskLane, failures: list[str]) -> None:
         def raises(_result: Any, _error: BaseException | None) -> None:
             raise ZeroDivisionError
 
@@ -167,7 +169,7 @@ def test_a_source_that_raises_stops_the_node_and_nobody_waits_for_ever(moment: s
         def finish_sync(self, ticket: Ticket) -> None:
             raise OSError("broken")
 
-    async def test(disk: DiskThread, failures: list[str]) -> None:
+    async def test(disk: DiskLane, failures: list[str]) -> None:
         source = Broken()
         told: list[str] = []
         source.write()
@@ -176,5 +178,47 @@ def test_a_source_that_raises_stops_the_node_and_nobody_waits_for_ever(moment: s
         await asyncio.sleep(0.02)
         assert told == []
         assert [failure.rpartition(": ")[2] for failure in failures] == ["broken"]
+
+    run(test)
+
+
+def test_lanes_do_not_wait_for_one_another() -> None:
+    async def test(lane: DiskLane, failures: list[str]) -> None:
+        other = lane._threads.lane("other")
+        assert lane._threads.lane("other") is other
+        slow, fast = Source(), Source()
+        slow.gate.clear()
+        slow.write()
+        fast.write()
+        synced = asyncio.Event()
+        order: list[str] = []
+        lane.request_sync(slow, lambda: order.append("slow"))
+        other.request_sync(fast, synced.set)
+        await synced.wait()  # with the other lane's sync still at the disk
+        lane.submit(lambda: order.append("work"), lambda _result, _error: None)
+        assert (order, lane.waiting) == ([], 1)
+        slow.gate.set()
+        await lane._threads.drain()
+        assert order == ["slow", "work"]
+        assert failures == []
+
+    run(test)
+
+
+def test_a_log_does_not_wait_for_the_sync_of_its_journal() -> None:
+    async def test(lane: DiskLane, failures: list[str]) -> None:
+        log, journal = Source(), Source()
+        journal.gate.clear()
+        log.write()
+        journal.write()
+        synced = asyncio.Event()
+        told: list[int] = []
+        lane.request_sync(journal, lambda: told.append(journal.durable))
+        lane.request_sync(log, synced.set)
+        await synced.wait()
+        assert (log.durable, told) == (1, [])
+        journal.gate.set()
+        await lane.drain()
+        assert told == [1]
 
     run(test)

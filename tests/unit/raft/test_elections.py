@@ -205,3 +205,22 @@ def test_a_leader_that_cannot_open_its_term_leaves_it_to_others() -> None:
     assert group.take(source="n1", kind=PushRequest) == []
     group.pass_time(4_000, "n2", "n3")
     assert group.leader.name in ("n2", "n3")
+
+
+@pytest.mark.rule("R-01")
+@pytest.mark.parametrize(("disk_ms", "extension_ms"), [(0, 0), (3_000, 3_000), (60_000, 10_000)])
+def test_no_election_begins_while_term_and_vote_wait_for_the_disk(disk_ms: int, extension_ms: int) -> None:
+    """The wait begins when the vote leaves, and lasts longer as the other disks have as much to do."""
+    core, now_ms = Group(3)["n2"].core, 10_000
+    core.step("n1", VoteRequest(4, NO_INDEX, 0), now_ms)
+    ready = core.ready()
+    assert ready is not None
+    assert ready.hard_state == HardState(4, "n1")
+    now_ms += disk_ms
+    core.advance(ready, now_ms)
+    core.tick(now_ms + extension_ms + 499)
+    assert core.ready() is None
+    core.tick(now_ms + extension_ms + 1_000)
+    asking = core.ready()
+    assert asking is not None
+    assert all(isinstance(message, VoteRequest) and message.pre_vote for _, message in asking.messages)
