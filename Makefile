@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo archive test check format rules sim mutants scenarios-rewrite chaos bench package lock clean
+.PHONY: help setup doctor demo test check format rules sim mutants scenarios-rewrite chaos bench package lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -18,11 +18,7 @@ doctor:  ## say what this machine lacks, and how to mend it
 demo: setup  ## three nodes, Spark, 336 776 flights, a killed leader, and the proofs; ARGS=--keep to stay up
 	@$(BIN)/commitlog demo $(ARGS)
 
-archive: setup  ## keep the classes that Spark loads: each start 4 s sooner, for 50 s and 200 MB once
-	@$(BIN)/python -m app.cli.class_archive
-
 test: setup  ## the test suite; ARGS="-k NAME" for a part of it
-	-@$(BIN)/python -m app.cli.class_archive
 	@$(BIN)/python -m pytest -p no:cacheprovider -n 2 --durations=10 $(ARGS)
 
 check: setup  ## ruff and mypy

@@ -1,9 +1,8 @@
-"""The jars that Spark needs beside its own: Delta's two, fetched once and checked, and ours, made here. All
-are then used from a folder without network.
+"""The jars that Spark needs beside its own: Delta's two, fetched and checked, and the log store, compiled.
 
-Delta's come through Ivy, which pyspark ships among its jars and which has the central repository built in: so
-no address of a registry stands here. Ours is made of this folder's Java files by Janino, which pyspark ships
-too: a Java without a compiler will do. `python -m spark_jobs.jars` has them all by hand.
+They are used from a folder, without network. Delta's jars come through Ivy, which pyspark ships and which has
+the central repository built in, so no registry address is needed. The log store is compiled by Janino, which
+pyspark ships too, so a Java without a compiler is enough. `python -m spark_jobs.jars` makes the folder.
 """
 
 import argparse
@@ -26,9 +25,8 @@ from spark_jobs.package import STAMP
 DEFAULT_JARS_FOLDER = CACHE_FOLDER / "jars"
 FETCH_TIMEOUT_S = 600.0
 COMPILE_TIMEOUT_S = 100.0
-SOURCES = ("LinkLogStore.java", "LocalFiles.java")
+SOURCE = "LinkLogStore.java"
 LOG_STORE_CLASS = "commitlog.LinkLogStore"
-FILE_SYSTEM_CLASS = "commitlog.LocalFiles"
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 COMPILER_JARS = ("janino-*.jar", "commons-compiler-*.jar", "hadoop-client-api-*.jar", "slf4j-api-*.jar")
 TRUSTSTORE_PASSWORD = "changeit"  # Java's own default; the store holds public certificates only
@@ -101,28 +99,34 @@ def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
 
 
 def _our_jar(cache: Path) -> Path:
-    """Named after its sources, so that none of another version is taken for it."""
-    digest = hashlib.sha256(b"".join(_sources().values()))
-    return cache / f"commitlog-java-{digest.hexdigest()[:12]}.jar"
+    """Return the path of the log store's jar. Its name holds a digest of the source, hence its version."""
+    return cache / f"commitlog-java-{hashlib.sha256(_source()).hexdigest()[:12]}.jar"
 
 
-def _sources() -> dict[str, bytes]:
-    return {name: files("spark_jobs").joinpath(name).read_bytes() for name in SOURCES}
+def _source() -> bytes:
+    return files("spark_jobs").joinpath(SOURCE).read_bytes()
 
 
 def _make_our_jar(folder: Path, cache: Path) -> Path:
-    """Our jar, compiled in `folder` with Delta's in `cache`. Raises JarsUnavailable."""
-    sources, target = _sources(), folder / "ours.jar"
-    for name, source in sources.items():
-        (folder / name).write_bytes(source)
+    """Compile the log store in `folder`, with Delta's jars in `cache`. Raises JarsUnavailable."""
+    source, target = folder / SOURCE, folder / "ours.jar"
+    source.write_bytes(_source())
     delta = [cache / jar.file_name for jar in DELTA_JARS]
     classes = os.pathsep.join(map(str, [*map(_pyspark_jar, COMPILER_JARS), *delta]))
-    command = [str(find_java()), "-cp", classes, COMPILER]
-    command += ["-d", str(folder), "-classpath", classes, *(str(folder / name) for name in sources)]
-    output = _run(command, COMPILE_TIMEOUT_S, f"compiling {', '.join(sources)}")
-    for name in (LOG_STORE_CLASS, FILE_SYSTEM_CLASS):
-        if not (folder / f"{name.replace('.', '/')}.class").is_file():
-            raise JarsUnavailable(f"{', '.join(sources)} do not compile:\n{output[-2_000:]}")
+    command = [
+        str(find_java()),
+        "-cp",
+        classes,
+        COMPILER,
+        "-d",
+        str(folder),
+        "-classpath",
+        classes,
+        str(source),
+    ]
+    output = _run(command, COMPILE_TIMEOUT_S, f"compiling {SOURCE}")
+    if not (folder / f"{LOG_STORE_CLASS.replace('.', '/')}.class").is_file():
+        raise JarsUnavailable(f"{SOURCE} does not compile:\n{output[-2_000:]}")
     with zipfile.ZipFile(target, "w") as archive:
         for path in sorted(folder.rglob("*.class")):
             archive.writestr(zipfile.ZipInfo(path.relative_to(folder).as_posix(), STAMP), path.read_bytes())

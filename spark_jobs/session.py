@@ -21,8 +21,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
-from spark_jobs.class_archive import archive_options
-from spark_jobs.jars import FILE_SYSTEM_CLASS, LOG_STORE_CLASS, ensure_jars, jar_paths
+from spark_jobs.jars import LOG_STORE_CLASS, ensure_jars, jar_paths
 from spark_jobs.java import JavaNotFound, find_java
 from spark_jobs.package import make_zip, package_root
 from spark_jobs.settings import SparkSettings
@@ -48,7 +47,6 @@ logger.stream.level = off
 
 DRIVER_JAVA = "spark.driver.extraJavaOptions"
 EXECUTOR_JAVA = "spark.executor.extraJavaOptions"
-DRIVER_CLASSES = "spark.driver.extraClassPath"
 CONNECT_PORT = 15_002  # where the server listens when nobody says otherwise
 CONNECT_TIMEOUT_S = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -79,7 +77,6 @@ ON_THIS_MACHINE = {
     # the default one starts programs of the shell for each file that it renames
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
-    "spark.hadoop.fs.file.impl": FILE_SYSTEM_CLASS,  # LocalFiles.java
 }
 ON_A_CLUSTER = {EXECUTOR_JAVA: "-Duser.timezone=UTC -Xss4m"}
 
@@ -180,25 +177,16 @@ def launch_settings(
     if missing := [str(path) for path in jars if not path.is_file()]:
         raise FileNotFoundError(f"no {', '.join(missing)}: run `python -m spark_jobs.jars`")
     settings = {**SETTINGS, **(ON_THIS_MACHINE if is_local else ON_A_CLUSTER), **_files()}
-    if is_local:  # it looks for the file system before it would look into the jars that it hands on
-        settings[DRIVER_CLASSES] = os.pathsep.join(map(str, jars))
-        settings[DRIVER_JAVA] += archive_options(jars_folder)
-    else:
-        settings["spark.jars"] = ",".join(map(str, jars))
+    settings["spark.jars"] = ",".join(map(str, jars))
     settings[DRIVER_JAVA] += f" -XX:NewSize={young_mib(driver_memory)}m"
     return settings
 
 
 def with_extra(launch: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """Those of `extra` win, but options of Java add to ours, the last of two that contradict each other
-    counts, and so do classes of the driver's."""
-    joints = {DRIVER_JAVA: " ", EXECUTOR_JAVA: " ", DRIVER_CLASSES: os.pathsep}
-    both = {name: joint for name, joint in joints.items() if name in launch and name in extra}
-    return {
-        **launch,
-        **extra,
-        **{name: f"{launch[name]}{joint}{extra[name]}" for name, joint in both.items()},
-    }
+    """Return both sets of settings; those of `extra` win. Java options are added after ours, so the JVM takes
+    the last of two that contradict each other."""
+    both = [name for name in (DRIVER_JAVA, EXECUTOR_JAVA) if name in launch and name in extra]
+    return {**launch, **extra, **{name: f"{launch[name]} {extra[name]}" for name in both}}
 
 
 def young_mib(memory: str) -> int:

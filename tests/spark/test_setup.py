@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import jars, java
 from spark_jobs.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars, missing_jars
-from spark_jobs.session import DRIVER_CLASSES, DRIVER_JAVA, launch_settings, with_extra, young_mib
+from spark_jobs.session import DRIVER_JAVA, launch_settings, with_extra, young_mib
 from spark_jobs.spark_home import spark_home
 
 
@@ -95,12 +95,11 @@ def test_young_objects_have_a_part_of_any_heap(memory: str, mib: int) -> None:
     assert young_mib(memory) == mib
 
 
-def test_java_options_and_classes_of_the_user_add_to_ours_and_other_settings_win() -> None:
+def test_java_options_of_the_user_add_to_ours_and_other_settings_win() -> None:
     launch = launch_settings(DEFAULT_JARS_FOLDER, is_local=True)
-    said = {DRIVER_JAVA: "-Dx=1", DRIVER_CLASSES: "theirs.jar", "spark.ui.enabled": "true", "spark.x": "y"}
+    said = {DRIVER_JAVA: "-Dx=1", "spark.ui.enabled": "true", "spark.x": "y"}
     whole = with_extra(launch, said)
     assert whole[DRIVER_JAVA] == f"{launch[DRIVER_JAVA]} -Dx=1"
-    assert whole[DRIVER_CLASSES].split(":") == [*map(str, ensure_jars()), "theirs.jar"]
     assert (whole["spark.ui.enabled"], whole["spark.x"]) == ("true", "y")
 
 
@@ -147,8 +146,8 @@ def test_our_jar_is_made_where_it_is_not_or_is_of_other_sources(
     assert missing_jars(tmp_path) == [ours.name]
     assert ensure_jars(tmp_path)[-1].read_bytes() == ours.read_bytes()
     assert missing_jars(tmp_path) == []
-    monkeypatch.setattr(jars, "_sources", lambda: {"LinkLogStore.java": b"class of no use {}"})
-    with pytest.raises(JarsUnavailable, match=r"LinkLogStore.java do not compile:\n.*expected"):
+    monkeypatch.setattr(jars, "_source", lambda: b"class of no use {}")
+    with pytest.raises(JarsUnavailable, match=r"LinkLogStore.java does not compile:\n.*expected"):
         ensure_jars(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(jar.name for jar in [*delta, ours])
 
