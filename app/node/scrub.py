@@ -1,7 +1,8 @@
 """The background scrub of a node: every log is read again now and then, gently, to find old damage in time.
 
 One log after the other, at `bytes_per_s` in all. Batches are read in a thread of their own, small files in
-the log's disk lane, where alone they are written. Damage begins a repair; so does a block that cannot be read.
+the log's disk lane, where alone they are written. Damage begins a repair, and so does a block that
+cannot be read.
 """
 
 import asyncio
