@@ -29,7 +29,7 @@ from app.api.append_front import AppendFront
 from app.api.append_openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.appends import AppendHandler
 from app.api.edge import Edge
-from app.api.openapi import PROBLEM_SCHEMA, as_openapi_3_0
+from app.api.openapi import PROBLEM_SCHEMA
 from app.api.room import Room
 from app.api.routing import ExactResponse, LogName
 from app.api.tables import KnownTables
@@ -79,7 +79,6 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     app.state.broker = broker
     app.state.tables = KnownTables(settings.tables.path)
     app.state.appends = handler
-    app.openapi_version = "3.0.3"  # what the Swagger UI of the package index shows
     routers = [_append_router(front), *(part.router for part in _PARTS)]
     for router in routers:
         app.include_router(router)
@@ -132,7 +131,7 @@ def _complete_openapi(app: FastAPI) -> None:
             components.setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
             components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{}, {"bearer": []}]
-            app.openapi_schema = as_openapi_3_0(document)
+            app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # the way FastAPI's own documentation shows

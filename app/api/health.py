@@ -3,10 +3,9 @@
 import html
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
+from importlib.resources import files
 from typing import Annotated, Final
 
-import swagger_ui_bundle  # type: ignore[import-untyped]  # it is a folder of files
 from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
 from prometheus_client import CollectorRegistry
@@ -30,7 +29,7 @@ _HTML: Final = "text/html; charset=utf-8"
 _ASSETS: Final = {
     "swagger-ui.css": "text/css; charset=utf-8",
     "swagger-ui-bundle.js": "text/javascript; charset=utf-8",
-    "favicon-32x32.png": "image/png",
+    "favicon.png": "image/png",
 }
 _CACHED: Final = ((b"cache-control", b"max-age=86400"),)
 _DOCS: Final = """<!doctype html>
@@ -39,7 +38,7 @@ _DOCS: Final = """<!doctype html>
 <meta charset="utf-8">
 <title>commitlog API</title>
 <link rel="stylesheet" href="/docs/swagger-ui.css">
-<link rel="icon" type="image/png" href="/docs/favicon-32x32.png">
+<link rel="icon" type="image/png" href="/docs/favicon.png">
 </head>
 <body>
 <div id="swagger-ui"></div>
@@ -192,7 +191,7 @@ async def docs_asset(name: str) -> Response:
 
 @lru_cache(maxsize=len(_ASSETS))
 def _asset(name: str) -> bytes:
-    return Path(swagger_ui_bundle.swagger_ui_path, name).read_bytes()
+    return files("fastapi_offline").joinpath("static", name).read_bytes()
 
 
 @router.get(

@@ -253,39 +253,3 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     },
     "required": ["type", "title", "status", "code", "retryable", "outcome", "request_id"],
 }
-
-
-def as_openapi_3_0(node: Any) -> Any:
-    """The same document in the words of OpenAPI 3.0: `nullable` for null types, `enum` for const."""
-    if isinstance(node, list):
-        return [as_openapi_3_0(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    plain: dict[str, Any] = {}
-    for name, value in node.items():
-        if name == "properties":  # names of the document's subject, not words of the schema language
-            plain[name] = {each: as_openapi_3_0(schema) for each, schema in value.items()}
-        else:
-            plain[name] = value if name in ("example", "examples", "default") else as_openapi_3_0(value)
-    kinds = plain.get("type")
-    if isinstance(kinds, list):
-        plain["type"] = next(kind for kind in kinds if kind != "null")
-        plain["nullable"] = "null" in kinds
-    choices = plain.get("anyOf")
-    if isinstance(choices, list) and {"type": "null"} in choices:
-        left = [choice for choice in choices if choice != {"type": "null"}]
-        plain["nullable"] = True
-        del plain["anyOf"]
-        plain.update(left[0] if len(left) == 1 and "$ref" not in left[0] else {"anyOf": left})
-    if plain.get("required") == []:  # a list of names has at least one there
-        del plain["required"]
-    if "const" in plain:
-        plain["enum"] = [plain.pop("const")]
-    if plain.pop("contentEncoding", None) == "base64":
-        plain["format"] = "byte"
-    examples = plain.get("examples")
-    if isinstance(examples, list):
-        del plain["examples"]
-        if examples:
-            plain["example"] = examples[0]
-    return plain

@@ -152,7 +152,7 @@ def test_the_page_of_the_api_needs_no_network(cluster: Cluster) -> None:
 
 def test_the_openapi_document_is_complete(cluster: Cluster) -> None:
     document = cluster.get("n1", "/v1/openapi.json").json()
-    assert document["openapi"].startswith("3.0")
+    assert document["openapi"].startswith("3.1")
     append = document["paths"]["/v1/logs/{log}/records"]["post"]
     assert set(append["requestBody"]["content"]) == {
         "application/json",
@@ -168,9 +168,7 @@ def test_the_openapi_document_is_complete(cluster: Cluster) -> None:
     assert "422" in read["responses"]
     text = cluster.get("n1", "/v1/openapi.json").text
     assert "HTTPValidationError" not in text
-    assert '"type":"null"' not in text
     assert '"$ref":"#/$defs' not in text
-    assert '"required":[]' not in text
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             reads_json = method in ("put", "patch", "post") and not path.endswith(":promote")
