@@ -242,6 +242,24 @@ class PeerStatus:
     watermark: int
     pending: int
     lag_bytes: int | None
+    acked_offset: int | None = None  # byte after what it has acknowledged (HA)
+    bytes_per_s: int | None = None  # sent to it, over about a second (HA)
+    in_sync: bool | None = None
+    reason: str | None = None  # why it is refused
+
+
+@dataclass(frozen=True, slots=True)
+class MasterLink:
+    """A slave's connection to its master. state: CONNECTING, TRANSFER, WAITING (for the next attempt).
+
+    reported_offset: byte end that it reported last, None before a report. reason: why the last connection
+    ended, None while it has one.
+    """
+
+    state: str
+    reported_offset: int | None
+    bytes_per_s: int
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +276,9 @@ class CoreStatus:
     epoch: int = 0
     sync_state_set: tuple[str, ...] | None = None
     confirm_offset: int | None = None
+    acks_needed: int | None = None  # slaves that must hold a synchronous append now (classic mode)
+    waits_for: str | None = None  # why a classic master has not opened its epoch
+    link: "MasterLink | None" = None  # of a slave
 
 
 class ReplicationCore(Protocol):
@@ -309,6 +330,8 @@ class ReplicationCore(Protocol):
     def sound(self) -> bool:
         """False while this replica may lack what it acknowledged before its disk was damaged: no votes."""
         ...
+
+    takes_unreplicated: bool  # appends with acks=leader are taken in spite of `refusal`
 
     electable: bool  # set by the driver: false while the log's state (keys, cursors) is not whole here
 

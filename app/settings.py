@@ -66,8 +66,12 @@ class LogSettings:
     app/controller/metadata.py says (LogSpec).
 
     Classic mode: the first replica is the master. sync_slaves: how many slaves a synchronous append waits for
-    (H-07). ha_listen, ha_address: of a listener for this log alone at its master, where slaves need no
-    preface; None: the node's HA listener takes them.
+    (H-07; RocketMQ: inSyncReplicas - 1), at least min_in_sync_replicas - 1. auto_in_sync_replicas (RocketMQ:
+    enableAutoInSyncReplicas): it waits only for the slaves in sync when they are fewer, but never for fewer
+    than min_in_sync_replicas - 1. With fewer replicas in sync than min_in_sync_replicas (RocketMQ:
+    minInSyncReplicas) synchronous appends are refused. unclean: a new master takes over without hearing the
+    other replicas (app/ha/opening.py). ha_listen, ha_address: of a listener for this log alone at its master,
+    where slaves need no preface; None: the node's HA listener takes them.
     """
 
     name: str
@@ -80,6 +84,7 @@ class LogSettings:
     preferred: str | None = None
     retention: Mapping[str, Any] | None = None  # {"ms", "bytes"}, null: for ever; None: as [retention] says
     sync_slaves: int = 1
+    auto_in_sync_replicas: bool = False
     ha_listen: str | None = None
     ha_address: str | None = None
 

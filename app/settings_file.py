@@ -5,8 +5,9 @@
               ha_listen, ha_address                  for logs in controller and classic mode
     [[logs]]  name, replication, durability, replicas              (`default` exists without being named)
               retention_ms, retention_bytes                        (absent: those of [retention])
-              learners, min_in_sync_replicas, unclean, preferred   (controller mode)
-              master, sync_slaves, ha_listen, ha_address           (classic mode)
+              learners, preferred                                  (controller mode)
+              min_in_sync_replicas, unclean                        (controller and classic mode)
+              master, sync_slaves, auto_in_sync_replicas, ha_listen, ha_address           (classic mode)
     [controller] [ha] [raft] [storage] [disk] [retention] [scrub] [limits] [http] [security] [tables]
                                                            fields of the dataclasses so named
 
@@ -83,6 +84,7 @@ class _Log(_Table):
     retention_bytes: int | None = Field(default=None, gt=0)
     master: str | None = None
     sync_slaves: int | None = Field(default=None, ge=0)
+    auto_in_sync_replicas: bool | None = None
     ha_listen: str | None = None
     ha_address: str | None = None
 
@@ -214,8 +216,11 @@ def _logs(tables: tuple[_Log, ...], node_ids: list[str], brokers: list[str]) -> 
 
 def _log(table: _Log, replicas: tuple[str, ...], node_ids: list[str]) -> LogSettings:
     classic = table.replication is Replication.CLASSIC
-    only_classic = (table.master, table.sync_slaves, table.ha_listen, table.ha_address)
-    check(classic or only_classic == (None,) * 4, f"log {table.name}: a key of classic mode in another mode")
+    only_classic = ("master", "sync_slaves", "auto_in_sync_replicas", "ha_listen", "ha_address")
+    check(
+        classic or all(getattr(table, key) is None for key in only_classic),
+        f"log {table.name}: a key of classic mode in another mode",
+    )
     slaves = len(replicas) - 1
     sync_slaves = min(1, slaves) if table.sync_slaves is None else table.sync_slaves
     check(sync_slaves <= slaves or not classic, f"log {table.name}: sync_slaves is at most {slaves}")
@@ -233,6 +238,7 @@ def _log(table: _Log, replicas: tuple[str, ...], node_ids: list[str]) -> LogSett
         preferred=table.preferred,
         retention=_retention(table),
         sync_slaves=sync_slaves,
+        auto_in_sync_replicas=bool(table.auto_in_sync_replicas),
         ha_listen=table.ha_listen,
         ha_address=table.ha_address or table.ha_listen,
     )

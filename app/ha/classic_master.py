@@ -1,19 +1,22 @@
-"""The core of a classic log at its master (H-06, H-07), which is so for ever: roles are configuration. PURE.
+"""The core of a classic log at its master (H-06, H-07); roles are configuration. PURE.
 
 Slaves get only what the master itself may acknowledge (on disk with `fsync`): classic frames know no epochs,
-so a master that lost what its slaves hold could not be told from a sound one. The master opens an epoch with
-a control record when its log is empty, or was written by another master before.
+so a master that lost what its slaves hold could not be distinguished from a sound one. The master opens an
+epoch with a control record when its log is empty, or was written by another master; before that it hears the
+other replicas (opening.py). A slave counts for what it provably holds (classic_slaves.py).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.errors import InvariantError
+from app.errors import CommitlogError, InvariantError, NoLeader, NotEnoughInSync
+from app.ha.classic_slaves import Ranges, Slave, Unfit, held_by, start_of
 from app.ha.config import HaConfig
+from app.ha.flow import Flow
 from app.ha.frames import ClassicFrame, ClassicReport
-from app.ha.log import HaLog, held_index, index_before, offset_after
+from app.ha.log import HaLog, held_index, is_empty, offset_after
 from app.ha.messages import INCOMING, Closed, Disconnect, Drained, Opened
+from app.ha.opening import Opening
 from app.ha.pending import PendingAppends
 from app.ha.sending import Sender, Trimmed
 from app.ha.static_group import StaticGroup
@@ -35,20 +38,11 @@ from storage.batch import Batch
 from storage.hard_state import HardState
 
 
-@dataclass(slots=True)
-class _Slave:
-    """One connection. id: of its node if it said so, else the connection's key: strangers may follow too."""
-
-    key: str
-    id: str
-    heard_ms: int
-    room_bytes: int
-    sender: Sender | None = None  # since its first report
-    sent_ms: int = 0
-
-
 class ClassicMasterCore(StaticGroup):
-    """Satisfies ReplicationCore. Invariant: the committed index never falls."""
+    """Satisfies ReplicationCore. Invariants: the committed index never falls; a synchronous append is
+    acknowledged only when the number of slaves that it needs provably hold it (H-07)."""
+
+    takes_unreplicated = True
 
     def __init__(
         self,
@@ -61,13 +55,27 @@ class ClassicMasterCore(StaticGroup):
         committed_index: int,
         config: HaConfig,
         sync_slaves: int,
+        min_in_sync_replicas: int = 1,
+        auto_in_sync_replicas: bool = False,
+        unclean: bool = False,
     ) -> None:
-        """replicas: all of the log, in their configured order. sync_slaves: how many must hold a synchronous
-        append (0: every append is asynchronous). committed_index: of the checkpoint."""
+        """replicas: all of the log, in their configured order. committed_index: of the checkpoint.
+
+        sync_slaves: how many must hold a synchronous append, at least min_in_sync_replicas - 1 (0: every
+        append is asynchronous).
+        min_in_sync_replicas: with fewer replicas in sync, the master included, synchronous appends are
+        refused. auto_in_sync_replicas: an append needs only the slaves in sync when they are fewer than
+        sync_slaves, never fewer than min_in_sync_replicas - 1. unclean: open an epoch without hearing the
+        other replicas.
+        """
         self._log = log
         self._replicas = replicas
         self._config = config
-        self._sync_slaves = sync_slaves
+        self._min_slaves = min_in_sync_replicas - 1
+        self._sync_slaves = max(sync_slaves, self._min_slaves)
+        self._auto = auto_in_sync_replicas
+        self._unclean = unclean
+        self._now_ms = 0
         super().__init__(
             MemberState(
                 node_id=node_id,
@@ -81,7 +89,14 @@ class ClassicMasterCore(StaticGroup):
             )
         )
         self._pending = PendingAppends()
-        self._slaves: dict[str, _Slave] = {}
+        self._slaves: dict[str, Slave] = {}
+        self._proven = {
+            Acks.QUORUM: Ranges(),
+            Acks.ALL: Ranges(),
+        }  # what slaves have held in this incarnation
+        self._first_indexes: dict[str, int] = {}  # of replicas that began without the older records
+        self._refused: dict[str, Unfit] = {}  # by replica: its last refusal, until it is verified
+        self._before_opening: Opening | None = None
         self._opening: dict[str, Any] | None = None
         self._open_index = NO_INDEX  # the epoch is open once this index is durable
         self._published_ms = 0
@@ -96,6 +111,37 @@ class ClassicMasterCore(StaticGroup):
     @property
     def _is_open(self) -> bool:
         return self._opening is None and NO_INDEX < self._open_index <= self._log.durable_index
+
+    @property
+    def refusal(self) -> CommitlogError | None:
+        """Why synchronous appends are refused; while the epoch is not open, why none is taken."""
+        if self._before_opening is not None:
+            return NoLeader(f"{self._member.node_id} has not opened its epoch: {self._waits_for}")
+        in_sync = 1 + self._slaves_in_sync
+        if in_sync <= self._min_slaves:
+            return NotEnoughInSync(in_sync, self._min_slaves + 1)
+        return None
+
+    @property
+    def _waits_for(self) -> str | None:
+        if self._before_opening is None:
+            return None
+        if not self.electable:
+            return "this copy lacks the log's state before its first record: make another replica the master"
+        return self._before_opening.reason
+
+    @property
+    def _slaves_in_sync(self) -> int:
+        end = offset_after(self._log, self._held_index)
+        limit_ms = self._config.ha_max_time_slave_not_catchup_ms
+        return sum(slave.in_sync(end, self._now_ms, limit_ms) for slave in self._slaves.values())
+
+    @property
+    def _needed(self) -> int:
+        """How many slaves must hold a synchronous append now."""
+        if not self._auto:
+            return self._sync_slaves
+        return max(min(self._sync_slaves, self._slaves_in_sync), self._min_slaves)
 
     @property
     def wants_control(self) -> dict[str, Any] | None:
@@ -119,6 +165,8 @@ class ClassicMasterCore(StaticGroup):
             sync_state_set=self._in_sync(),
             epoch=member.term,
             confirm_offset=offset_after(self._log, member.committed_index),
+            acks_needed=self._needed,
+            waits_for=self._waits_for,
         )
 
     def _in_sync(self) -> tuple[str, ...]:
@@ -130,12 +178,22 @@ class ClassicMasterCore(StaticGroup):
     def _peer(self, slave_id: str) -> PeerStatus:
         slave = next((slave for slave in self._slaves.values() if slave.id == slave_id), None)
         if slave is None:
-            return PeerStatus(slave_id, "DISCONNECTED", NO_INDEX, 0, None)
+            refused = self._refused.get(slave_id)
+            state, reason = ("DISCONNECTED", None) if refused is None else ("REFUSED", refused.reason)
+            return PeerStatus(slave_id, state, NO_INDEX, 0, None, in_sync=False, reason=reason)
         if slave.sender is None:
-            return PeerStatus(slave_id, "READY", NO_INDEX, 0, None)
-        sender = slave.sender
-        lag_bytes = self._log.end_offset - sender.acked_offset
-        return PeerStatus(slave_id, "TRANSFER", sender.acked_index, sender.waiting_batches, lag_bytes)
+            return PeerStatus(slave_id, "READY", NO_INDEX, 0, None, in_sync=False)
+        end_offset, limit_ms = self._log.end_offset, self._config.ha_max_time_slave_not_catchup_ms
+        return PeerStatus(
+            slave_id,
+            "TRANSFER",
+            slave.mark,
+            slave.sender.waiting_batches,
+            end_offset - slave.sender.acked_offset,
+            acked_offset=slave.sender.acked_offset,
+            bytes_per_s=slave.flow.bytes_per_s(self._now_ms),
+            in_sync=slave.in_sync(offset_after(self._log, self._held_index), self._now_ms, limit_ms),
+        )
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
         if term is not None and term != self._member.term:
@@ -146,7 +204,7 @@ class ClassicMasterCore(StaticGroup):
         marks = dict.fromkeys(self._replicas, NO_INDEX)
         for slave in self._slaves.values():
             if slave.sender is not None:
-                marks[slave.id] = max(marks.get(slave.id, NO_INDEX), slave.sender.acked_index)
+                marks[slave.id] = max(marks.get(slave.id, NO_INDEX), slave.mark)
         marks[self._member.node_id] = self._held_index
         return marks
 
@@ -157,25 +215,45 @@ class ClassicMasterCore(StaticGroup):
     # --- events --------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> None:
-        """Go on with the epoch that this node has opened, or open the next one."""
+        """Go on with the epoch that this node has opened, or begin to open the next one."""
+        self._now_ms = now_ms
         log, member = self._log, self._member
         last = log.epochs[-1] if log.epochs else None
         if last is not None and last.leader == member.node_id and last.term == member.term:
             self._open_index = log.end_index
         else:
-            member.term += 1
-            self._outbox.hard_state = HardState(member.term, member.node_id)
-            self._opening = {"kind": "term", "leader": member.node_id}
-        self._outbox.tell("term", member.term, {"term": member.term, "leader": member.node_id})
+            others = [replica for replica in self._replicas if replica != member.node_id]
+            sure = self._min_slaves if self._auto else self._sync_slaves
+            required = 0 if is_empty(log) else max(0, len(others) - sure)
+            if others and not self._unclean:
+                wait_ms = self._config.ha_opening_wait_ms
+                self._before_opening = Opening(others, required=required, grace_ms=wait_ms, now_ms=now_ms)
+            else:
+                self._open()
         self._outbox.tell("role", member.term, {"role": Role.MASTER.value, "leader": member.node_id})
         self._check(now_ms)
 
+    def _open(self) -> None:
+        """Begin the next epoch: its number is on disk before its opening record."""
+        member = self._member
+        self._before_opening = None
+        member.term += 1
+        self._outbox.hard_state = HardState(member.term, member.node_id)
+        self._opening = {"kind": "term", "leader": member.node_id}
+        self._outbox.tell("term", member.term, {"term": member.term, "leader": member.node_id})
+
+    def _open_if_complete(self, now_ms: int) -> None:
+        waits = self._before_opening
+        if waits is not None and self.electable and waits.is_complete(now_ms):
+            self._open()
+
     def step(self, source: str, message: Any, now_ms: int) -> None:
+        self._now_ms = now_ms
         if isinstance(message, ReadIndexRequest):
-            self._outbox.send(source, ReadIndexAnswer(message.term, message.id, self._readable_index))
+            self._outbox.send(source, ReadIndexAnswer(message.term, message.id, self._readable_for(source)))
         elif isinstance(message, Opened):
             if source.startswith(INCOMING):
-                self._connected(source, message.replica, now_ms)
+                self._connected(source, message, now_ms)
         elif (slave := self._slaves.get(source)) is None:
             return
         elif isinstance(message, Closed):
@@ -189,51 +267,80 @@ class ClassicMasterCore(StaticGroup):
         else:
             self._drop(slave, f"{type(message).__name__} from a slave")
 
-    def _connected(self, key: str, place: int, now_ms: int) -> None:
-        """A slave that says who it is has one connection: it must not count twice (H-07)."""
-        slave_id = self._replicas[place - 1] if 0 < place <= len(self._replicas) else key
+    def _connected(self, key: str, opened: Opened, now_ms: int) -> None:
+        """An identified slave has one connection: it must not count twice (H-07)."""
+        is_replica = 0 < opened.replica <= len(self._replicas)
+        slave_id = self._replicas[opened.replica - 1] if is_replica else key
         for other in list(self._slaves.values()):
             if other.id == slave_id:
-                self._drop(other, "the slave has connected anew")
-        self._slaves[key] = _Slave(key, slave_id, now_ms, self._config.ha_window_bytes)
+                self._drop(other, "the slave has connected again")
+        flow = Flow(self._config.max_transfer_bytes_per_s, now_ms)
+        room_bytes = self._config.ha_window_bytes
+        history = opened.history if is_replica else None
+        self._slaves[key] = Slave(key, slave_id, is_replica, history, now_ms, room_bytes, flow)
 
-    def _drop(self, slave: _Slave, reason: str) -> None:
+    def _drop(self, slave: Slave, reason: str) -> None:
         del self._slaves[slave.key]
         self._outbox.send(slave.key, Disconnect(reason))
 
-    def _reported(self, slave: _Slave, max_offset: int, now_ms: int) -> None:
+    def _reported(self, slave: Slave, max_offset: int, now_ms: int) -> None:
         sender = slave.sender
         if sender is None:
             self._begin(slave, max_offset, now_ms)
             return
+        before = sender.acked_index
         problem = sender.acknowledge(max_offset)
         if problem is not None:
             self._drop(slave, problem)
             return
+        if sender.acked_index > before and slave.is_replica and not slave.verified:
+            self._verified(slave)
+        slave.caught_up()
         self._check(now_ms)
         self._pump(slave, now_ms)
 
-    def _begin(self, slave: _Slave, max_offset: int, now_ms: int) -> None:
-        """H-06: a slave without data starts at the newest segment, any other at the byte it reports."""
-        log = self._log
-        if max_offset == 0:
-            index = max(log.last_segment_index, 0)
-            slave.sender = Sender(log, index, offset_after(log, index - 1), NO_INDEX)
-        elif not log.begin_offset <= max_offset <= log.end_offset:
-            reason = f"a slave at {max_offset}, the log is [{log.begin_offset}, {log.end_offset}]"
-            if slave.id in self._replicas:  # of strangers the journal keeps nothing
-                self._outbox.tell("corruption", self._member.term, {"reason": reason, "slave": slave.id})
-            self._drop(slave, reason)
+    def _begin(self, slave: Slave, max_offset: int, now_ms: int) -> None:
+        try:
+            start = start_of(self._log, max_offset, slave.history, is_replica=slave.is_replica)
+        except Unfit as unfit:
+            self._refuse(slave, unfit)
             return
-        else:
-            held = index_before(log, max_offset)
-            next_index = log.begin_index if held == NO_INDEX else held + 1
-            slave.sender = Sender(log, next_index, max_offset, held)
+        slave.sender = Sender(self._log, start.next_index, start.offset, start.held_index)
+        slave.first_index = start.first_index
+        slave.note(offset_after(self._log, self._held_index), now_ms)
+        if slave.is_replica and (start.restart or max_offset == 0):
+            self._first_indexes[slave.id] = start.first_index
+        if start.verified:
+            self._verified(slave, empty=start.restart or max_offset == 0)
+        if start.restart:
+            self._outbox.send(slave.key, ClassicFrame(start.offset, restart=True))
         self._check(now_ms)
         self._pump(slave, now_ms, always=True)
 
+    def _verified(self, slave: Slave, *, empty: bool = False) -> None:
+        """The slave holds nothing but a beginning of this log; empty: nothing at all."""
+        slave.verified = True
+        slave.first_index = self._first_indexes.get(slave.id, 0)
+        self._refused.pop(slave.id, None)
+        if self._before_opening is not None:
+            (self._before_opening.empty if empty else self._before_opening.heard)(slave.id)
+
+    def _refuse(self, slave: Slave, unfit: Unfit) -> None:
+        """Send a slave away whose log is not a beginning of this one; nothing of it counts (H-04)."""
+        if slave.is_replica:  # the journal keeps nothing of unidentified peers, and one event for each cause
+            known = self._refused.get(slave.id)
+            self._refused[slave.id] = unfit
+            if known is None or known.kind != unfit.kind:
+                data = {"reason": f"slave {slave.id}: {unfit.reason}", "slave": slave.id}
+                self._outbox.tell("corruption", self._member.term, data)
+            if self._before_opening is not None:
+                self._before_opening.object(slave.id, unfit.reason)
+        self._drop(slave, unfit.reason)
+
     def tick(self, now_ms: int) -> None:
+        self._now_ms = now_ms
         config = self._config
+        self._open_if_complete(now_ms)
         for slave in list(self._slaves.values()):
             if slave.sender is None:
                 limit_ms = config.ha_handshake_timeout_ms
@@ -243,6 +350,10 @@ class ClassicMasterCore(StaticGroup):
                 self._drop(slave, "silent for too long")
             elif now_ms - slave.sent_ms >= config.ha_send_heartbeat_interval_ms:
                 self._pump(slave, now_ms, always=True)
+            elif config.ha_flow_control:
+                self._pump(slave, now_ms)
+        if self._auto:
+            self._check(now_ms)  # a slave may have fallen out of sync
         self._outbox.answers += self._pending.time_out(now_ms, AppendFate.TOO_FEW_SLAVES)
         quiet_ms = now_ms - self._published_ms
         if quiet_ms >= config.ha_watermarks_interval_ms or (
@@ -265,6 +376,11 @@ class ClassicMasterCore(StaticGroup):
 
     def read_index(self, token: Any, now_ms: int) -> None:
         self._outbox.reads.append((token, self._readable_index))
+
+    def _readable_for(self, source: str) -> int | None:
+        """A slave may serve a confirmed read only from records that are this master's."""
+        verified = any(slave.id == source and slave.verified for slave in self._slaves.values())
+        return self._readable_index if verified else None
 
     @property
     def _readable_index(self) -> int | None:
@@ -298,39 +414,56 @@ class ClassicMasterCore(StaticGroup):
         for slave in list(self._slaves.values()):
             self._pump(slave, now_ms)
 
-    def _pump(self, slave: _Slave, now_ms: int, *, always: bool = False) -> None:
+    def _pump(self, slave: Slave, now_ms: int, *, always: bool = False) -> None:
         """Send what there is, as far as there is room; always: an empty frame if there is nothing (H-06)."""
         sender = slave.sender
         if sender is None:
             return
         try:
-            pieces = sender.pieces(slave.room_bytes, self._config.ha_transfer_batch_size, self._held_index)
+            room_bytes = min(slave.room_bytes, slave.flow.room_bytes(now_ms))
+            pieces = sender.pieces(room_bytes, self._config.ha_transfer_batch_size, self._held_index)
         except Trimmed:
             self._drop(slave, "what comes next is trimmed")
             return
         for piece in pieces:
             slave.room_bytes -= len(piece.body)
+            slave.flow.sent(len(piece.body), now_ms)
             self._outbox.send(slave.key, ClassicFrame(piece.offset, piece.body))
         if always and not pieces:
             self._outbox.send(slave.key, ClassicFrame(sender.sent_offset))
         if pieces or always:
             slave.sent_ms = now_ms
+            slave.note(offset_after(self._log, self._held_index), now_ms)
 
     def _check(self, now_ms: int) -> None:
-        """Commit and answer what the configured number of slaves has reached (H-07)."""
+        """Commit what the needed number of slaves has reached, and answer what they provably hold (H-07)."""
         member = self._member
         marks = self._watermarks()
         held = marks.pop(member.node_id)
         reached = sorted(marks.values(), reverse=True)
-        needed = self._sync_slaves
+        needed = self._needed
         index = held
         if needed > 0:
             index = min(held, reached[needed - 1]) if len(reached) >= needed else NO_INDEX
         member.committed_index = max(member.committed_index, index)
-        every = [marks[replica] for replica in self._replicas if replica != member.node_id]
-        committed = member.committed_index
-        waits = {Acks.LEADER: held, Acks.QUORUM: committed, Acks.ALL: min(committed, *every, held)}
-        self._outbox.answers += self._pending.release(waits)
+        self._outbox.answers += self._pending.release(
+            {Acks.LEADER: held, Acks.QUORUM: NO_INDEX, Acks.ALL: NO_INDEX}
+        )
+        others = [replica for replica in self._replicas if replica != member.node_id]
+        replicas = [slave for slave in self._slaves.values() if slave.id in others]
+        self._answer(Acks.QUORUM, self._slaves.values(), needed, held)
+        self._answer(Acks.ALL, replicas, len(others), held)
+
+    def _answer(self, acks: Acks, slaves: Iterable[Slave], needed: int, held: int) -> None:
+        """Answer what `needed` of the slaves provably hold, or held once: a slave that has gone keeps it."""
+        proven = self._proven[acks]
+        if needed == 0:
+            proven.add(0, held)
+        stretches = [stretch for slave in slaves if (stretch := slave.stretch) is not None]
+        for first, last in held_by(stretches, needed, 0) if needed else ():
+            proven.add(first, min(last, held))
+        for first, last in proven:
+            self._outbox.answers += self._pending.release_between(acks, first, last)
 
     def _standing(self) -> tuple[int, dict[str, int]]:
         return (self._member.committed_index, self._watermarks())

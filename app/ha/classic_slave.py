@@ -1,7 +1,8 @@
 """The core of a classic log at a slave (H-01 to H-05, H-08), which never becomes master by itself. PURE.
 
 The slave stores the master's log byte for byte. It commits, and serves, what it holds: the master sends only
-what it holds durably itself, and nothing of a classic log is ever cut.
+what it holds durably itself, and nothing of a classic log is ever truncated. Its history goes with the
+connection (frames.py), so that a master with another log refuses it; then it retries ever less often.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from typing import Any
 from app.errors import InvariantError
 from app.ha.assembly import Assembler
 from app.ha.config import HaConfig
-from app.ha.frames import ClassicFrame, ClassicReport
+from app.ha.flow import Flow
+from app.ha.frames import ClassicFrame, ClassicReport, History
 from app.ha.log import HaLog, LogEnd, held_index, is_empty, offset_after
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Opened
 from app.ha.static_group import StaticGroup
@@ -19,8 +21,17 @@ from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.reads import FollowerReads
 from app.raft.state import MemberState
-from app.replication import CoreStatus, Durability, GroupConfig, PendingAppend, Ready, Reset, Role
-from storage.batch import Batch
+from app.replication import (
+    CoreStatus,
+    Durability,
+    GroupConfig,
+    MasterLink,
+    PendingAppend,
+    Ready,
+    Reset,
+    Role,
+)
+from storage.batch import FIRST_CHAIN, Batch
 from storage.epoch_file import epoch_of
 from storage.errors import CorruptBatch
 
@@ -77,6 +88,13 @@ class ClassicSlaveCore(StaticGroup):
         self._reported_ms = 0
         self._reported_offset: int | None = None  # on this connection
         self._next_offset: int | None = None  # of this connection's stream, once it has begun
+        self._restarts = False  # the master has trimmed all that this log holds: what comes next replaces it
+        self._heard_frame = False  # on this connection
+        self._fruitless = 0  # connections in a row that ended before a frame
+        self._left: str | None = None  # why the last connection ended
+        self._told: str | None = None  # the kind of refusal that the journal has
+        self._now_ms = 0
+        self._flow = Flow(None, 0)
 
     # --- what the driver asks ------------------------------------------------------------------------------
 
@@ -91,7 +109,17 @@ class ClassicSlaveCore(StaticGroup):
             sync_state_set=(),
             epoch=member.term,
             confirm_offset=offset_after(self._log, member.committed_index),
+            link=self._link(),
         )
+
+    def _link(self) -> MasterLink:
+        state = "TRANSFER" if self._connected else "CONNECTING" if self._connecting else "WAITING"
+        reason = None if self._heard_frame else self._left
+        if reason is not None and self._fruitless:
+            reason = (
+                f"{self._fruitless} connections ended before anything was transferred, the last: {reason}"
+            )
+        return MasterLink(state, self._reported_offset, self._flow.bytes_per_s(self._now_ms), reason)
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
         """Only the master knows them."""
@@ -107,8 +135,9 @@ class ClassicSlaveCore(StaticGroup):
 
     def tick(self, now_ms: int) -> None:
         config = self._config
+        self._now_ms = now_ms
         if not (self._connected or self._connecting):
-            if now_ms >= self._retry_ms:
+            if now_ms >= self._retry_ms and self._all_held:
                 self._connect(now_ms)
         elif now_ms - self._heard_ms > config.ha_housekeeping_interval_ms:  # H-05
             self._leave("the master is silent", now_ms)
@@ -123,19 +152,35 @@ class ClassicSlaveCore(StaticGroup):
         self._key = f"{OUTGOING}{self._connections}"
         self._connecting = True
         self._heard_ms = now_ms
-        self._outbox.send(self._key, Connect(self._address))
+        self._outbox.send(self._key, Connect(self._address, self._history))
 
-    def _leave(self, reason: str, now_ms: int) -> None:
+    @property
+    def _history(self) -> History:
+        log = self._log
+        if is_empty(log):
+            return History(0, 0, FIRST_CHAIN)
+        return History(log.end_offset, log.next_index, log.last_chain)
+
+    def _leave(self, reason: str, now_ms: int, *, refused: bool = False) -> None:
         self._outbox.send(self._key, Disconnect(reason))
-        self._forget(now_ms)
+        self._forget(reason, now_ms, refused=refused)
 
-    def _forget(self, now_ms: int) -> None:
-        self._connected = self._connecting = False
+    def _forget(self, reason: str, now_ms: int, *, refused: bool = False) -> None:
+        """The connection has ended. After one that was refused, or closed before a frame, wait longer."""
+        pause_ms = self._config.ha_reconnect_interval_ms  # H-01
+        if refused or (self._connected and not self._heard_frame):
+            self._fruitless += 1
+            pause_ms = min(pause_ms << min(self._fruitless, 16), self._config.ha_refused_interval_max_ms)
+        else:
+            self._fruitless = 0
+        self._left = reason
+        self._connected = self._connecting = self._heard_frame = self._restarts = False
         self._reported_offset = self._next_offset = None
-        self._retry_ms = now_ms + self._config.ha_reconnect_interval_ms  # H-01
+        self._retry_ms = now_ms + pause_ms
         self._assembler.clear()
 
     def step(self, source: str, message: Any, now_ms: int) -> None:
+        self._now_ms = now_ms
         if isinstance(message, ReadIndexAnswer):
             if source == self._member.leader_id:
                 self._reads.answered(message, now_ms)
@@ -151,9 +196,10 @@ class ClassicSlaveCore(StaticGroup):
             self._heard_ms = now_ms
             self._report(now_ms)
         elif isinstance(message, Closed):
-            self._forget(now_ms)
+            self._forget(message.reason, now_ms)
         elif isinstance(message, ClassicFrame):
             self._heard_ms = now_ms
+            self._flow.sent(len(message.body), now_ms)
             self._take(message, now_ms)
 
     # --- reports -------------------------------------------------------------------------------------------
@@ -164,11 +210,13 @@ class ClassicSlaveCore(StaticGroup):
             return 0
         return offset_after(self._log, held_index(self._log, self._member.durability))
 
+    @property
+    def _all_held(self) -> bool:
+        return held_index(self._log, self._member.durability) == self._log.end_index
+
     def _report(self, now_ms: int) -> None:
-        """Say how far we are (H-02). The first report says where to begin: then all must be durable."""
-        log = self._log
-        all_held = held_index(log, self._member.durability) == log.end_index
-        if self._reported_offset is not None or all_held:
+        """Report how far this slave is (H-02). The first report is where to begin: then all is durable."""
+        if self._reported_offset is not None or self._all_held:
             self._reported_ms = now_ms
             self._reported_offset = self._held_offset
             self._outbox.send(self._key, ClassicReport(self._reported_offset))
@@ -188,26 +236,45 @@ class ClassicSlaveCore(StaticGroup):
 
     def _take(self, frame: ClassicFrame, now_ms: int) -> None:
         """Store what a frame completes; what does not fit costs the connection and stores nothing (H-04)."""
+        if self._reported_offset is None:
+            self._refuse("order", "a frame before this slave's report", now_ms)
+            return
+        if frame.restart and not self._heard_frame and frame.offset > self._log.end_offset:
+            self._restarts = self._heard_frame = True
+            self._next_offset = frame.offset
+            return
         problem = self._why_not(frame)
-        batches: list[Batch] = []
-        if problem is None:
-            try:
-                batches = self._assembler.feed(frame.body)
-                problem = self._why_not_these(batches)
-            except CorruptBatch as error:
-                problem = error.reason
         if problem is not None:
-            self._outbox.truncate = None
-            data = {"reason": problem, "master": self._member.leader_id}
+            self._refuse("gap", problem, now_ms)
+            return
+        try:
+            batches = self._assembler.feed(frame.body)
+        except CorruptBatch as error:
+            self._refuse("corrupt", error.reason, now_ms)
+            return
+        problem = self._why_not_these(batches)
+        if problem is not None:
+            self._refuse("history", problem, now_ms)
+            return
+        self._heard_frame = True
+        if batches:
+            self._restarts = False
+            self._told = None
+        self._outbox.batches += batches
+
+    def _refuse(self, kind: str, reason: str, now_ms: int) -> None:
+        """Leave a master whose bytes do not fit; the journal gets one event for each cause."""
+        self._outbox.truncate = None
+        if self._told != kind:
+            self._told = kind
+            data = {"reason": reason, "master": self._member.leader_id}
             self._outbox.tell("corruption", self._member.term, data)
-            self._leave(problem, now_ms)
-        else:
-            self._outbox.batches += batches
+        self._leave(reason, now_ms, refused=True)
 
     def _why_not(self, frame: ClassicFrame) -> str | None:
         """Why the frame cannot come next on this connection, None when it can."""
-        if self._reported_offset is None:
-            return "a frame before this slave's report"
+        if frame.restart:
+            return f"the master asks to begin at {frame.offset}, this slave is at {self._log.end_offset}"
         expected = self._next_offset
         if expected is None and not is_empty(self._log):
             expected = self._log.end_offset
@@ -219,8 +286,15 @@ class ClassicSlaveCore(StaticGroup):
 
     def _why_not_these(self, batches: Sequence[Batch]) -> str | None:
         end = LogEnd(self._log)
+        restarts = self._restarts
         for batch in batches:
-            if end.epoch == 0:  # an empty log begins anywhere
+            if restarts:
+                restarts = False
+                if batch.base_index <= self._log.end_index or batch.term < self._log.last_term:
+                    return f"{batch!r} cannot follow what the master has trimmed"
+                self._outbox.truncate = Reset(batch.base_index, batch.offset)
+                end.start_at(batch)
+            elif end.epoch == 0:  # an empty log begins anywhere
                 if (batch.base_index, batch.offset) != (end.next_index, end.offset):
                     self._outbox.truncate = Reset(batch.base_index, batch.offset)
                     end.start_at(batch)

@@ -22,8 +22,17 @@ class HaConfig:
     ha_watermarks_interval_ms: int = 3_000  # a master tells the journal where everybody stands
     ha_watermarks_moving_interval_ms: int = 500  # ... at most so often while they move
     ha_read_index_timeout_ms: int = 1_000  # a slave asks its master what a linearizable read must see
+    ha_refused_interval_max_ms: int = 10_000  # a slave whose connections end before a frame retries so often
+    ha_opening_wait_ms: int = 2_000  # a classic master that takes a log over hears the other replicas first
+    ha_flow_control: bool = False  # RocketMQ: haFlowControlEnable
+    ha_max_transfer_bytes_per_s: int = 100 * MIB  # to one slave, with flow control
     ha_sync_from_last_file: bool = False  # A-09: an empty AutoSwitch slave starts at the last segment
     ha_handshake_by_number: bool = False  # speak the 16-byte handshake of newer builds as a slave
+
+    @property
+    def max_transfer_bytes_per_s(self) -> int | None:
+        """Bytes per second that one slave may get, None for no limit."""
+        return self.ha_max_transfer_bytes_per_s if self.ha_flow_control else None
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -38,5 +47,7 @@ class HaConfig:
             raise ConfigError(
                 "ha_send_heartbeat_interval_ms must be at most half of ha_max_time_slave_not_catchup_ms"
             )
+        if self.ha_refused_interval_max_ms < self.ha_reconnect_interval_ms:
+            raise ConfigError("ha_refused_interval_max_ms must be at least ha_reconnect_interval_ms")
         if self.ha_transfer_batch_size > 4 * MIB:
             raise ConfigError("ha_transfer_batch_size must be at most 4 MiB")

@@ -10,12 +10,18 @@
     classic
       report          max_offset(8)                            slave -> master
       frame           offset(8) size(4) body                   master -> slave; size 0: heartbeat
+      restart         offset(8) size(4)=-1                     master -> slave that sent its history
 
     before them, from our own slaves
       preface         magic(4) "CLHA" version(1) flags(1) replica(2) log_id(8)   flags bit 0: by number
+      history         end_offset(8) next_index(8) chain(8)     with flags bit 1, directly after the preface
 
 The preface says which log of a shared listener is meant, and which of the log's replicas comes. It cannot be
 taken for a first frame (no state and no offset begins like that), so a listener of one log does without.
+
+The history proves what a classic report alone cannot: the chain of the slave's last batch is a digest over
+every batch before it, so a master that has another chain there has another log. The restart frame answers a
+slave whose log ends before the master's log begins: the frames after it start at the master's begin.
 """
 
 import struct
@@ -32,8 +38,11 @@ EPOCHS_MAX: Final = 1_000_000  # of one handshake's answer
 PREFACE_MAGIC: Final = b"CLHA"
 PREFACE_VERSION: Final = 1
 FLAG_BY_NUMBER: Final = 1
+FLAG_HISTORY: Final = 2
+RESTART_SIZE: Final = -1  # in the size field of a classic frame
 
 PREFACE: Final = struct.Struct(">4sBBHQ")
+HISTORY: Final = struct.Struct(">qq8s")
 HANDSHAKE: Final = struct.Struct(">ihhi50s")
 HANDSHAKE_BY_NUMBER: Final = struct.Struct(">ihhq")
 ANSWER: Final = struct.Struct(">iiqi")
@@ -64,12 +73,25 @@ class HaState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """Proof of what a classic slave holds. end_offset: byte after its last batch, 0 for an empty log.
+
+    next_index: index after its last record. chain: of its last batch, 8 bytes (storage/batch.py).
+    """
+
+    end_offset: int
+    next_index: int
+    chain: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Preface:
     """Which log a connection is about. replica: the slave's place among the log's, from 1; 0 unknown."""
 
     log_id: int
     replica: int = 0
     by_number: bool = False
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +148,27 @@ class ClassicReport:
 
 @dataclass(frozen=True, slots=True)
 class ClassicFrame:
-    """Bytes of the master's log; an empty body is a heartbeat."""
+    """Bytes of the master's log; an empty body is a heartbeat.
+
+    restart: the master has trimmed everything below `offset`, the slave's log included; no body.
+    """
 
     offset: int
     body: bytes = b""
+    restart: bool = False
 
 
 Frame = Handshake | HandshakeAnswer | Transfer | Ack | ClassicReport | ClassicFrame
 
 
 def encode_preface(preface: Preface) -> bytes:
-    """Return its 16 bytes."""
-    flags = FLAG_BY_NUMBER if preface.by_number else 0
-    return PREFACE.pack(PREFACE_MAGIC, PREFACE_VERSION, flags, preface.replica, preface.log_id)
+    """Return its 16 bytes, and 24 more with a history."""
+    history = preface.history
+    flags = (FLAG_BY_NUMBER if preface.by_number else 0) | (0 if history is None else FLAG_HISTORY)
+    data = PREFACE.pack(PREFACE_MAGIC, PREFACE_VERSION, flags, preface.replica, preface.log_id)
+    if history is None:
+        return data
+    return data + HISTORY.pack(history.end_offset, history.next_index, history.chain)
 
 
 def encode(frame: Frame) -> tuple[Buffer, ...]:
@@ -151,6 +181,8 @@ def encode(frame: Frame) -> tuple[Buffer, ...]:
             return (TRANSFER.pack(HaState.TRANSFER, len(body), offset, epoch, start, confirm), body)
         case Ack(max_offset):
             return (ACK.pack(HaState.TRANSFER, max_offset),)
+        case ClassicFrame(offset, _, True):
+            return (CLASSIC.pack(offset, RESTART_SIZE),)
         case ClassicFrame(offset, body):
             return (CLASSIC.pack(offset, len(body)), body)
         case ClassicReport(max_offset):
@@ -222,9 +254,18 @@ def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
     if len(view) < PREFACE.size:
         return None
     _, version, flags, replica, log_id = PREFACE.unpack_from(view)
-    if version != PREFACE_VERSION or flags & ~FLAG_BY_NUMBER:
+    if version != PREFACE_VERSION or flags & ~(FLAG_BY_NUMBER | FLAG_HISTORY):
         raise CorruptFrame(f"preface version {version} flags {flags}")
-    return Preface(log_id, replica, bool(flags & FLAG_BY_NUMBER)), PREFACE.size
+    by_number = bool(flags & FLAG_BY_NUMBER)
+    if not flags & FLAG_HISTORY:
+        return Preface(log_id, replica, by_number), PREFACE.size
+    size = PREFACE.size + HISTORY.size
+    if len(view) < size:
+        return None
+    end_offset, next_index, chain = HISTORY.unpack_from(view, PREFACE.size)
+    if end_offset < 0 or next_index < 0:
+        raise CorruptFrame(f"a history that ends at {end_offset}, index {next_index}")
+    return Preface(log_id, replica, by_number, History(end_offset, next_index, chain)), size
 
 
 def decode_from_slave(view: memoryview) -> tuple[Handshake | Ack, int] | None:
@@ -328,6 +369,8 @@ def decode_classic(view: memoryview) -> tuple[ClassicFrame, int] | None:
         return None
     offset, size = CLASSIC.unpack_from(view)
     _offset("frame", offset)
+    if size == RESTART_SIZE:
+        return ClassicFrame(offset, restart=True), CLASSIC.size
     _check_size(size, TRANSFER_MAX_BYTES)
     end = CLASSIC.size + size
     if len(view) < end:

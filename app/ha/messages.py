@@ -12,7 +12,7 @@ Frames of a connection arrive in the order in which they were sent, or the conne
 from dataclasses import dataclass
 from typing import Final
 
-from app.ha.frames import Frame
+from app.ha.frames import Frame, History
 
 INCOMING: Final = "in-"  # how the keys of connections begin that others opened
 OUTGOING: Final = "out-"  # ... and of those that the core opened; node ids have no part in it
@@ -22,10 +22,12 @@ OUTGOING: Final = "out-"  # ... and of those that the core opened; node ids have
 class Opened:
     """The connection is there: for the core that asked for it, or because a slave came.
 
-    replica: place of the slave among the log's replicas, from 1, if it said so, else 0.
+    replica: place of the slave among the log's replicas, from 1, if it said so, else 0. history: what a
+    classic slave holds, if it sent that.
     """
 
     replica: int = 0
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,10 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a connection to host:port."""
+    """Open a connection to host:port. history: to send in the preface (classic mode)."""
 
     address: str
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)

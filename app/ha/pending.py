@@ -53,6 +53,20 @@ class PendingAppends:
                 done.append(waiting.popleft())
         return _answers(done, AppendFate.ACKNOWLEDGED)
 
+    def release_between(self, acks: Acks, first_index: int, last_index: int) -> Answers:
+        """Release the appends of that kind that lie wholly within the two indexes, inclusive."""
+        waiting = self._waiting[acks]
+        done: list[PendingAppend] = []
+        while waiting and first_index <= waiting[0].first_index and waiting[0].last_index <= last_index:
+            done.append(waiting.popleft())
+        if waiting and waiting[0].first_index < first_index <= waiting[-1].last_index:
+            kept: deque[PendingAppend] = deque()
+            for append in waiting:
+                inside = first_index <= append.first_index and append.last_index <= last_index
+                (done if inside else kept).append(append)
+            self._waiting[acks] = kept
+        return _answers(done, AppendFate.ACKNOWLEDGED)
+
     def time_out(self, now_ms: int, fate: AppendFate) -> Answers:
         """Those whose deadline has come."""
         if now_ms < self._next_deadline_ms:

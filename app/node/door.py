@@ -22,6 +22,7 @@ from app.node.admission import Coalescing, check_conditions, check_quota, check_
 from app.node.answers import CommandDone, Done, OpenAppend, OpenAppends, OpenCommand, Stamped
 from app.node.waiters import answer
 from app.replication import (
+    Acks,
     AppendLimits,
     AppendRequest,
     ChangeKind,
@@ -159,7 +160,9 @@ class Door:
     def _check_leads(self) -> None:
         core = self._core
         if not core.accepts_appends:
-            raise NoLeader if core.leader_id in (None, self._node_id) else NotLeader(core.leader_id)
+            if core.leader_id in (None, self._node_id):
+                raise NoLeader(None if core.refusal is None else core.refusal.detail)
+            raise NotLeader(core.leader_id)
 
     def _admit(self, append: OpenAppend, now_ms: int, wall_ms: int) -> None:
         """Put the append into the batch of this turn, or find the answer of its first time."""
@@ -173,8 +176,9 @@ class Door:
         if claim is not None:
             self._join(append, claim, now_ms)
             return
-        if core.refusal is not None:
-            raise core.refusal
+        refusal = core.refusal
+        if refusal is not None and not (core.takes_unreplicated and request.acks is Acks.LEADER):
+            raise refusal
         next_index = self._log.next_index + batch.count
         check_conditions(self._state, request, term=core.term, next_index=next_index)
         waiting = core.pending_appends + len(batch.appends)

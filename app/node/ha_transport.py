@@ -5,12 +5,17 @@ say which log. A classic log may have a listener for itself, where slaves that k
 
 A connection is nothing to a core before it has said something that makes sense: port probes and garbage cost
 a socket for a moment, and leave nothing behind. What is sent is bounded by the core, which waits for Drained.
+
+Limits grow with the logs served: so many connections may be open that have not introduced themselves yet, so
+many without a replica's name for each log, and so many for each replica of a log. A refused connection is
+logged, counted and closed; its dialler waits longer after each one.
 """
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, cast
 
@@ -19,6 +24,7 @@ from app.ha.frames import (
     PREFACE_MAGIC,
     CorruptFrame,
     FrameReader,
+    History,
     Preface,
     decode_classic,
     decode_from_master,
@@ -36,7 +42,12 @@ log = logging.getLogger(__name__)
 
 PREFACE_TIMEOUT_S: Final = 2.0
 CONNECT_TIMEOUT_S: Final = 2.0
-CONNECTIONS_MAX: Final = 1_024  # that others opened, of all logs
+UNIDENTIFIED_MAX: Final = 1_024  # connections that others opened and that have not introduced themselves
+REPLICAS_MAX: Final = 64  # of one log; a place beyond is none
+STRANGERS_MAX: Final = 256  # of one log: slaves that name no replica
+OF_A_REPLICA_MAX: Final = 8  # of one replica of a log; the newest one counts
+DIAL_PAUSE_MIN_S: Final = 0.1  # after a connection that ended before a byte arrived; doubles each time
+DIAL_PAUSE_MAX_S: Final = 3.0
 BUFFER_HIGH_BYTES: Final = 256 * 1024
 
 Deliver = Callable[[str, Any], None]
@@ -63,6 +74,9 @@ class _Log:
     by_number: bool
     master: Callable[[], str | None]
     listener: asyncio.Server | None = None
+    incoming: Counter[int] = field(default_factory=Counter)  # connections by place of the replica, 0: unnamed
+    fruitless: int = 0  # own connections in a row that ended before a byte arrived
+    dial_at_s: float = 0.0  # on the loop's clock: no sooner
 
 
 class HaTransport:
@@ -76,8 +90,10 @@ class HaTransport:
         self._incoming: dict[_Connection, None] = {}  # whether they have introduced themselves or not
         self._connections: dict[tuple[int, str], _Connection] = {}  # (log id, key)
         self._connecting: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._unidentified = 0
         self._count = 0
-        self._refused = 0
+        self._strangers = 0
+        self.refused: Counter[str] = Counter()  # connections closed for a limit, by the limit
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be bound."""
@@ -85,7 +101,7 @@ class HaTransport:
 
     async def _listener(self, address: tuple[str, int], log_id: int | None) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: _Connection(self, log_id), *address, backlog=CONNECTIONS_MAX)
+        return await loop.create_server(lambda: _Connection(self, log_id), *address, backlog=UNIDENTIFIED_MAX)
 
     @property
     def address(self) -> str:
@@ -158,7 +174,7 @@ class HaTransport:
     def send(self, target: str, log_id: int, message: HaMessage) -> None:
         """Carry out a command, or send a frame; to a connection that is gone: nothing. Never raises."""
         if isinstance(message, Connect):
-            self._connect(log_id, target, message.address)
+            self._connect(log_id, target, message)
             return
         connection = self._connections.get((log_id, target))
         if isinstance(message, Disconnect):
@@ -170,19 +186,23 @@ class HaTransport:
         elif connection is not None:
             connection.write(message)
 
-    def _connect(self, log_id: int, key: str, address: str) -> None:
+    def _connect(self, log_id: int, key: str, connect: Connect) -> None:
         owner = self._logs.get(log_id)
         if owner is not None:
-            work = self._dial(owner, key, address)
-            task = asyncio.get_running_loop().create_task(work, name=f"HA connection to {address}")
+            work = self._dial(owner, key, connect)
+            task = asyncio.get_running_loop().create_task(work, name=f"HA connection to {connect.address}")
             self._connecting[log_id, key] = task
 
-    async def _dial(self, owner: _Log, key: str, address: str) -> None:
+    async def _dial(self, owner: _Log, key: str, connect: Connect) -> None:
         loop = asyncio.get_running_loop()
+        address, history = connect.address, connect.history
         try:
+            await asyncio.sleep(max(0.0, owner.dial_at_s - loop.time()))
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 host, port = split_address(address or owner.master() or "")
-                await loop.create_connection(lambda: _Connection(self, owner.log_id, key), host, port)
+                await loop.create_connection(
+                    lambda: _Connection(self, owner.log_id, key, history), host, port
+                )
         except (OSError, TimeoutError, ValueError) as error:
             if self._logs.get(owner.log_id) is owner:
                 owner.deliver(key, Closed(f"{address}: {error!r}"))
@@ -195,46 +215,88 @@ class HaTransport:
         return self._logs.get(log_id)
 
     def came(self, connection: "_Connection") -> bool:
-        """Somebody has connected; whether there is room."""
-        if len(self._incoming) >= CONNECTIONS_MAX:
+        """A peer has connected; whether it may introduce itself."""
+        if self._unidentified >= UNIDENTIFIED_MAX:
+            self._refuse("unidentified", UNIDENTIFIED_MAX)
             return False
+        self._unidentified += 1
         self._incoming[connection] = None
         return True
+
+    def takes(self, owner: _Log, place: int) -> bool:
+        """Whether the log takes another connection of that replica, 0: of a peer that names none."""
+        limit = OF_A_REPLICA_MAX if place else STRANGERS_MAX
+        if owner.incoming[place] < limit:
+            return True
+        self._refuse("replica" if place else "stranger", limit)
+        return False
+
+    def _refuse(self, what: str, limit: int) -> None:
+        self.refused[what] += 1
+        count = self.refused[what]
+        if count & (count - 1) == 0:  # ever more rarely, or the log would fill
+            log.warning("HA connection refused", extra={"limit": what, "allowed": limit, "count": count})
 
     def introduced(self, connection: "_Connection", owner: _Log, key: str | None) -> str:
         """The connection belongs to a log from now on; return its key."""
         if key is None:
             self._count += 1
             key = f"{INCOMING}{self._count}"
+            self._unidentified -= 1
+            owner.incoming[connection.place] += 1
         self._connections[owner.log_id, key] = connection
         return key
+
+    def ended(self, owner: _Log, *, fruitful: bool) -> None:
+        """An own connection has ended. fruitful: the master had sent something."""
+        if fruitful:
+            owner.fruitless = 0
+            return
+        pause_s = min(DIAL_PAUSE_MAX_S, DIAL_PAUSE_MIN_S * 2 ** min(owner.fruitless, 10))
+        owner.fruitless += 1
+        owner.dial_at_s = asyncio.get_running_loop().time() + pause_s
 
     def tell_closed(self, connection: "_Connection", reason: str, level: int) -> None:
         """Why a connection ends. Of strangers ever more rarely, or probes would fill the log."""
         if not connection.is_stranger:
             log.log(level, "HA connection closed", extra={"connection": connection.key, "reason": reason})
             return
-        self._refused += 1
-        if self._refused & (self._refused - 1) == 0:
-            log.warning("strangers at the HA port", extra={"count": self._refused, "last": reason})
+        self._strangers += 1
+        if self._strangers & (self._strangers - 1) == 0:
+            log.warning("strangers at the HA port", extra={"count": self._strangers, "last": reason})
 
     def left(self, connection: "_Connection") -> None:
-        self._incoming.pop(connection, None)
-        if connection.owner is not None:
-            self._connections.pop((connection.owner.log_id, connection.key), None)
+        owner = connection.owner
+        if connection in self._incoming:
+            del self._incoming[connection]
+            if owner is None:
+                self._unidentified -= 1
+            else:
+                owner.incoming[connection.place] -= 1
+        if owner is not None:
+            self._connections.pop((owner.log_id, connection.key), None)
 
 
 class _Connection(asyncio.Protocol):
     """One connection, either way."""
 
-    def __init__(self, transport: HaTransport, log_id: int | None, key: str | None = None) -> None:
-        """log_id: of a listener for one log, or of our own connection; key: of the latter."""
+    def __init__(
+        self,
+        transport: HaTransport,
+        log_id: int | None,
+        key: str | None = None,
+        history: History | None = None,
+    ) -> None:
+        """log_id: of a listener for one log, or of our own connection; key, history: of our own."""
         self.owner: _Log | None = None
         self.key = ""
         self.is_stranger = key is None  # until it says which replica it is; one of 8-byte reports never does
         self._ha = transport
         self._log_id = log_id
         self._dialled = key
+        self._history = history
+        self._has_heard = False
+        self.place = 0  # of the replica that it names, from 1
         self._first = b""  # what came before it is known who speaks
         self._reader: FrameReader | None = None
         self._transport: asyncio.Transport | None = None
@@ -259,6 +321,8 @@ class _Connection(asyncio.Protocol):
         self._transport = None
         self._stop_timer()
         self._ha.left(self)
+        if self._dialled is not None and self.owner is not None:
+            self._ha.ended(self.owner, fruitful=self._has_heard)
         if self.owner is not None and not self._closed:
             self._closed = True
             self.owner.deliver(self.key, Closed("hung up" if exc is None else repr(exc)))
@@ -271,6 +335,7 @@ class _Connection(asyncio.Protocol):
         self._ask_room()
 
     def data_received(self, data: bytes) -> None:
+        self._has_heard = True
         try:
             if self._reader is None:
                 self._first += data
@@ -292,7 +357,8 @@ class _Connection(asyncio.Protocol):
         if owner is None or self._transport is None:
             self.close()
             return
-        self._transport.write(encode_preface(Preface(owner.log_id, owner.place, owner.by_number)))
+        preface = Preface(owner.log_id, owner.place, owner.by_number, self._history)
+        self._transport.write(encode_preface(preface))
         decode = decode_from_master if owner.protocol is Protocol.AUTO_SWITCH else decode_classic
         self._belongs_to(owner, FrameReader(decode), Opened(), key)
 
@@ -318,8 +384,13 @@ class _Connection(asyncio.Protocol):
         else:
             reader = FrameReader(decode_from_slave)
         self._first = b""
-        self.is_stranger = preface.replica == 0
-        self._belongs_to(owner, reader, Opened(preface.replica), None)
+        place = preface.replica if preface.replica <= REPLICAS_MAX else 0
+        if not self._ha.takes(owner, place):
+            self.close()
+            return b""
+        self.place = place
+        self.is_stranger = place == 0
+        self._belongs_to(owner, reader, Opened(place, preface.history), None)
         return first
 
     def _belongs_to(self, owner: _Log, reader: FrameReader, opened: Opened, key: str | None) -> None:

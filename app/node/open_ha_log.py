@@ -169,13 +169,16 @@ def open_classic_log(
     master_address: str,
     sync_slaves: int,
     durability: Durability,
+    min_in_sync_replicas: int = 1,
+    auto_in_sync_replicas: bool = False,
+    unclean: bool = False,
     journal: Journal | None = None,
     damaged: Callable[[CorruptLog], None] | None = None,
 ) -> LogDriver:
     """Recover one replica of a classic log: its core is the master's or a slave's, by configuration.
 
-    master_address: where the master takes slaves of this log. sync_slaves: how many must hold a synchronous
-    append. Raises CorruptLog, CorruptFile, DiskError.
+    master_address: where the master takes slaves of this log. sync_slaves, min_in_sync_replicas,
+    auto_in_sync_replicas, unclean: as in ClassicMasterCore. Raises CorruptLog, CorruptFile, DiskError.
     """
     replica = Replica(node, log_name, log_id, durability, journal)
     core: ClassicMasterCore | ClassicSlaveCore
@@ -189,6 +192,9 @@ def open_classic_log(
             committed_index=replica.committed_index,
             config=node.ha,
             sync_slaves=sync_slaves,
+            min_in_sync_replicas=min_in_sync_replicas,
+            auto_in_sync_replicas=auto_in_sync_replicas,
+            unclean=unclean,
         )
     else:
         core = ClassicSlaveCore(

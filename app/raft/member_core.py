@@ -8,6 +8,7 @@ class MemberCore:
     """The plain part of ReplicationCore: over the member as it stands, and what must leave next."""
 
     runs_ahead = False
+    takes_unreplicated = False
 
     def __init__(self, member: MemberState) -> None:
         self._member = member

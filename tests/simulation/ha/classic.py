@@ -93,7 +93,7 @@ class ClassicNode:
 
     def _deliver(self, source: str, message: Any) -> None:
         if isinstance(message, Opened) and source.startswith(INCOMING):
-            message = Opened(self._place_of(self._host, source))
+            message = Opened(self._place_of(self._host, source), message.history)
         self.driver.deliver(source, message)
 
     def _place_of(self, host: Host, key: str) -> int:

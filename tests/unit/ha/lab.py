@@ -8,6 +8,7 @@ from app.ha.auto_switch import AutoSwitchCore
 from app.ha.classic_master import ClassicMasterCore
 from app.ha.classic_slave import ClassicSlaveCore
 from app.ha.config import HaConfig
+from app.ha.frames import History
 from app.ha.messages import INCOMING, Connect, Opened
 from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SlaveRole
 from app.replication import (
@@ -88,6 +89,11 @@ def copy(log: Commitlog, until: Batch | None = None) -> Commitlog:
         index = batch.next_index
     sync(other)
     return other
+
+
+def history_of(log: Commitlog) -> History:
+    """What a slave with this log sends when it connects."""
+    return History(log.end_offset, log.next_index, log.last_chain)
 
 
 class Lab:
@@ -206,10 +212,10 @@ class Lab:
         self.deliver(key, Opened())
         return key
 
-    def connected(self, number: int = 1, place: int = 0) -> str:
+    def connected(self, number: int = 1, place: int = 0, history: History | None = None) -> str:
         """A slave has connected; return its key."""
         key = f"{INCOMING}{number}"
-        self.deliver(key, Opened(place))
+        self.deliver(key, Opened(place, history))
         return key
 
 

@@ -48,7 +48,7 @@ class Host:
         if not target.startswith((INCOMING, OUTGOING)):
             self.network.post(self.name, target, message)
         elif isinstance(message, Connect):
-            self.network.connect(self, target, message.address)
+            self.network.connect(self, target, message)
         elif (end := self.ends.get(target)) is not None:
             if isinstance(message, Disconnect):
                 self.network.close(end)
@@ -92,8 +92,9 @@ class StreamNetwork:
 
         self.world.after(self._delay(), arrive)
 
-    def connect(self, host: Host, key: str, address: str) -> None:
+    def connect(self, host: Host, key: str, connect: Connect) -> None:
         def arrive() -> None:
+            address = connect.address
             target = self.hosts.get(address)
             if target is None or not target.life.alive or self.is_cut(host.name, address):
                 host.deliver(key, Closed("nobody there"))
@@ -104,7 +105,7 @@ class StreamNetwork:
             out.peer, into.peer = into, out
             host.ends[key], target.ends[into.key] = out, into
             host.deliver(key, Opened())
-            target.deliver(into.key, Opened())
+            target.deliver(into.key, Opened(history=connect.history))
 
         self.world.after(self._delay(), arrive, host.life)
 

@@ -9,14 +9,15 @@ from app.errors import InvariantError, TransferFailed
 from app.ha.classic_master import ClassicMasterCore
 from app.ha.classic_slave import ClassicSlaveCore
 from app.ha.config import HaConfig
-from app.ha.frames import ClassicFrame, ClassicReport
+from app.ha.frames import ClassicFrame, ClassicReport, History
+from app.ha.log import index_before
 from app.ha.messages import Closed, Connect, Disconnect, Drained
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.replication import NO_INDEX, Acks, Reset, Role
 from storage.batch import Batch
 from storage.commitlog import Commitlog
 from storage.hard_state import HardState
-from tests.unit.ha.lab import CONFIG, LOG_ID, NAMES, Lab, copy, new_log, next_batch, write
+from tests.unit.ha.lab import CONFIG, LOG_ID, NAMES, Lab, copy, history_of, new_log, next_batch, write
 
 
 class Master(Lab):
@@ -30,7 +31,10 @@ class Master(Lab):
         config: HaConfig = CONFIG,
         hard_state: HardState | None = None,
         auto_sync: bool = True,
+        waits: bool = False,
+        **settings: Any,
     ) -> None:
+        """waits: stop before the time is over that other replicas have to object to an epoch."""
         super().__init__(new_log() if log is None else log)
         self.auto_sync = auto_sync
         self.core = ClassicMasterCore(
@@ -42,14 +46,24 @@ class Master(Lab):
             committed_index=NO_INDEX,
             config=config,
             sync_slaves=sync_slaves,
+            **settings,
         )
         self.core.start(self.now_ms)
         self.carry_out()
+        if not waits:
+            self.tick(config.ha_opening_wait_ms)
 
     def slave(self, number: int = 1, *, place: int = 2, at: int | None = None) -> str:
-        """A slave that holds everything up to byte `at` (all) has reported."""
-        key = self.connected(number, place)
-        self.deliver(key, ClassicReport(self.log.end_offset if at is None else at))
+        """A slave that holds everything up to byte `at` (all) has reported; place 0: it is unidentified."""
+        end = self.log.end_offset if at is None else at
+        history = None
+        if place and end == 0:
+            history = History(0, 0, bytes(8))
+        elif place:
+            last = self.log.batch_at(index_before(self.log, end))
+            history = History(end, last.next_index, last.header.chain)
+        key = self.connected(number, place, history)
+        self.deliver(key, ClassicReport(end))
         return key
 
 
@@ -110,7 +124,9 @@ def test_the_master_opens_an_epoch_once_and_goes_on_with_it() -> None:
 def test_a_master_that_takes_over_another_ones_log_opens_the_next_epoch() -> None:
     log = new_log()
     write(log, 3, opened_by="n2")
-    master = Master(log)
+    master = Master(log, waits=True)
+    master.slave()
+    master.tick(CONFIG.ha_opening_wait_ms)
     assert [(epoch.epoch, epoch.leader) for epoch in log.epochs] == [(3, "n2"), (4, "n1")]
     assert master.saved == [HardState(4, "n1")]
 
@@ -280,10 +296,14 @@ def test_after_a_restart_readers_wait_for_what_may_have_been_acknowledged() -> N
     master.append(b"a")
     master.deliver(key, ClassicReport(master.log.end_offset))
     assert master.fates() == [(1, "acknowledged")]
-    again = Master(master.log, hard_state=master.saved[-1])
-    assert again.core.committed_index == NO_INDEX
+    again = Master(master.log, hard_state=master.saved[-1], sync_slaves=2)
     again.core.read_index("reader", again.now_ms)
     again.carry_out()
+    again.deliver("n2", ReadIndexRequest(1, 4))
+    assert again.take() == [("n2", ReadIndexAnswer(1, 4, None))]  # nothing proves yet what n2 holds
+    again.slave()
+    again.take()
+    assert again.core.committed_index == NO_INDEX
     again.deliver("n2", ReadIndexRequest(1, 5))
     assert again.take() == [("n2", ReadIndexAnswer(1, 5, 1))]
     assert again.reads == [("reader", 1)]
@@ -329,14 +349,15 @@ def test_a_slave_connects_reports_and_comes_back_after_a_pause() -> None:
     log = master_log()
     slave = Slave(copy(log))
     slave.tick()
-    assert slave.sent[-1] == ("out-1", Connect("n1:10101"))
+    assert slave.sent[-1] == ("out-1", Connect("n1:10101", history_of(log)))
     key = slave.dialled()
     assert slave.take() == [(key, ClassicReport(log.end_offset))]
+    slave.deliver(key, ClassicFrame(log.end_offset))
     slave.deliver(key, Closed("refused"))
     slave.tick(CONFIG.ha_reconnect_interval_ms - 1)
     assert slave.take() == []
     slave.tick(1)
-    assert slave.take() == [("out-2", Connect("n1:10101"))]
+    assert slave.take() == [("out-2", Connect("n1:10101", history_of(log)))]
 
 
 @pytest.mark.rule("H-02")

@@ -14,12 +14,12 @@ import pytest
 
 from app.errors import CommitlogError
 from app.ha.config import HaConfig
-from app.ha.frames import Preface, encode_preface
+from app.ha.frames import decode_preface
 from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SlaveRole
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThreads
 from app.node.driver import LogDriver
-from app.node.ha_transport import CONNECTIONS_MAX, HaLink, HaTransport, Protocol
+from app.node.ha_transport import UNIDENTIFIED_MAX, HaLink, HaTransport, Protocol
 from app.node.open_ha_log import HaNode, open_auto_switch_log, open_classic_log
 from app.replication import Acks, AppendRequest, AppendResult, Durability
 from app.settings import Limits
@@ -28,7 +28,7 @@ from storage.files import OsFileSystem
 from storage.records import RecordColumns
 from tests.unit.ha.lab import LOG_ID, write
 
-QUICK = HaConfig(ha_reconnect_interval_ms=20, ha_send_heartbeat_interval_ms=50)
+QUICK = HaConfig(ha_reconnect_interval_ms=20, ha_send_heartbeat_interval_ms=50, ha_opening_wait_ms=50)
 REPLICAS = ("n1", "n2")
 NAME = "default"
 
@@ -236,8 +236,12 @@ class ByteMaster:
         self.reported = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert await reader.readexactly(16) == encode_preface(Preface(LOG_ID, 2))
+        found = decode_preface(memoryview(await reader.readexactly(40)))
+        assert found is not None
+        preface = found[0]
+        assert preface.history is not None
         (at,) = struct.unpack(">q", await reader.readexactly(8))
+        assert (preface.log_id, preface.replica, preface.history.end_offset) == (LOG_ID, 2, at)
         self.starts.append(at)
         if len(self.starts) == 1:
             await self._send(writer, at, 3_500)
@@ -373,7 +377,7 @@ def test_those_who_say_nothing_are_closed_and_bounded(tmp_path: Path) -> None:
         async with classic_master(tmp_path) as (master, _):
             lines = [await dial(master.ha.address) for _ in range(20)]
             await until(lambda: master.ha.open_connections == 20)
-            assert CONNECTIONS_MAX > 20
+            assert UNIDENTIFIED_MAX > 20
             ends = await asyncio.gather(*(reader.read() for reader, _ in lines))
             assert ends == [b""] * 20
             await until(lambda: master.ha.open_connections == 0)

@@ -1,0 +1,68 @@
+"""When a classic master may open an epoch of its own. PURE.
+
+Roles are configuration, so nothing but the configuration names the master; it cannot know what the replicas
+hold. A node whose copy was written by another master, or is empty, therefore looks at the others first:
+
+- A synchronous append is held by the former master and by at least `acks` of its slaves. Of N replicas, any
+  N - acks have one of those among them: when so many (this one included) hold nothing beyond this copy, no
+  synchronous append is lost.
+- A replica that holds more, or something else, forbids the epoch while it does: what it holds would be lost.
+- An empty copy is that of a new log, or of a replaced disk. Only the other replicas can tell.
+
+The others have `grace_ms` to connect, so that one that objects is heard before the epoch is open.
+"""
+
+from collections.abc import Sequence
+
+
+class Opening:
+    """What has been heard of the other replicas before the epoch is open."""
+
+    def __init__(self, others: Sequence[str], *, required: int, grace_ms: int, now_ms: int) -> None:
+        """others: ids of the log's other replicas. required: how many of them must be heard."""
+        self._others = tuple(others)
+        self._required = required
+        self._until_ms = now_ms + grace_ms
+        self._heard: dict[str, None] = {}  # those that vouch
+        self._seen: dict[str, None] = {}  # those that vouch or hold nothing
+        self._objections: dict[str, str] = {}
+
+    def heard(self, replica: str) -> None:
+        """The replica holds a beginning of this log."""
+        self._heard[replica] = self._seen[replica] = None
+        self._objections.pop(replica, None)
+
+    def empty(self, replica: str) -> None:
+        """The replica holds nothing: it cannot vouch for what it may have held."""
+        self._heard.pop(replica, None)
+        self._seen[replica] = None
+        self._objections.pop(replica, None)
+
+    def object(self, replica: str, reason: str) -> None:
+        """The replica holds what this copy lacks."""
+        self._heard.pop(replica, None)
+        self._seen.pop(replica, None)
+        self._objections[replica] = reason
+
+    def is_complete(self, now_ms: int) -> bool:
+        """Whether the epoch may be opened now."""
+        if self._objections or len(self._heard) < self._required:
+            return False
+        return now_ms >= self._until_ms or len(self._seen) == len(self._others)
+
+    @property
+    def reason(self) -> str:
+        """Why the epoch is not open yet, and what an operator can do."""
+        if self._objections:
+            replica, reason = next(iter(self._objections.items()))
+            return (
+                f"replica {replica} holds what this copy lacks ({reason}): make {replica} the master, or "
+                f"remove its copy of the log, or set unclean = true to lose what {replica} holds"
+            )
+        if len(self._heard) < self._required:
+            missing = [other for other in self._others if other not in self._heard]
+            return (
+                f"{', '.join(missing)} may hold synchronous appends that this copy lacks: "
+                f"{self._required - len(self._heard)} of them must connect, or set unclean = true"
+            )
+        return "the other replicas are given time to connect"
