@@ -464,5 +464,6 @@ class DriverConfig:
     checkpoint_interval_ms: int = 3_000  # D-20
     snapshot_interval_ms: int = 60_000  # of the log's state: bounds what a restart replays
     hand_over_timeout_ms: int = 1_000  # a planned stop waits no longer for the next leader
+    state_chunk_bytes: int = 512 * 1024  # of the state that a replica asks its leader for
     read_timeout_ms: int = 10_000  # of a confirmed read whose index this replica does not reach
     sync_interval_ms: int = 10  # with `replicated` durability nobody waits for the sync: at most this late

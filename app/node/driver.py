@@ -125,7 +125,9 @@ class LogDriver:
         self._checkpointer = Checkpointer(log, checkpoint_file, snapshot_file, disk, self._config, self._fail)
 
         self._trimmer = Trimmer(log, state, self._checkpointer, disk, self._fail)
-        self._transfer = StateTransfer(log_id, log, state, transport, self._state_is_whole)
+        self._transfer = StateTransfer(
+            log_id, log, state, transport, self._state_is_whole, self._config.state_chunk_bytes
+        )
         self._waiters = CommitWaiters()
         self._gate = ReadGate(self._config.read_timeout_ms, self.when_committed)
         self._open = OpenAppends(node_id, durability, log)

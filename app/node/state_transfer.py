@@ -10,11 +10,10 @@ from typing import Final
 
 from app.log_state import LogState
 from app.raft.messages import StateChunk, StateRequest
-from app.replication import NO_INDEX, Transport
+from app.replication import NO_INDEX, DriverConfig, Transport
 from storage.checksum import crc32c
 from storage.commitlog import Commitlog
 
-CHUNK_BYTES: Final = 512 * 1024
 ASK_AGAIN_MS: Final = 1_000
 SERVED_MAX: Final = 4  # snapshots that are being read at one time
 REPLAY_BYTES: Final = 4 * 1024 * 1024
@@ -24,13 +23,20 @@ class StateTransfer:
     """Both sides, for one log at one node. `done` is called when the state has become whole."""
 
     def __init__(
-        self, log_id: int, log: Commitlog, state: LogState, transport: Transport, done: Callable[[], None]
+        self,
+        log_id: int,
+        log: Commitlog,
+        state: LogState,
+        transport: Transport,
+        done: Callable[[], None],
+        chunk_bytes: int = DriverConfig.state_chunk_bytes,
     ) -> None:
         self._log_id = log_id
         self._log = log
         self._state = state
         self._transport = transport
         self._done = done
+        self._chunk_bytes = chunk_bytes
         self._id = 0
         self._parts: list[bytes] = []
         self._asked_ms: int | None = None
@@ -64,7 +70,7 @@ class StateTransfer:
         snapshot = self._served.get(key)
         if snapshot is None:
             return
-        data = snapshot[request.offset : request.offset + CHUNK_BYTES]
+        data = snapshot[request.offset : request.offset + self._chunk_bytes]
         if request.offset + len(data) >= len(snapshot):
             del self._served[key]
         self._transport.send(

@@ -41,6 +41,9 @@ class SafetyChecker:
         self.committed: dict[int, Batch] = {}  # by base index
         self.committed_index = NO_INDEX
         self.places: dict[str, int] = {}  # of every committed record, by value
+        self.values: dict[int, str] = {}  # of every committed data record, by index
+        self.cursors: dict[int, tuple[str, int | None]] = {}  # committed moves: revision -> (name, position)
+        self.largest_batch = 0  # records of a committed batch
         self.fence: str | None = None  # the token that committed appends must carry now
         self.elections = 0
         self.truncations = 0
@@ -78,10 +81,23 @@ class SafetyChecker:
         self._check_believed(member)
 
     def check_acknowledged(self, value: str, result: AppendResult) -> None:
-        """A client was told that its record stands there for ever (D-28)."""
+        """A client was told that its record stands there for ever (D-28). value: of its first record."""
         place = self.places.get(value)
         if place != result.first_index:
             raise Violation(f"{value} was acknowledged at {result.first_index}, but stands at {place}")
+        for number, index in enumerate(range(result.first_index, result.last_index + 1)):
+            if self.values.get(index) != value_of(value, number):
+                raise Violation(f"record {number} of {value} at {index} is {self.values.get(index)}")
+
+    def has_only_control(self, first_index: int, end_index: int) -> bool:
+        """Return whether every committed record from first_index to before end_index is a control record."""
+        index = first_index
+        while index < end_index:
+            batch = self.committed.get(index)
+            if batch is None or not batch.is_control:
+                return False
+            index = batch.next_index
+        return True
 
     # --- one log
 
@@ -116,6 +132,8 @@ class SafetyChecker:
             return
         if now > log.end_index:
             raise Violation(f"{member.name}: committed index {now} past its end {log.end_index}")
+        if now > self.committed_index:
+            self._check_majority(member, seen, now)
         index = min(self.committed_index + 1, log.batch_at(now).base_index)
         while index <= now:
             batch = log.batch_at(index)
@@ -124,6 +142,33 @@ class SafetyChecker:
             self._commit(member.name, batch)
             index = batch.next_index
         seen.committed_index = now
+
+    def _check_majority(self, member: Member, seen: "_Seen", index: int) -> None:
+        """What becomes committed is as durable as promised on a majority of the group in force (R-10, R-11).
+
+        A voter whose disk has lost what it had acknowledged is excused: it says so itself, and has no vote.
+        """
+        voters = seen.driver.group.voters
+        held = [name for name in voters if self._holds(self._members[name], seen.log, index)]
+        if 2 * len(held) <= len(voters):
+            raise Violation(f"{member.name} committed {index}; of {voters} only {held} hold it")
+
+    def _holds(self, peer: Member, log: Commitlog, index: int) -> bool:
+        seen = self._seen.get(peer.name)
+        if seen is None:
+            return False
+        if not seen.driver.sound:
+            return True
+        theirs = peer.log
+        if theirs is log:
+            return peer.held_index >= index
+        if theirs.begin_index > index and seen.committed_index >= index:
+            return True  # trimmed
+        return (
+            peer.held_index >= index
+            and theirs.begin_index <= index
+            and (not peer.alive or theirs.term_at(index) == log.term_at(index))
+        )
 
     def _commit(self, name: str, batch: Batch) -> None:
         known = self.committed.get(batch.base_index)
@@ -143,10 +188,16 @@ class SafetyChecker:
         value = control_value(batch)
         if value["kind"] == "fence":
             self.fence = value["token"]
+        elif value["kind"] == "cursor":
+            self.cursors[batch.last_index] = value["name"], value["index"]
 
     def _note_records(self, batch: Batch) -> None:
         """Every record stands once; a producer's sequences rise by one, its epochs never fall."""
+        self.largest_batch = max(self.largest_batch, batch.count)
+        if batch.count > 1:
+            self._sometimes.hit("large-batch")
         for place, value in enumerate(values_of(batch), batch.base_index):
+            self.values[place] = value
             if self.places.setdefault(value, place) != place:
                 raise Violation(f"{value} stands at {self.places[value]} and at {place}")
             if self.fence is not None:
@@ -237,6 +288,11 @@ class _Seen:
         self.membership = member.driver.state.membership
         self.term = NO_INDEX
         self.watermarks: Mapping[str, int] = {}
+
+
+def value_of(append: str, number: int) -> str:
+    """Return the value of one record of an append; the first record's is the name of the append."""
+    return append if number == 0 else f"{append}+{number}"
 
 
 def values_of(batch: Batch) -> list[str]:

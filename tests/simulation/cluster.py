@@ -7,11 +7,12 @@ from app.replication import Role
 from storage.errors import CorruptLog, DiskError
 from tests.simulation.checks import SafetyChecker, Violation
 from tests.simulation.clients import Client, Ledger, OneShotClient, ProducingClient, Reader
-from tests.simulation.faults import Fault, Nemesis, draw_faults
+from tests.simulation.faults import CLOCK_JUMP_MS, Fault, Nemesis, draw_faults
+from tests.simulation.liveness import LivenessChecker
 from tests.simulation.network import Network
 from tests.simulation.node import FOLDER, SimulatedNode
 from tests.simulation.operators import Operator
-from tests.simulation.plans import ClusterPlan
+from tests.simulation.plans import ClusterPlan, draw_settings
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.world import World
 from tests.support.memory_files import PowerCut
@@ -41,14 +42,23 @@ class SimulatedCluster:
         self.voters = self.names[: self.plan.nodes]
         self.nodes: dict[str, SimulatedNode] = {}
         self.sometimes = Sometimes(self.nodes)
-        self.network = Network(self.world, self.plan.links, self.sometimes.message)
+        self.network = Network(
+            self.world, self.plan.links, self.sometimes.message, lambda: self.sometimes.hit("late-frame")
+        )
         self.checker = SafetyChecker(self.nodes, self.sometimes)
-        self.ledger = Ledger(self.checker, self.sometimes)
+        self.ledger = Ledger(
+            self.checker, self.sometimes, self.plan.idempotency_ms, reads_cursors=self.plan.reads_cursors
+        )
         self.faults = self._draw(seed, seconds, only)
-        self.nemesis = Nemesis(self.world, self, self.faults)
+        jump_ms = CLOCK_JUMP_MS if self.plan.faults is None else self.plan.faults.clock_jump_ms
+        self.nemesis = Nemesis(self.world, self, self.faults, jump_ms)
         self.nodes.update({name: SimulatedNode(self, name) for name in self.names})
         self.members = list(self.nodes.values())
         self.operator = Operator(self.world, self.members, self)
+        self.liveness = LivenessChecker(
+            self.world, self.nodes, self.network, within_us=self.plan.leader_within_us
+        )
+        self.liveness.start()
         for node in self.members:
             node.start()
         for number in range(self.plan.clients):
@@ -110,13 +120,50 @@ class SimulatedCluster:
     def cure_disk(self, name: str) -> None:
         self.nodes[name].cure_disk()
 
+    def quieten(self, lasting_us: int) -> None:
+        """Let no client begin anything for so long."""
+        self.ledger.quiet_until_us = self.world.now_us + lasting_us
+
+    def set_clock_rate(self, name: str, rate: float) -> None:
+        self.nodes[name].clock.set_rate(rate)
+
+    def hang_disk(self, name: str, lasting_us: int) -> None:
+        self.nodes[name].hang_disk(lasting_us)
+
     def flip(self, name: str, dice: int) -> bool:
-        """Flip a bit of a node that goes down for it, unless a bit of the cluster is rotten already."""
-        ill = self.nodes[name].files.is_ill or any(node.files.flips for node in self.members)
-        if ill or self.plan.nodes < 3 or not self.is_up(name):
+        """Flip a bit of a node that goes down for it, unless another disk may lack something already."""
+        if self.nodes[name].files.is_ill or not self.may_lose_disk() or not self.is_up(name):
             return False
         self.crash(name, power=True)
         return self.nodes[name].files.flip(FOLDER, dice) is not None
+
+    def replace_disk(self, name: str) -> bool:
+        """Give a node an empty disk, if that is the only one that may lack something."""
+        if not self.may_lose_disk():
+            return False
+        if self.is_up(name):
+            self.crash(name, power=True)
+        self.nodes[name].replace_disk()
+        self.sometimes.hit("disk-replaced")
+        return True
+
+    def reconfigure(self, name: str, random: Random) -> None:
+        self.nodes[name].settings = draw_settings(self.plan, random)
+
+    def scrub(self, name: str) -> bool:
+        node = self.nodes[name]
+        if node.alive:
+            node.begin_scrub()
+        return node.alive
+
+    def is_whole(self) -> bool:
+        """Whether every disk holds what its node has promised."""
+        return not any(node.files.flips or node.may_lack for node in self.members)
+
+    def may_lose_disk(self) -> bool:
+        """Whether one disk may be lost now: all others are whole, and the group has at least three voters."""
+        voters = [set(node.driver.group.voters) for node in self.members]
+        return self.is_whole() and min(map(len, voters)) >= 3 and not self.operator.is_resizing
 
     def operate(self, kind: str, random: Random) -> bool:
         return self.operator.act(kind, random)
@@ -138,6 +185,7 @@ class SimulatedCluster:
     def settle(self, within_seconds: float = SETTLE_S) -> None:
         """End all faults; within that time every node has committed all that was promised, and holds it."""
         self.nemesis.stop()
+        self.operator.stop()
         target = self.ledger.highest_index
         limit_us = self.world.now_us + int(within_seconds * SECOND_US)
         while not self._settled(target) or self._finds_flip():

@@ -22,13 +22,17 @@ class DiskTiming:
 
 
 class DiskThread:
-    """Disk and Lanes of app/replication.py in one life of a node. slowness: factor on the time of work."""
+    """Disk and Lanes of app/replication.py in one life of a node.
+
+    slowness: factor on the time of work. hung_until_us: no work ends before that time.
+    """
 
     def __init__(
         self, world: World, life: Life, timing: DiskTiming, fail: Callable[[str, BaseException], None]
     ) -> None:
         """fail(what, error): a sync has failed, and the node must stop (R-11)."""
         self.slowness = 1
+        self.hung_until_us = 0
         self._timing = timing
         self._world = world
         self._life = life
@@ -75,6 +79,11 @@ class DiskThread:
         world.after(delay_us, partial(self._done, action), self._life)
 
     def _done(self, action: Callable[[], None]) -> None:
+        if self.hung_until_us > self._world.now_us:
+            self._world.after(
+                self.hung_until_us - self._world.now_us, partial(self._done, action), self._life
+            )
+            return
         action()
         self._busy = False
         self._start()

@@ -61,8 +61,36 @@ WEIGHTS = {
     "trim": 3,
     "fence": 1,
     "change": 8,  # of the members
+    "reconnect": 3,  # as isolate, and what the network kept arrives after it
+    "hang_disk": 2,  # no work of the disk ends for a while
+    "clock_rate": 2,  # a clock runs faster or slower from now on
+    "trim_all": 2,  # of everything committed
+    "trim_idle": 1,  # of everything on a log that nobody has written to for a while, then all nodes crash
+    "resize": 3,  # shrink to one or two voters, or grow to all nodes, step by step
+    "remove_leader": 2,
+    "replace_disk": 2,  # by an empty one
+    "reconfigure": 1,  # a rolling restart with other settings at each node
+    "scrub": 3,  # of one node's log
 }
-OPERATIONS = ("transfer", "trim", "fence", "change")  # by an operator: no faults, but they come amid them
+# By an operator: no faults, but they come amid them.
+OPERATIONS = (
+    "transfer",
+    "trim",
+    "fence",
+    "change",
+    "trim_all",
+    "trim_idle",
+    "resize",
+    "remove_leader",
+    "replace_disk",
+    "reconfigure",
+    "scrub",
+)
+AT_LEADER = ("transfer", "trim", "fence", "change", "trim_all", "resize", "remove_leader")
+CLOCK_RATES = (0.95, 1.05)
+QUIET_US = 7_000_000  # longer than a snapshot of the log's state takes to come
+TRIM_TO_CRASH_US = 1_000_000
+RESTART_US = 1_000_000  # of a rolling restart: from one node's stop to its start, and to the next one's stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +100,7 @@ class FaultPlan:
     pause_us: tuple[int, int] = (300_000, 4_000_000)  # between two faults
     lasting_us: tuple[int, int] = (50_000, 5_000_000)
     leader_share: float = 0.4  # of the faults of one node
+    clock_jump_ms: int = CLOCK_JUMP_MS  # either way
     weights: Mapping[str, int] = field(default_factory=lambda: WEIGHTS)
 
 
@@ -109,12 +138,21 @@ class Victims(Protocol):
     def cure_disk(self, name: str) -> None: ...
     def flip(self, name: str, dice: int) -> bool: ...
     def operate(self, kind: str, random: Random) -> bool: ...
+    def quieten(self, lasting_us: int) -> None: ...
+    def set_clock_rate(self, name: str, rate: float) -> None: ...
+    def hang_disk(self, name: str, lasting_us: int) -> None: ...
+    def replace_disk(self, name: str) -> bool: ...
+    def reconfigure(self, name: str, random: Random) -> None: ...
+    def scrub(self, name: str) -> bool: ...
 
 
 class Nemesis:
     """Carries out its faults one by one until `stop`, which mends everything and brings every node back."""
 
-    def __init__(self, world: World, cluster: Victims, faults: Sequence[Fault]) -> None:
+    def __init__(
+        self, world: World, cluster: Victims, faults: Sequence[Fault], clock_jump_ms: int = CLOCK_JUMP_MS
+    ) -> None:
+        self._clock_jump_ms = clock_jump_ms
         self.counts: Counter[str] = Counter()
         self._world = world
         self._cluster = cluster
@@ -142,7 +180,14 @@ class Nemesis:
             "full_disk": self._sicken,
             "flip": self._flip,
             "stop": self._stop,
-            **dict.fromkeys(OPERATIONS, self._operate),
+            "reconnect": self._reconnect,
+            "hang_disk": self._hang_disk,
+            "clock_rate": self._clock_rate,
+            "replace_disk": self._replace_disk,
+            "reconfigure": self._reconfigure,
+            "trim_idle": self._trim_idle,
+            "scrub": lambda _fault, name: self._cluster.scrub(name),
+            **dict.fromkeys(AT_LEADER, self._operate),
         }
 
     def start(self) -> None:
@@ -154,6 +199,7 @@ class Nemesis:
         self._cluster.network.heal()
         for name in self._cluster.names:
             self._cluster.slow_disk(name, 1)
+            self._cluster.hang_disk(name, 0)
             self._cluster.cure_disk(name)
             self._bring_up(name)
 
@@ -218,7 +264,44 @@ class Nemesis:
         self._cluster.stall(name, fault.lasting_us)
 
     def _clock(self, fault: Fault, name: str) -> None:
-        self._cluster.jump_clock(name, fault.dice % (2 * CLOCK_JUMP_MS) - CLOCK_JUMP_MS)
+        self._cluster.jump_clock(name, fault.dice % (2 * self._clock_jump_ms) - self._clock_jump_ms)
+
+    def _clock_rate(self, fault: Fault, name: str) -> None:
+        self._cluster.set_clock_rate(name, Random(fault.dice).uniform(*CLOCK_RATES))
+
+    def _trim_idle(self, fault: Fault, name: str) -> None:
+        """Nothing is written for a while, all is trimmed, and every node crashes before it saves anything."""
+        random = Random(fault.dice)
+        self._cluster.quieten(QUIET_US + TRIM_TO_CRASH_US)
+
+        def trim() -> None:
+            if not self._stopped:
+                self._cluster.operate("trim_all", random)
+                self._world.after(random.randrange(TRIM_TO_CRASH_US), crash)
+
+        def crash() -> None:
+            if not self._stopped:
+                self._power_all(fault, name)
+
+        self._world.after(QUIET_US, trim)
+
+    def _reconfigure(self, fault: Fault, _name: str) -> None:
+        """Node by node: a stop, and a start with other settings."""
+        random = Random(fault.dice)
+        for number, name in enumerate(self._order(fault)):
+            at_us = 2 * RESTART_US * number
+            self._world.after(at_us, partial(self._stop_to_change, name, random))
+            self._world.after(at_us + RESTART_US, partial(self._start_changed, name))
+
+    def _stop_to_change(self, name: str, random: Random) -> None:
+        if not self._stopped:
+            self._cluster.reconfigure(name, random)
+            if self._cluster.is_up(name):
+                self._cluster.stop(name)
+
+    def _start_changed(self, name: str) -> None:
+        if not self._stopped:
+            self._start_anew(name)
 
     def _operate(self, fault: Fault, _name: str) -> bool:
         return self._cluster.operate(fault.kind, Random(fault.dice))
@@ -227,6 +310,9 @@ class Nemesis:
 
     def _isolate(self, fault: Fault, name: str) -> bool:
         return self._cut(fault, _both_ways((name, other) for other in self._others(name)))
+
+    def _reconnect(self, fault: Fault, name: str) -> bool:
+        return self._cut(fault, _both_ways((name, other) for other in self._others(name)), keeps=True)
 
     def _one_way(self, fault: Fault, name: str) -> bool:
         mute = fault.dice & 1
@@ -279,8 +365,8 @@ class Nemesis:
         self._later(fault, partial(self._cluster.network.speed_up, links))
         return bool(links)
 
-    def _cut(self, fault: Fault, links: list[Link]) -> bool:
-        self._cluster.network.cut(links)
+    def _cut(self, fault: Fault, links: list[Link], *, keeps: bool = False) -> bool:
+        self._cluster.network.cut(links, keeps=keeps)
         self._later(fault, partial(self._cluster.network.mend, links))
         return bool(links)
 
@@ -297,6 +383,15 @@ class Nemesis:
     def _slow_disk(self, fault: Fault, name: str) -> None:
         self._cluster.slow_disk(name, SLOWNESS)
         self._later(fault, partial(self._cluster.slow_disk, name, 1))
+
+    def _hang_disk(self, fault: Fault, name: str) -> None:
+        self._cluster.hang_disk(name, fault.lasting_us)
+
+    def _replace_disk(self, fault: Fault, name: str) -> bool:
+        if not self._cluster.replace_disk(name):
+            return False
+        self._later(fault, partial(self._bring_up, name))
+        return True
 
     def _sicken(self, fault: Fault, name: str) -> None:
         self._cluster.sicken_disk(name, fault.kind, fault.dice)

@@ -1,5 +1,6 @@
 """Simulated network: frames are really encoded, and may be late, lost, doubled, overtaken or cut off."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,8 @@ MAX_DELAY_FACTOR = 50  # of a frame that the network holds back
 SLOW_DELAY_US = (20_000, 400_000)  # of a frame on a slow link
 SLOW_LOSS = 0.1
 LINE_LENGTH = 180  # of the trace
+KEPT_FRAMES = 200  # of one link that a cut keeps
+LATE_US = (0, 3_000_000)  # after the reconnect, until a kept frame arrives
 
 Link = tuple[str, str]  # source, target: one way
 Receive = Callable[[str, int, Any], None]
@@ -31,27 +34,44 @@ class LinkFaults:
 class Network:
     """Carries frames between nodes. observe(source, target, message): sees every message that is sent."""
 
-    def __init__(self, world: World, faults: LinkFaults, observe: Callable[[str, str, Any], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        faults: LinkFaults,
+        observe: Callable[[str, str, Any], None],
+        observe_late: Callable[[], None] = lambda: None,
+    ) -> None:
         self.faults = faults
         self.sent = self.lost = 0
+        self._observe_late = observe_late
         self._world = world
         self._observe = observe
         self._cuts: dict[Link, int] = {}  # how many faults cut the link now
         self._slow: dict[Link, int] = {}
+        self._kept: dict[Link, deque[bytes]] = {}  # frames of links whose cut keeps them
         self._inboxes: dict[str, tuple[Life, Receive]] = {}
 
     def attach(self, node: str, life: Life, receive: Receive) -> None:
         """From now on frames for `node` reach receive(source, log_id, message)."""
         self._inboxes[node] = (life, receive)
 
-    def cut(self, links: Iterable[Link]) -> None:
+    def cut(self, links: Iterable[Link], *, keeps: bool = False) -> None:
+        """Cut the links. keeps: the last frames on each arrive some time after the cut has ended."""
         for link in links:
             self._cuts[link] = self._cuts.get(link, 0) + 1
+            if keeps:
+                self._kept.setdefault(link, deque(maxlen=KEPT_FRAMES))
 
     def mend(self, links: Iterable[Link]) -> None:
         """End one cut of each of the links."""
         for link in links:
             _decrease(self._cuts, link)
+            if link not in self._cuts:
+                self._deliver_late(link)
+
+    def is_clear(self, source: str, target: str) -> bool:
+        """Return whether the link is neither cut nor slow."""
+        return (source, target) not in self._cuts and (source, target) not in self._slow
 
     def slow_down(self, links: Iterable[Link]) -> None:
         for link in links:
@@ -65,6 +85,8 @@ class Network:
         """End every cut, every slow link, and what is wrong with all of them."""
         self._cuts.clear()
         self._slow.clear()
+        for link in list(self._kept):
+            self._deliver_late(link)
         self.faults = LinkFaults()
 
     def send(self, source: str, target: str, log_id: int, message: Any) -> None:
@@ -86,9 +108,20 @@ class Network:
                 delay_us *= 2 + int(chance() * (MAX_DELAY_FACTOR - 1))
             world.after(delay_us, partial(self._deliver, source, target, frame))
 
+    def _deliver_late(self, link: Link) -> None:
+        """Let the frames that a cut has kept arrive, among those that are sent from now on."""
+        for frame in self._kept.pop(link, ()):
+            self._observe_late()
+            self._world.after(self._world.between(LATE_US), partial(self._deliver, *link, frame))
+
     def _deliver(self, source: str, target: str, frame: bytes) -> None:
         inbox = self._inboxes.get(target)
-        if inbox is None or not inbox[0].alive or (self._cuts and (source, target) in self._cuts):
+        if self._cuts and (source, target) in self._cuts:
+            if (kept := self._kept.get((source, target))) is not None:
+                kept.append(frame)
+            self.lost += 1
+            return
+        if inbox is None or not inbox[0].alive:
             self.lost += 1
             return
         world, life = self._world, inbox[0]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from app.api.reading import Consistency
 from app.errors import CommitlogError
 from app.log_commands import Command, CommandResult
 from app.node.driver import LogDriver
@@ -24,10 +24,12 @@ from storage.commitlog import Commitlog
 from storage.errors import CorruptFile, CorruptLog, DiskError, StorageError, StorageFull, SyncFailed
 from storage.journal import Journal
 from storage.manifest import Intent, ManifestFile
+from storage.scrub import Scrub
 from storage.segment_format import segment_offset
 from tests.simulation.checks import Violation
 from tests.simulation.disk import DiskThread
 from tests.simulation.network import NodeTransport
+from tests.simulation.reads import CursorDone, NodeReads, PageDone
 from tests.simulation.sick_files import SickFiles
 from tests.simulation.world import Life, WorldClock, WorldScheduler
 from tests.simulation.world_loop import WorldLoop, in_thread
@@ -42,13 +44,6 @@ FOLDER = f"data/logs/{LOG_NAME}"
 REVIVAL_US = 1_000_000  # after which a node that stopped by itself is started again
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulatedLimits:
-    max_pending_requests: int = 1_000
-    max_pending_bytes: int = 16 * 1024 * 1024
-    idempotency_ms: int = 24 * 60 * 60 * 1000
-
-
 class SimulatedNode:
     """Its disk outlives its lives. driver, log: of this life, or of the last one while the node is down."""
 
@@ -59,12 +54,16 @@ class SimulatedNode:
         self.name = name
         self.files = SickFiles(Random(cluster.world.random.getrandbits(64)))
         self.clock = WorldClock(cluster.world)
+        self.settings = cluster.plan.settings
         self.disk_slowness = 1
+        self.may_lack = (
+            False  # its disk was replaced or flipped, or lost power under `replicated`; not healed
+        )
         self._disk: DiskThread | None = None
         self._cluster = cluster
         self._life = Life(name, alive=False)
         self._fsync = cluster.plan.durability is Durability.FSYNC
-        self._tick_us = cluster.plan.raft.tick_interval_ms * 1_000
+        self._disk_hangs_until_us = 0
         self._was_full = False  # in this life, and has gone on since
         self._serves = False
         self._marker = RepairMarker(self.files, "data", LOG_NAME)
@@ -78,6 +77,16 @@ class SimulatedNode:
     def alive(self) -> bool:
         """Whether the log is served: the process runs, and no repair is under way."""
         return self._serves and self._life.alive
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._life.stalled_until_us > self._cluster.world.now_us
+
+    @property
+    def has_healthy_disk(self) -> bool:
+        """Whether the disk works, at its usual speed."""
+        hangs = self._disk_hangs_until_us > self._cluster.world.now_us
+        return not (hangs or self.disk_slowness > 1 or self.files.is_ill)
 
     @property
     def held_index(self) -> int:
@@ -119,9 +128,10 @@ class SimulatedNode:
         cluster, world, life = self._cluster, self._cluster.world, self._life
         transport = NodeTransport(cluster.network, self.name, life)
         self._disk = DiskThread(world, life, cluster.plan.disk, self._fail)
-        self._disk.slowness = self.disk_slowness
+        self._disk.slowness, self._disk.hung_until_us = self.disk_slowness, self._disk_hangs_until_us
         self._loop = WorldLoop(world, life)
         self._repairing = False
+        self._reads = NodeReads(lambda: self.driver if self.alive else None)
         self._calls = PeerCalls(transport, Random(world.random.getrandbits(64)))
         self._server = RepairServer(
             self.files,
@@ -129,7 +139,7 @@ class SimulatedNode:
             transport.send,
             lambda _log, error, found_by: self._damaged(error, found_by),
         )
-        self._journal = open_journal(self.files, "data", self.name, LOG_NAME, cluster.plan.storage)
+        self._journal = open_journal(self.files, "data", self.name, LOG_NAME, self.settings.storage)
         self._observe_journal(self._journal)
         cluster.network.attach(self.name, life, self._receive)
 
@@ -162,9 +172,9 @@ class SimulatedNode:
             node_id=self.name,
             group=GroupConfig(voters=cluster.voters),
             durability=cluster.plan.durability,
-            raft=cluster.plan.raft,
-            storage=cluster.plan.storage,
-            limits=SimulatedLimits(),
+            raft=self.settings.raft,
+            storage=self.settings.storage,
+            limits=self.settings.limits,
             clock=self.clock,
             disk=self._disk,
             transport=NodeTransport(cluster.network, self.name, life),
@@ -172,7 +182,7 @@ class SimulatedNode:
             random=Random(world.random.getrandbits(64)),
             fail=self._fail,
             version="simulated",
-            config=cluster.plan.driver,
+            config=self.settings.driver,
             sound=sound,
             healed=self._healed,
             damaged=lambda error: self._damaged(error, "read"),
@@ -213,7 +223,7 @@ class SimulatedNode:
             node_id=self.name,
             voters=cluster.voters,
             sound=not self._marker.exists or self._marker.keeps_promises,
-            storage=cluster.plan.storage,
+            storage=self.settings.storage,
             marker=self._marker,
             calls=self._calls,
             clock=self.clock,
@@ -241,6 +251,7 @@ class SimulatedNode:
         """The replica holds all that its leader has committed."""
         self._cluster.sometimes.hit("repair-done")
         self.files.flips.clear()
+        self.may_lack = False
         assert self._disk is not None
         self._disk.submit(self._marker.remove, self._marker_removed)
 
@@ -330,6 +341,39 @@ class SimulatedNode:
         if self._disk is not None:
             self._disk.slowness = slowness
 
+    def hang_disk(self, lasting_us: int) -> None:
+        """No work of the disk ends for so long."""
+        self._disk_hangs_until_us = self._cluster.world.now_us + lasting_us
+        if self._disk is not None:
+            self._disk.hung_until_us = self._disk_hangs_until_us
+
+    def replace_disk(self) -> None:
+        """The node, which is down, gets an empty disk."""
+        self.files = SickFiles(Random(self._cluster.world.random.getrandbits(64)))
+        self._marker = RepairMarker(self.files, "data", LOG_NAME)
+        self.may_lack = True
+
+    async def scrub(self) -> None:
+        """Read the whole log again, as the production scrub does; what has rotted is found, or put right."""
+        driver, flips = self.driver, list(self.files.flips)
+        try:
+            for step in Scrub(self.files, driver.log):
+                await in_thread(step.run)
+                if driver is not self.driver or not self._serves:
+                    return
+        except (CorruptLog, CorruptFile) as error:
+            self._damaged(error, "scrub")
+        except DiskError:
+            if not self.files.is_ill:
+                raise
+        else:
+            self._cluster.sometimes.hit("scrubbed")
+            if flips == self.files.flips and driver.log.end_index <= driver.committed_index:
+                self.files.flips.clear()  # every byte of the log has been read
+
+    def begin_scrub(self) -> None:
+        self._loop.create_task(self.scrub())
+
     def cure_disk(self) -> None:
         if self.files.space_bytes is not None and self.alive:
             self._was_full = True
@@ -347,7 +391,11 @@ class SimulatedNode:
     def _tick(self, life: Life, driver: LogDriver) -> None:
         if driver is self.driver and self._serves:
             driver.tick()
-            self._cluster.world.after(self._tick_us, partial(self._tick, life, driver), life)
+            if self.may_lack and driver.sound and not self.files.flips:
+                self.may_lack = False
+                self._cluster.sometimes.hit("caught-up-again")
+            tick_us = self.settings.raft.tick_interval_ms * 1_000
+            self._cluster.world.after(tick_us, partial(self._tick, life, driver), life)
 
     # --- what is seen of it
 
@@ -386,6 +434,24 @@ class SimulatedNode:
 
     def read_index(self, done: Callable[[int | CommitlogError], None]) -> None:
         self._when_awake(lambda: self.driver.read_index(done))
+
+    def read_page(self, start_index: int, consistency: Consistency, done: PageDone) -> None:
+        self._when_awake(lambda: self._begin_read(partial(self._reads.page, start_index, consistency, done)))
+
+    def read_cursor(self, name: str, done: CursorDone) -> None:
+        self._when_awake(lambda: self._begin_read(partial(self._reads.cursor, name, done)))
+
+    def _begin_read(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._loop.create_task(self._read(read))
+
+    async def _read(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await read()
+        except CorruptLog as error:
+            self._damaged(error, "read")
+        except DiskError:
+            if not self.files.is_ill:
+                raise
 
     def command(self, command: Command, done: Callable[[CommandResult | CommitlogError], None]) -> None:
         self._when_awake(lambda: self.driver.command(command, done))

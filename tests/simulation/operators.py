@@ -15,6 +15,8 @@ from tests.simulation.world import World
 KEPT_RECORDS = 20  # that a trim leaves at least
 FENCE_US = 500_000  # for how long a fence stands
 VOTERS_MIN = 3
+RESIZE_STEP_US = 400_000
+RESIZE_STEPS = 40  # then it is given up
 TOKEN = "token"
 
 CommandAnswer = CommandResult | CommitlogError
@@ -41,6 +43,10 @@ class Cluster(Protocol):
         """Voters and learners, as the leader knows them."""
         ...
 
+    def is_whole(self) -> bool:
+        """Whether every disk holds what its node has promised: then a group of one loses nothing."""
+        ...
+
 
 class Operator:
     """Does one thing at the leader, as the nemesis says; what is refused it does not try again."""
@@ -49,20 +55,28 @@ class Operator:
         self._world = world
         self._nodes = nodes
         self._cluster = cluster
-        self._actions = {
+        self._actions: dict[str, Callable[[Operated, Random], bool | None]] = {
             "transfer": self._transfer,
             "trim": self._trim,
             "fence": self._fence,
             "change": self._change,
+            "trim_all": self._trim_all,
+            "resize": self._resize,
+            "remove_leader": self._remove_leader,
         }
+        self._target: tuple[str, ...] | None = None  # voters of the resize that is under way
 
     def act(self, kind: str, random: Random) -> bool:
         """Whether there was a leader to ask. random: decides what else is chance in it."""
         leader = self._cluster.leading()
         if leader is None:
             return False
-        self._actions[kind](self._nodes[leader], random)
-        return True
+        return self._actions[kind](self._nodes[leader], random) is not False
+
+    @property
+    def is_resizing(self) -> bool:
+        """Whether a group smaller than VOTERS_MIN is on its way."""
+        return self._target is not None and len(self._target) < VOTERS_MIN
 
     def _transfer(self, node: Operated, random: Random) -> None:
         node.transfer(random.choice((None, *self._cluster.names)))
@@ -71,6 +85,69 @@ class Operator:
         committed_index = self._cluster.checker.committed_index
         until_index = random.randrange(max(1, committed_index - KEPT_RECORDS))
         self._command(node, Trim(until_index), "trimmed")
+
+    def _trim_all(self, node: Operated, _random: Random) -> None:
+        """Up to the end: what stays is the record of the trim."""
+        self._command(node, Trim(self._cluster.checker.committed_index + 1), "trimmed-all")
+
+    def _remove_leader(self, node: Operated, _random: Random) -> bool:
+        voters, _ = self._cluster.group()
+        if len(voters) <= VOTERS_MIN and not self._cluster.is_whole():
+            return False
+        if len(voters) < 2:
+            return False
+        self._command(node, ChangeMembers(ChangeKind.REMOVE, node.name), "leader-removed")
+        return True
+
+    def _resize(self, _node: Operated, random: Random) -> bool:
+        """Shrink the group, or grow it to all nodes, one change after the other."""
+        voters, _ = self._cluster.group()
+        names = self._cluster.names
+        if self._target is not None or len(names) < 2:
+            return False
+        if len(voters) < VOTERS_MIN:
+            self._target = names
+        else:
+            size = random.choice((1, 1, 2, len(names)))
+            self._target = names if size == len(names) else tuple(random.sample(voters, size))
+        self._step_resize(RESIZE_STEPS)
+        return True
+
+    def _step_resize(self, steps: int) -> None:
+        target = self._target
+        if target is None:
+            return
+        voters, learners = self._cluster.group()
+        shrinks = len(target) < VOTERS_MIN
+        if not steps or (shrinks and not self._cluster.is_whole()):
+            self._target = None
+            return
+        if set(voters) == set(target) and not learners:
+            self._target = None
+            point = "grown-to-all" if len(target) == len(self._cluster.names) else "shrunk"
+            self._cluster.sometimes.hit("shrunk-to-one" if len(target) == 1 else point)
+            return
+        leader = self._cluster.leading()
+        change = self._next_change(target, voters, learners)
+        if leader is not None and change is not None:
+            self._command(self._nodes[leader], change, "member-changed")
+        self._world.after(RESIZE_STEP_US, partial(self._step_resize, steps - 1))
+
+    @staticmethod
+    def _next_change(
+        target: Sequence[str], voters: Sequence[str], learners: Sequence[str]
+    ) -> ChangeMembers | None:
+        for name in target:
+            if name in learners:
+                return ChangeMembers(ChangeKind.PROMOTE, name)
+            if name not in voters:
+                return ChangeMembers(ChangeKind.ADD, name)
+        surplus = [name for name in (*learners, *voters) if name not in target]
+        return ChangeMembers(ChangeKind.REMOVE, surplus[0]) if surplus else None
+
+    def stop(self) -> None:
+        """Give up a resize that is under way."""
+        self._target = None
 
     def _fence(self, node: Operated, _random: Random) -> None:
         self._command(node, SetFence(TOKEN), "fenced")

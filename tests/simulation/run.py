@@ -23,6 +23,7 @@ import click
 from tests.simulation.checks import Violation
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.faults import OPERATIONS
+from tests.simulation.liveness import REASONS
 from tests.simulation.plans import plan_of
 from tests.simulation.shrink import shrink
 from tests.simulation.sometimes import POINTS
@@ -31,6 +32,7 @@ CHUNK = 4  # seeds a process takes at a time
 PLACE_FRAMES = 8  # of an error that nobody expected
 # What `--full` must reach: cluster-hours, faults, elections, seeds.
 FULL = {"cluster_hours": 200, "faults": 30_000, "elections": 5_000, "seeds": 2_000}
+OPERATIONS_MIN = 500  # of each kind in a full run
 FULL_SEEDS, FULL_SECONDS = 2_400, 400.0
 
 
@@ -50,6 +52,7 @@ class Outcome(NamedTuple):
     sometimes: Counter[str]
     faults: Counter[str]  # by kind
     failures: list[Failure]
+    leaderless: Counter[str]  # looks of the liveness check without a leader, by reason
 
 
 def run_seed(
@@ -90,6 +93,9 @@ def outcome_of(seed: int, seconds: float) -> Outcome:
         appends=len(cluster.ledger.acknowledged),
         replays=cluster.ledger.replays,
         reads=cluster.ledger.reads,
+        pages=cluster.ledger.returned.pages,
+        cursors=cluster.ledger.returned.cursors,
+        liveness_looks=cluster.liveness.looks,
         frames=cluster.network.sent,
         frames_lost=cluster.network.lost,
         steps=cluster.world.steps,
@@ -98,7 +104,7 @@ def outcome_of(seed: int, seconds: float) -> Outcome:
     failures = []
     if violation is not None:
         failures.append(Failure(seed, seconds, str(violation), cluster.world.now_us / 1e6))
-    return Outcome(counts, cluster.sometimes.counts, faults, failures)
+    return Outcome(counts, cluster.sometimes.counts, faults, failures, cluster.liveness.leaderless)
 
 
 def _run_chunk(seeds: Sequence[int], seconds: float) -> list[Outcome]:
@@ -125,11 +131,12 @@ def run_seeds(seeds: Sequence[int], seconds: float, jobs: int) -> Iterator[Outco
 
 def total_of(outcomes: Iterable[Outcome]) -> Outcome:
     """Add them up, until one has failed."""
-    total = Outcome(Counter(), Counter(), Counter(), [])
+    total = Outcome(Counter(), Counter(), Counter(), [], Counter())
     for outcome in outcomes:
         total.counts.update(outcome.counts)
         total.sometimes.update(outcome.sometimes)
         total.faults.update(outcome.faults)
+        total.leaderless.update(outcome.leaderless)
         total.failures.extend(outcome.failures)
         if outcome.failures:
             break
@@ -148,9 +155,14 @@ def figures_of(total: Outcome, took_s: float) -> dict[str, Any]:
         "cpu_s": round(cpu_s, 1),
         "simulated_s_per_cpu_s": round(simulated_s / cpu_s) if cpu_s else 0,
         **{name: counts[name] for name in ("faults", "elections", "appends", "replays", "reads")},
+        **{name: counts[name] for name in ("pages", "cursors", "liveness_looks")},
         **{name: counts[name] for name in ("frames", "frames_lost", "steps")},
         "per_hour": {name: round(counts[name] / hours) for name in ("faults", "elections", "appends")},
-        "faults_by_kind": dict(sorted(total.faults.items())),
+        "operations": {kind: total.faults[kind] for kind in OPERATIONS},
+        "faults_by_kind": {
+            kind: count for kind, count in sorted(total.faults.items()) if kind not in OPERATIONS
+        },
+        "leaderless": {reason: total.leaderless[reason] for reason in REASONS},
         "sometimes": {point: total.sometimes[point] for point in POINTS},
     }
 
@@ -231,6 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         problems += [f"never reached: {point} ({POINTS[point]})" for point in missed]
         small = [name for name, least in FULL.items() if figures[name] < least]
         problems += [f"{name}: {figures[name]} of {FULL[name]}" for name in small]
+        rare = [kind for kind in OPERATIONS if total.faults[kind] < OPERATIONS_MIN]
+        problems += [f"{kind}: {total.faults[kind]} of {OPERATIONS_MIN} operations" for kind in rare]
         for problem in problems:
             sys.stderr.write(f"{problem}\n")
     sys.stdout.write(json.dumps(figures | {"problems": problems}) + "\n")

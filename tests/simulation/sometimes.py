@@ -63,6 +63,22 @@ POINTS: dict[str, str] = {
     "member-promoted": "R-10: a learner became a voter",
     "member-removed": "R-10: a member left",
     "membership-undone": "R-10: the record of a change was cut, and the change undone",
+    "member-changed": "R-10: a step of a change of the group's size",
+    "leader-removed": "R-10: a leader removed itself",
+    "shrunk-to-one": "R-10: a group of one voter, from a larger one",
+    "shrunk": "R-10: a group of two voters, from a larger one",
+    "grown-to-all": "R-10: every node became a voter",
+    "trimmed-all": "a trim of everything committed was committed",
+    "disk-replaced": "a node got an empty disk",
+    "caught-up-again": "a replica whose disk had lost what it promised holds everything committed again",
+    "scrubbed": "storage: a log was read again from its begin to its end",
+    "late-frame": "R-01: a frame that a cut had kept arrived after the reconnect",
+    "state-in-pieces": "the state of a log came in several pieces",
+    "key-kept": "an old key was remembered",
+    "key-expired": "an old key was free again",
+    "large-batch": "a committed batch held several records",
+    "page-read": "R-08: a page of records was what was committed",
+    "cursor-read": "R-08: a cursor was what was committed",
     "command-refused": "R-10: a change or trim that may not be",
     "trimmed": "a trim was committed",
     "fenced": "a fence was set",
@@ -214,7 +230,7 @@ class Sometimes:
             self.hit("stale-heartbeat")
 
     def _state_chunk(self, source: str, target: str, chunk: StateChunk) -> None:
-        self.hit("state-sent")
+        self.hit("state-in-pieces" if chunk.offset else "state-sent")
 
     def _timeout_now(self, source: str, target: str, message: TimeoutNow) -> None:
         self.hit("transfer-asked")

@@ -85,17 +85,31 @@ class World:
 
 
 class WorldClock:
-    """app.replication.Clock. skew_ms: how far this node's wall clock is off; it may jump."""
+    """app.replication.Clock of one machine: its rate may differ from the world's, its wall clock may jump.
+
+    skew_ms: the error of the wall clock, apart from the rate.
+    """
 
     def __init__(self, world: World) -> None:
         self.skew_ms = 0
         self._world = world
+        self._rate = 1.0
+        self._since_us = 0  # of the world, when the rate was set
+        self._elapsed_us = 0  # of this clock, by then
 
     def now_ms(self) -> int:
-        return START_MS + self.skew_ms + self._world.now_us // 1000
+        return START_MS + self.skew_ms + self.monotonic_ms()
 
     def monotonic_ms(self) -> int:
-        return self._world.now_us // 1000
+        return self._now_us() // 1000
+
+    def set_rate(self, rate: float) -> None:
+        """Run at `rate` seconds for each second of the world from here on."""
+        self._elapsed_us, self._since_us = self._now_us(), self._world.now_us
+        self._rate = rate
+
+    def _now_us(self) -> int:
+        return self._elapsed_us + int((self._world.now_us - self._since_us) * self._rate)
 
 
 class WorldScheduler:

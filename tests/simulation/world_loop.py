@@ -92,6 +92,11 @@ class WorldLoop(asyncio.AbstractEventLoop):
         self._world.after(self._world.between(THREAD_US), run, self._life)
         return future
 
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        return self.in_thread(lambda: func(*args))
+
     def get_debug(self) -> bool:
         return False
 

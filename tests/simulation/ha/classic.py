@@ -24,7 +24,7 @@ from tests.simulation.checks import Violation
 from tests.simulation.disk import DiskThread
 from tests.simulation.ha.node import DISK, LOG_ID
 from tests.simulation.ha.plan import DRIVER, HA, LOG_NAME, STORAGE, TICK_US
-from tests.simulation.node import SimulatedLimits
+from tests.simulation.plans import SimulatedLimits
 from tests.simulation.world import Life, World, WorldClock, WorldScheduler
 from tests.support.committed import values_of
 from tests.support.memory_files import MemoryFiles

@@ -38,7 +38,7 @@ from storage.errors import StorageError
 from tests.simulation.checks import Violation
 from tests.simulation.disk import DiskThread, DiskTiming
 from tests.simulation.ha.plan import CONTROLLERS, DRIVER, GENERATION, HA, LOG_NAME, RAFT, STORAGE, TICK_US
-from tests.simulation.node import SimulatedLimits
+from tests.simulation.plans import SimulatedLimits
 from tests.simulation.world import Life, WorldClock, WorldScheduler
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.streams import Host

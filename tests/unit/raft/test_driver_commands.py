@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from app.log_commands import ABSENT, CommandResult, DropCursor, MoveCursor, SetFence, Trim
 from app.raft.messages import StateChunk, StateRequest
 from app.replication import DriverConfig
@@ -150,12 +148,9 @@ def test_a_snapshot_of_what_may_still_be_taken_back_makes_no_trim_safe(tmp_path:
     assert (again.first_index, again.replayed) == (first.first_index, True)
 
 
-def test_pieces_of_two_snapshots_are_never_put_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_two_snapshots_are_never_put_together(tmp_path: Path) -> None:
     """Neither when the first question comes twice, nor when it was asked by an earlier life."""
-    monkeypatch.setattr("app.node.state_transfer.CHUNK_BYTES", 40)
-    source = Node(tmp_path / "source")
+    source = Node(tmp_path / "source", config=DriverConfig(state_chunk_bytes=40))
     for number in range(10):
         result(source.append(idempotency_key=f"k{number}"))
 
