@@ -178,6 +178,12 @@ class LogState:
         """Take over everything that `other` knows: the state of the same log at another replica."""
         self.__dict__.update(other.__dict__)
 
+    def pass_over(self, first_index: int) -> None:
+        """Go on at `first_index`: what precedes it is lost, and counts as trimmed."""
+        self._applied_index = max(self._applied_index, first_index - 1)
+        self._committed_index = max(self._committed_index, first_index - 1)
+        self._trim_index = max(self._trim_index, first_index)
+
     # --- following the log
 
     def apply(self, batch: Batch) -> None:

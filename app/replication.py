@@ -333,7 +333,14 @@ class ReplicationCore(Protocol):
 
     takes_unreplicated: bool  # appends with acks=leader are taken in spite of `refusal`
 
-    electable: bool  # set by the driver: false while the log's state (keys, cursors) is not whole here
+    electable: bool
+    """Set by the driver: false while this copy lacks what a leader needs: the log's state (keys, cursors),
+    and with needs_all_records every record that was not trimmed."""
+
+    @property
+    def needs_all_records(self) -> bool:
+        """Whether a copy can begin after records that its leader holds: then it must not lead."""
+        ...
 
     runs_ahead: bool  # its committed index may pass what its leader knows to be committed (H-08)
 

@@ -125,6 +125,7 @@ class Reason(StrEnum):
     NOT_REGISTERED = "not-registered"
     NOT_ALIVE = "not-alive"
     LEARNER = "learner"
+    NOT_ELECTABLE = "not-electable"  # the copy lacks what a master needs: state, or records
     NO_ELIGIBLE_REPLICA = "no-eligible-replica"
 
 

@@ -21,9 +21,9 @@ def has_living_master(log: Log, liveness: Liveness, now_ms: int) -> bool:
 
 
 def members_may_live(log: Log, liveness: Liveness, now_ms: int) -> bool:
-    """Whether somebody of the SyncStateSet lives, or had no time yet to say so."""
+    """Whether a member of the SyncStateSet may lead, or had no time yet to report so."""
     members = (log.replica(member) for member in log.sync_state_set if log.is_current(member))
-    return any(each is not None and liveness.may_have_copy(log, each, now_ms) for each in members)
+    return any(each is not None and liveness.may_come_to_lead(log, each, now_ms) for each in members)
 
 
 def elect(log: Log, liveness: Liveness, now_ms: int, *, command: ElectMaster | None = None) -> MasterElected:
@@ -32,7 +32,8 @@ def elect(log: Log, liveness: Liveness, now_ms: int, *, command: ElectMaster | N
     command: of an operator, None when the controller acts by itself. Raises Refused.
     """
     living = [each for each in log.eligible() if liveness.has_copy(log, each, now_ms)]
-    clean = living if log.master_epoch == 0 else [each for each in living if each.id in log.sync_state_set]
+    able = [each for each in living if liveness.may_lead(log, each, now_ms)]
+    clean = able if log.master_epoch == 0 else [each for each in able if each.id in log.sync_state_set]
     candidates = clean
     unclean_asked = command is not None and command.unclean
     if not (clean or members_may_live(log, liveness, now_ms)) and (log.spec.unclean or unclean_asked):

@@ -20,7 +20,9 @@ from app.controller.metadata import Log, Replica
 class Report(msgspec.Struct, frozen=True, array_like=True):
     """What a replica says of itself: byte ends, exclusive; epoch: the last in its epoch file, 0 for none.
 
-    replica_id: 0 while it has none.
+    replica_id: 0 while it has none. electable: whether it has all that a master needs, the log's state and
+    every record that was not trimmed; a copy without them neither joins the SyncStateSet nor is elected,
+    unless the election is unclean.
     """
 
     log: str
@@ -29,6 +31,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     max_offset: int
     confirm_offset: int
+    electable: bool = True
 
 
 class _Node:
@@ -92,6 +95,16 @@ class Liveness:
     def has_copy(self, log: Log, replica: Replica, now_ms: int) -> bool:
         """Whether the replica is alive: its node is, and said so of this very copy (not one in repair)."""
         return self.is_alive(replica.node, now_ms) and self._report_of(log, replica) is not None
+
+    def may_lead(self, log: Log, replica: Replica, now_ms: int) -> bool:
+        """Whether the replica is alive and has all that a master needs."""
+        report = self._report_of(log, replica)
+        return self.is_alive(replica.node, now_ms) and report is not None and report.electable
+
+    def may_come_to_lead(self, log: Log, replica: Replica, now_ms: int) -> bool:
+        """Whether the replica may lead, or had no time yet to report so to us."""
+        report = self._report_of(log, replica)
+        return self.may_have_copy(log, replica, now_ms) and (report is None or report.electable)
 
     def may_have_copy(self, log: Log, replica: Replica, now_ms: int) -> bool:
         """Whether the replica is alive, or had no time yet to say so to us."""

@@ -122,7 +122,13 @@ class ReplicasManager:
     def report(self, view: HaView) -> Report:
         """What the next heartbeat says of this copy (C-03)."""
         return Report(
-            self.log, self.generation, self.replica_id, view.log_epoch, view.max_offset, view.confirm_offset
+            self.log,
+            self.generation,
+            self.replica_id,
+            view.log_epoch,
+            view.max_offset,
+            view.confirm_offset,
+            view.electable,
         )
 
     # --- what the shell reports ----------------------------------------------------------------------------

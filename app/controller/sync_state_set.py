@@ -53,3 +53,5 @@ def _check_member(log: Log, member: int, liveness: Liveness, now_ms: int) -> Non
         raise Refused(Reason.NOT_A_REPLICA, f"{replica.node} does not keep the log")
     if not liveness.has_copy(log, replica, now_ms):
         raise Refused(Reason.NOT_ALIVE, f"{replica.node} is not alive")
+    if not liveness.may_lead(log, replica, now_ms):
+        raise Refused(Reason.NOT_ELECTABLE, f"{replica.node} lacks the log's state or older records")

@@ -31,7 +31,7 @@ from app.ha.sync_state_set import SyncStateSet
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.reads import FollowerReads
-from app.raft.state import MemberState
+from app.raft.state import MemberState, committed_at_open
 from app.replication import (
     NO_INDEX,
     CoreStatus,
@@ -55,6 +55,7 @@ class AutoSwitchCore(StaticGroup):
     """
 
     who_decides = "the controllers"
+    needs_all_records = True
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class AutoSwitchCore(StaticGroup):
                 role=Role.SLAVE,
                 term=max(hard_state.term, log.last_term),
                 voted_for=hard_state.voted_for if hard_state.term >= log.last_term else None,
-                committed_index=min(committed_index, log.end_index),
+                committed_index=committed_at_open(log, committed_index),
             )
         )
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
@@ -349,6 +350,10 @@ class AutoSwitchCore(StaticGroup):
         if had_it or self._log.last_term >= role.master_epoch:
             self._needs_election = True
             return
+        if not self.electable and role.unclean_epoch != role.master_epoch:
+            self._adopt_epoch(role.master_epoch, None)  # not opened by this copy
+            self._needs_election = True
+            return
         self._adopt_epoch(role.master_epoch, member.node_id)
         self._needs_election = False
         member.role, member.leader_id = Role.MASTER, member.node_id
@@ -391,7 +396,7 @@ class AutoSwitchCore(StaticGroup):
             master=master,
             unclean_epoch=role.unclean_epoch,
             new_key=self._new_key,
-            adopt_epoch=lambda epoch: self._adopt_epoch(epoch, None),
+            may_lead=lambda: self.electable,
             now_ms=now_ms,
         )
 

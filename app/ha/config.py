@@ -26,7 +26,9 @@ class HaConfig:
     ha_opening_wait_ms: int = 2_000  # a classic master that takes a log over hears the other replicas first
     ha_flow_control: bool = False  # RocketMQ: haFlowControlEnable
     ha_max_transfer_bytes_per_s: int = 100 * MIB  # to one slave, with flow control
-    ha_sync_from_last_file: bool = False  # an empty AutoSwitch slave starts at the last segment
+    # an empty AutoSwitch slave starts at the last segment. It is a learner, outside of the
+    # SyncStateSet, until the older records are trimmed.
+    ha_sync_from_last_file: bool = False
     ha_handshake_by_number: bool = False  # speak the 16-byte handshake of newer builds as a slave
 
     @property

@@ -68,7 +68,7 @@ class MasterSide:
         self.pending = PendingAppends()
         self.confirm_offset = offset_after(log, member.committed_index)
         self._connections: dict[str, SlaveConnection] = {}
-        self._caught_up_ms = {replica.id: now_ms for replica in replicas}
+        self._caught_up_ms = {replica.id: now_ms for replica in replicas}  # C-07; learners have none
         self._epochs: tuple[EpochStart, ...] = ()
         self._epoch_starts: dict[int, int] = {}  # the same by epoch
         self.needs_check = False
@@ -103,7 +103,7 @@ class MasterSide:
         return {replica.node: marks[replica.id] for replica in self._replicas}
 
     def _marks(self) -> dict[int, int]:
-        """By replica id. Only the connection of a copy counts for it."""
+        """By replica id: the last index acknowledged on a connection of that very copy."""
         marks = {replica.id: NO_INDEX for replica in self._replicas}
         for connection in self._connections.values():
             if connection.replica is not None and connection.sender is not None:
@@ -244,7 +244,9 @@ class MasterSide:
         if max_offset == 0 or max_offset < log.begin_offset:
             index = log.begin_index
             if max_offset == 0 and connection.handshake.sync_from_last_file:
-                index = log.last_segment_index
+                # Whatever precedes a log was confirmed: a restart of the slave relies on it.
+                confirmed = self._member.committed_index
+                index = max(index, min(log.last_segment_index, confirmed + 1))
             connection.sender = Sender(log, index, offset_after(log, index - 1), NO_INDEX)
         else:
             held = index_before(log, max_offset)
@@ -273,6 +275,8 @@ class MasterSide:
     def _caught_up(self, connection: SlaveConnection, now_ms: int) -> None:
         """C-07: an ack at or past a noted end makes the noted time the slave's caught-up time."""
         sender, replica = connection.sender, connection.replica
+        if connection.is_learner:
+            return
         assert sender is not None
         assert replica is not None
         while connection.notes and sender.acked_offset >= connection.notes[0][0]:
@@ -385,6 +389,7 @@ class MasterSide:
         may_grow = not fenced and self._member.committed_index >= self._opening_index
         oldest_ms = now_ms - self._config.ha_max_time_slave_not_catchup_ms
         acked = self._acked()
+        learners = self._learners()
         wanted = [self._me]
         for replica in self._replicas:
             offset = acked.get(replica.id)
@@ -392,6 +397,7 @@ class MasterSide:
                 continue
             if replica.id in self.set.members:
                 fell_back = offset is not None and offset < self.confirm_offset
+                fell_back = fell_back or replica.id in learners
                 keeps = self._caught_up_ms.get(replica.id, 0) >= oldest_ms and not fell_back
             else:
                 keeps = may_grow and offset is not None and offset >= self.confirm_offset
@@ -399,6 +405,11 @@ class MasterSide:
                 wanted.append(replica.id)
         self.set.want(tuple(wanted))
         self.confirm(now_ms, fenced=fenced)
+
+    def _learners(self) -> frozenset[int]:
+        """Replicas that receive the log and do not count, some of them only until they may lead."""
+        connections = self._connections.values()
+        return frozenset(each.replica.id for each in connections if each.replica and each.is_learner)
 
     def _acked(self) -> dict[int, int]:
         """How far each slave is that may be in the set (C-11)."""
@@ -426,6 +437,7 @@ class MasterSide:
         if fenced or not self.open:
             return
         marks = self._marks()
+        marks.update(dict.fromkeys(self._learners(), NO_INDEX))
         index = min(marks.get(member, NO_INDEX) for member in self.set.counted)
         if index > self._member.committed_index:
             self._member.committed_index = index

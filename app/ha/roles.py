@@ -52,7 +52,8 @@ class MasterRole:
 
     A master epoch is opened once, by one life of one process: a core that has been master of `master_epoch`
     in an earlier life (it is in its vote file), or whose log has records of it or of a newer one, does not
-    take the role up. It stays slave without a master and says so by `HaView.needs_election`.
+    take the role up. Nor does one that is not `electable`, unless the election was unclean. It stays slave
+    without a master and reports so by `HaView.needs_election`.
     """
 
     master_epoch: int
@@ -148,6 +149,12 @@ class HaView(Protocol):
     @property
     def log_epoch(self) -> int:
         """The epoch of the log's last record, NO_EPOCH of an empty log: what elections compare (C-05)."""
+        ...
+
+    @property
+    def electable(self) -> bool:
+        """Whether this copy has all that a master needs: the log's state (keys, producers, fence, cursors)
+        and every record that was not trimmed. Without it only an unclean election makes it master."""
         ...
 
     @property

@@ -29,7 +29,7 @@ from storage.batch import Batch
 from storage.epoch_file import epoch_of
 from storage.errors import CorruptBatch
 
-REFUSED_PAUSES = 10  # reconnect intervals after a refusal that time alone will not mend
+REFUSED_PAUSES = 10  # reconnect intervals after a refusal that time alone will not repair
 
 
 class Step(Enum):
@@ -46,7 +46,7 @@ class Step(Enum):
 class Rollback:
     """The log must give up confirmed records past `index`, which an unclean election has lost (A-04).
 
-    The node does it, with the log closed: the loss receipt first, then the cut. epoch: of that election.
+    The node does it with the log closed: the loss receipt, then the truncation. epoch: of that election.
     """
 
     index: int
@@ -54,7 +54,12 @@ class Rollback:
 
 
 class SlaveSide:
-    """Follows one master. Everything that must leave goes to the outbox."""
+    """Follows one master. Everything that must leave goes to the outbox.
+
+    Invariant: an ack on a connection that was not introduced as a learner's is of a copy that may lead: it
+    has the log's state, and every record that was not trimmed. Such an ack lets the copy join the
+    SyncStateSet, from which masters are elected.
+    """
 
     def __init__(
         self,
@@ -68,10 +73,10 @@ class SlaveSide:
         master: Replica,
         unclean_epoch: int,
         new_key: Callable[[], str],
-        adopt_epoch: Callable[[int], None],
+        may_lead: Callable[[], bool],
         now_ms: int,
     ) -> None:
-        """new_key(): of the next connection. adopt_epoch(epoch): the master has a newer one than known."""
+        """new_key(): of the next connection. may_lead(): whether this copy has all that a master needs."""
         self._member = member
         self._log = log
         self._log_id = log_id
@@ -81,10 +86,11 @@ class SlaveSide:
         self._master = master
         self._unclean_epoch = unclean_epoch
         self._new_key = new_key
-        self._adopt_epoch = adopt_epoch
+        self._may_lead = may_lead
         self.step = Step.READY
         self.rollback: Rollback | None = None
         self._key = ""
+        self._as_learner = False  # how this connection was introduced
         self._retry_ms = now_ms
         self._heard_ms = now_ms
         self._reported_ms = now_ms
@@ -105,6 +111,8 @@ class SlaveSide:
                 self._connect(now_ms)
         elif now_ms - self._heard_ms > config.ha_housekeeping_interval_ms:
             self._leave("the master is silent", now_ms)
+        elif self._as_learner and not self._is_learner:
+            self._leave("this copy may lead from now on", now_ms, pauses=0)
         elif self.step is Step.TRANSFER and (
             now_ms - self._reported_ms >= config.ha_send_heartbeat_interval_ms
         ):
@@ -123,8 +131,13 @@ class SlaveSide:
         self._heard_ms = now_ms
         config = self._config
         number = self._me.id if config.ha_handshake_by_number else 0
-        hello = Handshake(self._me.address, config.ha_sync_from_last_file, self._me.learner, number)
+        self._as_learner = self._is_learner
+        hello = Handshake(self._me.address, config.ha_sync_from_last_file, self._as_learner, number)
         self._outbox.send(key, hello)
+
+    @property
+    def _is_learner(self) -> bool:
+        return self._me.learner or not self._may_lead()
 
     def closed(self, key: str, now_ms: int) -> None:
         if key == self._key and self.step is not Step.READY:
@@ -160,13 +173,15 @@ class SlaveSide:
     # --- handshake -----------------------------------------------------------------------------------------
 
     def _compare(self, answer: HandshakeAnswer, now_ms: int) -> None:
-        """A-04: find where the logs part, and cut ours there."""
+        """A-04: find where the logs part, and truncate ours there.
+
+        Only in the epoch that the metadata here name: they also hold whether an unclean election came
+        between, and what one has lost must not be truncated without a receipt.
+        """
         log, member = self._log, self._member
-        if answer.epoch < member.term or answer.epoch < log.last_term:
-            self._leave(f"the master is still in epoch {answer.epoch}", now_ms)
+        if answer.epoch != member.term or answer.epoch < log.last_term:
+            self._leave(f"the master is in epoch {answer.epoch}, not {member.term}", now_ms)
             return
-        if answer.epoch > member.term:
-            self._adopt_epoch(answer.epoch)
         self.step = Step.TRUNCATING
         if is_empty(log):
             self._starts_anew = True
@@ -244,6 +259,9 @@ class SlaveSide:
         return offset_after(log, held_index(log, self._member.durability))
 
     def _report(self, now_ms: int) -> None:
+        if self._is_learner and not self._as_learner:
+            self._leave("this copy lacks state or older records: it follows as a learner", now_ms)
+            return
         self._reported_ms = now_ms
         self._reported_offset = self._held_offset
         self._outbox.send(self._key, Ack(self._reported_offset))
@@ -258,6 +276,11 @@ class SlaveSide:
         if problem is None:
             try:
                 batches = self._assembler.feed(frame.body)
+                if batches and self._replaces_confirmed(batches[0]):
+                    first = batches[0].base_index
+                    confirmed = self._member.committed_index
+                    self._refuse(f"{confirmed} is confirmed, the master begins at {first}", now_ms)
+                    return
                 for batch in batches:
                     problem = problem or self._admit(batch, frame, end)
             except CorruptBatch as error:
@@ -269,6 +292,16 @@ class SlaveSide:
         elif not batches:
             self._learn_confirmed(frame.confirm_offset)
         self._confirm_offset = frame.confirm_offset
+
+    def _replaces_confirmed(self, batch: Batch) -> bool:
+        """Whether the first batch of this connection would take the place of confirmed records."""
+        if is_empty(self._log) or not self._starts_anew:
+            return False
+        return batch.base_index <= self._member.committed_index
+
+    def _follows(self, batch: Batch, end: LogEnd) -> bool:
+        """Whether an empty log can take the batch as it is."""
+        return is_empty(self._log) and (batch.base_index, batch.offset) == (end.next_index, end.offset)
 
     def _why_not(self, frame: Transfer) -> str | None:
         """Why the frame cannot be what comes next on this connection, None when it can."""
@@ -292,9 +325,10 @@ class SlaveSide:
         """Take a batch for the log's end; return why it cannot be, None when it can."""
         if self._starts_anew:
             self._starts_anew = False
-            if not is_empty(self._log) or (batch.base_index, batch.offset) != (end.next_index, end.offset):
-                if batch.base_index <= self._member.committed_index:
-                    return f"it starts at {batch.base_index}, but {self._member.committed_index} is confirmed"
+            if not self._follows(batch, end):
+                if is_empty(self._log):  # what precedes it may be on its way again
+                    committed_index = min(self._member.committed_index, batch.base_index - 1)
+                    self._member.committed_index = committed_index
                 self._outbox.truncate = Reset(batch.base_index, batch.offset)
                 data = {"after_index": NO_INDEX, "end_index": self._log.end_index, "offset": batch.offset}
                 self._outbox.tell("truncate", self._member.term, {**data, "master": self._master.node})
@@ -315,8 +349,13 @@ class SlaveSide:
         self._leave("no room on the disk", now_ms)
 
     def _learn_confirmed(self, confirm_offset: int) -> None:
-        """Take the master's confirm offset as far as we hold its log (A-10). It never falls."""
+        """Take the master's confirm offset as far as we hold its log (A-10). It never falls.
+
+        A log that is about to be replaced is not the master's: its bytes at those offsets are others.
+        """
         member, log = self._member, self._log
+        if self._starts_anew:
+            return
         if self._must_search:  # batches that were stored before this connection
             self._must_search = False
             index = index_before(log, confirm_offset)

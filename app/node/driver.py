@@ -166,7 +166,7 @@ class LogDriver:
         self._guarded(self._start)
 
     def _start(self) -> None:
-        self._core.electable = self._transfer.is_whole
+        self._judge_electable()
         self._group.look()
         self._core.start(self._clock.monotonic_ms())
         self._carry_out()
@@ -433,6 +433,8 @@ class LogDriver:
                 control = self._core.wants_control
                 if control is None:
                     break
+                if not self._core.electable:
+                    self._accept_loss()
                 self._door.open_term(control)
             elif ready.hard_state is None and ready.truncate is None:
                 self._finish(ready)
@@ -444,6 +446,8 @@ class LogDriver:
             self._seen_committed = committed_index
             self.log.settle(committed_index)
             self._state.committed(committed_index)
+            if not self._core.electable:
+                self._judge_electable()
             self._waiters.wake(committed_index)
         if self._healed is not None and self._core.sound:
             healed, self._healed = self._healed, None
@@ -486,7 +490,24 @@ class LogDriver:
         self._group.look()
 
     def _state_is_whole(self) -> None:
-        self._core.electable = True
+        self._judge_electable()
+        self._group.look()
+
+    def _judge_electable(self) -> None:
+        """Find out whether this copy has what a leader needs."""
+        transfer = self._transfer
+        has_records = transfer.holds_untrimmed or not self._core.needs_all_records
+        self._core.electable = transfer.is_whole and has_records
+
+    def _accept_loss(self) -> None:
+        """This copy leads though it lacks state or records: only an unclean election does that (C-05)."""
+        first_index = self.log.next_index if self.log.end_index == NO_INDEX else self.log.begin_index
+        logger.warning("log %s: the state before index %d is lost", self.log_name, first_index)
+        data = {"reason": "an unclean election: the state before the log is lost", "first_index": first_index}
+        self._journal_writer.event(CoreEvent("corruption", self._core.term, data))
+        self._transfer.accept_loss()
+        self._checkpointer.demand()
+        self._judge_electable()
         self._group.look()
 
     def _finish(self, ready: Ready) -> None:
@@ -495,7 +516,7 @@ class LogDriver:
         self._unanswered = ready
         stored = not ready.batches or self._store(ready.batches)
         if ready.truncate is not None:
-            self._core.electable = self._transfer.is_whole
+            self._judge_electable()
         for target, message in ready.messages:
             self._transport.send(target, self.log_id, message)
         for pending, fate in ready.answers:

@@ -42,7 +42,7 @@ def roll_back(
             files.remove(f"{folder}/state")
             files.sync_folder(folder)
         if rollback.index == NO_INDEX or rollback.index < log.begin_index:
-            log.reset(log.begin_index, log.begin_offset)
+            log.reset(0, 0)  # nothing is left that the next master's log could follow
         else:
             log.truncate_after(rollback.index)
         return path

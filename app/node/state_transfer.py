@@ -45,7 +45,25 @@ class StateTransfer:
     @property
     def is_whole(self) -> bool:
         """Whether the state knows everything before the log's first record."""
-        return self._state.applied_index >= self._log.begin_index - 1 or self._log.end_index == NO_INDEX
+        return self._state.applied_index >= self._first_index - 1
+
+    @property
+    def holds_untrimmed(self) -> bool:
+        """Whether the log holds every record that no committed trim has removed. A copy that began with its
+        master's last segment does not, until a trim reaches its own begin."""
+        return self._first_index <= self._state.trim_index
+
+    @property
+    def _first_index(self) -> int:
+        """Index of the log's first record; of an empty log the index that it will get."""
+        log = self._log
+        return log.next_index if log.end_index == NO_INDEX else log.begin_index
+
+    def accept_loss(self) -> None:
+        """Go on without what precedes the log: an operator has accepted that it is lost (C-05)."""
+        self._state.pass_over(self._first_index)
+        self._asked_ms, self._parts = None, []
+        self._replay()
 
     def tick(self, leader_id: str | None, now_ms: int) -> None:
         """Ask the leader, if need be; a lost question or answer is asked for again from the beginning."""
@@ -96,7 +114,7 @@ class StateTransfer:
             return  # pieces of two snapshots: asked for again
         taken = type(self._state).restore(snapshot, idempotency_ms=self._state.idempotency_ms)
         taken.truncate_after(taken.committed_index)
-        if taken.applied_index < self._log.begin_index - 1:
+        if taken.applied_index < self._first_index - 1:
             return  # older than what this log lacks: asked for again
         self._state.become(taken)
         self._replay()

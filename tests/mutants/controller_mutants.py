@@ -34,6 +34,9 @@ from app.ha.sync_state_set import SyncStateSet
 from tests.mutants.mutants import Killer, Mutant, Patch, planted
 from tests.simulation.ha import classic, run
 from tests.unit.controller import (
+    test_electable as test_copies_that_may_lead,
+)
+from tests.unit.controller import (
     test_elections,
     test_log_state,
     test_logs,
@@ -43,6 +46,7 @@ from tests.unit.controller import (
 )
 from tests.unit.ha import (
     test_classic,
+    test_electable,
     test_master,
     test_master_acks,
     test_master_set,
@@ -359,6 +363,73 @@ def a_copy_follows_under_the_name_of_an_earlier_one(patch: pytest.MonkeyPatch) -
             return role
         replicas = tuple(Replica(each.id, each.node, each.address or "") for each in log.replicas)
         return SlaveRole(log.master, log.master_epoch, replicas, log.unclean_epoch, log.sync_state_set)
+
+
+@mutant(
+    "C-08",
+    lambda _: test_electable.test_a_copy_that_may_not_lead_introduces_itself_as_a_learner(),
+    mode="controller",
+)
+def a_copy_without_state_joins_as_any_other(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlaveSide, "_is_learner", property(lambda self: self._me.learner))
+
+
+@mutant(
+    "C-05",
+    lambda _: (
+        test_electable.test_a_copy_that_may_not_lead_takes_no_mastership_up_but_by_an_unclean_election()
+    ),
+    mode="controller",
+)
+def a_core_does_not_read_electable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        AutoSwitchCore, "electable", property(lambda self: True, lambda self, value: None), raising=False
+    )
+
+
+@mutant(
+    "C-05",
+    lambda _: test_copies_that_may_lead.test_a_member_that_lacks_the_logs_state_is_not_elected(),
+    mode="controller",
+)
+def the_controllers_do_not_read_electable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Liveness, "may_lead", Liveness.has_copy)
+
+
+@mutant(
+    "C-12",
+    lambda _: (
+        test_electable.test_a_member_that_comes_back_as_a_learner_leaves_the_set_and_acknowledges_nothing()
+    ),
+    mode="controller",
+)
+def a_learners_ack_counts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MasterSide, "_learners", lambda self: frozenset())
+
+
+@mutant(
+    "A-10",
+    lambda _: test_slave.test_after_a_reconnect_what_was_stored_before_is_confirmed_too(),
+    mode="controller",
+)
+def a_reconnected_slave_never_confirms_what_it_stored_before(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, SlaveSide, "_learn_confirmed")
+    def _learn_confirmed(original: Any, self: SlaveSide, confirm_offset: int) -> None:
+        self._must_search = False
+        original(self, confirm_offset)
+
+
+@mutant(
+    "A-10",
+    lambda _: test_electable.test_bytes_that_the_master_does_not_have_are_never_taken_for_confirmed("piece"),
+    mode="controller",
+)
+def a_log_that_gives_way_is_taken_for_the_masters(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, SlaveSide, "_learn_confirmed")
+    def _learn_confirmed(original: Any, self: SlaveSide, confirm_offset: int) -> None:
+        starts_anew, self._starts_anew = self._starts_anew, False
+        original(self, confirm_offset)
+        self._starts_anew = starts_anew
 
 
 @mutant("C-07", lambda _: test_master_set.test_a_slave_that_does_not_catch_up_falls_out(), mode="controller")

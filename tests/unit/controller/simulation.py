@@ -41,6 +41,8 @@ class ModelCore:
         self.followed: str | None = None
         self.replicas: dict[str, int] = {}  # node -> replica id, as the newest role has them
 
+    electable = True
+
     @property
     def log_epoch(self) -> int:
         return self._node.log_epoch

@@ -42,6 +42,7 @@ class Quorum:
         self.now_ms = 10_000
         self.connected = set(self.nodes)
         self.offsets: dict[tuple[str, str], tuple[int, int, int]] = {}  # (node, log) -> epoch, max, confirm
+        self.lacking: set[str] = set()  # nodes whose copies lack what a master needs
         self.fail_over()
 
     def fail_over(self) -> None:
@@ -125,7 +126,8 @@ class Quorum:
             replica = log.of_node(node)
             if replica is not None:
                 epoch, end, confirm = self.offsets.get((node, log.name), (log.master_epoch, 0, 0))
-                reports.append(Report(log.name, log.generation, replica.id, epoch, end, confirm))
+                able = node not in self.lacking
+                reports.append(Report(log.name, log.generation, replica.id, epoch, end, confirm, able))
         return self.active.heartbeat(1, node, len(self.events) - 1, reports, self.now_ms)
 
     def heartbeats(self, *nodes: str) -> None:

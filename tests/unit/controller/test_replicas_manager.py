@@ -30,6 +30,7 @@ class View:
     wanted_sync_state_set: tuple[int, ...] | None = None
     set_request: SetRequest | None = None
     needs_election = False
+    electable = True
 
 
 class Bench:

@@ -177,6 +177,6 @@ def test_a_stale_master_is_left_before_anything_is_taken_from_it() -> None:
         """
         n2->n1 HANDSHAKE n2:10911
         n1->n2 EPOCHS epoch=4 max=712 [4@0]
-        n2->n1 CLOSE the master is still in epoch 4
+        n2->n1 CLOSE the master is in epoch 4, not 5
         """
     )
