@@ -342,6 +342,8 @@ class ReplicationCore(Protocol):
         """Whether a copy can begin after records that its leader holds: then it must not lead."""
         ...
 
+    has_room: bool  # set by the driver: false while its disk has no room for clients' records
+
     runs_ahead: bool  # its committed index may pass what its leader knows to be committed (H-08)
 
     def transfer(self, to: str | None, now_ms: int) -> str:
@@ -431,6 +433,18 @@ class Lanes(Protocol):
 
     def lane(self, name: str) -> Disk:
         """Return the lane of the log `name`; every caller with that name gets the same lane."""
+        ...
+
+
+class SpaceReserve(Protocol):
+    """Space that the node holds back on its disk (app/node/reserve.py)."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def in_use(self) -> bool: ...
+    def release(self, *, keep_bytes: int = 0) -> bool:
+        """Give some of it back, down to keep_bytes; False when that much is all that is left."""
         ...
 
 

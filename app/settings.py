@@ -151,12 +151,17 @@ class RetentionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskConfig:
-    """threads: disk calls under way at once, all logs together. The work of one log keeps its order."""
+    """threads: disk calls under way at once, all logs together. The work of one log keeps its order.
+
+    reserve_bytes: held back for what the node needs when the disk is full (app/node/reserve.py); 0: nothing.
+    """
 
     threads: int = 16
+    reserve_bytes: int = 16 * MIB
 
     def __post_init__(self) -> None:
         check(0 < self.threads <= 256, f"threads must be between 1 and 256, got {self.threads}")
+        check(self.reserve_bytes >= 0, f"reserve_bytes must not be negative, got {self.reserve_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)

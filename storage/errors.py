@@ -17,6 +17,10 @@ StorageError
 InvariantError            a bug or a broken promise: stops the node, never retried
 """
 
+from typing import Final
+
+READ_OPERATIONS: Final = ("read", "map")
+
 
 class StorageError(Exception):
     """Base of all errors of this package."""
@@ -88,6 +92,13 @@ class SyncFailed(DiskError):
 
 class FolderLocked(DiskError):
     """Another process holds the lock of the folder."""
+
+
+def as_damage(error: BaseException) -> BaseException:
+    """Return a failed read of a log's file as damage: another replica has what this disk does not give."""
+    if type(error) is DiskError and error.operation in READ_OPERATIONS:
+        return CorruptLog(error.path, 0, f"it cannot be read: {error.reason}")
+    return error
 
 
 class InvariantError(Exception):

@@ -45,6 +45,10 @@ class File(Protocol):
         """Cut the file to `size`; durable after the next sync."""
         ...
 
+    def allocate(self, size: int) -> None:
+        """Let the file have at least `size` bytes, with room on the disk. Raises StorageFull, DiskError."""
+        ...
+
     def close(self) -> None:
         """Give the file back; views stay valid."""
         ...

@@ -128,6 +128,10 @@ class OsFile:
         if size < len(self._mapped):
             self._map, self._mapped = None, memoryview(b"")  # past its end a file must not be touched
 
+    def allocate(self, size: int) -> None:
+        with _named(self._path, "allocate"):
+            os.posix_fallocate(self._descriptor, 0, size)
+
     def close(self) -> None:
         self._map, self._mapped = None, memoryview(b"")
         if self._descriptor >= 0:

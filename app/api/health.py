@@ -140,6 +140,13 @@ class NodeCollector:
         )  # fmt: skip
         for name, text, of_log in repairs:
             yield telemetry.gauge(name, text, ("log",), [((log.name,), float(of_log(log))) for log in kept])
+        disk = (
+            (telemetry.DISK_WAITING, "Pieces of work that wait for a disk thread", broker.disk_waiting),
+            (telemetry.RESERVE_BYTES, "Bytes held back for a full disk", broker.reserve.held_bytes),
+            (telemetry.RESERVE_IN_USE, "1 while the disk is full", int(broker.reserve.in_use)),
+        )
+        for name, text, number in disk:
+            yield telemetry.gauge(name, text, (), [((), float(number))])
         yield telemetry.gauge(
             telemetry.PEER_UP,
             "1 while this node's connection to the peer is open",

@@ -5,6 +5,7 @@ DATA/node.json                whose folder it is: cluster and node
 DATA/logs/NAME/               the commit log of one log (storage/README.md), and beside it
     vote, checkpoint, state   term and vote (R-01), where a restart begins, the log's state there
 DATA/journal/NAME/            what this node has seen of that log
+DATA/reserve                  space for what must be written when the disk is full (reserve.py)
 DATA/repairing/NAME           the log is damaged, and does not vote (repair_marker.py)
 """
 
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import shutil
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -39,6 +41,7 @@ from app.node.open_log import open_journal
 from app.node.opener import LogOpener
 from app.node.repair import Damaged
 from app.node.repairs import Repairs
+from app.node.reserve import RESERVE_NAME, Reserve, ReservedFiles
 from app.node.retention import RetentionKeeper
 from app.node.rollbacks import RollBacks
 from app.node.scrub import Scrubber
@@ -80,8 +83,10 @@ class Broker:
         self.waits = Waits(settings.http.leader_wait_ms)
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
-        self._files: FileSystem = OsFileSystem()
         self._data = str(self.node.data.absolute())
+        disk_files = OsFileSystem()
+        self.reserve = Reserve(disk_files, f"{self._data}/{RESERVE_NAME}", settings.disk.reserve_bytes)
+        self._files: FileSystem = ReservedFiles(disk_files, self.reserve)
         self._by_id: dict[int, HostedLog] = {}
         self._lock: Lock | None = None
         self._disk = DiskThreads(self._loop, self._fail, settings.disk.threads)
@@ -119,6 +124,7 @@ class Broker:
             transport=self.transport,
             ha_transport=HaLink(self.ha, self.transport),
             ha_address=lambda: self.ha_address,
+            reserve=self.reserve,
             loop=self._loop,
             fail=self._fail,
             healed=self.repairs.healed,
@@ -162,6 +168,8 @@ class Broker:
         self._files.make_folders(data)
         self._lock = self._files.lock(f"{data}/lock")
         check_stamp(self._files, f"{data}/node.json", self.settings.cluster_id, self.node.id)
+        self.reserve.fit_to(shutil.disk_usage(data).total)
+        self.reserve.restore()
         self._folders.finish_removals()
         await self.ha.start()
         self.metadata.hosted = self._host(controller_log(self.settings))
@@ -175,6 +183,7 @@ class Broker:
                 self._serve(hosted, result)
             elif result is not None:
                 self.repairs.begin(hosted, result, "start")
+        self.spawn(self.reserve.keep(), "reserve")
         self.spawn(self.scrubber.run(self._by_id), "scrub")
         self.spawn(RetentionKeeper(self.settings.retention, self.clock).run(self.logs), "retention")
         await self._metadata_logs.follow()
@@ -210,6 +219,11 @@ class Broker:
         if self._lock is not None:
             self._lock.release()
         logger.info("node stopped", extra={"node": self.node.id})
+
+    @property
+    def disk_waiting(self) -> int:
+        """Pieces of work that no disk thread has taken up yet."""
+        return self._disk.waiting
 
     def begin_stop(self) -> None:
         """Let long polls and streams end."""

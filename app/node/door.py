@@ -20,6 +20,7 @@ from app.log_commands import Command
 from app.log_state import Claim, LogState
 from app.node.admission import Coalescing, check_conditions, check_quota, check_repeat
 from app.node.answers import CommandDone, Done, OpenAppend, OpenAppends, OpenCommand, Stamped
+from app.node.log_space import LogSpace
 from app.node.waiters import answer
 from app.replication import (
     Acks,
@@ -56,6 +57,7 @@ class Door:
         config: DriverConfig,
         open_appends: OpenAppends,
         carry_out: Callable[[], None],
+        space: LogSpace,
         is_busy: Callable[[], bool],
     ) -> None:
         self._node_id = node_id
@@ -67,6 +69,7 @@ class Door:
         self._limits = limits
         self._open = open_appends
         self._carry_out = carry_out
+        self._space = space
         self._is_busy = is_busy
         self._appends: deque[OpenAppend] = deque()
         self._queued_bytes = 0  # of self._appends
@@ -179,6 +182,9 @@ class Door:
         refusal = core.refusal
         if refusal is not None and not (core.takes_unreplicated and request.acks is Acks.LEADER):
             raise refusal
+        no_room = self._space.refusal(now_ms)
+        if no_room is not None:
+            raise no_room
         next_index = self._log.next_index + batch.count
         check_conditions(self._state, request, term=core.term, next_index=next_index)
         waiting = core.pending_appends + len(batch.appends)

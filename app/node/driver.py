@@ -20,6 +20,7 @@ from app.node.answers import CommandDone, Done, OpenAppends
 from app.node.checkpoints import Checkpointer
 from app.node.door import Door
 from app.node.log_group import LogGroup
+from app.node.log_space import LogSpace
 from app.node.read_gate import ReadDone, ReadGate
 from app.node.state_transfer import StateTransfer
 from app.node.syncing import JournalWriter, LogSyncer
@@ -42,6 +43,7 @@ from app.replication import (
     Reset,
     Role,
     Scheduler,
+    SpaceReserve,
     Transport,
 )
 from storage import errors as storage_errors
@@ -93,6 +95,7 @@ class LogDriver:
         config: DriverConfig | None = None,
         healed: Callable[[], None] | None = None,
         damaged: Callable[[storage_errors.CorruptLog], None] | None = None,
+        reserve: SpaceReserve | None = None,
     ) -> None:
         """fail(what, error): the node must stop at once (R-11); called once. version: for the journal.
 
@@ -120,7 +123,8 @@ class LogDriver:
         self._healed = healed if not core.sound else None
         self._version = version
         self._config = config or DriverConfig()
-        self._journal_writer = JournalWriter(log_name, log, journal, disk, clock)
+        self._space = LogSpace(log_name, reserve)
+        self._journal_writer = JournalWriter(log_name, log, journal, disk, clock, self._space)
         self._syncer = LogSyncer(log, disk, durability, self._config, self._log_synced)
         self._checkpointer = Checkpointer(log, checkpoint_file, snapshot_file, disk, self._config, self._fail)
 
@@ -142,6 +146,7 @@ class LogDriver:
             config=self._config,
             open_appends=self._open,
             carry_out=self._carry_out,
+            space=self._space,
             is_busy=lambda: self._waiting_for_disk,
         )
 
@@ -370,6 +375,7 @@ class LogDriver:
         """End this log if it is damaged and somebody can mend it, else the node."""
         if self._ended:
             return
+        error = storage_errors.as_damage(error)
         if not isinstance(error, storage_errors.CorruptLog) or self._damaged is None:
             self._ended = True
             self._fail_node(what, error)
@@ -413,6 +419,7 @@ class LogDriver:
             self._core.step(source, message, now_ms)
 
     def _keep_house(self, now_ms: int) -> None:
+        self._core.has_room = self._space.has_room(now_ms)
         self._syncer.tick(now_ms)
         self._gate.give_up(now_ms)
         self._door.tick(now_ms)
@@ -533,16 +540,14 @@ class LogDriver:
 
     def _store(self, batches: tuple[Batch, ...]) -> bool:
         """Write the batches, all or none; False when the disk has no room for them."""
-        try:
-            self.log.append(batches)
-        except storage_errors.StorageFull:
-            logger.warning("log %s: the disk is full", self.log_name)
+        now_ms, leads = self._clock.monotonic_ms(), self._core.role in (Role.LEADER, Role.MASTER)
+        if not self._space.write(self.log.append, batches, leads=leads, now_ms=now_ms):
             return False
         for batch in batches:
             self._state.apply(batch)
             if batch.is_control:
                 self._journal_writer.control(batch)
-        self._syncer.written(self._clock.monotonic_ms())
+        self._syncer.written(now_ms)
         self._group.look()
         return True
 

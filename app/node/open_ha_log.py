@@ -24,6 +24,7 @@ from app.replication import (
     GroupConfig,
     ReplicationCore,
     Scheduler,
+    SpaceReserve,
     Transport,
 )
 from storage.checkpoint import CheckpointFile, SnapshotFile
@@ -52,6 +53,7 @@ class HaNode:
     fail: Callable[[str, BaseException], None]
     version: str
     driver: DriverConfig | None = None
+    reserve: SpaceReserve | None = None
 
 
 class Replica:
@@ -114,6 +116,7 @@ class Replica:
             group=GroupConfig(voters=replicas),
             config=node.driver,
             damaged=damaged,
+            reserve=node.reserve,
         )
 
 

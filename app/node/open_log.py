@@ -22,6 +22,7 @@ from app.replication import (
     Durability,
     GroupConfig,
     Scheduler,
+    SpaceReserve,
     Transport,
 )
 from storage.checkpoint import CheckpointFile, SnapshotFile
@@ -83,6 +84,7 @@ def open_raft_log(
     damaged: Callable[[CorruptLog], None] | None = None,
     journal: Journal | None = None,
     state_type: type[LogState] = LogState,
+    reserve: SpaceReserve | None = None,
 ) -> LogDriver:
     """Recover one replica and put its parts together; `LogDriver.start` begins.
 
@@ -151,4 +153,5 @@ def open_raft_log(
         config=config,
         healed=healed,
         damaged=damaged,
+        reserve=reserve,
     )

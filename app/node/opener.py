@@ -12,7 +12,7 @@ from app.node.hosted_log import HostedLog
 from app.node.metadata_service import CONTROLLER_LOG, controller_raft
 from app.node.open_ha_log import HaNode, open_auto_switch_log, open_classic_log
 from app.node.open_log import open_raft_log
-from app.replication import Clock, GroupConfig, Lanes, Transport
+from app.replication import Clock, GroupConfig, Lanes, SpaceReserve, Transport
 from app.settings import Replication, Settings
 from app.version import VERSION
 from storage.errors import CorruptLog
@@ -32,6 +32,7 @@ class LogOpener:
         transport: Transport,
         ha_transport: Transport,
         ha_address: Callable[[], str],
+        reserve: SpaceReserve,
         loop: asyncio.AbstractEventLoop,
         fail: Callable[[str, BaseException], None],
         healed: Callable[[HostedLog], None],
@@ -45,6 +46,7 @@ class LogOpener:
         self._transport = transport
         self._ha_transport = ha_transport
         self._ha_address = ha_address
+        self._reserve = reserve
         self._loop = loop
         self._fail = fail
         self._healed = healed
@@ -89,6 +91,7 @@ class LogOpener:
             damaged=lambda error: self._damaged(hosted, error),
             journal=hosted.journal,
             state_type=MetadataLogState if is_controller else LogState,
+            reserve=self._reserve,
         )
 
     def _open_ha(self, hosted: HostedLog) -> LogDriver:
@@ -109,6 +112,7 @@ class LogOpener:
             random=random.SystemRandom(),
             fail=self._fail,
             version=VERSION,
+            reserve=self._reserve,
         )
         if log.replication is Replication.CLASSIC:
             return open_classic_log(

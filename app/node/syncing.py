@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 
+from app.node.log_space import LogSpace
 from app.replication import Clock, CoreEvent, Disk, DriverConfig, Durability
 from storage.batch import Batch
 from storage.commitlog import Commitlog, SyncTicket
@@ -72,16 +73,27 @@ class LogSyncer:
 class JournalWriter:
     """Writes what a node sees of one log to its journal; a full disk costs events, never replication."""
 
-    def __init__(self, log_name: str, log: Commitlog, journal: Journal, disk: Disk, clock: Clock) -> None:
+    def __init__(
+        self,
+        log_name: str,
+        log: Commitlog,
+        journal: Journal,
+        disk: Disk,
+        clock: Clock,
+        space: LogSpace,
+    ) -> None:
         self._log_name = log_name
         self._log = log
         self._journal = journal
         self._disk = disk
         self._clock = clock
+        self._space = space
         self._asked = False
         self._dirty = False
 
     def event(self, event: CoreEvent) -> None:
+        if self._space.in_use and event.kind == "watermarks":
+            return  # what little room there is belongs to those events that come once
         try:
             self._journal.append(event.kind, event.term, event.data, self._clock.now_ms())
         except StorageFull:

@@ -38,6 +38,7 @@ class RaftConfig:
     watermarks_moving_interval_ms: int = 500
     read_index_timeout_ms: int = 1_000  # then the read is not confirmed
     level_lag_bytes: int = MIB  # a learner that lags no further may be promoted, R-10
+    full_disk_transfer_ms: int = 3_000  # a leader whose disk has no room for so long hands over, R-09
     preferred_leader_interval_ms: int = 5_000  # how often a leader looks whether the preferred one could lead
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from app.errors import CommitlogError, InvariantError, TransferFailed
+from app.errors import CommitlogError, InvariantError, StorageFull, TransferFailed
 from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
 from app.raft.entry_handler import EntryHandler
@@ -91,7 +91,6 @@ class RaftCore(MemberCore):
                 sound=sound,
             )
         )
-        self.refusal: CommitlogError | None = None  # a majority is all that it needs
         self._leaving = False  # this leader is no member any more
         self._group_index = NO_INDEX  # of the record that made the group what it is
         self._quorum = QuorumChecker(self._member, log, self._outbox, config)
@@ -130,6 +129,12 @@ class RaftCore(MemberCore):
     @electable.setter
     def electable(self, electable: bool) -> None:
         self._member.electable = electable
+
+    @property
+    def refusal(self) -> CommitlogError | None:
+        """Refuse records that no majority of the voters has room for; its own disk is asked by the driver."""
+        rooms = [self._peers.has_room.get(voter, True) for voter in self._member.group.voters]
+        return None if sum(rooms) >= self._member.majority else StorageFull()
 
     @property
     def group(self) -> GroupConfig:
@@ -194,11 +199,12 @@ class RaftCore(MemberCore):
                 self._peers.dispatchers[source].answer(message, now_ms)
         elif isinstance(message, Heartbeat):
             if self._follow(source, message.leader_id, now_ms):
-                self._outbox.send(source, HeartbeatAnswer(message.term, message.round))
+                self._outbox.send(source, HeartbeatAnswer(message.term, message.round, self.has_room))
                 self._handler.adopt_committed(message.committed_index)
         elif isinstance(message, HeartbeatAnswer):
             if self._member.leads:
                 self._peers.hear(source, now_ms)
+                self._peers.has_room[source] = message.has_room
                 self._leader_reads.answered(source, message.round)
         elif isinstance(message, VoteRequest):
             self._vote(source, message, now_ms)
@@ -230,6 +236,7 @@ class RaftCore(MemberCore):
                 self._quorum.tick(now_ms)
                 if self._opening is None:
                     self._transfer.prefer(now_ms)
+                    self._transfer.leave_full_disk(self.has_room, now_ms)
                 self._transfer.go_on(now_ms)
         else:
             self._handler.tick(now_ms)

@@ -10,6 +10,7 @@ class MemberCore:
     runs_ahead = False
     takes_unreplicated = False
     needs_all_records = False
+    has_room = True
 
     def __init__(self, member: MemberState) -> None:
         self._member = member

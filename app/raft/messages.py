@@ -58,9 +58,10 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=3):
 
 
 class HeartbeatAnswer(Message, frozen=True, array_like=True, tag=4):
-    """round: NO_INDEX when the heartbeat was of an older term."""
+    """round: NO_INDEX when the heartbeat was of an older term. has_room: on this member's disk."""
 
     round: int
+    has_room: bool = True
 
 
 class PushHead(Message, frozen=True, array_like=True, tag=5):

@@ -15,7 +15,8 @@ class Peers:
     """All members of the group but this one.
 
     dispatchers: by peer, at every member, whether it leads or not. heard_ms: when each peer last answered
-    this leader; from the beginning of its term on, or since the peer is a member.
+    this leader; from the beginning of its term on, or since the peer is a member. has_room: what peers have
+    answered about their disks in this term.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Peers:
         self._sessions: dict[str, int] = {}  # by peer, also of those who left: within a term none repeats
         self.dispatchers: dict[str, Dispatcher] = {}
         self.heard_ms: dict[str, int] = {}
+        self.has_room: dict[str, bool] = {}
         self._set_dispatchers()
 
     def _set_dispatchers(self) -> None:
@@ -66,6 +68,7 @@ class Peers:
     def open_term(self, now_ms: int) -> None:
         """This member begins to lead."""
         self.heard_ms = dict.fromkeys(self.dispatchers, now_ms)
+        self.has_room = {}
 
     def hear(self, peer: str, now_ms: int) -> None:
         if now_ms - self.heard_ms[peer] > self._config.max_push_timeout_ms:

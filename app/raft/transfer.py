@@ -40,6 +40,7 @@ class Transfer:
         self._preferred_leader = preferred_leader
         self._preferred_ms = 0  # when it was considered last
         self._attempt: Attempt | None = None
+        self._full_since_ms: int | None = None  # since when this leader's disk has no room
 
     @property
     def target(self) -> str | None:
@@ -93,12 +94,37 @@ class Transfer:
         preferred, dispatchers = self._preferred_leader, self._peers.dispatchers
         if preferred is None or preferred not in dispatchers or preferred not in self._member.group.voters:
             return
-        if dispatchers[preferred].is_level and self._peers.is_awake(preferred, now_ms):
+        has_room = self._peers.has_room.get(preferred, True)
+        if dispatchers[preferred].is_level and self._peers.is_awake(preferred, now_ms) and has_room:
             self.begin(preferred, now_ms)
+
+    def leave_full_disk(self, has_room: bool, now_ms: int) -> None:
+        """Hand over to a voter with room on its disk once this leader has had none for some time (R-09).
+
+        A shorter lack of room (retention may be at work) is not worth a change of the leader.
+        """
+        if has_room:
+            self._full_since_ms = None
+            return
+        if self._full_since_ms is None:
+            self._full_since_ms = now_ms
+        if self._attempt or now_ms - self._full_since_ms < self._config.full_disk_transfer_ms:
+            return
+        self._full_since_ms = now_ms  # and try again as late if it does not succeed
+        roomy = [peer for peer, room in self._peers.has_room.items() if room]
+        level = [peer for peer in roomy if peer in self._peers.dispatchers and self._is_next(peer, now_ms)]
+        if level:
+            self.begin(max(level, key=self._quorum.watermarks.__getitem__), now_ms)
+
+    def _is_next(self, peer: str, now_ms: int) -> bool:
+        dispatcher = self._peers.dispatchers[peer]
+        may_lead = peer in self._member.group.voters and dispatcher.peer_may_lead
+        return may_lead and dispatcher.is_level and self._peers.is_awake(peer, now_ms)
 
     def open_term(self, now_ms: int) -> None:
         """This member begins to lead; the preferred leader gets time to come level."""
         self._preferred_ms = now_ms
+        self._full_since_ms = None
 
     def close_term(self) -> None:
         """This member leads no more."""

@@ -201,8 +201,8 @@ class SimulatedNode:
         self._revive()
 
     def _damaged(self, error: CorruptLog | CorruptFile, found_by: str) -> None:
-        """Damage that was planted is mended; any other says that a crash was not survived."""
-        if not self.files.flips and not self._marker.exists:
+        """Repair damage that was planted, and what an ill disk does not give; any other is a violation."""
+        if not (self.files.flips or self._marker.exists or self.files.is_ill):
             raise Violation(f"{self.name} is damaged: {error!r}") from error
         if self._repairing or not self.is_up:
             return

@@ -125,6 +125,11 @@ class MemoryFile:
         self._files.operate("truncate", self.path)
         self._content.change(Change(size, None))
 
+    def allocate(self, size: int) -> None:
+        held = len(self._content.now)
+        if size > held:
+            self.pwrite(bytes(size - held), held)
+
     def close(self) -> None:
         """Nothing is kept open."""
 

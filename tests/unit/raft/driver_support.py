@@ -103,7 +103,7 @@ class Node:
     def open(self, *, sound: bool = True, sound_if_alone: bool = False) -> LogDriver:
         seams = self.seams
         return open_raft_log(
-            files=OsFileSystem(),
+            files=self.options.get("files", OsFileSystem()),
             data_folder=str(self.folder),
             log_name="default",
             log_id=LOG_ID,
@@ -111,7 +111,7 @@ class Node:
             group=GroupConfig(voters=self.voters),
             durability=self.options.get("durability", Durability.FSYNC),
             raft=RaftConfig(),
-            storage=CommitlogConfig(),
+            storage=self.options.get("storage", CommitlogConfig()),
             limits=self.limits,
             clock=seams,
             disk=seams,
@@ -123,6 +123,8 @@ class Node:
             config=self.options.get("config"),
             sound=sound,
             sound_if_alone=sound_if_alone,
+            damaged=self.options.get("damaged"),
+            reserve=self.options.get("reserve"),
         )
 
     def restart(self) -> None:

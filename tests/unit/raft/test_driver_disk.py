@@ -295,3 +295,27 @@ def test_an_append_without_a_quorum_times_out_and_says_where_it_stands(tmp_path:
     assert code(refusal) == "quorum-timeout"
     assert isinstance(refusal, CommitlogError)
     assert refusal.fields() == {"first_index": 1}
+
+
+@pytest.mark.parametrize("operation", ["read", "map"])
+def test_records_that_cannot_be_read_for_a_peer_are_damage_not_the_end_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    damages: list[storage_errors.CorruptLog] = []
+    node = Node(tmp_path, "n1", "n2", "n3", damaged=damages.append)
+    node.tick(2_000)
+    for pre_vote in (True, False):
+        node.driver.deliver("n2", VoteAnswer(1, True, pre_vote=pre_vote))
+        node.seams.run()
+    assert node.driver.role is Role.LEADER
+
+    def unreadable(*_args: object) -> None:
+        raise storage_errors.DiskError("logs/default/0.log", operation, "Input/output error")
+
+    monkeypatch.setattr(node.driver._core, "step", unreadable)
+    node.driver.deliver("n2", Heartbeat(1, "n2", -1, 1))
+    node.seams.run()
+    assert node.seams.failures == []
+    assert [(damage.path, damage.reason) for damage in damages] == [
+        ("logs/default/0.log", "it cannot be read: Input/output error")
+    ]

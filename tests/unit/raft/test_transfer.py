@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.errors import AlreadyLeader, TransferFailed
+from app.errors import AlreadyLeader, StorageFull, TransferFailed
 from app.raft.messages import PushRequest, TimeoutNow, VoteRequest
 from app.replication import AppendFate
 from tests.unit.raft.support import Group
@@ -122,3 +122,43 @@ def test_a_voter_that_could_not_lead_is_not_chosen() -> None:
     with pytest.raises(TransferFailed, match="could not lead"):
         leader.core.transfer("n2", group.now_ms)
     assert leader.core.transfer(None, group.now_ms) == "n3"
+
+
+@pytest.mark.rule("R-09")
+def test_a_leader_without_room_hands_over_to_a_voter_that_has_it_and_not_at_once() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    leader.append()
+    group["n1"].core.has_room = group["n2"].core.has_room = False
+    began_ms = group.now_ms
+    while group.leader.name == "n1" and group.now_ms < began_ms + 6_000:
+        group.pass_time(100)
+    assert group.leader.name == "n3"
+    assert 3_000 <= group.now_ms - began_ms <= 4_000
+
+
+@pytest.mark.rule("R-09")
+def test_a_short_lack_of_room_changes_no_leader() -> None:
+    group = Group(3)
+    group.elect("n1")
+    for _ in range(3):
+        group["n1"].core.has_room = False
+        group.pass_time(2_500)
+        group["n1"].core.has_room = True
+        group.pass_time(200)
+    assert group.leader.name == "n1"
+
+
+@pytest.mark.rule("D-28")
+def test_records_are_refused_while_no_majority_has_room_for_them() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    group["n2"].core.has_room = False
+    group.pass_time(300)
+    assert leader.core.refusal is None
+    group["n3"].core.has_room = False
+    group.pass_time(300)
+    assert isinstance(leader.core.refusal, StorageFull)
+    group["n2"].core.has_room = True
+    group.pass_time(300)
+    assert leader.core.refusal is None

@@ -1,0 +1,102 @@
+"""The space that a node holds back: what may use it, and how a full disk is emptied by it."""
+
+from pathlib import Path
+
+import pytest
+
+from app.errors import CommitlogError
+from app.log_commands import CommandResult, Trim
+from app.node.reserve import Reserve, ReservedFiles
+from app.replication import Durability
+from storage.commitlog import CommitlogConfig
+from storage.errors import StorageFull
+from storage.file_system import write_durably
+from tests.support.memory_files import MemoryFiles
+from tests.unit.raft.driver_support import Node, code, result
+
+KIB, MIB = 1024, 1024 * 1024
+RESERVE = 4 * MIB
+
+
+def test_the_reserve_is_given_back_by_halves_and_restored_when_there_is_room() -> None:
+    files = MemoryFiles()
+    reserve = Reserve(files, "reserve", RESERVE)
+    assert reserve.restore()
+    files.space_bytes = RESERVE
+    held = []
+    while reserve.release(keep_bytes=MIB):
+        held.append(reserve.held_bytes)
+    assert held == [2 * MIB, MIB]
+    assert reserve.release()
+    assert (reserve.held_bytes, files.free_bytes(), reserve.release()) == (0, RESERVE, False)
+    write_durably(files, "folder/other", b"x")
+    assert not reserve.restore()
+    assert (reserve.in_use, files.free_bytes()) == (True, RESERVE - 1)
+    files.remove("folder/other")
+    assert reserve.restore()
+    assert (reserve.in_use, files.free_bytes()) == (False, 0)
+
+
+def test_small_files_use_the_reserve_and_segments_do_not() -> None:
+    disk = MemoryFiles()
+    reserve = Reserve(disk, "reserve", RESERVE)
+    files = ReservedFiles(disk, reserve)
+    reserve.restore()
+    disk.space_bytes = RESERVE
+    segment = files.open("log/00000000000000000000.log", create=True)
+    with pytest.raises(StorageFull):
+        segment.pwrite(b"record", 0)
+    assert not reserve.in_use
+    write_durably(files, "log/state", bytes(3 * MIB))
+    assert len(disk.read("log/state")) == 3 * MIB
+    with pytest.raises(StorageFull):
+        write_durably(files, "log/state", bytes(3 * MIB))
+
+
+class FullNode(Node):
+    """The only voter of a log with many segments, on a disk that is full."""
+
+    def __init__(self) -> None:
+        self.disk = MemoryFiles()
+        self.reserve = Reserve(self.disk, "data/reserve", RESERVE)
+        self.reserve.restore()
+        super().__init__(
+            Path("data"),
+            files=ReservedFiles(self.disk, self.reserve),
+            reserve=self.reserve,
+            storage=CommitlogConfig(segment_max_bytes=256 * KIB, tail_cache_bytes=0),
+            durability=Durability.FSYNC,
+        )
+        for _ in range(20):
+            result(self.append(bytes(100 * KIB)))
+        self.disk.space_bytes = sum(len(self.disk.read(path)) for path in self.disk._names)
+
+
+@pytest.mark.rule("D-28")
+def test_a_full_disk_can_be_trimmed_and_takes_records_again() -> None:
+    node = FullNode()
+    assert code(node.append(b"v" * KIB)) == "storage-full"
+    assert not node.reserve.in_use  # clients' records do not touch it
+    trimmed = node.command(Trim(15))
+    assert isinstance(trimmed, CommandResult)
+    assert node.reserve.in_use
+    assert code(node.append(b"v" * KIB)) == "storage-full"  # what is left is for the service
+    for _ in range(3):
+        node.tick(1_000)
+    assert node.driver.log.begin_index > 10
+    assert node.disk.free_bytes() > RESERVE // 2
+    assert node.reserve.restore()
+    assert not isinstance(node.append(b"v" * KIB), CommitlogError)
+
+
+def test_the_watermarks_of_the_journal_do_not_use_up_what_room_there_is() -> None:
+    node = FullNode()
+    node.reserve.release()
+    before = len(node.events("watermarks"))
+    for _ in range(10):
+        node.tick(1_000)
+    assert len(node.events("watermarks")) == before
+    node.disk.space_bytes = None
+    assert node.reserve.restore()
+    node.tick(4_000)
+    assert len(node.events("watermarks")) > before
