@@ -22,6 +22,7 @@ from app.node.broker import Broker
 _AS_SUCH: Final[dict[Reason, type[CommitlogError]]] = {
     Reason.LOG_EXISTS: LogExists,
     Reason.CONFIG_CHANGED: ConfigChanged,
+    Reason.OTHER_GENERATION: ConfigChanged,  # deleted and created again meanwhile
     Reason.NO_ELIGIBLE_REPLICA: NoEligibleReplica,
 }
 _INVALID: Final = {

@@ -60,7 +60,8 @@ async def elect(call: Call, log: LogName, query: Nothing) -> Response:
     before = broker.metadata.log(log)
     if before is None:
         raise LogNotFound(log)
-    await decided(call.request, broker, ElectMaster(log, asked.candidate, asked.unclean, before.master_epoch))
+    command = ElectMaster(log, asked.candidate, asked.unclean, before.master_epoch, before.generation)
+    await decided(call.request, broker, command)
     after = broker.metadata.log(log) or before
     content = {
         "log": log,

@@ -129,7 +129,7 @@ async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
         for name in asked.__struct_fields__
         if not isinstance(value := getattr(asked, name), msgspec.UnsetType)
     }
-    command = ChangeLog(log, changes, secrets.token_hex(16), _version(call, hosted))
+    command = ChangeLog(log, changes, secrets.token_hex(16), _version(call, hosted), hosted.generation)
     await decided(call.request, broker, command)
     return _log_answer(broker, broker.find(log))
 
@@ -144,7 +144,8 @@ async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
 )
 async def delete_log(call: Call, log: LogName, query: Nothing) -> Response:
     broker, hosted = call.broker, _changeable(call, log)
-    await decided(call.request, broker, DeleteLog(log, _version(call, hosted)))
+    command = DeleteLog(log, _version(call, hosted), hosted.generation, secrets.token_hex(16))
+    await decided(call.request, broker, command)
     return json_answer({**_log_object(broker, hosted), "state": LOG_DELETING}, status=202)
 
 

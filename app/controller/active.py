@@ -8,7 +8,7 @@ applied; what became of a round that was lost is unknown, and nobody is told any
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -37,14 +37,16 @@ from app.controller.events import (
     LogDeleting,
     MasterElected,
     MasterLost,
+    SyncStateSetChanged,
 )
-from app.controller.liveness import Liveness, Report
+from app.controller.liveness import Liveness, Report, counted_lease_ms
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.metadata import LOG_DELETING, Log, LogSpec
 from app.controller.state_machine import Metadata
 
 Answer = Done | Refusal
 MakeLogId = Callable[[str, int], int]  # (name, generation) -> log id
+_OPENINGS_TRIED: Final = 2  # by one replica, before others are preferred: a restart may cost it one
 
 
 @dataclass(slots=True)
@@ -66,7 +68,8 @@ class ActiveController:
     """One time of being active: from the first index that this controller opened its term with.
 
     Invariants: at most one round is open; a log with an election in the open round, or one that waits for
-    its master's lease to end, is granted no lease.
+    its master's lease to end, is granted no lease, and neither is one whose master may still be replaced by a
+    member of the former set (`Log.is_opening`).
     """
 
     def __init__(
@@ -91,30 +94,46 @@ class ActiveController:
         self._configured = configured
         self._make_log_id = make_log_id
         self._began_ms = now_ms
-        self.liveness = Liveness(config, brokers, connected, now_ms)
+        self.liveness = Liveness(config, brokers, connected, now_ms, self._lease_ms_of)
         self._waiting: list[tuple[Any, AnyCommand]] = []
         self._round: Round | None = None
         self._withheld: dict[str, None] = {}  # logs whose lease is not granted: an operator's election waits
         self._unmastered_ms: dict[str, int] = {}  # log that never had a master -> since when it is known
+        self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
+        self._opening_since: dict[str, tuple[int, int]] = {}  # log -> epoch that is not open yet, since when
         self._scanned_ms = now_ms - config.scan_interval_ms
 
     # --- heartbeats -------------------------------------------------------------------------------------
 
     def heartbeat(
-        self, id: int, node: str, metadata_index: int, reports: Sequence[Report], now_ms: int
+        self,
+        id: int,
+        node: str,
+        metadata_index: int,
+        reports: Sequence[Report],
+        now_ms: int,
+        answered: int | None = None,
     ) -> BrokerHeartbeatAnswer:
-        """Take a heartbeat in and grant leases. The caller has made sure after it came that this controller
-        is active still: no other one can have begun before (R-08)."""
-        self.liveness.heard(node, metadata_index, reports, now_ms)
-        granted, withheld = [], []
+        """Take a heartbeat in and grant leases. The caller has made sure after it arrived that this
+        controller is active still: no other one can have begun before (R-08).
+
+        answered: as in BrokerHeartbeat.
+        """
+        self.liveness.heard(node, metadata_index, reports, now_ms, answered)
+        self.liveness.answers(node, id, now_ms)
+        may_be_granted = self.liveness.may_be_granted(node, now_ms)
+        granted, withheld, leases = [], [], []
         for log in self._metadata:
             if not log.elects or log.master is None or log.master_node != node:
                 continue
             report = self.liveness.report(node, log.name, log.generation, log.master)
             if log.name in self._withheld:
                 withheld.append(log.name)
-            elif report is not None and not self._is_electing(log.name):
+            elif report is None or log.is_opening or not may_be_granted:
+                continue
+            elif not self._is_electing(log.name):
                 granted.append((log.name, log.master_epoch))
+                leases.append(counted_lease_ms(self._lease_ms_of(log.name)))
                 self.liveness.granted(log.name, now_ms)
         return BrokerHeartbeatAnswer(
             id,
@@ -123,7 +142,13 @@ class ActiveController:
             tuple(granted),
             tuple(withheld),
             self.liveness.alive(now_ms),
+            tuple(leases),
         )
+
+    def _lease_ms_of(self, name: str) -> int:
+        """How long the leases in the log's epoch last."""
+        log = self._metadata.log(name)
+        return self._config.lease_ms if log is None or log.lease_ms == 0 else log.lease_ms
 
     def _is_electing(self, log: str) -> bool:
         return self._round is not None and any(
@@ -227,16 +252,18 @@ class ActiveController:
         now_ms: int,
     ) -> Answer:
         index = round_.last_index + 1
+        if isinstance(command, CreateLog | ChangeLog | DeleteLog) and self._is_repeat(state, command):
+            return Done(state.applied_index, created=isinstance(command, CreateLog))
         if isinstance(command, CreateLog):
             return self._create(state, command, index, happen)
         log = state.log(command.log)
         if log is None:
             raise Refused(Reason.UNKNOWN_LOG, f"there is no log {command.log!r}")
-        if isinstance(command, ApplyForReplicaId | RegisterReplica | AlterSyncStateSet | StepDown):
-            if command.generation != log.generation:
-                raise Refused(Reason.OTHER_GENERATION, "meant for an earlier log of this name")
-            if not log.elects:
-                raise Refused(Reason.WRONG_MODE, f"log {log.name} has no replicas to look after")
+        if command.generation is not None and command.generation != log.generation:
+            raise Refused(Reason.OTHER_GENERATION, "meant for an earlier log of this name")
+        of_a_copy = isinstance(command, ApplyForReplicaId | RegisterReplica | AlterSyncStateSet | StepDown)
+        if of_a_copy and not log.elects:
+            raise Refused(Reason.WRONG_MODE, f"log {log.name} has no replicas to look after")
         match command:
             case ApplyForReplicaId():
                 replica_id, applied = registration.apply_for_id(log, command)
@@ -255,6 +282,18 @@ class ActiveController:
                 return self._delete(state, log, command, happen)
 
     @staticmethod
+    def _is_repeat(state: Metadata, command: CreateLog | ChangeLog | DeleteLog) -> bool:
+        """Whether the command was carried out before; what changed since stays. A log that is being deleted
+        by a command without an id of its own answers for itself."""
+        if command.change_id:
+            return state.was_carried_out(command.log, command.change_id)
+        log = state.log(command.log)
+        carried_out = state.was_carried_out(command.log, "")
+        return (
+            isinstance(command, DeleteLog) and log is not None and log.state != LOG_DELETING and carried_out
+        )
+
+    @staticmethod
     def _told(
         state: Metadata, happen: Callable[..., None], event: AnyEvent | None, value: int | None = None
     ) -> Done:
@@ -267,9 +306,9 @@ class ActiveController:
         known = state.log(command.log)
         if known is not None:
             settings_of_logs.check_usable(known)
-            if known.spec != command.spec and known.changed_by != command.change_id:
+            if known.spec != command.spec:
                 raise Refused(Reason.LOG_EXISTS, f"log {command.log} exists with other settings")
-            return Done(state.applied_index, created=known.changed_by == command.change_id)
+            return Done(state.applied_index)
         happen(
             LogCreated(
                 log=command.log,
@@ -283,12 +322,9 @@ class ActiveController:
 
     def _change(self, state: Metadata, log: Log, command: ChangeLog, happen: Callable[..., None]) -> Done:
         self._check_not_configured(log)
-        if log.changed_by == command.change_id:
-            return Done(state.applied_index)
         spec = settings_of_logs.changed_spec(log, command.changes, command.version)
         settings_of_logs.check_spec(spec, (*self._brokers, *log.spec.replicas))
-        if spec != log.spec:
-            happen(LogChanged(log=log.name, spec=spec, change_id=command.change_id))
+        happen(LogChanged(log=log.name, spec=spec, change_id=command.change_id))
         return Done(state.applied_index)
 
     def _delete(self, state: Metadata, log: Log, command: DeleteLog, happen: Callable[..., None]) -> Done:
@@ -297,7 +333,7 @@ class ActiveController:
             raise Refused(Reason.LOG_DELETING, f"log {log.name} is being deleted")
         if command.version is not None and command.version != log.version:
             raise Refused(Reason.CONFIG_CHANGED, f"version {log.version} holds, not {command.version}")
-        happen(LogDeleting(log=log.name))
+        happen(LogDeleting(log=log.name, change_id=command.change_id))
         return Done(state.applied_index)
 
     def _check_not_configured(self, log: Log) -> None:
@@ -315,8 +351,11 @@ class ActiveController:
         if command.leaving and log.master_node is not None:
             self.liveness.disconnected(log.master_node)
         self.liveness.given_up(log.name, now_ms)
+        if not command.leaving:
+            failed = self._openings_failed.setdefault(log.name, {})
+            failed[command.master] = failed.get(command.master, 0) + 1
         if log.name not in self._withheld:  # else the operator's election, which waits for this, comes next
-            self._replace_master(state, log, happen, now_ms)
+            self._replace_master(state, log, happen, now_ms, steps_down=True)
         return Done(state.applied_index)
 
     def _elect(
@@ -329,7 +368,7 @@ class ActiveController:
             raise Refused(Reason.NO_ELIGIBLE_REPLICA, f"{command.candidate} does not keep the log")
         if log.master_epoch > command.seen_epoch or not self._moves_master(log, command, now_ms):
             return Done(state.applied_index)
-        happen(elect_master.elect(log, self.liveness, now_ms, command=command))
+        self._elected(log, elect_master.elect(log, self.liveness, now_ms, command=command), happen)
         return Done(state.applied_index)
 
     # --- by itself --------------------------------------------------------------------------------------
@@ -349,24 +388,89 @@ class ActiveController:
             if log.state == LOG_DELETING:
                 if self._is_given_up(log, now_ms):
                     happen(LogDeleted(log=log.name))
-            elif log.elects and not elect_master.has_living_master(log, self.liveness, now_ms):
-                self._replace_master(state, log, happen, now_ms)
+            elif log.elects:
+                self._look_after_master(state, log, happen, now_ms)
 
-    def _replace_master(self, state: Metadata, log: Log, happen: Callable[..., None], now_ms: int) -> None:
-        """Elect, or say that nobody is there, once no earlier master can act any more."""
+    def _look_after_master(self, state: Metadata, log: Log, happen: Callable[..., None], now_ms: int) -> None:
+        """Replace a master that is gone, or that does not open its epoch; note when it has."""
+        if elect_master.has_opened(log, self.liveness):
+            self._openings_failed.pop(log.name, None)
+            if log.is_opening:
+                happen(
+                    SyncStateSetChanged(
+                        log=log.name,
+                        master_epoch=log.master_epoch,
+                        sync_state_set=log.sync_state_set,
+                        set_epoch=log.set_epoch + 1,
+                    )
+                )
+                return
+        if not elect_master.has_living_master(log, self.liveness, now_ms):
+            self._replace_master(state, log, happen, now_ms)
+        elif log.is_opening and self._opens_too_slowly(log, now_ms):
+            assert log.master is not None
+            self._openings_failed.setdefault(log.name, {})[log.master] = _OPENINGS_TRIED
+            self._replace_master(state, log, happen, now_ms, stays=log.master)
+
+    def _opens_too_slowly(self, log: Log, now_ms: int) -> bool:
+        """Whether the master lives, and does not get its first record onto its disk."""
+        epoch, since_ms = self._opening_since.get(log.name, (0, 0))
+        if epoch != log.master_epoch:
+            self._opening_since[log.name] = (log.master_epoch, now_ms)
+            return False
+        return now_ms - since_ms >= self._config.opening_timeout_ms
+
+    def _replace_master(
+        self,
+        state: Metadata,
+        log: Log,
+        happen: Callable[..., None],
+        now_ms: int,
+        *,
+        stays: int | None = None,
+        steps_down: bool = False,
+    ) -> None:
+        """Elect, or record that there is no replica to elect, once no earlier master can act any more.
+
+        stays: the living master, which is left in place when no other replica can be elected. steps_down: the
+        master has asked for it, and did not fall silent.
+        """
+        missed_ms = None if steps_down else elect_master.missed_master_ms(log, self.liveness, now_ms)
         if log.master_epoch == 0:
             if not self._may_begin(log, now_ms):
                 return
         elif self.liveness.may_be_leased(log.name, now_ms):
             return
         try:
-            event = elect_master.elect(log, self.liveness, now_ms)
+            event = elect_master.elect(
+                log,
+                self.liveness,
+                now_ms,
+                heard_after_ms=missed_ms,
+                avoided=self._avoided(log),
+            )
         except Refused:
             if log.master is not None and not elect_master.members_may_live(log, self.liveness, now_ms):
                 happen(MasterLost(log=log.name, master_epoch=log.master_epoch))
             return
+        if event.master != stays:
+            self._elected(log, event, happen)
+
+    def _avoided(self, log: Log) -> list[int]:
+        """Replicas that were elected and did not open their epoch, again and again."""
+        failed = self._openings_failed.get(log.name, {})
+        return [replica for replica, times in failed.items() if times >= _OPENINGS_TRIED]
+
+    def _elected(self, log: Log, event: MasterElected, happen: Callable[..., None]) -> None:
+        """The election happens; the set before the last one is restored first, if the winner is of it."""
         self._unmastered_ms.pop(log.name, None)
-        happen(event)
+        restored = elect_master.restored_set(log, event)
+        set_epoch = event.set_epoch
+        if restored is not None:
+            happen(restored)
+            set_epoch = restored.set_epoch + 1
+        lease_ms = self._config.lease_ms
+        happen(msgspec.structs.replace(event, set_epoch=set_epoch, lease_ms=lease_ms))
 
     def _may_begin(self, log: Log, now_ms: int) -> bool:
         """Whether the first election need not wait for whom the settings name first, or for everybody."""

@@ -1,8 +1,10 @@
 """What the active controller is asked to do, and what it answers.
 
 A command may come twice, or late: its first answer may have been lost, and whoever asked then knows nothing.
-So every command says which state it was meant for, and a repeat of one that was carried out gets its answer
-again instead of a second effect.
+So every command names the state it was meant for, and a repeat of one that was carried out gets its answer
+again instead of a second effect. A repeat may also be late: another change, or another log of the name, may
+have followed. `generation` names the log, `change_id` the change, and the controllers remember the changes
+that were carried out.
 """
 
 from enum import StrEnum
@@ -62,11 +64,13 @@ class StepDown(Command, frozen=True, array_like=True, tag="step-down"):
 
 class ElectMaster(Command, frozen=True, array_like=True, tag="elect-master"):
     """C-05, by an operator. candidate: the node wanted, None for any. seen_epoch: the master epoch at the
-    first asking: once it has been left behind, the command has been carried out."""
+    first asking: once it has been left behind, the command has been carried out. generation: of the log, None
+    for any."""
 
     candidate: str | None
     unclean: bool
     seen_epoch: int
+    generation: int | None = None
 
 
 class CreateLog(Command, frozen=True, array_like=True, tag="create-log"):
@@ -77,17 +81,22 @@ class CreateLog(Command, frozen=True, array_like=True, tag="create-log"):
 
 
 class ChangeLog(Command, frozen=True, array_like=True, tag="change-log"):
-    """changes: fields of LogSpec and their new values. version: the ETag that must match, None for any."""
+    """changes: fields of LogSpec and their new values. version: the ETag that must match, None for any.
+    generation: of the log, None for any."""
 
     changes: dict[str, Any]
     change_id: str
     version: int | None = None
+    generation: int | None = None
 
 
 class DeleteLog(Command, frozen=True, array_like=True, tag="delete-log"):
-    """version: the ETag that must match, None for any. A log that is being deleted already is one answer."""
+    """version: the ETag that must match, None for any. generation: of the log, None for any. change_id: as in
+    CreateLog. Another command to delete a log that is being deleted already is refused."""
 
     version: int | None = None
+    generation: int | None = None
+    change_id: str = ""
 
 
 AnyCommand = (

@@ -16,11 +16,16 @@ class ControllerConfig:
     nodes: tuple[str, ...] = ()
     heartbeat_interval_ms: int = 500
     broker_timeout_ms: int = 2_000  # silent for so long, a node is taken for dead (C-05)
-    lease_ms: int = 1_500  # what the answer to a heartbeat grants, counted from its sending (A-11)
+    lease_ms: int = 1_500  # of a mastership, from its election on; the master counts less (A-11)
     retry_interval_ms: int = 100  # an unanswered request is asked again, at whoever is active by then
     scan_interval_ms: int = 50  # how often the active controller looks for masters that have gone
     election_timeout_ms: tuple[int, int] = (300, 600)  # of `__controller`: leases must outlive an election
     trim_after_records: int = 10_000  # of events that a snapshot covers, before the log is compacted (C-09)
+
+    @property
+    def opening_timeout_ms(self) -> int:
+        """How long a living master may take to open its epoch before another member is elected."""
+        return 3 * self.broker_timeout_ms
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

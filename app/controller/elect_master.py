@@ -1,9 +1,16 @@
-"""ElectMaster: who becomes master of a log (C-05)."""
+"""ElectMaster: who becomes master of a log (C-05).
 
+A clean election is won by a replica that holds everything that was ever acknowledged: a member of the
+SyncStateSet. While the last winner has not opened its epoch the members of the set before it qualify as well:
+it is granted no lease until then, so nothing can have been acknowledged since (A-11). Before one of them is
+elected the set before is restored, and so every clean election is won by a member of the set.
+"""
+
+from collections.abc import Collection
 from typing import Any
 
 from app.controller.commands import ElectMaster, Reason, Refused
-from app.controller.events import MasterElected
+from app.controller.events import MasterElected, SyncStateSetChanged
 from app.controller.liveness import Liveness
 from app.controller.metadata import Log, Replica
 
@@ -21,19 +28,54 @@ def has_living_master(log: Log, liveness: Liveness, now_ms: int) -> bool:
 
 
 def members_may_live(log: Log, liveness: Liveness, now_ms: int) -> bool:
-    """Whether a member of the SyncStateSet may lead, or had no time yet to report so."""
-    members = (log.replica(member) for member in log.sync_state_set if log.is_current(member))
+    """Whether a replica that may win a clean election may lead, or had no time yet to report so."""
+    members = (log.replica(member) for member in log.holders if log.is_current(member))
     return any(each is not None and liveness.may_come_to_lead(log, each, now_ms) for each in members)
 
 
-def elect(log: Log, liveness: Liveness, now_ms: int, *, command: ElectMaster | None = None) -> MasterElected:
-    """Choose a new master: of the SyncStateSet, or unclean where that is allowed and nobody of it lives.
+def has_opened(log: Log, liveness: Liveness) -> bool:
+    """Whether the master reports records of its own epoch."""
+    report = None
+    if log.master is not None and log.master_node is not None:
+        report = liveness.report(log.master_node, log.name, log.generation, log.master)
+    return report is not None and report.epoch >= log.master_epoch and report.max_offset > 0
 
-    command: of an operator, None when the controller acts by itself. Raises Refused.
+
+def missed_master_ms(log: Log, liveness: Liveness, now_ms: int) -> int | None:
+    """When the master that has fallen silent was due to be heard; None while it is heard, or with no master.
+
+    A replica that was not heard after that may have died with it: it is not elected.
     """
-    living = [each for each in log.eligible() if liveness.has_copy(log, each, now_ms)]
+    return None if log.master_node is None else liveness.missed_ms(log.master_node, now_ms)
+
+
+def elect(
+    log: Log,
+    liveness: Liveness,
+    now_ms: int,
+    *,
+    command: ElectMaster | None = None,
+    heard_after_ms: int | None = None,
+    avoided: Collection[int] = (),
+) -> MasterElected:
+    """Choose a new master: of the SyncStateSet, or unclean where that is allowed and no member of it lives.
+
+    command: of an operator, None when the controller acts by itself. heard_after_ms: who was not heard after
+    that is not elected, None for no limit. avoided: replicas that could not open an epoch, elected only when
+    there is no other. Raises Refused.
+    """
+    living = [
+        each
+        for each in log.eligible()
+        if liveness.has_copy(log, each, now_ms)
+        and liveness.can_hear(each.node)
+        and (heard_after_ms is None or liveness.heard_after(each.node, heard_after_ms))
+    ]
     able = [each for each in living if liveness.may_lead(log, each, now_ms)]
-    clean = able if log.master_epoch == 0 else [each for each in able if each.id in log.sync_state_set]
+    if log.master_epoch == 0 or (avoided and _never_held_anything(log, liveness)):
+        clean = able
+    else:
+        clean = [each for each in able if each.id in log.holders]
     candidates = clean
     unclean_asked = command is not None and command.unclean
     if not (clean or members_may_live(log, liveness, now_ms)) and (log.spec.unclean or unclean_asked):
@@ -45,6 +87,7 @@ def elect(log: Log, liveness: Liveness, now_ms: int, *, command: ElectMaster | N
         candidates = [each for each in candidates if each.node == wanted]
     if not candidates:
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_nobody(log, living))
+    candidates = [each for each in candidates if each.id not in avoided] or candidates
     chosen = min(candidates, key=lambda each: _rank(log, liveness, each))
     unclean = chosen not in clean
     if command is not None:
@@ -59,7 +102,37 @@ def elect(log: Log, liveness: Liveness, now_ms: int, *, command: ElectMaster | N
         reason=reason,
         unclean=unclean,
         lost=_what_is_lost(log, liveness, chosen) if unclean else None,
+        former_set=_former_set(log, chosen, unclean=unclean),
     )
+
+
+def restored_set(log: Log, event: MasterElected) -> SyncStateSetChanged | None:
+    """The set before the last election, to be restored before `event`; None when the set has the winner."""
+    if event.unclean or log.master_epoch == 0 or event.master in log.sync_state_set:
+        return None
+    return SyncStateSetChanged(
+        log=log.name,
+        master_epoch=log.master_epoch,
+        sync_state_set=tuple(sorted({*log.holders, event.master})),
+        set_epoch=log.set_epoch + 1,
+        restored=True,
+    )
+
+
+def _former_set(log: Log, chosen: Replica, *, unclean: bool) -> tuple[int, ...]:
+    """Who may be elected in place of the winner until it has opened its epoch; empty for nobody but itself.
+
+    Not after an unclean election: a slave may give up what was acknowledged before it follows the winner.
+    """
+    return () if unclean or log.holders in ((), (chosen.id,)) else log.holders
+
+
+def _never_held_anything(log: Log, liveness: Liveness) -> bool:
+    """Whether the only member that the log ever had in its set is empty: nothing was acknowledged."""
+    if log.master is None or log.master_node is None or log.holders != (log.master,):
+        return False
+    report = liveness.report(log.master_node, log.name, log.generation, log.master)
+    return report is not None and (report.epoch, report.max_offset) == (0, 0)
 
 
 def _rank(log: Log, liveness: Liveness, replica: Replica) -> tuple[int, int, int, int]:
@@ -77,7 +150,7 @@ def _rank(log: Log, liveness: Liveness, replica: Replica) -> tuple[int, int, int
 def _what_is_lost(log: Log, liveness: Liveness, chosen: Replica) -> dict[str, Any]:
     """For the record of an unclean election: how far the set was last heard to be, and the new master."""
     lost: dict[str, Any] = {"master": log.master_node, "sync_state_set": list(log.set_nodes)}
-    for member in log.sync_state_set:
+    for member in log.holders:
         replica = log.replica(member)
         report = replica and liveness.report(replica.node, log.name, log.generation, member)
         if report:
@@ -89,6 +162,6 @@ def _what_is_lost(log: Log, liveness: Liveness, chosen: Replica) -> dict[str, An
 
 
 def _why_nobody(log: Log, living: list[Replica]) -> str:
-    members = ", ".join(log.set_nodes) or "nobody"
-    alive = ", ".join(each.node for each in living) or "nobody"
+    members = ", ".join(log.nodes_of(log.holders)) or "none"
+    alive = ", ".join(each.node for each in living) or "none"
     return f"in sync: {members}; alive and able to lead: {alive}"

@@ -33,7 +33,9 @@ class LogChanged(Event, frozen=True, kw_only=True, tag="log-changed"):
 
 
 class LogDeleting(Event, frozen=True, kw_only=True, tag="log-deleting"):
-    """The nodes give up their replicas; nobody may append any more."""
+    """The nodes give up their replicas; appends are refused from now on."""
+
+    change_id: str = ""
 
 
 class LogDeleted(Event, frozen=True, kw_only=True, tag="log-deleted"):
@@ -60,6 +62,8 @@ class MasterElected(Event, frozen=True, kw_only=True, tag="master-elected"):
     """C-05: master, epoch and set change in one event; the set is {master}.
 
     lost: of an unclean election: what is known of that which the new master does not have.
+    former_set: replicas that may be elected while the master has not opened the epoch (metadata.py); empty
+    when there are none but the master. lease_ms: of the leases in this epoch.
     """
 
     master: int
@@ -68,6 +72,8 @@ class MasterElected(Event, frozen=True, kw_only=True, tag="master-elected"):
     reason: str
     unclean: bool = False
     lost: dict[str, Any] | None = None
+    former_set: tuple[int, ...] = ()
+    lease_ms: int = 0
 
 
 class MasterLost(Event, frozen=True, kw_only=True, tag="master-lost"):
@@ -77,11 +83,15 @@ class MasterLost(Event, frozen=True, kw_only=True, tag="master-lost"):
 
 
 class SyncStateSetChanged(Event, frozen=True, kw_only=True, tag="sync-state-set-changed"):
-    """C-06: the master of this epoch asked for it."""
+    """C-06: the master of this epoch asked for it, or has opened its epoch: then the set is the same.
+
+    restored: the master never opened its epoch, and the set before its election holds again.
+    """
 
     master_epoch: int
     sync_state_set: tuple[int, ...]
     set_epoch: int
+    restored: bool = False
 
 
 AnyEvent = (

@@ -1,20 +1,32 @@
 """Who lives, as the active controller has heard: never in the log, gone with the active controller (C-03).
 
-A node is alive from a heartbeat on, until it has been silent for `broker_timeout_ms` or its connection has
-closed. A controller that has just become active has heard nobody: then a node may live as long as it could
-have been heard by the one before. What a replica reports replaces what it reported before, also when it is
-less: a truncation takes records away.
+A node is alive from a heartbeat on, until it has been silent for `broker_timeout_ms`, its connection has
+closed, or it has confirmed none of the answers of that time: a node that is heard and cannot hear is of no
+use to its logs (C-05). A controller that has just become active has heard no node: then a node may live while
+it could have been heard by the one before. What a replica reports replaces what it reported before, also when
+it is less: a truncation takes records away.
 
 The answer to a heartbeat grants its masters a lease (A-11). It counts from the sending of the heartbeat, and
-thus ends before the time of the answer + `lease_ms` here; until then nobody else may be elected.
+thus ends before the time of the answer + the lease here; until then no other replica may be elected. The
+master counts a tenth less, so that clocks that differ in rate by up to 10 % do no harm. Every lease of one
+master epoch is equally long (`Log.lease_ms`), whatever the settings of the controllers are meanwhile.
 """
 
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 import msgspec
 
 from app.controller.config import ControllerConfig
 from app.controller.metadata import Log, Replica
+
+_REMEMBERED_ANSWERS: Final = 64
+
+
+def counted_lease_ms(lease_ms: int) -> int:
+    """Return how long a master counts a lease that lasts `lease_ms` for the controllers."""
+    return lease_ms * 9 // 10
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
@@ -35,13 +47,21 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Node:
-    """connected: whether its connection is open. heard_ms: None before its first heartbeat to us."""
+    """connected: whether its connection is open. heard_ms: None before its first heartbeat to us.
 
-    __slots__ = ("connected", "heard_ms", "metadata_index", "reports")
+    answers: (heartbeat id, when it was answered), as far as the node may still confirm them. answered_ms:
+    when the newest answer left that the node has confirmed; before the first one, its first heartbeat.
+    hears: whether it has confirmed any.
+    """
+
+    __slots__ = ("answered_ms", "answers", "connected", "heard_ms", "hears", "metadata_index", "reports")
 
     def __init__(self, connected: bool) -> None:
         self.connected = connected
         self.heard_ms: int | None = None
+        self.answers: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_ANSWERS)
+        self.answered_ms = 0
+        self.hears = False
         self.metadata_index = -1
         self.reports: dict[str, Report] = {}
 
@@ -50,23 +70,53 @@ class Liveness:
     """What one active controller knows of all nodes. All times are its own monotonic milliseconds."""
 
     def __init__(
-        self, config: ControllerConfig, nodes: Iterable[str], connected: Collection[str], now_ms: int
+        self,
+        config: ControllerConfig,
+        nodes: Iterable[str],
+        connected: Collection[str],
+        now_ms: int,
+        lease_ms_of: Callable[[str], int] | None = None,
     ) -> None:
-        """Begin to be active. connected: nodes whose connection is open."""
+        """Begin to be active. connected: nodes whose connection is open. lease_ms_of: how long the leases of
+        a log last in its epoch; without it as configured."""
         self._config = config
+        self._lease_ms_of = lease_ms_of or (lambda _log: config.lease_ms)
         self._nodes = {node: _Node(node in connected) for node in nodes}
         self._began_ms = now_ms
         self._granted_ms: dict[str, int] = {}  # log -> when its master was last granted a lease
         self._given_up: dict[str, int] = {}  # log -> the last lease of its master was given up at
 
-    def heard(self, node: str, metadata_index: int, reports: Iterable[Report], now_ms: int) -> None:
-        """A heartbeat has come. metadata_index: up to where the node knows the metadata."""
+    def heard(
+        self,
+        node: str,
+        metadata_index: int,
+        reports: Iterable[Report],
+        now_ms: int,
+        answered: int | None = None,
+    ) -> None:
+        """A heartbeat has arrived. metadata_index: up to where the node knows the metadata.
+
+        answered: the last answer that it has received, None when it does not report that: then it is taken
+        to hear.
+        """
         known = self._nodes.get(node)
         if known is not None:
+            if known.heard_ms is None:
+                known.answered_ms = now_ms
             known.connected = True
             known.heard_ms = now_ms
+            if answered is None:
+                known.answered_ms, known.hears = now_ms, True
+            while known.answers and any(id == answered for id, _ in known.answers):
+                known.answered_ms, known.hears = known.answers.popleft()[1], True
             known.metadata_index = metadata_index
             known.reports = {report.log: report for report in reports}
+
+    def answers(self, node: str, id: int, now_ms: int) -> None:
+        """The answer to the heartbeat `id` leaves."""
+        known = self._nodes.get(node)
+        if known is not None:
+            known.answers.append((id, now_ms))
 
     def disconnected(self, node: str) -> None:
         """The node's connection has closed: it is not alive until it is heard again (C-05)."""
@@ -75,19 +125,51 @@ class Liveness:
             known.connected = False
 
     def is_alive(self, node: str, now_ms: int) -> bool:
-        """Whether the node was heard, and lately."""
+        """Whether the node was heard, and lately, and has heard us."""
         known = self._nodes.get(node)
         if known is None or not known.connected or known.heard_ms is None:
             return False
-        return now_ms - known.heard_ms < self._config.broker_timeout_ms
+        return not (self._is_silent(known.heard_ms, now_ms) or self._is_silent(known.answered_ms, now_ms))
+
+    def _is_silent(self, heard_ms: int, now_ms: int) -> bool:
+        """Whether that was longer ago than a live node lets pass."""
+        return now_ms - heard_ms >= self._config.broker_timeout_ms
+
+    def can_hear(self, node: str) -> bool:
+        """Whether the node has confirmed an answer of this controller: it will learn of its election."""
+        known = self._nodes.get(node)
+        return known is not None and known.hears
+
+    def may_be_granted(self, node: str, now_ms: int) -> bool:
+        """Whether the node confirms what it is answered: else a lease that it may never have received would
+        keep others from being elected."""
+        known = self._nodes.get(node)
+        limit_ms = 2 * self._config.heartbeat_interval_ms + self._config.retry_interval_ms
+        return known is not None and now_ms - known.answered_ms <= limit_ms
+
+    def heard_after(self, node: str, time_ms: int) -> bool:
+        """Whether the last heartbeat of the node arrived after that."""
+        known = self._nodes.get(node)
+        return known is not None and known.heard_ms is not None and known.heard_ms > time_ms
+
+    def missed_ms(self, node: str, now_ms: int) -> int | None:
+        """When the next heartbeat of a node that has fallen silent was due; None for one that is heard."""
+        known = self._nodes.get(node)
+        heard_ms = None if known is None else known.heard_ms
+        is_heard = heard_ms is not None and not self._is_silent(heard_ms, now_ms)
+        if known is not None and known.connected and is_heard:
+            return None
+        due_ms = self._began_ms if heard_ms is None else heard_ms
+        return due_ms + self._config.heartbeat_interval_ms + self._config.retry_interval_ms
 
     def may_live(self, node: str, now_ms: int) -> bool:
         """Whether the node is alive, or had no time yet to say so to us."""
         known = self._nodes.get(node)
         if known is None or not known.connected:
             return False
-        heard_ms = self._began_ms if known.heard_ms is None else known.heard_ms
-        return now_ms - heard_ms < self._config.broker_timeout_ms
+        if known.heard_ms is None:
+            return not self._is_silent(self._began_ms, now_ms)
+        return self.is_alive(node, now_ms)
 
     def alive(self, now_ms: int) -> tuple[str, ...]:
         return tuple(node for node in self._nodes if self.is_alive(node, now_ms))
@@ -149,7 +231,7 @@ class Liveness:
         self._given_up[log] = now_ms
 
     def elected(self, log: str) -> None:
-        """A master is elected: if it is the one before, it goes on with what is left of its lease."""
+        """A master is elected: whoever replaces it next must not take the lease before for given up."""
         self._given_up.pop(log, None)
 
     def may_be_leased(self, log: str, now_ms: int) -> bool:
@@ -157,4 +239,4 @@ class Liveness:
         if log in self._given_up:
             return False
         granted_ms = self._granted_ms.get(log, self._began_ms)
-        return now_ms <= granted_ms + self._config.lease_ms
+        return now_ms <= granted_ms + self._lease_ms_of(log)

@@ -29,17 +29,23 @@ class CommandAnswer(ControllerMessage, frozen=True, array_like=True, tag=31):
 
 
 class BrokerHeartbeat(ControllerMessage, frozen=True, array_like=True, tag=32):
-    """C-03, of all replicas of a node at once. metadata_index: up to where it knows the metadata."""
+    """C-03, of all replicas of a node at once. metadata_index: up to where it knows the metadata.
+
+    answered: id of the last heartbeat that an active controller has answered, 0 for none: so the controller
+    knows whether the node hears it. None: a node of an earlier version, which does not report it.
+    """
 
     metadata_index: int
     reports: tuple[Report, ...]
+    answered: int | None = None
 
 
 class BrokerHeartbeatAnswer(ControllerMessage, frozen=True, array_like=True, tag=33):
     """granted: (log, master epoch) of the logs whose master the node is: a lease from the sending of the
     heartbeat on (A-11). withheld: logs that it is master of and should give up: an election is waiting for
     it. alive: the nodes that were heard lately; only they may join a SyncStateSet. metadata_index: up to
-    where the active controller knows the metadata.
+    where the active controller knows the metadata. leases: for each of `granted`, how long the master counts
+    its lease, ms; empty from a controller of an earlier version: then `lease_ms` of the node's configuration.
     """
 
     active: str | None
@@ -47,6 +53,7 @@ class BrokerHeartbeatAnswer(ControllerMessage, frozen=True, array_like=True, tag
     granted: tuple[tuple[str, int], ...] = ()
     withheld: tuple[str, ...] = ()
     alive: tuple[str, ...] = ()
+    leases: tuple[int, ...] = ()
 
 
 AnyControllerMessage = CommandRequest | CommandAnswer | BrokerHeartbeat | BrokerHeartbeatAnswer

@@ -56,6 +56,11 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         or state (the ETag). changed_by: the change id that the event carried.
     master, master_epoch, sync_state_set, set_epoch: C-04, C-05; epoch 0: never had a master.
     unclean_epoch: the last epoch that an unclean election opened, 0: none.
+    former_set: the set before the last election, while the master has not opened its epoch: until then it is
+        granted no lease, so nothing was acknowledged in this epoch, and each of these members holds all that
+        ever was. Empty once the epoch is open.
+    lease_ms: of the leases that are granted in this epoch, the same whichever controller is active; 0: the
+        election of an earlier version, which recorded none.
     """
 
     name: str
@@ -72,11 +77,23 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     sync_state_set: tuple[int, ...] = ()
     set_epoch: int = 0
     unclean_epoch: int = 0
+    former_set: tuple[int, ...] = ()
+    lease_ms: int = 0
 
     @property
     def elects(self) -> bool:
         """Whether the controller chooses this log's master."""
         return self.spec.replication == "controller" and self.state == LOG_CREATED
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the master has yet to open its epoch, and members of the former set may be elected."""
+        return bool(self.former_set)
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The replicas that hold everything that was acknowledged: who may win a clean election (C-05)."""
+        return tuple(sorted({*self.sync_state_set, *self.former_set}))
 
     def replica(self, replica_id: int) -> Replica | None:
         return next((replica for replica in self.replicas if replica.id == replica_id), None)

@@ -12,11 +12,14 @@ from app.controller.metadata import Log, Replica
 
 
 def apply_for_id(log: Log, command: ApplyForReplicaId) -> tuple[int, ReplicaIdApplied | None]:
-    """The id that belongs to the check code, and the event if it is a new one. Raises Refused."""
+    """The id that belongs to the check code, and the event if it is a new one. Raises Refused.
+
+    A late repeat of an earlier copy gets a new id, which no copy will register: it displaces none.
+    """
     _check_node(log, command.node)
-    newest = _newest(log, command.node)
-    if newest is not None and newest.check_code == command.check_code:
-        return newest.id, None
+    for replica in _known(log, command.node):
+        if replica.check_code == command.check_code:
+            return replica.id, None
     event = ReplicaIdApplied(
         log=log.name,
         node=command.node,
@@ -29,16 +32,16 @@ def apply_for_id(log: Log, command: ApplyForReplicaId) -> tuple[int, ReplicaIdAp
 def register(log: Log, command: RegisterReplica) -> ReplicaRegistered | None:
     """The event, None when the copy is registered at this address already. Raises Refused."""
     _check_node(log, command.node)
-    newest = _newest(log, command.node)
-    if newest is None or newest.id != command.replica_id:
+    found = next((each for each in _known(log, command.node) if each.id == command.replica_id), None)
+    if found is None:
         raise Refused(
             Reason.UNKNOWN_REPLICA, f"{command.node} has no replica {command.replica_id} (any more)"
         )
-    if newest.check_code != command.check_code:
+    if found.check_code != command.check_code:
         raise Refused(Reason.CHECK_CODE, f"replica {command.replica_id} is another copy")
-    if newest.address == command.address:
+    if found.address == command.address:
         return None
-    return ReplicaRegistered(log=log.name, replica_id=newest.id, address=command.address)
+    return ReplicaRegistered(log=log.name, replica_id=found.id, address=command.address)
 
 
 def _check_node(log: Log, node: str) -> None:
@@ -46,5 +49,8 @@ def _check_node(log: Log, node: str) -> None:
         raise Refused(Reason.NOT_A_REPLICA, f"{node} does not keep {log.name}")
 
 
-def _newest(log: Log, node: str) -> Replica | None:
-    return next((replica for replica in reversed(log.replicas) if replica.node == node), None)
+def _known(log: Log, node: str) -> list[Replica]:
+    """The copy that the node has registered, and the one that it has applied for since, newest first."""
+    registered = log.of_node(node)
+    since = 0 if registered is None else registered.id
+    return [each for each in reversed(log.replicas) if each.node == node and each.id >= since]

@@ -113,6 +113,9 @@ class ReplicasManager:
         self._has_news = False  # for the next heartbeat
         self._leaving = False
         self._has_left = False
+        self._silent_since_ms: int | None = None  # a member keeps the core's wish from being asked for
+        self._has_opened_epoch = 0  # the controller was notified at once that this epoch is open here
+        self._is_opened_epoch = 0  # ... and that this node knows that the metadata have it open
 
     @property
     def replica_id(self) -> int:
@@ -144,6 +147,8 @@ class ReplicasManager:
         self._open = None
         if isinstance(answer, Refusal):
             self._pause_until_ms = now_ms + self._config.heartbeat_interval_ms
+            if answer.reason is Reason.STALE_SET_EPOCH:  # until the newest is known here
+                self._pause_until_ms = now_ms + self._config.retry_interval_ms
             if answer.reason in (Reason.UNKNOWN_REPLICA, Reason.CHECK_CODE):
                 self._forget_identity()
         elif answer is None:
@@ -164,12 +169,14 @@ class ReplicasManager:
         withheld: Sequence[str],
         alive: tuple[str, ...],
         sent_ms: int,
+        leases: Sequence[int] = (),
     ) -> None:
-        """The active controller answered the heartbeat that was sent at sent_ms."""
+        """The active controller answered the heartbeat that was sent at sent_ms. leases: as in the answer."""
         self._alive = alive
-        for log, master_epoch in granted:
+        for place, (log, master_epoch) in enumerate(granted):
             if log == self.log:
-                self._lease = (master_epoch, sent_ms + self._config.lease_ms)
+                lease_ms = leases[place] if place < len(leases) else self._config.lease_ms
+                self._lease = (master_epoch, sent_ms + lease_ms)
         if self.log in withheld and isinstance(self._told, MasterRole):
             self._withheld_epoch = self._told.master_epoch
 
@@ -194,6 +201,7 @@ class ReplicasManager:
         if self._registered:
             self._tell_role(log, actions)
             self._tell_lease(log, actions)
+            self._report_opening(log, view, actions)
             self._ask_for_more(log, view, actions, now_ms)
         return actions
 
@@ -264,7 +272,21 @@ class ReplicasManager:
         self._lease = None
         told = self._told
         if isinstance(told, MasterRole) and told.master_epoch == master_epoch:
-            actions.append(Tell(Lease(until_ms)))
+            actions.append(Tell(Lease(until_ms, master_epoch)))
+
+    def _report_opening(self, log: Log, view: HaView, actions: list[Action]) -> None:
+        """Hasten what a new master waits for: the controller learns that its epoch is open here, and grants
+        no lease before that is in the metadata."""
+        told = self._told
+        if not isinstance(told, MasterRole) or told.master_epoch != log.master_epoch:
+            return
+        epoch = told.master_epoch
+        if log.is_opening and self._has_opened_epoch < epoch <= view.log_epoch and view.max_offset > 0:
+            self._has_opened_epoch = epoch
+            actions.append(HeartbeatNow())
+        elif not log.is_opening and self._is_opened_epoch < epoch == self._has_opened_epoch:
+            self._is_opened_epoch = epoch
+            actions.append(HeartbeatNow())
 
     def _ask_for_more(self, log: Log, view: HaView, actions: list[Action], now_ms: int) -> None:
         """An election that this copy needs, or the set that it wants."""
@@ -276,7 +298,7 @@ class ReplicasManager:
             command = StepDown(self.log, self.generation, self.replica_id, log.master_epoch, self._leaving)
             actions.append(self._ask(command))
             return
-        wanted = self._wanted_set(log, view)
+        wanted = self._wanted_set(log, view, now_ms)
         if wanted is not None:
             actions.append(
                 self._ask(
@@ -286,18 +308,21 @@ class ReplicasManager:
                 )
             )
 
-    def _wanted_set(self, log: Log, view: HaView) -> tuple[int, ...] | None:
+    def _wanted_set(self, log: Log, view: HaView, now_ms: int) -> tuple[int, ...] | None:
         """The core's wish, without those who cannot join, as they are not alive.
 
-        A member that is not alive, and that the core still wants, is left to the core: how small the set may
-        become is its to know, since it acknowledges by that (C-12).
+        A member that is not alive, and that the core still wants, is left to the core for a while: it may be
+        dead, and the core notices that soon. One that the core hears and the controllers do not must leave
+        then: no set with it is accepted (C-06), and it would keep every other replica out. Only the floor of
+        the set is kept (C-12).
         """
         request = view.set_request
         if request is None or self._alive is None:
+            self._silent_since_ms = None
             return None
         if (request.master_epoch, request.sync_state_set_epoch) != (log.master_epoch, log.set_epoch):
             return None  # the core, or this node, does not know the newest yet
-        wanted = [self.replica_id]
+        wanted, silent = [self.replica_id], False
         for member in request.members:
             replica = log.replica(member)
             if member == self.replica_id:
@@ -305,11 +330,30 @@ class ReplicasManager:
             if replica is not None and log.is_current(member) and replica.node in self._alive:
                 wanted.append(member)
             elif member in log.sync_state_set:
-                return None
+                silent = True
         found = tuple(sorted(wanted))
+        if not silent:
+            self._silent_since_ms = None
+        elif not self._may_leave_silent_out(log, request.members, found, now_ms):
+            return None
         if found == log.sync_state_set and len(found) < len(request.members):
             return None  # who should join is not alive yet
         return found
+
+    def _may_leave_silent_out(
+        self, log: Log, wanted: tuple[int, ...], found: tuple[int, ...], now_ms: int
+    ) -> bool:
+        """Whether members that the controllers do not hear have kept another change back for long enough."""
+        if self._silent_since_ms is None:
+            self._silent_since_ms = now_ms
+        grows = any(member not in log.sync_state_set for member in found)
+        shrinks = any(member not in wanted for member in log.sync_state_set)
+        waited_ms = now_ms - self._silent_since_ms
+        return (
+            (grows or shrinks)
+            and waited_ms >= self._config.broker_timeout_ms
+            and len(found) >= log.spec.min_in_sync_replicas
+        )
 
 
 def _without_set(role: MasterRole | SlaveRole) -> MasterRole | SlaveRole:

@@ -5,6 +5,7 @@ nothing, whatever wrote it. It is idempotent: an index that was applied is never
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -23,11 +24,13 @@ from app.controller.events import (
 from app.controller.metadata import LOG_CREATED, LOG_DELETING, Log, Replica
 
 NO_INDEX = -1
+CHANGES_MAX: Final = 4_096  # remembered: a repeat of an older one may have an effect again
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
     index: int
     logs: list[Log]
+    changes: list[tuple[str, str]] = []
 
 
 class Metadata:
@@ -40,6 +43,7 @@ class Metadata:
     def __init__(self) -> None:
         self._logs: dict[str, Log] = {}
         self._applied_index = NO_INDEX
+        self._changes: dict[tuple[str, str], None] = {}  # (log, change id) carried out, oldest first
 
     @property
     def applied_index(self) -> int:
@@ -52,11 +56,16 @@ class Metadata:
     def log(self, name: str) -> Log | None:
         return self._logs.get(name)
 
+    def was_carried_out(self, log: str, change_id: str) -> bool:
+        """Whether a log of that name was created, changed or deleted by that change."""
+        return (log, change_id) in self._changes
+
     def copy(self) -> "Metadata":
         """A state that goes its own way from here: to try what is not committed yet."""
         other = Metadata()
         other._logs = dict(self._logs)
         other._applied_index = self._applied_index
+        other._changes = dict(self._changes)
         return other
 
     def apply(self, index: int, event: AnyEvent) -> None:
@@ -65,6 +74,8 @@ class Metadata:
             return
         self._applied_index = index
         log = self._logs.get(event.log)
+        if isinstance(event, LogDeleting) or (isinstance(event, LogCreated | LogChanged) and event.change_id):
+            self._remember((event.log, event.change_id))
         if isinstance(event, LogCreated):
             if log is None:
                 self._logs[event.log] = _created(index, event)
@@ -75,9 +86,17 @@ class Metadata:
             else:
                 self._logs[event.log] = changed
 
+    def _remember(self, change: tuple[str, str]) -> None:
+        self._changes.pop(change, None)
+        self._changes[change] = None
+        while len(self._changes) > CHANGES_MAX:
+            del self._changes[next(iter(self._changes))]
+
     def snapshot(self) -> bytes:
         """Everything, as of `applied_index` (C-09)."""
-        return msgspec.msgpack.encode(_Snapshot(self._applied_index, list(self._logs.values())))
+        return msgspec.msgpack.encode(
+            _Snapshot(self._applied_index, list(self._logs.values()), list(self._changes))
+        )
 
     @classmethod
     def restore(cls, data: bytes) -> "Metadata":
@@ -86,6 +105,7 @@ class Metadata:
         metadata = cls()
         metadata._applied_index = snapshot.index
         metadata._logs = {log.name: log for log in snapshot.logs}
+        metadata._changes = dict.fromkeys(snapshot.changes)
         return metadata
 
 
@@ -124,11 +144,16 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
                 sync_state_set=(event.master,),
                 set_epoch=event.set_epoch,
                 unclean_epoch=event.master_epoch if event.unclean else log.unclean_epoch,
+                former_set=event.former_set,
+                lease_ms=event.lease_ms,
             )
         case MasterLost() if event.master_epoch == log.master_epoch:
             return replace(log, master=None)
         case SyncStateSetChanged() if _may_change_set(log, event):
-            return replace(log, sync_state_set=event.sync_state_set, set_epoch=event.set_epoch)
+            former = log.former_set if event.restored else ()
+            return replace(
+                log, sync_state_set=event.sync_state_set, set_epoch=event.set_epoch, former_set=former
+            )
     return log
 
 
@@ -136,8 +161,7 @@ def _may_change_set(log: Log, event: SyncStateSetChanged) -> bool:
     return (
         event.master_epoch == log.master_epoch
         and event.set_epoch > log.set_epoch
-        and log.master is not None
-        and log.master in event.sync_state_set
+        and (event.restored if log.master is None else log.master in event.sync_state_set)
     )
 
 

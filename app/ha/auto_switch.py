@@ -100,6 +100,7 @@ class AutoSwitchCore(StaticGroup):
         self._opening: dict[str, Any] | None = None
         self._opening_index = NO_INDEX
         self._lease_ms: int | None = None
+        self._lease_is_bound = False  # to the epoch that it was granted for
         self._now_ms = 0
         self._connections = 0
         self._needs_election = False
@@ -156,7 +157,8 @@ class AutoSwitchCore(StaticGroup):
 
     @property
     def log_epoch(self) -> int:
-        return self._log.last_term
+        held = held_index(self._log, self._member.durability)
+        return self._log.term_at(held) if self._log.begin_index <= held != NO_INDEX else 0
 
     @property
     def max_offset(self) -> int:
@@ -209,7 +211,7 @@ class AutoSwitchCore(StaticGroup):
 
     def _instruct(self, message: RoleMessage, now_ms: int) -> None:
         if isinstance(message, Lease):
-            self.lease_until(message.until_ms)
+            self._take_lease(message)
         elif isinstance(message, SyncStateSetChanged):
             if message.master_epoch == self._member.term:
                 self.sync_state_set_changed(message.epoch, message.members, now_ms)
@@ -332,6 +334,12 @@ class AutoSwitchCore(StaticGroup):
         if self._master is not None:
             self._master.set_changed(epoch, members, now_ms)
 
+    def _take_lease(self, lease: Lease) -> None:
+        """A lease of an epoch is of no use in another one (A-11)."""
+        if lease.master_epoch in (None, self._member.term):
+            self._lease_is_bound = self._lease_is_bound or lease.master_epoch is not None
+            self.lease_until(lease.until_ms)
+
     def lease_until(self, monotonic_ms: int) -> None:
         """The controller knows this broker until then (A-11)."""
         if self._lease_ms is None or monotonic_ms > self._lease_ms:
@@ -355,6 +363,8 @@ class AutoSwitchCore(StaticGroup):
             self._needs_election = True
             return
         self._adopt_epoch(role.master_epoch, member.node_id)
+        if self._lease_is_bound:
+            self._lease_ms, self._lease_is_bound = None, False
         self._needs_election = False
         member.role, member.leader_id = Role.MASTER, member.node_id
         self._opening = {"kind": "term", "leader": member.node_id}

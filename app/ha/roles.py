@@ -12,7 +12,7 @@ what the core knows changes nothing. What the manager reads (`HaView`) is of one
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from app.replication import Role
@@ -110,9 +110,12 @@ class Lease:
     shorter than the time after which the controller takes a silent broker for dead. Past it a master
     acknowledges nothing and refuses appends (A-11); a later Lease lets it go on, as nothing was answered
     meanwhile. An earlier until_ms than the one known changes nothing. Without any Lease a master is fenced.
+    master_epoch: the epoch that it was granted for, None for any: in a newer one it counts no longer, since
+    that epoch may not be open by the controllers' metadata yet.
     """
 
     until_ms: int
+    master_epoch: int | None = field(default=None, compare=False)
 
 
 def nodes_of(replica_ids: Iterable[int], replicas: Iterable[Replica]) -> tuple[str, ...]:
@@ -148,7 +151,7 @@ class HaView(Protocol):
 
     @property
     def log_epoch(self) -> int:
-        """The epoch of the log's last record, NO_EPOCH of an empty log: what elections compare (C-05)."""
+        """The epoch of the record before `max_offset`, NO_EPOCH for none: what elections compare (C-05)."""
         ...
 
     @property

@@ -68,6 +68,7 @@ class ControllerClient:
         self._turn = 0
         self._follows = 0  # in this tick: two that name each other must not keep us running
         self._heartbeats: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_HEARTBEATS)  # (id, sent_ms)
+        self._answered = (0, -1)  # id and sent_ms of the newest heartbeat that an active one has answered
         self._heartbeat_due_ms = 0
         self._is_unheard = False  # no active controller has answered the last heartbeat
         self._stopped = False
@@ -127,6 +128,8 @@ class ControllerClient:
                 self._heartbeat(now_ms)
             return
         self._is_unheard = False
+        if sent[0] > self._answered[1]:
+            self._answered = (answer.id, sent[0])
         self._heartbeat_due_ms = max(self._heartbeat_due_ms, sent[0] + self._config.heartbeat_interval_ms)
         self._heartbeat_answered(answer, sent[0])
 
@@ -148,7 +151,7 @@ class ControllerClient:
         id = self._random.getrandbits(53)
         self._heartbeats.append((id, now_ms))
         metadata_index, reports = self._reports()
-        self._send(self._target(), BrokerHeartbeat(id, metadata_index, reports))
+        self._send(self._target(), BrokerHeartbeat(id, metadata_index, reports, self._answered[0]))
 
     def _target(self) -> str:
         known = self._hint or self._leader()

@@ -116,7 +116,12 @@ class ControllerServer:
             if self._active is active and not isinstance(result, CommitlogError):
                 now_ms = self._clock.monotonic_ms()
                 answer = active.heartbeat(
-                    heartbeat.id, source, heartbeat.metadata_index, heartbeat.reports, now_ms
+                    heartbeat.id,
+                    source,
+                    heartbeat.metadata_index,
+                    heartbeat.reports,
+                    now_ms,
+                    heartbeat.answered,
                 )
                 self._send(source, answer)
 

@@ -112,12 +112,17 @@ class ReplicasManagers:
         self._replicas.pop(log, None)
 
     def reports(self) -> tuple[Report, ...]:
-        """Of the copies that can do their work."""
+        """Of the copies that can do their work: none while this node's copy of the metadata is repaired, for
+        no role, set or deletion reaches them then, and another replica has to take over."""
+        if self._metadata() is None:
+            return ()
         return tuple(each.manager.report(each.view) for each in self._replicas.values() if each.is_open())
 
     def heartbeat_answered(self, answer: BrokerHeartbeatAnswer, sent_ms: int) -> None:
         for replica in self._replicas.values():
-            replica.manager.heartbeat_answered(answer.granted, answer.withheld, answer.alive, sent_ms)
+            replica.manager.heartbeat_answered(
+                answer.granted, answer.withheld, answer.alive, sent_ms, answer.leases
+            )
         self.tick()
 
     def tick(self) -> None:

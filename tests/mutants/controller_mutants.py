@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from app.controller import active as active_module
-from app.controller import elect_master, registration
+from app.controller import elect_master, registration, state_machine
 from app.controller import sync_state_set as alter_module
 from app.controller.active import ActiveController
 from app.controller.commands import AlterSyncStateSet, Reason, StepDown
-from app.controller.events import MasterElected
+from app.controller.events import MasterElected, SyncStateSetChanged
 from app.controller.liveness import Liveness
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import Log
@@ -202,8 +202,8 @@ def a_controller_answers_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 def another_copy_registers_with_an_old_id(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, active_module.registration, "register")
     def register(original: Any, log: Log, command: Any) -> Any:
-        newest = registration._newest(log, command.node)
-        code = command.check_code if newest is None else newest.check_code
+        known = registration._known(log, command.node)
+        code = known[0].check_code if known else command.check_code
         return original(log, msgspec.structs.replace(command, check_code=code))
 
 
@@ -219,6 +219,110 @@ def a_snapshot_forgets_what_is_not_committed_yet(patch: pytest.MonkeyPatch) -> N
         data = original(self)
         self._waiting = waiting
         return data
+
+
+@mutant(
+    "C-05",
+    lambda _: test_elections.test_a_clean_election_keeps_the_epoch_of_the_last_unclean_one(),
+    mode="controller",
+)
+def clean_election_forgets_the_unclean_one(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, state_machine, "_changed")
+    def changed(original: Any, log: Log, index: int, event: Any) -> Log | None:
+        after: Log | None = original(log, index, event)
+        if after is not None and isinstance(event, MasterElected) and not event.unclean:
+            after = msgspec.structs.replace(after, unclean_epoch=0)
+        return after
+
+
+@mutant(
+    "C-03",
+    lambda _: test_registration.test_a_copy_that_replaces_another_raises_the_epoch_of_the_set(),
+    mode="controller",
+)
+def replaced_copy_keeps_set_epoch(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, state_machine, "_registered")
+    def registered(original: Any, log: Log, event: Any) -> Log:
+        return msgspec.structs.replace(original(log, event), set_epoch=log.set_epoch)
+
+
+@mutant(
+    "C-05",
+    lambda _: test_elections.test_a_replica_that_died_with_the_master_is_not_elected(),
+    mode="controller",
+)
+def a_replica_that_died_with_the_master_is_elected(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(elect_master, "missed_master_ms", lambda log, liveness, now_ms: None)
+
+
+@mutant(
+    "C-05",
+    lambda _: (
+        test_elections.test_a_winner_that_does_not_open_its_epoch_gives_way_to_another_member_of_the_set_before(
+            "dies"
+        )
+    ),
+    mode="controller",
+)
+def the_set_before_is_forgotten_at_the_election(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(elect_master, "_former_set", lambda log, chosen, *, unclean: ())
+
+
+@mutant(
+    "A-11",
+    lambda _: test_elections.test_the_set_before_is_forgotten_before_the_first_lease_of_an_epoch(),
+    mode="controller",
+)
+def the_set_before_stays_electable_after_the_first_lease(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, state_machine, "_changed")
+    def changed(original: Any, log: Log, index: int, event: Any) -> Log | None:
+        after: Log | None = original(log, index, event)
+        if after is not None and isinstance(event, SyncStateSetChanged):
+            after = msgspec.structs.replace(after, former_set=log.former_set)
+        return after
+
+    patch.setattr(Log, "is_opening", False)
+
+
+@mutant(
+    "A-11",
+    lambda _: test_elections.test_a_master_that_is_heard_and_cannot_hear_is_replaced(),
+    mode="controller",
+)
+def a_node_that_cannot_hear_is_alive(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, Liveness, "heard")
+    def heard(
+        original: Any, self: Liveness, node: str, index: int, reports: Any, now_ms: int, _answered: Any = None
+    ) -> None:
+        original(self, node, index, reports, now_ms)
+
+
+@mutant("A-11", lambda _: test_master.test_a_lease_does_not_outlive_its_epoch(), mode="controller")
+def a_lease_outlives_its_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AutoSwitchCore, "_take_lease", lambda self, lease: self.lease_until(lease.until_ms))
+
+
+@mutant(
+    "C-03",
+    lambda _: test_registration.test_a_late_repeat_of_an_earlier_copy_displaces_no_live_one(),
+    mode="controller",
+)
+def only_the_newest_id_of_a_node_is_known(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, registration, "_known")
+    def known(original: Any, log: Log, node: str) -> Any:
+        return original(log, node)[:1]
+
+
+@mutant(
+    "C-02",
+    lambda _: test_logs.test_a_late_repeat_of_a_change_does_not_undo_a_later_one(fail_over=True),
+    mode="controller",
+)
+def the_changes_carried_out_are_forgotten_with_the_active_controller(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, state_machine.Metadata, "snapshot")
+    def snapshot(original: Any, self: state_machine.Metadata) -> bytes:
+        self._changes.clear()
+        return original(self)
 
 
 # --- the managers ---
@@ -398,9 +502,7 @@ def the_controllers_do_not_read_electable(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(
     "C-12",
-    lambda _: (
-        test_electable.test_a_member_that_comes_back_as_a_learner_leaves_the_set_and_acknowledges_nothing()
-    ),
+    lambda _: test_electable.test_a_member_that_comes_back_as_a_learner_leaves_the_set(),
     mode="controller",
 )
 def a_learners_ack_counts(patch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ class ModelCore:
             self.epoch = message.master_epoch
             self.needs_election = message.master_epoch <= max(self._node.opened, self._node.log_epoch)
             if not self.needs_election:
-                self.role = Role.MASTER
+                self.role, self.lease_ms = Role.MASTER, -1
                 self._node.open_epoch(message.master_epoch)
                 self.members, self.set_epoch = message.sync_state_set, message.sync_state_set_epoch
                 self.asked = ()
@@ -105,7 +105,7 @@ class ModelCore:
             mine = self.role is Role.MASTER and message.master_epoch == self.epoch
             if mine and message.epoch > self.set_epoch:
                 self.members, self.set_epoch, self.asked = message.members, message.epoch, ()
-        elif isinstance(message, Lease):
+        elif isinstance(message, Lease) and message.master_epoch == self.epoch:
             self.lease_ms = max(self.lease_ms, message.until_ms)
 
 
@@ -306,7 +306,7 @@ class World:
 
     def deliver(self, node: Node, answer: BrokerHeartbeatAnswer, sent_ms: int) -> None:
         assert node.manager is not None
-        node.manager.heartbeat_answered(answer.granted, answer.withheld, answer.alive, sent_ms)
+        node.manager.heartbeat_answered(answer.granted, answer.withheld, answer.alive, sent_ms, answer.leases)
 
     def caught_up(self, master: Node) -> list[str]:
         return [

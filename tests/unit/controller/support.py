@@ -106,7 +106,7 @@ class Quorum:
         return replica.id
 
     def create(self, name: str = "a", **settings: Any) -> Log:
-        self.done(CreateLog(name, spec(*self.nodes, **settings), f"create {name}"))
+        self.done(CreateLog(name, spec(*self.nodes, **settings), f"create {name} {len(self.events)}"))
         return self.log(name)
 
     def register(self, node: str, name: str = "a", code: str = "") -> int:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from app.controller.commands import ChangeLog, CreateLog, DeleteLog, Done, Reason
+from app.controller.commands import ChangeLog, CreateLog, DeleteLog, Done, ElectMaster, Reason
+from app.controller.state_machine import Metadata
 from tests.unit.controller.support import CONFIG, Quorum, spec
 
 
@@ -107,3 +108,57 @@ def test_a_round_that_was_not_stored_is_decided_anew_and_its_answers_wait_for_th
     answers = quorum.active.applied(6)
     assert answers[0] == (token, Done(5, created=True))
     assert not quorum.active.is_busy
+
+
+# --- repeats that arrive late -------------------------------------------------------------------------------
+
+
+def delete(quorum: Quorum, command: DeleteLog) -> None:
+    """Carried out, to the end: every node has removed its copy."""
+    quorum.done(command)
+    for node in quorum.nodes:
+        quorum.active.heartbeat(1, node, len(quorum.events) - 1, (), quorum.now_ms)
+    quorum.scan()
+    assert quorum.metadata.log("a") is None
+
+
+@pytest.mark.parametrize("fail_over", [False, True])
+def test_a_late_repeat_of_a_change_does_not_undo_a_later_one(fail_over: bool) -> None:
+    quorum = Quorum()
+    quorum.create()
+    first = ChangeLog("a", {"unclean": True}, "first")
+    same = ChangeLog("a", {"min_in_sync_replicas": 1}, "same")  # as it is already
+    quorum.done(first)
+    quorum.done(same)
+    quorum.done(ChangeLog("a", {"unclean": False, "min_in_sync_replicas": 2}, "second"))
+    version = quorum.log().version
+    if fail_over:
+        quorum.metadata = Metadata.restore(quorum.metadata.snapshot())
+        quorum.fail_over()
+    for late in (first, same):
+        quorum.done(late)
+    assert (quorum.log().spec.unclean, quorum.log().spec.min_in_sync_replicas) == (False, 2)
+    assert quorum.log().version == version
+
+
+def test_late_repeats_leave_the_next_log_of_the_name_alone() -> None:
+    quorum = Quorum()
+    first = quorum.create()
+    creation = CreateLog("a", spec("n1", "n2"), "first creation")
+    change = ChangeLog("a", {"unclean": True}, "change", None, first.generation)
+    election = ElectMaster("a", "n2", True, 9, first.generation)
+    deletion = DeleteLog("a", None, first.generation, "deletion")
+    delete(quorum, deletion)
+    assert quorum.done(deletion).index == len(quorum.events) - 1  # its answer was lost
+    quorum.done(creation)
+    second = quorum.log()
+    quorum.done(deletion)
+    assert quorum.refused(DeleteLog("a", None, first.generation, "never carried out")) is (
+        Reason.OTHER_GENERATION
+    )
+    assert quorum.refused(change) is Reason.OTHER_GENERATION
+    assert quorum.refused(election) is Reason.OTHER_GENERATION
+    assert quorum.log() == second
+    delete(quorum, DeleteLog("a", None, second.generation, "second deletion"))
+    quorum.done(creation)  # late: the log stays deleted
+    assert quorum.metadata.log("a") is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.controller.commands import ApplyForReplicaId, Reason, RegisterReplica
+from app.controller.commands import ApplyForReplicaId, Reason, Refusal, RegisterReplica
 from tests.unit.controller.support import CONFIG, Quorum
 
 
@@ -76,3 +76,35 @@ def test_the_last_member_that_lost_its_disk_is_not_taken_for_itself() -> None:
         quorum.turn()
     assert quorum.log().master is None
     assert quorum.log().set_nodes == ()
+
+
+@pytest.mark.rule("C-03")
+def test_a_late_repeat_of_an_earlier_copy_displaces_no_live_one() -> None:
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    new = quorum.register("n2", code="an empty disk")
+    generation = quorum.log().generation
+    late = quorum.done(ApplyForReplicaId("a", generation, "n2", "code n2")).value  # the copy that was lost
+    assert late not in (2, new)
+    quorum.done(RegisterReplica("a", generation, "n2", new, "an empty disk", "n2:10911"))  # it starts again
+    assert quorum.id_of("n2") == new
+    assert quorum.done(ApplyForReplicaId("a", generation, "n2", "an empty disk")).value == new
+    other = quorum.register("n2", code="another empty disk")
+    assert other > new
+    command = RegisterReplica("a", generation, "n2", new, "an empty disk", "n2:10911")
+    assert quorum.refused(command) is Reason.UNKNOWN_REPLICA
+
+
+@pytest.mark.rule("C-03", "C-06")
+def test_a_copy_that_replaces_another_raises_the_epoch_of_the_set() -> None:
+    """A request that the master made for the set with the copy before must not be accepted any more."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    before = quorum.log()
+    quorum.register("n3", code="an empty disk")
+    assert quorum.log().set_epoch == before.set_epoch + 1
+    answer = quorum.alter("n1", set_epoch=before.set_epoch)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.STALE_SET_EPOCH

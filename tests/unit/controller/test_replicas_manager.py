@@ -9,6 +9,7 @@ from app.controller.commands import (
     AlterSyncStateSet,
     AnyCommand,
     ApplyForReplicaId,
+    ChangeLog,
     Done,
     ElectMaster,
     Reason,
@@ -339,3 +340,73 @@ def test_a_copy_follows_nobody_while_the_metadata_here_name_an_earlier_one() -> 
     assert isinstance(role, SlaveRole)
     assert role.master_id == 3
     assert role.find(bench.manager.replica_id) is not None
+
+
+@pytest.mark.rule("A-11")
+def test_a_lease_is_as_long_as_the_answer_grants_and_bound_to_its_epoch() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    bench.manager.heartbeat_answered((("b", 1), ("a", 1)), (), ("n1",), 5_000, (900, 700))
+    (lease,) = bench.told()
+    assert isinstance(lease, Lease)
+    assert (lease.until_ms, lease.master_epoch) == (5_700, 1)
+
+
+@pytest.mark.rule("C-06", "C-08")
+def test_a_member_that_only_the_controllers_do_not_hear_keeps_no_other_out_for_long() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    ids = {node: bench.quorum.id_of(node) for node in ("n1", "n2", "n3")}
+    bench.manager.heartbeat_answered((), (), ("n1", "n2"), bench.quorum.now_ms)
+    bench.view.set_request = SetRequest(1, 1, (ids["n1"], ids["n2"]))
+    bench.answer(bench.ask(AlterSyncStateSet))
+    bench.told()
+    bench.manager.heartbeat_answered((), (), ("n1", "n3"), bench.quorum.now_ms)  # n2 is cut off
+    bench.view.set_request = SetRequest(1, 2, tuple(ids.values()))
+    bench.quorum.pass_time(CONFIG.retry_interval_ms)
+    assert bench.step() == []  # it may be dead, and the core notices that soon
+    bench.quorum.pass_time(CONFIG.broker_timeout_ms)
+    assert bench.ask(AlterSyncStateSet).wanted == (ids["n1"], ids["n3"])
+
+
+@pytest.mark.rule("C-12")
+@pytest.mark.parametrize("why", ["nobody joins", "below the floor"])
+def test_a_member_that_only_the_controllers_do_not_hear_stays_otherwise(why: str) -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    ids = {node: bench.quorum.id_of(node) for node in ("n1", "n2", "n3")}
+    bench.quorum.done(ChangeLog("a", {"min_in_sync_replicas": 2}, "floor"))
+    bench.quorum.join_all()
+    bench.told()
+    bench.manager.heartbeat_answered((), (), ("n1",), bench.quorum.now_ms)  # n2 and n3 are cut off
+    wanted = tuple(ids.values()) if why == "nobody joins" else (ids["n1"], ids["n2"])
+    bench.view.set_request = SetRequest(1, 2, wanted)
+    for _ in range(3):
+        assert bench.step() == []
+        bench.quorum.pass_time(CONFIG.broker_timeout_ms)
+
+
+@pytest.mark.rule("A-11", "C-05")
+def test_a_new_master_hastens_its_first_lease() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.quorum.join_all()
+    bench.quorum.active.liveness.given_up("a", bench.quorum.now_ms)
+    bench.quorum.done(ElectMaster("a", "n2", False, 1))
+    bench.told()
+    bench.quorum.join_all()
+    bench.quorum.active.liveness.given_up("a", bench.quorum.now_ms)
+    bench.quorum.done(ElectMaster("a", "n1", False, 2))
+    bench.told()
+    assert bench.step() == []
+    bench.view.log_epoch, bench.view.max_offset = 3, 900
+    assert bench.step() == [HeartbeatNow()]  # the epoch is open here
+    bench.quorum.offsets["n1", "a"] = (3, 900, 0)
+    bench.quorum.heartbeat("n1")
+    bench.quorum.scan()
+    assert HeartbeatNow() in bench.step()  # and by the metadata: now a lease is granted
+    assert bench.step() == []
+    assert bench.quorum.heartbeat("n1").granted == (("a", 3),)

@@ -219,6 +219,22 @@ def test_past_its_lease_a_master_acknowledges_nothing() -> None:
 
 
 @pytest.mark.rule("A-11")
+def test_a_lease_does_not_outlive_its_epoch() -> None:
+    """A master that is elected again acknowledges nothing before it is granted a lease of the new epoch."""
+    master = Replicated()
+    master.lead(lease_ms=None)
+    master.deliver(MANAGER, Lease(master.now_ms + 500, 1))
+    assert master.core.accepts_appends
+    master.lead(2, lease_ms=None)
+    assert master.core.role is Role.MASTER
+    assert not master.core.accepts_appends
+    master.deliver(MANAGER, Lease(master.now_ms + 500, 1))  # it was on its way
+    assert not master.core.accepts_appends
+    master.deliver(MANAGER, Lease(master.now_ms + 500, 2))
+    assert master.core.accepts_appends
+
+
+@pytest.mark.rule("A-11")
 def test_without_a_lease_a_master_is_fenced() -> None:
     master = Replicated()
     master.lead(lease_ms=None)

@@ -138,3 +138,17 @@ def test_heartbeats_leave_a_controller_that_was_named_and_has_died() -> None:
     bench.client.take("c1", BrokerHeartbeatAnswer(bench.last(BrokerHeartbeat).id, "c1"))
     bench.pass_time(CONFIG.heartbeat_interval_ms + 2 * CONFIG.retry_interval_ms)  # c1 is silent from now on
     assert bench.sent[-1][0] == "c3"
+
+
+@pytest.mark.rule("C-05")
+def test_a_heartbeat_reports_the_last_one_that_was_answered() -> None:
+    bench = Bench()
+    bench.client.tick()
+    first = bench.last(BrokerHeartbeat)
+    assert first.answered == 0
+    bench.pass_time(CONFIG.retry_interval_ms)
+    second = bench.last(BrokerHeartbeat)
+    bench.client.take("c1", BrokerHeartbeatAnswer(second.id, "c1"))
+    bench.client.take("c1", BrokerHeartbeatAnswer(first.id, "c1"))  # late
+    bench.pass_time(CONFIG.heartbeat_interval_ms)
+    assert bench.last(BrokerHeartbeat).answered == second.id
