@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from app.ha.config import HaConfig
+from app.ha.flow import Flow
 from app.ha.frames import Ack, EpochStart, Frame, Handshake, HandshakeAnswer, HaState, Transfer
 from app.ha.log import HaLog, epoch_starts, held_index, index_before, offset_after
 from app.ha.messages import Disconnect
@@ -28,6 +29,7 @@ class SlaveConnection:
 
     key: str
     heard_ms: int
+    flow: Flow
     state: HaState = HaState.READY
     handshake: Handshake | None = None
     replica: Replica | None = None
@@ -172,7 +174,9 @@ class MasterSide:
         self.needs_check = True
 
     def connected(self, key: str, now_ms: int) -> None:
-        self._connections[key] = SlaveConnection(key, now_ms, room_bytes=self._config.ha_window_bytes)
+        config = self._config
+        flow = Flow(config.max_transfer_bytes_per_s, now_ms)
+        self._connections[key] = SlaveConnection(key, now_ms, flow, room_bytes=config.ha_window_bytes)
 
     def closed(self, key: str) -> None:
         self._connections.pop(key, None)
@@ -297,18 +301,28 @@ class MasterSide:
             return
         config, log = self._config, self._log
         try:
-            pieces = sender.pieces(connection.room_bytes, config.ha_transfer_batch_size, log.end_index)
+            pieces = sender.pieces(
+                self._room_bytes(connection, now_ms), config.ha_transfer_batch_size, log.end_index
+            )
         except Trimmed:
             self._drop(connection.key, "what comes next is trimmed")
             return
         for piece in pieces:
             connection.room_bytes -= len(piece.body)
+            connection.flow.sent(len(piece.body), now_ms)
             self._transfer(connection, piece.epoch, piece.offset, piece.body)
         if always and not pieces:
             self._transfer(connection, self._epoch_at(sender.sent_offset), sender.sent_offset, b"")
         if pieces or always:
             connection.sent_ms = now_ms
             self._note(connection, now_ms)
+
+    def _room_bytes(self, connection: SlaveConnection, now_ms: int) -> int:
+        """How much may be sent now. The limit of flow control is for slaves that catch up: an append waits
+        for the members of the set."""
+        if connection.replica is not None and connection.replica.id in self.set.counted:
+            return connection.room_bytes
+        return min(connection.room_bytes, connection.flow.room_bytes(now_ms))
 
     def _epoch_at(self, offset: int) -> int:
         """The epoch that a byte of the log, or the next one behind it, belongs to."""
@@ -344,6 +358,8 @@ class MasterSide:
                 or connection.told_confirm != self.confirm_offset
             ):
                 self._pump(connection, now_ms, always=True)
+            elif transferring and config.ha_flow_control:
+                self._pump(connection, now_ms)
         self._outbox.answers += self.pending.time_out(now_ms, AppendFate.TIMED_OUT)
         self.judge(now_ms, fenced=fenced)
         quiet_ms = now_ms - self._published_ms
