@@ -96,12 +96,13 @@ class LogDriver:
         healed: Callable[[], None] | None = None,
         damaged: Callable[[storage_errors.CorruptLog], None] | None = None,
         reserve: SpaceReserve | None = None,
+        stopped: Callable[[], None] = _nothing,
     ) -> None:
         """fail(what, error): the node must stop at once (R-11); called once. version: for the journal.
 
         group: of the configuration, until the log names another one. healed: called once, when a core that
         was not sound has become so. damaged: the log was found damaged and this driver has ended; without it
-        the node fails.
+        the node fails. stopped: done on the disk at the end of a clean stop, when the log is synced.
         """
         self.log_name = log_name
         self.log_id = log_id
@@ -121,6 +122,7 @@ class LogDriver:
         self._damaged = damaged
         self._group = LogGroup(group, state, core, clock)
         self._healed = healed if not core.sound else None
+        self._stopped_clean = stopped
         self._version = version
         self._config = config or DriverConfig()
         self._space = LogSpace(log_name, reserve)
@@ -206,7 +208,7 @@ class LogDriver:
 
         def synced() -> None:
             self._checkpointer.save_all(self._state, self._core.committed_index)
-            self._disk.submit(_nothing, lambda _result, _error: done())
+            self._disk.submit(self._stopped_clean, lambda _result, _error: done())
 
         self._disk.request_sync(self._syncer, synced)
 

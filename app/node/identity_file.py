@@ -2,7 +2,8 @@
 
 DATA/logs/NAME/replica is one line: CRC32C in hexadecimal, a space, JSON. It goes wherever the copy goes: a
 copy that is set aside takes its identity with it, and the empty one in its place is another replica. A line
-that cannot be read is no identity either: a new id is always safe.
+that cannot be read is no identity either: a new id is always safe. A copy that may lack what it acknowledged
+must lose its identity before it is used.
 """
 
 import logging
@@ -43,3 +44,9 @@ class IdentityFile:
         """Durable on return. Raises StorageFull, DiskError."""
         text = msgspec.json.encode(_Line(identity.check_code, identity.replica_id))
         write_durably(self._files, self._path, b"%08x %s\n" % (crc32c(text), text))
+
+    def forget(self) -> None:
+        """The copy is another replica from here on; durable on return. Raises DiskError."""
+        if self._files.exists(self._path):
+            self._files.remove(self._path)
+            self._files.sync_folder(self._path.rpartition("/")[0])

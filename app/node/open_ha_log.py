@@ -4,6 +4,7 @@ The folders are the same. The vote file holds the newest master epoch that this 
 if it has opened that epoch itself: an epoch is opened once (A-01).
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -15,6 +16,7 @@ from app.ha.config import HaConfig
 from app.log_state import LogState
 from app.node.checkpoints import load_state
 from app.node.driver import LogDriver
+from app.node.identity_file import IdentityFile
 from app.node.open_log import LogLimits, open_journal
 from app.replication import (
     Clock,
@@ -28,11 +30,14 @@ from app.replication import (
     Transport,
 )
 from storage.checkpoint import CheckpointFile, SnapshotFile
+from storage.clean_stop import CleanStop
 from storage.commitlog import Commitlog, CommitlogConfig
 from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem
 from storage.hard_state import HardState, HardStateFile
 from storage.journal import Journal
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,8 @@ class Replica:
     def __init__(
         self, node: HaNode, log_name: str, log_id: int, durability: Durability, journal: Journal | None
     ) -> None:
-        """Raises CorruptLog, CorruptFile (this node must not take part in the log), DiskError."""
+        """Raises CorruptLog, CorruptFile (this node must not take part in the log), DiskError,
+        StorageFull."""
         files = node.files
         self._node = node
         self._name = log_name
@@ -80,12 +86,26 @@ class Replica:
         self._snapshot_file = SnapshotFile(files, f"{folder}/state")
         self.hard_state = self._hard_state_file.load()
         self.committed_index = self._checkpoint_file.load().committed_index
+        self._clean_stop = CleanStop(files, folder)
+        self._doubt_after_power_failure()
+        self._clean_stop.opened(acks_unsynced=durability is Durability.REPLICATED)
         self.log = Commitlog.open(
             files, folder, log_id=log_id, config=node.storage, committed_index=self.committed_index
         )
         self._state: LogState = load_state(
             self.log, self._snapshot_file, idempotency_ms=node.limits.idempotency_ms
         )
+
+    def _doubt_after_power_failure(self) -> None:
+        """A copy whose end a power failure may have taken is another replica from here on (C-03): what it
+        acknowledged as a member of a SyncStateSet is not claimed again. Durable on return."""
+        if self._clean_stop.may_have_lost():
+            node = self._node
+            IdentityFile(node.files, node.data_folder, self._name).forget()
+            logger.warning(
+                "the power failed before the last records were synced: this copy is a new replica",
+                extra={"log": self._name},
+            )
 
     def driver(
         self,
@@ -117,6 +137,7 @@ class Replica:
             config=node.driver,
             damaged=damaged,
             reserve=node.reserve,
+            stopped=self._clean_stop.stopped,
         )
 
 

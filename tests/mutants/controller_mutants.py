@@ -31,8 +31,9 @@ from app.ha.roles import HaView, Lease, MasterRole, Replica, SlaveRole
 from app.ha.sending import _Cutter
 from app.ha.slave_side import SlaveSide
 from app.ha.sync_state_set import SyncStateSet
+from app.node.identity_file import IdentityFile
 from tests.mutants.mutants import Killer, Mutant, Patch, planted
-from tests.simulation.ha import classic, run
+from tests.simulation.ha import classic, run, test_power_failure
 from tests.unit.controller import (
     test_electable as test_copies_that_may_lead,
 )
@@ -467,6 +468,15 @@ def a_copy_follows_under_the_name_of_an_earlier_one(patch: pytest.MonkeyPatch) -
             return role
         replicas = tuple(Replica(each.id, each.node, each.address or "") for each in log.replicas)
         return SlaveRole(log.master, log.master_epoch, replicas, log.unclean_epoch, log.sync_state_set)
+
+
+@mutant(
+    "C-03",
+    lambda _: test_power_failure.test_a_master_that_lost_its_unsynced_end_is_not_elected(0),
+    mode="controller",
+)
+def a_copy_keeps_its_identity_over_a_power_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(IdentityFile, "forget", lambda self: None)
 
 
 @mutant(

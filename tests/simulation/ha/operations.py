@@ -30,6 +30,11 @@ def master_of(cluster: HaCluster) -> HaSimNode:
     )
 
 
+def replica_id_of(node: HaSimNode) -> int:
+    """The id of the copy that the node has now, 0 until it is registered."""
+    return node.managers._replicas[LOG_NAME].manager.replica_id
+
+
 def request(*values: bytes, key: str | None = None) -> AppendRequest:
     """One append; with a key its digest is that of the key."""
     records = RecordColumns()

@@ -12,12 +12,13 @@ from tests.simulation.ha.operations import (
     append_at,
     master_of,
     replace_disk,
+    replica_id_of,
     request,
     trim,
     truth,
     try_append,
 )
-from tests.simulation.ha.plan import HA, LOG_NAME, HaPlan
+from tests.simulation.ha.plan import HA, HaPlan
 from tests.simulation.network import LinkFaults
 from tests.support.committed import values_of
 
@@ -38,7 +39,7 @@ def cut_peers(cluster: HaCluster, one: HaSimNode, other: HaSimNode) -> None:
 
 def has_joined(cluster: HaCluster, node: HaSimNode) -> bool:
     """Whether the copy that the node has now is in the set."""
-    return node.managers._replicas[LOG_NAME].manager.replica_id in truth(cluster).sync_state_set
+    return replica_id_of(node) in truth(cluster).sync_state_set
 
 
 def kill(cluster: HaCluster, node: HaSimNode) -> None:
