@@ -150,6 +150,22 @@ class RetentionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JournalConfig:
+    """How long and how much a node keeps of its journal of each log; None: everything.
+
+    The newest 1 000 events always stay. segment_max_bytes: the disk gets space back by whole segments.
+    """
+
+    retention_ms: int | None = 7 * 24 * 60 * 60 * 1000
+    retention_bytes: int | None = 64 * MIB
+    segment_max_bytes: int = 4 * MIB
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check(value is None or value > 0, f"{name} must be positive, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DiskConfig:
     """threads: disk calls under way at once, all logs together. The work of one log keeps its order.
 
@@ -240,6 +256,7 @@ class Settings:
     raft: RaftConfig = field(default_factory=RaftConfig)
     storage: CommitlogConfig = field(default_factory=CommitlogConfig)
     disk: DiskConfig = field(default_factory=DiskConfig)
+    journal: JournalConfig = field(default_factory=JournalConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
     limits: Limits = field(default_factory=Limits)

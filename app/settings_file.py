@@ -8,7 +8,8 @@
               learners, preferred                                  (controller mode)
               min_in_sync_replicas, unclean                        (controller and classic mode)
               master, sync_slaves, auto_in_sync_replicas, ha_listen, ha_address           (classic mode)
-    [controller] [ha] [raft] [storage] [disk] [retention] [scrub] [limits] [http] [security] [tables]
+    [controller] [ha] [raft] [storage] [disk] [journal] [retention] [scrub] [limits] [http] [security]
+    [tables]
                                                            fields of the dataclasses so named
 
 A relative `data` folder is relative to the folder that the node is started in.
@@ -35,6 +36,7 @@ from app.settings import (
     LOG_NAME,
     DiskConfig,
     HttpSettings,
+    JournalConfig,
     Limits,
     LogSettings,
     NodeSettings,
@@ -105,6 +107,7 @@ _SECTIONS: dict[str, type] = {
     "raft": RaftConfig,
     "storage": CommitlogConfig,
     "disk": DiskConfig,
+    "journal": JournalConfig,
     "retention": RetentionConfig,
     "scrub": ScrubConfig,
     "limits": Limits,

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import pyarrow as pa
 import urllib3
 
-from spark_jobs.errors import LogClash, NoCopy, Refused, ShortRead, Trimmed, Unreachable
+from spark_jobs.errors import EventsTrimmed, LogClash, NoCopy, Refused, ShortRead, Trimmed, Unreachable
 from spark_jobs.planning import check_joined
 from storage.batch import Batch, decode_batch, follows_chain
 from storage.errors import CorruptBatch
@@ -196,7 +196,8 @@ class LogClient:
         ]
 
     def events(self, node: Node, from_seq: int, limit: int = MAX_EVENTS) -> EventPage:
-        """A page of one node's own journal. Raises Unreachable at once when that node has or gives none."""
+        """A page of one node's own journal. Raises EventsTrimmed; Unreachable at once when that node has or
+        gives none."""
         answer = self._json(node.url, self._path("/events"), OWN_ANSWER, from_seq=from_seq, limit=limit)
         return EventPage(answer["events"], int(answer["next_seq"]), bool(answer["has_more"]))
 
@@ -353,6 +354,8 @@ class LogClient:
             raise NoCopy(f"{endpoint}: 421 {code} {detail}")
         if answer.status == 429 or answer.status >= 500:
             raise Unreachable(f"{endpoint}: {answer.status} {code} {detail}")
+        if answer.status == 410 and code == "events-trimmed":
+            raise EventsTrimmed(self.log, endpoint, int(query["from_seq"]), int(problem["first_seq"]))
         if answer.status == 410:
             begin_index = int(problem["begin_index"])
             raise Trimmed(self.log, int(query.get("from_index", begin_index - 1)), begin_index)

@@ -40,6 +40,18 @@ class Trimmed(SourceError):
         self.begin_index = begin_index
 
 
+class EventsTrimmed(SourceError):
+    """A node's journal no longer holds the event that was asked for."""
+
+    def __init__(self, log: str, node: str, seq: int, first_seq: int) -> None:
+        super().__init__(
+            f"log {log!r}: the journal of node {node} begins at event {first_seq}: the events from {seq} to "
+            f"{first_seq - 1} were removed by its retention ([journal] retention_ms, retention_bytes) before "
+            "they were read. They are lost to this query. To go on without them, set failOnDataLoss to false."
+        )
+        self.first_seq = first_seq
+
+
 class TableUnreadable(SourceError):
     """A Delta table that tail=union cannot read."""
 

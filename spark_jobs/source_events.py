@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
 
 from spark_jobs import schemas
 from spark_jobs.client import LogClient, Node
-from spark_jobs.errors import LogClash, NoCopy, ShortRead, Unreachable
+from spark_jobs.errors import EventsTrimmed, LogClash, NoCopy, ShortRead, Unreachable
 from spark_jobs.options import SourceOptions
 from spark_jobs.planning import EARLIEST, EventsOffset, JournalPosition, check_same_log
 
@@ -155,15 +155,15 @@ def _scan_node(
     client: LogClient, options: SourceOptions, node: Node, position: JournalPosition, until: int | None
 ) -> JournalPosition:
     if position.next_seq > 0 and options.fail_on_data_loss:
-        known = client.events(node, position.next_seq - 1, limit=1).events
-        if (
-            not known
-            or known[0]["seq"] != position.next_seq - 1
-            or position.timestamp_ms not in (None, known[0]["timestamp"])
-        ):
-            raise other_journal(options, node, position.next_seq - 1)
+        _check_same_journal(client, options, node, position)
     while until is None or position.next_seq < until:
-        page = client.events(node, position.next_seq)
+        try:
+            page = client.events(node, position.next_seq)
+        except EventsTrimmed as trimmed:
+            if options.fail_on_data_loss:
+                raise
+            position = JournalPosition(trimmed.first_seq, None)
+            continue
         events = page.events if until is None else page.events[: until - position.next_seq]
         if not events:
             break
@@ -171,6 +171,21 @@ def _scan_node(
         if not page.has_more:
             break
     return position
+
+
+def _check_same_journal(
+    client: LogClient, options: SourceOptions, node: Node, position: JournalPosition
+) -> None:
+    """Raise LogClash unless the journal holds the event that was read last from it, or has trimmed it."""
+    last_seq = position.next_seq - 1
+    try:
+        known = client.events(node, last_seq, limit=1).events
+    except EventsTrimmed as trimmed:
+        if trimmed.first_seq > position.next_seq:
+            raise EventsTrimmed(options.log, node.id, position.next_seq, trimmed.first_seq) from trimmed
+        return  # all that is due is still there
+    if not known or known[0]["seq"] != last_seq or position.timestamp_ms not in (None, known[0]["timestamp"]):
+        raise other_journal(options, node, last_seq)
 
 
 def plan_partitions(nodes: Sequence[Node], start: EventsOffset, end: EventsOffset) -> list[InputPartition]:
@@ -195,21 +210,24 @@ def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[
     """The partition's rows in order. The node answered at planning: it is waited for if it has gone since.
 
     A journal that began anew behind a loss has a first seq above 0: from 0 on, that is where it begins; else
-    the events between are lost. Raises LogClash for those (unless failOnDataLoss is false), ShortRead.
+    the events between are lost. Raises LogClash for those, EventsTrimmed for what retention removed (unless
+    failOnDataLoss is false), ShortRead.
     """
     client = LogClient([partition.node.url or options.endpoints[0]], options.log, options.token)
     seq = partition.from_seq
     try:
         while seq < partition.until_seq:
-            page = client.events_when_up(partition.node, seq)
+            try:
+                page = client.events_when_up(partition.node, seq)
+            except EventsTrimmed as trimmed:
+                if options.fail_on_data_loss:
+                    raise EventsTrimmed(options.log, partition.node.id, seq, trimmed.first_seq) from trimmed
+                seq = _skip(options, partition, seq, trimmed.first_seq)
+                continue
             if page.events and page.events[0]["seq"] > seq == partition.from_seq:
                 if seq > 0 and options.fail_on_data_loss:
                     raise other_journal(options, partition.node, seq)
-                seq = min(int(page.events[0]["seq"]), partition.until_seq)
-                logger.warning(
-                    "log %s: the journal of %s has no events [%d, %d); going on at %d",
-                    *(options.log, partition.node.id, partition.from_seq, seq, seq),
-                )
+                seq = _skip(options, partition, seq, int(page.events[0]["seq"]))
             events = [event for event in page.events if event["seq"] < partition.until_seq]
             if [event["seq"] for event in events] != list(range(seq, seq + len(events))):
                 raise ShortRead(f"node {partition.node.id}: events from {seq} on are missing or twice")
@@ -219,6 +237,16 @@ def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[
             yield rows(options.log, partition.node.id, events)
     finally:
         client.close()
+
+
+def _skip(options: SourceOptions, partition: EventsPartition, seq: int, first_seq: int) -> int:
+    """Return where to go on when the journal begins at first_seq only."""
+    following = min(first_seq, partition.until_seq)
+    logger.warning(
+        "log %s: the journal of %s has no events [%d, %d); going on at %d",
+        *(options.log, partition.node.id, seq, following, following),
+    )
+    return following
 
 
 def other_journal(options: SourceOptions, node: Node, seq: int) -> LogClash:

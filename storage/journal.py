@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from storage.batch import Batch, log_id_of, stamp
-from storage.commitlog import Commitlog, CommitlogConfig, SyncTicket
+from storage.commitlog import Commitlog, CommitlogConfig, SyncTicket, TrimTicket
 from storage.errors import CorruptBatch
 from storage.file_system import FileSystem
 from storage.log_folder import segment_offsets
@@ -20,6 +20,10 @@ from storage.scan import Scan
 from storage.segment_format import segment_name
 
 _READ_BYTES = 1024 * 1024
+KEPT_EVENTS = 1_000  # the newest events are never trimmed: a clock that jumps does not empty a journal
+LIMITED_KINDS = ("corruption", "repair")  # events that one cause may repeat without end
+LIMIT_BURST = 20
+LIMIT_REFILL_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,29 @@ class _Stored(msgspec.Struct):
     kind: str
     term: int
     data: dict[str, Any]
+
+
+class _Limit:
+    """Lets LIMIT_BURST events of a kind pass at once, then one each LIMIT_REFILL_MS."""
+
+    def __init__(self) -> None:
+        self.suppressed = 0  # since the last event that passed
+        self._left = LIMIT_BURST
+        self._refilled_ms = 0
+
+    def admits(self, now_ms: int) -> bool:
+        elapsed_ms = now_ms - self._refilled_ms
+        if elapsed_ms < 0 or elapsed_ms >= LIMIT_BURST * LIMIT_REFILL_MS:
+            self._left, self._refilled_ms = LIMIT_BURST, now_ms
+        else:
+            refill = elapsed_ms // LIMIT_REFILL_MS
+            self._left = min(LIMIT_BURST, self._left + refill)
+            self._refilled_ms += refill * LIMIT_REFILL_MS
+        if self._left == 0:
+            self.suppressed += 1
+            return False
+        self._left -= 1
+        return True
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -61,11 +88,70 @@ class Journal:
         self._name = log
         self._log_id = journal_log_id(node, log)
         self._log = Commitlog.open(files, folder, log_id=self._log_id, config=config)
+        self._log.settle(self._log.durable_index)
+        self._limits = {kind: _Limit() for kind in LIMITED_KINDS}
+        self.suppressed = 0  # events that were not written as too many of their kind came
 
     @property
     def next_seq(self) -> int:
         """The seq of the next event appended."""
         return self._log.next_index
+
+    @property
+    def begin_seq(self) -> int:
+        """The seq of the oldest event held; next_seq of an empty journal."""
+        begin = self._log.begin_index
+        return self._log.next_index if begin < 0 else begin
+
+    @property
+    def size_bytes(self) -> int:
+        return self._log.end_offset - self._log.begin_offset
+
+    def tell(self, kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Event | None:
+        """Append an event, unless too many of its kind came lately: None then.
+
+        The next one that passes has `suppressed` in its data: how many did not. Raises as `append`.
+        """
+        limit = self._limits.get(kind)
+        if limit is None:
+            return self.append(kind, term, data, timestamp_ms)
+        if not limit.admits(timestamp_ms):
+            self.suppressed += 1
+            return None
+        if limit.suppressed:
+            data = {**data, "suppressed": limit.suppressed}
+        event = self.append(kind, term, data, timestamp_ms)
+        limit.suppressed = 0
+        return event
+
+    def start_trim(self, oldest_ms: int | None, max_bytes: int | None) -> TrimTicket | None:
+        """Let events go that are older than `oldest_ms`, and the oldest ones beyond `max_bytes`.
+
+        The newest KEPT_EVENTS stay. None when none goes; else run the ticket as Commitlog.start_trim asks,
+        in order with the syncs. Raises CorruptLog, DiskError.
+        """
+        log = self._log
+        until = begin = self.begin_seq
+        if oldest_ms is not None:
+            young = log.first_index_at_or_after(oldest_ms)
+            until = log.next_index if young is None else young
+        if max_bytes is not None and self.size_bytes > max_bytes:
+            until = max(until, self._first_within(max_bytes))
+        until = min(until, log.next_index - KEPT_EVENTS)
+        return log.start_trim(until) if until > begin else None
+
+    def _first_within(self, max_bytes: int) -> int:
+        """The first seq of the newest events that take at most max_bytes, found by bisection."""
+        log = self._log
+        target = log.end_offset - max_bytes
+        low, high = log.begin_index, log.next_index
+        while low < high:
+            middle = (low + high) // 2
+            if log.batch_at(middle).offset >= target:
+                high = middle
+            else:
+                low = middle + 1
+        return high
 
     def append(self, kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Event:
         """Write an event; it is seen after the next sync. Raises StorageFull, DiskError."""

@@ -20,7 +20,7 @@ from app.api.openapi import (
 )
 from app.api.read_query import EventsQuery, WatermarksQuery
 from app.api.routing import LogName, Nothing, json_answer
-from app.errors import EpochNotFound
+from app.errors import EpochNotFound, EventsTrimmed
 from storage.journal import Event
 
 router = APIRouter()
@@ -149,7 +149,11 @@ async def watermarks(call: Call, log: LogName, query: Annotated[WatermarksQuery,
     "/v1/logs/{log}/events",
     tags=["logs"],
     summary="This node's journal of a log",
-    responses=answers(example={"events": [EVENT_EXAMPLE], "next_seq": 18, "has_more": False}),
+    description="From the oldest event on without `from_seq`, or with 0. A larger `from_seq` before the "
+    "oldest event that the journal's retention has left is 410 `events-trimmed`, with `first_seq`.",
+    responses=answers(
+        "events-trimmed", example={"events": [EVENT_EXAMPLE], "next_seq": 18, "has_more": False}
+    ),
     response_class=Response,
 )
 async def events(call: Call, log: LogName, query: Annotated[EventsQuery, Query()]) -> Response:
@@ -157,6 +161,8 @@ async def events(call: Call, log: LogName, query: Annotated[EventsQuery, Query()
     journal = hosted.journal
     if journal is None:
         await call.elsewhere(hosted)
+    if 0 < query.from_seq < journal.begin_seq:
+        raise EventsTrimmed(journal.begin_seq)
     deadline_ms = broker.clock.monotonic_ms() + query.wait_ms
     while True:
         found, next_seq, has_more = journal.read(query.from_seq, query.limit)

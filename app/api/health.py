@@ -1,7 +1,7 @@
 """For operators, probes and people: health, metrics, the page of the API, what each problem means."""
 
 import html
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Final
@@ -22,6 +22,7 @@ from app.node.hosted_log import HostedLog
 from app.node.repair import RepairState
 from app.replication import Role
 from app.version import VERSION
+from storage.journal import Journal
 
 router = APIRouter(tags=["operations"])
 
@@ -140,6 +141,19 @@ class NodeCollector:
         )  # fmt: skip
         for name, text, of_log in repairs:
             yield telemetry.gauge(name, text, ("log",), [((log.name,), float(of_log(log))) for log in kept])
+        journals = [(hosted.name, hosted.journal) for hosted in kept if hosted.journal is not None]
+        per_journal: tuple[tuple[str, str, Callable[[Journal], int]], ...] = (
+            (telemetry.JOURNAL_BYTES, "Bytes of this node's journal", lambda each: each.size_bytes),
+            (telemetry.JOURNAL_BEGIN_SEQ, "Oldest event of the journal", lambda each: each.begin_seq),
+            (
+                telemetry.JOURNAL_SUPPRESSED,
+                "Events not written since the start, as too many of their kind came",
+                lambda each: each.suppressed,
+            ),
+        )
+        for name, text, of_journal in per_journal:
+            samples = [((log,), float(of_journal(journal))) for log, journal in journals]
+            yield telemetry.gauge(name, text, ("log",), samples)
         disk = (
             (telemetry.DISK_WAITING, "Pieces of work that wait for a disk thread", broker.disk_waiting),
             (telemetry.RESERVE_BYTES, "Bytes held back for a full disk", broker.reserve.held_bytes),

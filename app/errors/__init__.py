@@ -22,6 +22,7 @@ from app.errors.base import (
 from app.errors.client import (
     CursorNotFound,
     EpochNotFound,
+    EventsTrimmed,
     Fenced,
     Forbidden,
     IdempotencyKeyReused,
@@ -87,6 +88,7 @@ __all__ = [
     "CursorMoved",
     "CursorNotFound",
     "EpochNotFound",
+    "EventsTrimmed",
     "Fenced",
     "FlushSlaveTimeout",
     "Forbidden",

@@ -140,6 +140,19 @@ class IndexTrimmed(CommitlogError):
         return {"begin_index": self.begin_index}
 
 
+class EventsTrimmed(CommitlogError):
+    """The events were removed by the retention of the journal; it begins at `first_seq`."""
+
+    code, title, http_status = "events-trimmed", "The events have been trimmed away", 410
+
+    def __init__(self, first_seq: int) -> None:
+        super().__init__(f"the node's journal begins at event {first_seq}")
+        self.first_seq = first_seq
+
+    def fields(self) -> dict[str, Any]:
+        return {"first_seq": self.first_seq}
+
+
 class IndexMismatch(CommitlogError):
     """`match_index` is not the leader's next index (records not yet committed count)."""
 

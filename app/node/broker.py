@@ -16,6 +16,7 @@ import random
 import shutil
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 from app.controller.messages import AnyControllerMessage
@@ -34,6 +35,7 @@ from app.node.driver import LogDriver
 from app.node.forward import Forwarder
 from app.node.ha_transport import HaLink, HaTransport, Protocol
 from app.node.hosted_log import HostedLog
+from app.node.journal_keeper import JournalKeeper
 from app.node.metadata_folders import LogFolders
 from app.node.metadata_logs import MetadataLogs
 from app.node.metadata_service import CONTROLLER_LOG, MetadataService, controller_log
@@ -64,6 +66,7 @@ logger = logging.getLogger(__name__)
 _STOP_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.1
 _POLL_S: Final = 0.01
+JOURNAL_TAIL_BYTES: Final = 256 * 1024  # newest events of one log kept in memory
 
 
 class Broker:
@@ -185,6 +188,8 @@ class Broker:
                 self.repairs.begin(hosted, result, "start")
         self.spawn(self.reserve.keep(), "reserve")
         self.spawn(self.scrubber.run(self._by_id), "scrub")
+        journals = JournalKeeper(self.settings.journal, self.clock, self._disk, self._fail)
+        self.spawn(journals.run(self.all_hosted), "retention of journals")
         self.spawn(RetentionKeeper(self.settings.retention, self.clock).run(self.logs), "retention")
         await self._metadata_logs.follow()
         self._tick_at = self._loop.time()
@@ -266,7 +271,12 @@ class Broker:
         self.logs[hosted.name] = self._by_id[hosted.log_id] = hosted
 
     def _open_journal(self, settings: LogSettings) -> Journal:
-        return open_journal(self._files, self._data, self.node.id, settings.name, self.settings.storage)
+        storage = replace(
+            self.settings.storage,
+            segment_max_bytes=self.settings.journal.segment_max_bytes,
+            tail_cache_bytes=min(self.settings.storage.tail_cache_bytes, JOURNAL_TAIL_BYTES),
+        )
+        return open_journal(self._files, self._data, self.node.id, settings.name, storage)
 
     def _recover(self, hosted: HostedLog) -> LogDriver | Damaged | None:
         """The driver of a log that this node keeps, or what is damaged in it. Blocks."""

@@ -207,7 +207,8 @@ class Repairs:
             return
         term = 0 if hosted.driver is None else hosted.driver.term
         try:
-            journal.append(kind, term, data, self._clock.now_ms())
+            if journal.tell(kind, term, data, self._clock.now_ms()) is None:
+                return
         except StorageFull:
             logger.warning("log %s: no room for the event %s %s", hosted.name, kind, data)
             return

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from app.node.log_space import LogSpace
 from app.replication import Clock, CoreEvent, Disk, DriverConfig, Durability
@@ -11,6 +12,8 @@ from storage.errors import StorageFull
 from storage.journal import Journal
 
 logger = logging.getLogger(__name__)
+
+WATERMARKS_REPEAT_MS: Final = 60_000  # unchanged watermarks are written to the journal this often
 
 
 class LogSyncer:
@@ -90,18 +93,31 @@ class JournalWriter:
         self._space = space
         self._asked = False
         self._dirty = False
+        self._watermarks: CoreEvent | None = None  # the last ones written
+        self._watermarks_ms = 0
 
     def event(self, event: CoreEvent) -> None:
         if self._space.in_use and event.kind == "watermarks":
             return  # what little room there is belongs to those events that come once
+        now_ms = self._clock.now_ms()
+        if event.kind == "watermarks" and not self._tells_more(event, now_ms):
+            return
         try:
-            self._journal.append(event.kind, event.term, event.data, self._clock.now_ms())
+            if self._journal.tell(event.kind, event.term, event.data, now_ms) is None:
+                return
         except StorageFull:
             logger.warning("log %s: no room for the event %s %s", self._log_name, event.kind, event.data)
             return
         self._dirty = True
         if not self._asked:
             self._sync()
+
+    def _tells_more(self, event: CoreEvent, now_ms: int) -> bool:
+        """Whether watermarks are other ones than those written last, or as long ago as a reader may wait."""
+        if event == self._watermarks and 0 <= now_ms - self._watermarks_ms < WATERMARKS_REPEAT_MS:
+            return False
+        self._watermarks, self._watermarks_ms = event, now_ms
+        return True
 
     def control(self, batch: Batch) -> None:
         """A control batch was stored: if it opened an epoch, tell it as API.md §2 shows an epoch."""

@@ -128,6 +128,7 @@ class FakeReplica:
         self.log = log
         self.node = node
         self.peers: list[FakeReplica] = [self]
+        self.first_seq = 0  # of a journal whose retention has removed what was before
         self.journal: list[dict[str, Any]] = []
         self.committed_index: int | None = None  # None: all of the log
         self.has_leader = True
@@ -299,6 +300,8 @@ class FakeReplica:
     async def events(self, request: Request) -> Response:
         first = int(request.query_params.get("from_seq", "0"))
         limit = int(request.query_params.get("limit", "1000"))
+        if 0 < first < self.first_seq:
+            return problem(410, "events-trimmed", first_seq=self.first_seq)
         later = [event for event in self.journal if event["seq"] >= first]
         events = later[:limit]
         next_seq = events[-1]["seq"] + 1 if events else first

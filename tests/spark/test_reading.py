@@ -12,11 +12,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_jobs import client
-from spark_jobs.errors import LogClash, OptionError, Trimmed, Unreachable
+from spark_jobs.errors import EventsTrimmed, LogClash, OptionError, Trimmed, Unreachable
 from spark_jobs.options import SourceOptions, parse_options
+from spark_jobs.planning import EventsOffset, JournalPosition
 from spark_jobs.reading import PIECE_BYTES, RecordsPartition, read_records, rows
 from spark_jobs.source import RecordsStreamReader, asked_range
-from spark_jobs.source_events import EventsPartition, read_events
+from spark_jobs.source_events import EventsPartition, read_events, scan
 from storage.batch import FIRST_CHAIN, stamp
 from storage.records import RecordColumns, encode_body, read_columns
 from tests.spark.conftest import endpoints
@@ -155,6 +156,36 @@ def test_a_journal_that_began_anew_is_read_on_behind_the_gap_or_is_an_error(
     assert seqs(3, 4, failOnDataLoss="false") == []
     with pytest.raises(LogClash, match="journal does not hold the event 3"):
         seqs(3, 8)
+
+
+def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: list[FakeReplica]) -> None:
+    replica = replicas[0]
+    for number in range(8):
+        replica.event("role", {"role": "follower", "number": number})
+    del replica.journal[:5]
+    replica.first_seq = 5
+    node = client.Node(replica.node, replica.url, alive=True)
+
+    def seqs(from_seq: int, until_seq: int, **given: str) -> list[int]:
+        options = parse_options({"endpoint": endpoints(replicas), "stream": "events", **given})
+        read = read_events(options, EventsPartition(node, from_seq, until_seq))
+        return [seq for batch in read for seq in batch.column("seq").to_pylist()]
+
+    assert seqs(0, 8) == seqs(5, 8) == seqs(3, 8, failOnDataLoss="false") == [5, 6, 7]
+    assert seqs(3, 4, failOnDataLoss="false") == []
+    with pytest.raises(EventsTrimmed, match=r"begins at event 5: the events from 3 to 4 were removed"):
+        seqs(3, 8)
+
+    def latest(next_seq: int, **given: str) -> int:
+        options = parse_options({"endpoint": replica.url, "stream": "events", **given})
+        log_client = client.LogClient(options.endpoints, options.log, None)
+        start = EventsOffset({replica.node: JournalPosition(next_seq, None)}, log_client.log_id())
+        return scan(log_client, options, start, limit=None).at(replica.node).next_seq
+
+    assert latest(5) == 8  # the event before was trimmed, nothing that is due was
+    assert latest(3, failOnDataLoss="false") == 8
+    with pytest.raises(EventsTrimmed):
+        latest(3)
 
 
 def test_a_range_that_was_trimmed_whole_is_empty_or_an_error() -> None:

@@ -319,3 +319,20 @@ def test_records_that_cannot_be_read_for_a_peer_are_damage_not_the_end_of_the_no
     assert [(damage.path, damage.reason) for damage in damages] == [
         ("logs/default/0.log", "it cannot be read: Input/output error")
     ]
+
+
+@pytest.mark.rule("D-22")
+def test_unchanged_watermarks_are_written_once_a_minute(node: Node) -> None:
+    result(node.append())
+    for _ in range(3):
+        node.tick(1_000)
+    before = len(node.events("watermarks"))
+    for _ in range(56):
+        node.tick(1_000)
+    assert len(node.events("watermarks")) == before
+    for _ in range(8):
+        node.tick(1_000)
+    assert len(node.events("watermarks")) == before + 1
+    result(node.append())
+    node.tick(1_000)
+    assert len(node.events("watermarks")) == before + 2

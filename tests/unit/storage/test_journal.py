@@ -6,7 +6,7 @@ import pytest
 
 from storage.commitlog import CommitlogConfig
 from storage.errors import CorruptLog
-from storage.journal import Event, Journal, begin_anew
+from storage.journal import KEPT_EVENTS, LIMIT_BURST, LIMIT_REFILL_MS, Event, Journal, begin_anew
 from tests.support.memory_files import MemoryFiles
 
 FOLDER = "/data/journal/default"
@@ -95,3 +95,54 @@ def test_a_damaged_journal_begins_anew_behind_its_last_event(kept: bool) -> None
     (event,), next_seq, has_more = Journal(files, "j", "n1", "default").read(0, 10)
     assert (event.kind, next_seq, has_more) == ("corruption", event.seq + 1, False)
     assert files.exists("j/aside/00000000000000000000.log")
+
+
+def filled(files: MemoryFiles, count: int) -> Journal:
+    journal = open_journal(files)
+    for number in range(count):
+        journal.append("role", 1, {"number": number}, 1_000 + number)
+    sync(journal)
+    return journal
+
+
+def trim(journal: Journal, oldest_ms: int | None, max_bytes: int | None) -> None:
+    ticket = journal.start_trim(oldest_ms, max_bytes)
+    assert ticket is not None
+    ticket.run()
+
+
+def test_old_events_go_and_the_numbers_stay() -> None:
+    files = MemoryFiles()
+    journal = filled(files, 3_000)
+    size_bytes = journal.size_bytes
+    assert journal.start_trim(1_000, size_bytes) is None
+    trim(journal, 1_000 + 700, None)
+    assert (journal.begin_seq, journal.next_seq) == (700, 3_000)
+    trim(journal, None, size_bytes // 2)
+    assert 1_490 <= journal.begin_seq <= 1_510
+    kept = journal.begin_seq
+    assert [event.seq for event in journal.read(0, 2)[0]] == [kept, kept + 1]
+    held = sum(files.sizes(FOLDER).values())
+    journal.close()
+    again = open_journal(files)
+    assert (again.begin_seq, again.next_seq) == (kept, 3_000)
+    assert held < size_bytes * 0.6
+
+
+def test_a_clock_that_jumps_does_not_empty_a_journal() -> None:
+    journal = filled(MemoryFiles(), KEPT_EVENTS + 10)
+    trim(journal, 10**15, 1)
+    assert (journal.begin_seq, journal.next_seq) == (10, KEPT_EVENTS + 10)
+    assert journal.start_trim(10**15, 1) is None
+
+
+def test_one_cause_does_not_flood_the_journal() -> None:
+    journal, now_ms = open_journal(MemoryFiles()), 1_000_000
+    told = [journal.tell("corruption", 0, {"offset": number}, now_ms + number) for number in range(1_000)]
+    assert sum(event is not None for event in told) == LIMIT_BURST
+    assert journal.suppressed == 1_000 - LIMIT_BURST
+    later = journal.tell("corruption", 0, {"offset": 1}, now_ms + 2 * LIMIT_REFILL_MS)
+    assert later is not None
+    assert later.data == {"offset": 1, "suppressed": 1_000 - LIMIT_BURST}
+    assert journal.tell("repair", 0, {}, now_ms) is not None
+    assert all(journal.tell("role", 0, {}, now_ms) is not None for _ in range(100))
