@@ -23,6 +23,11 @@ class Member(Protocol):
     @property
     def alive(self) -> bool: ...
     @property
+    def may_lack(self) -> bool:
+        """Whether its disk may have lost what it had promised."""
+        ...
+
+    @property
     def driver(self) -> LogDriver: ...
     @property
     def log(self) -> Commitlog: ...
@@ -157,7 +162,7 @@ class SafetyChecker:
         seen = self._seen.get(peer.name)
         if seen is None:
             return False
-        if not seen.driver.sound:
+        if not seen.driver.sound or (peer.may_lack and not peer.alive):
             return True
         theirs = peer.log
         if theirs is log:
@@ -244,7 +249,7 @@ class SafetyChecker:
         """A watermark never names what the peer does not hold, or holds otherwise (D-10, D-14)."""
         if watermark == NO_INDEX or peer.name not in self._seen or peer.driver.term > leader.driver.term:
             return
-        if not peer.driver.sound:
+        if not peer.driver.sound or (peer.may_lack and not peer.alive):
             return  # its disk has lost what it had acknowledged: therefore it gives no vote
         if watermark < leader.log.begin_index:
             return  # committed and trimmed: the peer may have been emptied, to begin where its leader does

@@ -12,7 +12,7 @@ from tests.simulation.liveness import LivenessChecker
 from tests.simulation.network import Network
 from tests.simulation.node import FOLDER, SimulatedNode
 from tests.simulation.operators import Operator
-from tests.simulation.plans import ClusterPlan, draw_settings
+from tests.simulation.plans import SWITCHED_OFF, ClusterPlan, draw_settings
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.world import World
 from tests.support.memory_files import PowerCut
@@ -159,6 +159,10 @@ class SimulatedCluster:
     def is_whole(self) -> bool:
         """Whether every disk holds what its node has promised."""
         return not any(node.files.flips or node.may_lack for node in self.members)
+
+    def may_lose_power(self) -> bool:
+        """Whether a node may lose what it never synced, with `replicated`: one at a time."""
+        return "power_replicated" not in SWITCHED_OFF and self.may_lose_disk()
 
     def may_lose_disk(self) -> bool:
         """Whether one disk may be lost now: all others are whole, and the group has at least three voters."""

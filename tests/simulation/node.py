@@ -289,7 +289,7 @@ class SimulatedNode:
         self._cluster.world.after(REVIVAL_US, partial(self._cluster.restart, self.name))
 
     def crash(self, *, power: bool) -> None:
-        """kill -9, or (with `fsync`, which survives it) a power failure: what no sync has covered is lost."""
+        """kill -9, or a power failure, which takes what no sync has covered where the promise allows it."""
         self._life.alive = False
         self._cluster.world.note(f"{self.name} is down")
         self._cluster.world.after(0, self._loop.end)
@@ -306,6 +306,10 @@ class SimulatedNode:
         self.files.power_cut_at = None
         if self._fsync:
             self.files.crash()
+        elif self._cluster.may_lose_power():
+            self.files.crash()
+            self.may_lack = True
+            self._cluster.sometimes.hit("power-replicated")
 
     def stop(self) -> None:
         """A planned stop (R-09); the process ends when it is done."""

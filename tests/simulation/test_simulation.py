@@ -33,6 +33,7 @@ OFF = (
     "member-changed",
     "disk-replaced",
     "caught-up-again",
+    "power-replicated",
 )
 LEAST = {"cluster_hours": 12, "faults": 3_000, "elections": 500}
 PROMISES = ("R-01", "R-02", "R-05", "R-06", "R-07", "R-08", "R-11", "R-12", "D-20", "D-24", "D-25", "D-28")
