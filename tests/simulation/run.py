@@ -24,6 +24,7 @@ from tests.simulation.checks import Violation
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.faults import OPERATIONS
 from tests.simulation.liveness import REASONS
+from tests.simulation.many_logs import run_many_logs
 from tests.simulation.plans import plan_of
 from tests.simulation.shrink import shrink
 from tests.simulation.sometimes import POINTS
@@ -34,6 +35,7 @@ PLACE_FRAMES = 8  # of an error that nobody expected
 FULL = {"cluster_hours": 200, "faults": 30_000, "elections": 5_000, "seeds": 2_000}
 OPERATIONS_MIN = 500  # of each kind in a full run
 FULL_SEEDS, FULL_SECONDS = 2_400, 400.0
+MANY_LOGS_SEEDS, MANY_LOGS_SECONDS = 60, 60.0  # beside them, of many logs over one disk
 
 
 class Failure(NamedTuple):
@@ -143,6 +145,19 @@ def total_of(outcomes: Iterable[Outcome]) -> Outcome:
     return total
 
 
+def run_all_many_logs(jobs: int) -> tuple[list[str], Counter[str]]:
+    """Run the seeds of many logs over one disk; return what broke, and what was done."""
+    problems: list[str] = []
+    counts: Counter[str] = Counter()
+    with ProcessPoolExecutor(jobs) as pool:
+        seconds = [MANY_LOGS_SECONDS] * MANY_LOGS_SEEDS
+        for violation, count in pool.map(run_many_logs, range(MANY_LOGS_SEEDS), seconds):
+            counts.update(count)
+            if violation is not None:
+                problems.append(violation)
+    return problems, counts
+
+
 def figures_of(total: Outcome, took_s: float) -> dict[str, Any]:
     """What is printed as JSON."""
     counts = total.counts
@@ -239,6 +254,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for failure in total.failures:
         report(failure)
     if options.full and not problems:
+        broken, figures["many_logs"] = run_all_many_logs(max(1, options.jobs))
+        problems += broken
         missed = [point for point in POINTS if not total.sometimes[point]]
         problems += [f"never reached: {point} ({POINTS[point]})" for point in missed]
         small = [name for name, least in FULL.items() if figures[name] < least]

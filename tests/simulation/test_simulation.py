@@ -15,6 +15,7 @@ from app.log_state import LogState
 from app.node import open_log
 from app.replication import Durability
 from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.many_logs import ManyLogs, run_many_logs, without_faults
 from tests.simulation.plans import ClusterPlan
 from tests.simulation.run import replay_command, run_seed, run_seeds, total_of
 from tests.simulation.shrink import shrink
@@ -80,6 +81,22 @@ def test_with_replicated_durability_acknowledged_records_survive_kills() -> None
     cluster.run(60)
     cluster.settle()
     assert len(cluster.ledger.acknowledged) > 50
+
+
+@pytest.mark.rule("R-11")
+@pytest.mark.parametrize("seed", range(2))
+def test_many_logs_over_one_disk_keep_every_promise_under_faults(seed: int) -> None:
+    violation, counts = run_many_logs(seed, 15)
+    assert violation is None
+    assert counts["appends"] > 20
+
+
+def test_sixty_logs_have_leaders_soon_after_the_start() -> None:
+    cluster = ManyLogs(1, without_faults(60))
+    cluster.run(4)
+    assert all(checker.elections == 1 for checker in cluster.checkers.values())
+    assert max(each.leader.longest_us for each in cluster.liveness) <= 3_000_000
+    cluster.close()
 
 
 @pytest.mark.parametrize("seed", [3, 4])

@@ -1,0 +1,120 @@
+"""Tests that planted bugs need: each fails under one bug that the simulator seldom or never meets."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.api.reader import Reader
+from app.api.reading import Consistency
+from app.node.read_gate import ReadGate
+from app.node.waiters import CommitWaiters
+from app.raft.messages import Heartbeat, PushAnswer, PushRequest, PushType
+from app.replication import ChangeKind
+from storage.records import encode_control
+from tests.unit.raft.driver_support import follower_of_n2, push_to
+from tests.unit.raft.support import Group, MemoryLog, body_of
+
+
+@pytest.mark.rule("R-12")
+def test_what_was_committed_before_the_comparison_vouches_for_nothing() -> None:
+    """The leader may commit by a copy whose loss it learns of only with the next comparison."""
+    group = Group(3)
+    n1 = group.elect("n1")
+    group.settle()
+    group.pass_time(200)
+    n1.auto_sync = group["n3"].auto_sync = False
+    n1.append()
+    group.settle()
+    n2 = group["n2"]
+    assert n1.core.committed_index == 0
+    assert n2.log.durable_index == 1
+    n2.log.batches = n2.log.batches[:1]  # its disk loses index 1, and it knows of the damage
+    n2.log.durable_index = 0
+    n2.restart(sound=False)
+    dispatcher = n1.core._peers.dispatchers["n2"]
+    dispatcher._enter_compare()
+    dispatcher.step(group.now_ms)
+    n1.run()
+    for _ in range(2):  # COMPARE at 1 fails, COMPARE at 0 finds equal logs; that answer is late
+        for answer in group.take(source="n2", target="n1", kind=PushAnswer):
+            n1.step("n2", answer)
+        for push in group.pushes("n2"):
+            if push.type is PushType.COMPARE:
+                n2.step("n1", push)
+    assert n2.core._handler.matched_index == 0
+    n1.sync()  # the leader's own copy is durable, and it still counts the lost one
+    assert n1.core.committed_index == 1
+    n2.tick()
+    assert not n2.core.sound
+
+
+@pytest.mark.rule("D-12")
+def test_a_reset_takes_back_keys_that_were_not_committed(tmp_path: Path) -> None:
+    node, log = follower_of_n2(tmp_path)  # index 0: the opening of term 1, index 1: an append with the key k
+    for index in (0, 1):
+        push_to(node, PushType.APPEND, 1, "n2", 0, log.batch_at(index))
+        node.seams.run()
+    for _ in range(4):
+        batch = log.stamp(body_of(1, b"x"), 1)
+        log.write([batch])
+        push_to(node, PushType.APPEND, 1, "n2", 0, batch)
+        node.seams.run()
+    driver: Any = node.driver
+    assert (driver.log.end_index, driver.committed_index) == (5, 0)
+    assert driver.state.find_key("k", 0) is not None
+    other = MemoryLog()  # of the leader of term 2, which committed other records from 1 on, and trimmed to 3
+    other.write([log.batch_at(0)])
+    other.write([other.stamp(encode_control({"kind": "term", "leader": "n3"}), 2, control=True)])
+    for _ in range(3):
+        other.write([other.stamp(body_of(1, b"y"), 2)])
+    life = driver._core._handler._life
+    driver.deliver("n3", Heartbeat(2, "n3", 4, 1))
+    node.seams.run()
+    push = PushRequest(2, PushType.TRUNCATE, "n3", 4, 1, life, 2, 0, 3, True, (other.batch_at(3),))
+    driver.deliver("n3", push)
+    node.seams.run()
+    assert driver.log.begin_index == 3
+    assert driver.state.find_key("k", 0) is None
+    assert not driver._core.electable
+
+
+@pytest.mark.rule("R-10")
+def test_a_leader_that_removed_itself_does_not_count_itself() -> None:
+    group = Group(3)
+    n1 = group.elect("n1")
+    group.settle()
+    group.pass_time(300)
+    for name in ("n2", "n3"):
+        group[name].auto_sync = False
+    n1.change(ChangeKind.REMOVE, "n1")
+    group.settle()
+    before = n1.core.committed_index
+    group["n2"].sync()
+    group.settle()
+    assert n1.core.committed_index == before < n1.log.end_index  # n2 alone is no majority of n2 and n3
+    group["n3"].sync()
+    group.settle()
+    assert n1.core.committed_index == n1.log.end_index
+
+
+@pytest.mark.rule("R-08")
+@pytest.mark.parametrize("consistency", [Consistency.LINEARIZABLE, Consistency.COMMITTED])
+def test_a_read_shows_no_record_beyond_the_committed_index(consistency: Consistency) -> None:
+    driver = SimpleNamespace(committed_index=2, log=SimpleNamespace(begin_index=0, end_index=5))
+    here: Any = SimpleNamespace(broker=None, hosted=None, driver=driver)
+    assert Reader(here, consistency).visible_end == 2
+    assert Reader(here, Consistency.LOCAL).visible_end == 5
+
+
+@pytest.mark.rule("R-08")
+def test_a_confirmed_read_waits_until_this_replica_has_its_index() -> None:
+    waiters = CommitWaiters()
+    gate = ReadGate(1_000, waiters.add)
+    answers: list[Any] = []
+    gate.give(answers.append, 5, 0)
+    waiters.wake(4)
+    assert answers == []
+    waiters.wake(5)
+    assert answers == [5]
