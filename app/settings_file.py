@@ -29,6 +29,7 @@ from app.controller.config import ControllerConfig
 from app.controller.settings_of_logs import check_spec
 from app.errors import ConfigError
 from app.ha.config import HaConfig
+from app.ha.roles import ADDRESS_MAX_BYTES
 from app.raft.config import RaftConfig
 from app.replication import Durability
 from app.settings import (
@@ -175,6 +176,7 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
         cluster_id=file.cluster.id, node=node, nodes=nodes, logs=_logs(file.logs, ids, brokers), **sections
     )
     _check_exposure(settings)
+    _check_ha_address(settings)
     return settings
 
 
@@ -288,6 +290,17 @@ def _checked_address(what: str, address: str) -> None:
         split_address(address)
     except ValueError as error:
         raise ConfigError(f"{what}: {error}") from error
+
+
+def _check_ha_address(settings: Settings) -> None:
+    """Refuse an address that the handshake which the file asks for cannot carry (A-07)."""
+    address = settings.node.ha_address or ""
+    size = len(address.encode())
+    check(
+        size <= ADDRESS_MAX_BYTES or settings.ha.speaks_by_number(address),
+        f"{settings.node.id}.ha_address must be at most {ADDRESS_MAX_BYTES} bytes with "
+        f"[ha] ha_handshake_by_number = false, got {size}: remove that key or set it to true",
+    )
 
 
 def _check_exposure(settings: Settings) -> None:

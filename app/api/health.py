@@ -1,7 +1,7 @@
 """For operators, probes and people: health, metrics, the page of the API, what each problem means."""
 
 import html
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Final
@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import RedirectResponse, Response
 
@@ -18,9 +18,10 @@ from app.api.openapi import answers
 from app.api.routing import Node, Nothing, body_answer, json_answer
 from app.errors import PROBLEMS, CommitlogError, NotFound
 from app.node.broker import Broker
+from app.node.ha_transport import REFUSALS
 from app.node.hosted_log import HostedLog
 from app.node.repair import RepairState
-from app.replication import Role
+from app.replication import ReplicaStatus, Role
 from app.version import VERSION
 from storage.journal import Journal
 
@@ -122,6 +123,7 @@ class NodeCollector:
             ("log", "peer"),
             [((log, peer.id), peer.pending) for log, status in seen for peer in status.core.peers],
         )
+        yield from self._ha(seen)
         kept = [hosted for hosted in broker.logs.values() if hosted.journal is not None]
         repairs = (
             (telemetry.REPAIRING, "1 from the first sign of damage until healed", lambda log: log.repairing),
@@ -171,6 +173,40 @@ class NodeCollector:
                 if node.id != broker.node.id
             ],
         )
+
+    def _ha(self, seen: Sequence[tuple[str, ReplicaStatus]]) -> Iterator[Metric]:
+        """Masters and slaves of logs in controller and classic mode; connections that slaves opened."""
+        masters = [(log, status.core) for log, status in seen if status.core.role is Role.MASTER]
+        peers = [((log, peer.id), peer) for log, core in masters for peer in core.peers]
+        yield telemetry.gauge(
+            telemetry.HA_GAP, "Bytes that a slave has not acknowledged (at the master)", ("log", "peer"),
+            [(labels, float(peer.lag_bytes)) for labels, peer in peers if peer.lag_bytes is not None],
+        )  # fmt: skip
+        yield telemetry.gauge(
+            telemetry.HA_RATE, "Bytes sent to a slave in a second (at the master)", ("log", "peer"),
+            [(labels, float(peer.bytes_per_s)) for labels, peer in peers if peer.bytes_per_s is not None],
+        )  # fmt: skip
+        yield telemetry.gauge(
+            telemetry.HA_IN_SYNC, "Replicas in sync, the master included", ("log",),
+            [((log,), float(len(core.sync_state_set or ()))) for log, core in masters],
+        )  # fmt: skip
+        yield telemetry.gauge(
+            telemetry.HA_WAITS, "1 while a classic master has not opened its epoch", ("log",),
+            [((log,), float(core.waits_for is not None)) for log, core in masters],
+        )  # fmt: skip
+        ha = self._broker.ha
+        yield telemetry.gauge(
+            telemetry.HA_CONNECTIONS,
+            "Connections open at the HA port",
+            (),
+            [((), float(ha.open_connections))],
+        )
+        refused = CounterMetricFamily(
+            telemetry.HA_REFUSED, "Connections refused at the HA port", labels=("limit",)
+        )
+        for limit in REFUSALS:
+            refused.add_metric((limit,), ha.refused[limit])
+        yield refused
 
 
 def _waits(hosted: HostedLog) -> bool:

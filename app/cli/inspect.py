@@ -1,4 +1,4 @@
-"""`commitlog epochs` and `watermarks`: what the cluster tells about a log."""
+"""`commitlog epochs`, `watermarks` and `ha-status`: what the nodes know of a log."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -39,6 +39,44 @@ def watermarks_command(target: Target, term: int | None) -> None:
         print_json(watermarks)
         return
     Console().print(watermarks_table(watermarks))
+
+
+@click.command("ha-status")
+@click.option("--node", help="The view of this node, for example n2. Default: of the log's master.")
+@target_options
+def ha_status_command(target: Target, node: str | None) -> None:
+    """Show the gap and the transfer rate of each slave."""
+    with target.client() as client:
+        node = node or client.ha_status()["master"]
+        status = client.ha_status(None if node is None else _url_of(client.cluster(), node))
+    if target.as_json:
+        print_json(status)
+        return
+    Console().print(ha_status_table(status))
+    if status["waits_for"] is not None:
+        click.echo(f"{status['node']} takes no appends: {status['waits_for']}")
+    if (link := status["link"]) is not None:
+        click.echo(f"connection to the master {status['master']}: {link['state']}" + _because(link["reason"]))
+
+
+def ha_status_table(status: Mapping[str, Any]) -> Table:
+    """One row a slave."""
+    title = f"{status['node']}: {status['role']} of {status['log']}, {status['end_offset']:,} bytes"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for name in ("slave", "state", "in sync"):
+        table.add_column(name)
+    for name in ("acked byte", "gap (bytes)", "bytes/s"):
+        table.add_column(name, justify="right")
+    for slave in status["slaves"]:
+        numbers = [slave[name] for name in ("acked_offset", "gap_bytes", "transfer_bytes_per_s")]
+        in_sync = {True: "yes", False: "no", None: ""}[slave["in_sync"]]
+        shown = ["" if number is None else f"{number:,}" for number in numbers]
+        table.add_row(slave["id"], slave["state"] + _because(slave["reason"]), in_sync, *shown)
+    return table
+
+
+def _because(reason: str | None) -> str:
+    return "" if reason is None else f" ({reason})"
 
 
 def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:

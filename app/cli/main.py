@@ -19,6 +19,7 @@ COMMANDS = {
     "logs": "app.cli.logs",
     "epochs": "app.cli.inspect",
     "watermarks": "app.cli.inspect",
+    "ha-status": "app.cli.inspect",
     "elect": "app.cli.logs",
     "leader": "app.cli.members",
     "members": "app.cli.members",
@@ -41,7 +42,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name]), f"{cmd_name}_command")
+        command = getattr(
+            importlib.import_module(COMMANDS[cmd_name]), f"{cmd_name.replace('-', '_')}_command"
+        )
         assert isinstance(command, click.Command)
         return command
 

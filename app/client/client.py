@@ -175,6 +175,10 @@ class CommitlogClient:
         """A node's view of the log: of `endpoint`, asked once, or of any node."""
         return self._get("/status", endpoint)
 
+    def ha_status(self, endpoint: str | None = None) -> dict[str, Any]:
+        """A node's view of the transfer between master and slaves."""
+        return self._get("/ha-status", endpoint)
+
     def epochs(self, endpoint: str | None = None) -> list[dict[str, Any]]:
         """A node's epoch file."""
         return list(self._get("/epochs", endpoint)["epochs"])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 from app.errors import ConfigError
+from app.ha.roles import ADDRESS_MAX_BYTES
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -29,17 +30,25 @@ class HaConfig:
     # A-09: an empty AutoSwitch slave starts at the last segment. It is a learner, outside of the
     # SyncStateSet, until the older records are trimmed.
     ha_sync_from_last_file: bool = False
-    ha_handshake_by_number: bool = False  # speak the 16-byte handshake of newer builds as a slave
+    # As a slave, speak the 16-byte handshake of newer builds. None: when this node's address is longer than
+    # the 50 bytes that the seed's handshake has for it.
+    ha_handshake_by_number: bool | None = None
 
     @property
     def max_transfer_bytes_per_s(self) -> int | None:
         """Bytes per second that one slave may get, None for no limit."""
         return self.ha_max_transfer_bytes_per_s if self.ha_flow_control else None
 
+    def speaks_by_number(self, address: str) -> bool:
+        """Whether a slave at that address names itself by its replica id, not by the address."""
+        if self.ha_handshake_by_number is None:
+            return len(address.encode()) > ADDRESS_MAX_BYTES
+        return self.ha_handshake_by_number
+
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not isinstance(value, bool) and value <= 0:
+            if value is not None and not isinstance(value, bool) and value <= 0:
                 raise ConfigError(f"{item.name} must be positive")
         if self.ha_send_heartbeat_interval_ms * 2 > self.ha_housekeeping_interval_ms:
             raise ConfigError(

@@ -75,6 +75,7 @@ class MasterSide:
         self._epoch_starts: dict[int, int] = {}  # the same by epoch
         self.needs_check = False
         self._opening_index = NO_INDEX
+        self._now_ms = now_ms
         self._published_ms = now_ms
         self._published: tuple[int, dict[str, int]] = (NO_INDEX, {})
 
@@ -128,6 +129,9 @@ class MasterSide:
                     NO_INDEX if sender is None else sender.acked_index,
                     0 if sender is None else sender.waiting_batches,
                     None if sender is None else self._log.end_offset - sender.acked_offset,
+                    acked_offset=None if sender is None else sender.acked_offset,
+                    bytes_per_s=None if connection is None else connection.flow.bytes_per_s(self._now_ms),
+                    in_sync=replica.id in self.set.members,
                 )
             )
         return tuple(found)
@@ -348,6 +352,7 @@ class MasterSide:
 
     def tick(self, now_ms: int, *, fenced: bool) -> None:
         config = self._config
+        self._now_ms = now_ms
         for connection in list(self._connections.values()):
             transferring = connection.state is HaState.TRANSFER
             limit_ms = config.ha_housekeeping_interval_ms if transferring else config.ha_handshake_timeout_ms

@@ -130,7 +130,7 @@ class SlaveSide:
         self.step = Step.HANDSHAKE
         self._heard_ms = now_ms
         config = self._config
-        number = self._me.id if config.ha_handshake_by_number else 0
+        number = self._me.id if config.speaks_by_number(self._me.address) else 0
         self._as_learner = self._is_learner
         hello = Handshake(self._me.address, config.ha_sync_from_last_file, self._as_learner, number)
         self._outbox.send(key, hello)

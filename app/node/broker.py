@@ -316,7 +316,7 @@ class Broker:
         classic = settings.replication is Replication.CLASSIC
         protocol = Protocol.CLASSIC if classic else Protocol.AUTO_SWITCH
         place = settings.replicas.index(self.node.id) + 1 if self.node.id in settings.replicas else 0
-        by_number = self.settings.ha.ha_handshake_by_number
+        by_number = self.settings.ha.speaks_by_number(self.ha_address)
         self.ha.attach(
             hosted.log_id,
             protocol,

@@ -13,6 +13,7 @@ logged, counted and closed; its dialler waits longer after each one.
 
 import asyncio
 import logging
+import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ UNIDENTIFIED_MAX: Final = 1_024  # connections that others opened and that have 
 REPLICAS_MAX: Final = 64  # of one log; a place beyond is none
 STRANGERS_MAX: Final = 256  # of one log: slaves that name no replica
 OF_A_REPLICA_MAX: Final = 8  # of one replica of a log; the newest one counts
+REFUSALS: Final = ("unidentified", "stranger", "replica")  # by the limit that was reached
 DIAL_PAUSE_MIN_S: Final = 0.1  # after a connection that ended before a byte arrived; doubles each time
 DIAL_PAUSE_MAX_S: Final = 3.0
 BUFFER_HIGH_BYTES: Final = 256 * 1024
@@ -90,7 +92,7 @@ class HaTransport:
         self._incoming: dict[_Connection, None] = {}  # whether they have introduced themselves or not
         self._connections: dict[tuple[int, str], _Connection] = {}  # (log id, key)
         self._connecting: dict[tuple[int, str], asyncio.Task[None]] = {}
-        self._unidentified = 0
+        self.unidentified = 0  # connections that others opened and that have not introduced themselves
         self._count = 0
         self._strangers = 0
         self.refused: Counter[str] = Counter()  # connections closed for a limit, by the limit
@@ -216,10 +218,10 @@ class HaTransport:
 
     def came(self, connection: "_Connection") -> bool:
         """A peer has connected; whether it may introduce itself."""
-        if self._unidentified >= UNIDENTIFIED_MAX:
+        if self.unidentified >= UNIDENTIFIED_MAX:
             self._refuse("unidentified", UNIDENTIFIED_MAX)
             return False
-        self._unidentified += 1
+        self.unidentified += 1
         self._incoming[connection] = None
         return True
 
@@ -242,7 +244,7 @@ class HaTransport:
         if key is None:
             self._count += 1
             key = f"{INCOMING}{self._count}"
-            self._unidentified -= 1
+            self.unidentified -= 1
             owner.incoming[connection.place] += 1
         self._connections[owner.log_id, key] = connection
         return key
@@ -270,7 +272,7 @@ class HaTransport:
         if connection in self._incoming:
             del self._incoming[connection]
             if owner is None:
-                self._unidentified -= 1
+                self.unidentified -= 1
             else:
                 owner.incoming[connection.place] -= 1
         if owner is not None:
@@ -414,7 +416,13 @@ class _Connection(asyncio.Protocol):
     def write(self, message: Any) -> None:
         if self._transport is None or self._closed:
             return
-        self._transport.writelines(encode(message))
+        try:
+            data = encode(message)
+        except (ValueError, struct.error) as error:  # a frame without room for what it should carry
+            self._ha.tell_closed(self, f"a frame that cannot be sent: {error}", logging.ERROR)
+            self._give_up(f"a frame that cannot be sent: {error}")
+            return
+        self._transport.writelines(data)
         if not self._paused:
             self._ask_room()
 

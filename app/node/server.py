@@ -12,6 +12,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -35,6 +36,7 @@ from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
+DESCRIPTORS_MAX: Final = 1 << 20
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
@@ -93,6 +95,7 @@ class _Front(uvicorn.Server):
 
 
 async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
+    _raise_descriptor_limit()
     broker = Broker(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -130,6 +133,22 @@ async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
         logger.error("no clean stop: %s", error or "it took too long")
         return EXIT_FAILED
     return EXIT_CLEAN
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many descriptors as the system lets this process have, at most DESCRIPTORS_MAX.
+
+    Each log has files open and each of its slaves a connection: hundreds of logs need more than the soft
+    limit of 1 024 that most systems start with.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        logger.warning("descriptor limit stays at %d: %s", soft, error)
 
 
 def _calm_collector() -> None:

@@ -48,6 +48,24 @@ def test_a_classic_log_by_rest(tmp_path: Path) -> None:
         assert logs["n1"]["sync_state_set"] is None  # a slave does not know
         assert cluster.get("n3", "/v1/logs/default/watermarks").json() == {"1": {"n1": 2, "n2": 2, "n3": 2}}
 
+        seen = cluster.get("n2", "/v1/logs/default/ha-status").json()
+        assert (seen["role"], seen["acks_needed"], seen["waits_for"], seen["link"]) == (
+            "master",
+            1,
+            None,
+            None,
+        )
+        assert [(slave["id"], slave["state"]) for slave in seen["slaves"]] == [
+            ("n1", "TRANSFER"),
+            ("n3", "TRANSFER"),
+        ]
+        assert [(slave["gap_bytes"], slave["in_sync"]) for slave in seen["slaves"]] == [(0, True)] * 2
+        link = cluster.get("n1", "/v1/logs/default/ha-status").json()["link"]
+        assert (link["state"], link["reported_offset"]) == ("TRANSFER", seen["end_offset"])
+        metrics = cluster.get("n2", "/metrics").text
+        assert 'commitlog_ha_gap_bytes{log="default",peer="n1"} 0.0' in metrics
+        assert 'commitlog_ha_connections_refused_total{limit="replica"} 0.0' in metrics
+
         cluster.kill("n1")
         cluster.kill("n3")
         late = cluster.append("n2", "c", params={"timeout_ms": 1_000})

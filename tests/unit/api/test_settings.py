@@ -117,6 +117,21 @@ def test_nodes_must_differ_and_be_known() -> None:
         parse(strange, "n1")
 
 
+@pytest.mark.rule("A-07")
+def test_a_long_ha_address_needs_the_handshake_by_number() -> None:
+    """Names of Kubernetes services are longer than the 50 bytes of the seed's handshake."""
+    address = "commitlog-0.commitlog-headless.production.svc.cluster.local:10101"
+    given = document()
+    given["nodes"][0]["ha_address"] = address
+    settings = parse(given, "n1")
+    assert settings.ha.speaks_by_number(address)
+    assert not settings.ha.speaks_by_number("10.0.0.1:10101")
+    given["ha"] = {"ha_handshake_by_number": False}
+    with pytest.raises(ConfigError, match=r"n1.ha_address must be at most 50 bytes .* got 65"):
+        parse(given, "n1")
+    assert parse(given, "n2")  # its own address is short
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load(tmp_path / "nothing.toml", "n1")

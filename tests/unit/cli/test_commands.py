@@ -179,6 +179,31 @@ def test_epochs_and_watermarks_as_tables() -> None:
         assert "n2" in shown
 
 
+def test_ha_status_as_a_table() -> None:
+    slave = {
+        "id": "n2",
+        "state": "REFUSED",
+        "acked_offset": None,
+        "gap_bytes": 1_234,
+        "transfer_bytes_per_s": 0,
+        "in_sync": False,
+        "reason": "another history",
+    }
+    status = {"node": "n1", "log": "default", "role": "master", "master": "n1", "end_offset": 5_678}
+    status |= {"waits_for": "n2 must connect", "slaves": [slave], "link": None}
+
+    def answer(asked: Asked) -> Told:
+        if asked.path == "/v1/cluster":
+            return Told(200, {"nodes": [{"id": "n1", "url": node.url}]})
+        return Told(200, status)
+
+    with fake_service(answer) as node:
+        shown = run("ha-status", url=node.url).output
+        for text in ("n2", "REFUSED", "1,234", "5,678", "n1 takes no appends: n2 must connect"):
+            assert text in shown
+        assert json.loads(run("ha-status", "--node", "n1", "--json", url=node.url).output) == status
+
+
 def test_tables_are_read_from_their_transaction_logs(tmp_path: Path) -> None:
     log = tmp_path / "default" / "entries" / "_delta_log"
     log.mkdir(parents=True)

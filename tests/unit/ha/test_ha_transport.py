@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import itertools
 import logging
 import random
 import socket
@@ -14,8 +16,10 @@ import pytest
 
 from app.errors import CommitlogError
 from app.ha.config import HaConfig
-from app.ha.frames import decode_preface
+from app.ha.frames import Preface, decode_preface, encode_preface
+from app.ha.messages import Closed, Connect
 from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SlaveRole
+from app.node import ha_transport
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThreads
 from app.node.driver import LogDriver
@@ -70,9 +74,9 @@ class Node:
     def _fail(self, what: str, error: BaseException) -> None:
         self.failures.append(f"{what}: {error!r}")
 
-    def serve(self, driver: LogDriver, protocol: Protocol, place: int) -> None:
+    def serve(self, driver: LogDriver, protocol: Protocol, place: int, *, by_number: bool = False) -> None:
         self.driver = driver
-        self.ha.attach(LOG_ID, protocol, driver.deliver, place=place)
+        self.ha.attach(LOG_ID, protocol, driver.deliver, place=place, by_number=by_number)
         driver.start()
         self._timer = asyncio.get_running_loop().create_task(self._tick())
 
@@ -327,6 +331,43 @@ def test_two_auto_switch_replicas_over_tcp_and_a_switch(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.rule("A-07")
+@pytest.mark.parametrize("by_number", [True, False])
+def test_an_address_that_the_handshake_cannot_carry(tmp_path: Path, by_number: bool) -> None:
+    """By number the replica follows; with the seed's handshake it cannot, and the node lives on."""
+    long = "commitlog-0.commitlog-headless.production.svc.cluster.local:10101"
+    config = dataclasses.replace(QUICK, ha_handshake_by_number=None if by_number else False)
+
+    async def scenario() -> None:
+        master, slave = Node("n1", tmp_path, config), Node("n2", tmp_path, config)
+        await master.ha.start()
+        addresses = {"n1": master.ha.address, "n2": long}
+        for node in (master, slave):
+            opened = open_auto_switch_log(
+                node.node,
+                log_name=NAME,
+                log_id=LOG_ID,
+                address=addresses[node.node.node_id],
+                replicas=REPLICAS,
+                durability=Durability.FSYNC,
+            )
+            node.serve(opened.driver, Protocol.AUTO_SWITCH, 0, by_number=by_number and node is slave)
+        replicas = tuple(Replica(n, name, addresses[name]) for n, name in enumerate(addresses, 1))
+        slave.driver.deliver(MANAGER, SlaveRole(1, 1, replicas))
+        master.driver.deliver(MANAGER, Lease(master.clock.monotonic_ms() + 60_000))
+        master.driver.deliver(MANAGER, MasterRole(1, (1,), 1, replicas))
+        await until(lambda: master.log.durable_index >= 0)
+        if by_number:
+            await until(lambda: slave.log.end_index == master.log.end_index)
+        else:
+            await asyncio.sleep(0.2)
+            assert slave.log.end_index == -1
+        for node in (master, slave):
+            await node.close()  # and nothing has failed
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.rule("H-03")
 def test_ten_thousand_port_probes_leave_nothing_behind(tmp_path: Path) -> None:
     junk = (b"", b"\x00", b"GET / HTTP/1.1\r\n\r\n", b"CLH", b"CLHA\x01\x00\x00\x00" + bytes(8), b"\xff" * 40)
@@ -383,6 +424,77 @@ def test_those_who_say_nothing_are_closed_and_bounded(tmp_path: Path) -> None:
             await until(lambda: master.ha.open_connections == 0)
             for _, writer in lines:
                 writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_limits_grow_with_the_logs_and_refusals_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only those that have not introduced themselves share one limit."""
+    monkeypatch.setattr(ha_transport, "UNIDENTIFIED_MAX", 2)
+    monkeypatch.setattr(ha_transport, "OF_A_REPLICA_MAX", 1)
+    logs = range(100, 120)
+
+    async def scenario() -> None:
+        ha = HaTransport("127.0.0.1:0")
+        await ha.start()
+        lines = []
+        for log_id in logs:
+            ha.attach(log_id, Protocol.CLASSIC, lambda _key, _message: None)
+            for place in (2, 3):
+                lines.append(line := await dial(ha.address))
+                line[1].write(encode_preface(Preface(log_id, place)))
+                await until(lambda: ha.unidentified == 0)
+        assert ha.open_connections == 40
+        assert not ha.refused
+        again = await dial(ha.address)  # a replica that has its connection already
+        again[1].write(encode_preface(Preface(logs[0], 2)))
+        assert await again[0].read() == b""
+        mute = [await dial(ha.address) for _ in range(2)]
+        await until(lambda: ha.unidentified == 2)
+        refused = await dial(ha.address)
+        with contextlib.suppress(ConnectionError):
+            assert await refused[0].read() == b""
+        assert ha.refused == {"replica": 1, "unidentified": 1}
+        for _, writer in (*lines, again, *mute, refused):
+            writer.close()
+        await until(lambda: ha.open_connections == 0)
+        assert ha.unidentified == 0
+        await ha.stop()
+
+    with caplog.at_level(logging.WARNING, "app.node.ha_transport"):
+        asyncio.run(scenario())
+    assert [record.message for record in caplog.records] == ["HA connection refused"] * 2
+
+
+def test_a_master_that_closes_without_a_byte_is_dialled_with_growing_pauses() -> None:
+    async def scenario() -> None:
+        came: list[float] = []
+        loop = asyncio.get_running_loop()
+
+        async def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.append(loop.time())
+            writer.close()
+
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        ha = HaTransport("127.0.0.1:0")
+        await ha.start()
+        closed: list[str] = []
+
+        def deliver(key: str, message: Any) -> None:
+            if isinstance(message, Closed):
+                closed.append(key)
+                ha.send(f"out-{len(closed)}", 1, Connect(f"{host}:{port}"))
+
+        ha.attach(1, Protocol.AUTO_SWITCH, deliver)
+        ha.send("out-0", 1, Connect(f"{host}:{port}"))
+        await until(lambda: len(came) == 4)
+        pauses = [after - before for before, after in itertools.pairwise(came)]
+        assert [pause >= least for pause, least in zip(pauses, (0.09, 0.19, 0.39), strict=True)] == [True] * 3
+        server.close()
+        await ha.stop()
 
     asyncio.run(scenario())
 

@@ -1,5 +1,6 @@
 """AutoSwitch at the slave: handshake, truncation, transfer, confirm offset, and what it refuses."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -458,6 +459,22 @@ def test_the_handshake_of_newer_builds_is_spoken_when_asked_for() -> None:
     slave = Replicated("n2", config=config)
     key = slave.follow()
     assert slave.frames(key, Handshake) == [Handshake("n2:10911", sync_from_last_file=True, number=2)]
+
+
+@pytest.mark.rule("A-07")
+@pytest.mark.parametrize(
+    ("size", "asked", "number"), [(50, None, 0), (51, None, 2), (51, True, 2), (50, False, 0)]
+)
+def test_an_address_without_room_in_the_handshake_is_replaced_by_the_number(
+    size: int, asked: bool | None, number: int
+) -> None:
+    address = "x" * (size - 6) + ":10911"
+    slave = Replicated("n2", config=HaConfig(ha_handshake_by_number=asked))
+    replicas = (REPLICAS[0], replace(REPLICAS[1], address=address))
+    slave.deliver(MANAGER, SlaveRole(1, 1, replicas))
+    slave.tick()
+    key = slave.dialled()
+    assert slave.frames(key, Handshake) == [Handshake(address, number=number)]
 
 
 def test_a_stop_says_good_bye() -> None:
