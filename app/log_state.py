@@ -158,6 +158,12 @@ class LogState:
         return self._membership.get(_ONE)
 
     @property
+    def settled_membership(self) -> Membership | None:
+        """The last one that is committed; None: no committed record names one (R-10)."""
+        undone = (undo.value for undo in self._undo if undo.table == _MEMBERSHIP)
+        return next(undone, self.membership)
+
+    @property
     def trim_index(self) -> int:
         """Every replica may remove the records below; 0 when nothing was trimmed. Committed trims only."""
         return self._trim_index
@@ -211,12 +217,17 @@ class LogState:
                 cursor = None if at is None else Cursor(at, value["fence"], index)
                 self._set(index, _CURSORS, value["name"], cursor)
             case "membership":
-                nodes = {name: Address(*address) for name, address in value["nodes"].items()}
-                membership = Membership(index, tuple(value["voters"]), tuple(value["learners"]), nodes)
-                self._set(index, _MEMBERSHIP, _ONE, membership)
+                self._set_membership(index, value)
+            case "term" if "voters" in value:  # of the log's first leader: its first group
+                self._set_membership(index, value)
             case "trim":
                 self._trims.append((index, value["until_index"]))
                 self._take_committed_trims()
+
+    def _set_membership(self, index: int, value: dict[str, Any]) -> None:
+        nodes = {name: Address(*address) for name, address in value.get("nodes", {}).items()}
+        membership = Membership(index, tuple(value["voters"]), tuple(value["learners"]), nodes)
+        self._set(index, _MEMBERSHIP, _ONE, membership)
 
     def _set(self, index: int, table: int, name: str, value: Any) -> None:
         """Give `name` a value by the record at `index`; None takes it away."""

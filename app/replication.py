@@ -12,15 +12,18 @@ The driver carries out each `Ready` before it feeds the next event, so a core al
 Writing is not syncing: `core.synced` tells when `ReplicaLog.durable_index` has moved (R-11).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from app.errors import CommitlogError
 from storage.batch import Batch
 from storage.hard_state import HardState
 from storage.records import RecordColumns, RecordTable
+
+if TYPE_CHECKING:
+    from app.raft.messages import GroupNotice
 
 NO_INDEX = -1  # begin_index, end_index, committed_index of nothing
 
@@ -32,6 +35,7 @@ class Role(StrEnum):
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
     LEARNER = "learner"
+    REMOVED = "removed"  # not a member of the group: another node answers for the log
     MASTER = "master"
     SLAVE = "slave"
 
@@ -323,7 +327,12 @@ class ReplicationCore(Protocol):
 
     @property
     def is_transferring(self) -> bool:
-        """Whether the lead is being handed over: appends wait until it is known who leads (R-09)."""
+        """Whether this leader is handing over the lead (R-09)."""
+        ...
+
+    @property
+    def pauses_appends(self) -> bool:
+        """Whether appends wait until it is known which replica leads next (R-09)."""
         ...
 
     @property
@@ -358,8 +367,18 @@ class ReplicationCore(Protocol):
         """
         ...
 
-    def configure(self, group: GroupConfig, index: int, now_ms: int) -> None:
-        """The log's last membership record, at `index`, says that this is the group (NO_INDEX: none does)."""
+    def configure(
+        self, group: GroupConfig, index: int, now_ms: int, nodes: Mapping[str, tuple[str, str]] = ...
+    ) -> None:
+        """Adopt the group of the log's newest membership record, at `index` (NO_INDEX: the configured group).
+
+        nodes: id -> (base URL, host:port for peers) of the members whose addresses the record gives.
+        """
+        ...
+
+    @property
+    def notice(self) -> "GroupNotice | None":
+        """The group as a peer knows it that does not count this replica as a member; else None (R-10)."""
         ...
 
     @property

@@ -79,7 +79,7 @@ def _text(broker: Broker, hosted: HostedLog) -> dict[str, str]:
 async def _leads(broker: Broker, hosted: HostedLog) -> bool:
     """Whether this node leads the log; waits for a leader, at most `leader_wait_ms`. Raises NoLeader."""
     deadline_ms = broker.clock.monotonic_ms() + broker.settings.http.leader_wait_ms
-    while hosted.driver is not None and hosted.leader_id is None:
+    while hosted.serving is not None and hosted.leader_id is None:
         if broker.clock.monotonic_ms() >= deadline_ms:
             raise NoLeader()
         await hosted.leadership_changed(_RETRY_S)
@@ -88,7 +88,8 @@ async def _leads(broker: Broker, hosted: HostedLog) -> bool:
 
 async def _at_leader(request: Request, broker: Broker, hosted: HostedLog) -> Response:
     """Hand the stream to the leader; what it answers goes back as it comes."""
-    leader_id = hosted.leader_id if hosted.driver is not None else await _asked_for(request, broker, hosted)
+    known = hosted.serving is not None
+    leader_id = hosted.leader_id if known else await _asked_for(request, broker, hosted)
     node = broker.nodes.find(leader_id)
     if node is None:
         raise NoLeader()
@@ -114,7 +115,7 @@ async def _asked_for(request: Request, broker: Broker, hosted: HostedLog) -> str
     """Who leads a log that is not kept here, as its replicas say: a stream can be handed on only once."""
     path = f"/v1/logs/{hosted.name}/status".encode()
     token = [(name, value) for name, value in request.headers.raw if name.lower() == b"authorization"]
-    for node_id in hosted.settings.replicas:
+    for node_id in hosted.answering(broker.node.id):
         node = broker.nodes.find(node_id)
         if node is None:
             continue

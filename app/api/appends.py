@@ -291,11 +291,11 @@ class AppendHandler:
         raise NoLeader()
 
     def _target(self, hosted: HostedLog, hint: str | None, attempts: int) -> NodeSettings | None:
-        """Whom to ask: who is said to lead; of a log that is not kept here, one replica after the other."""
+        """The node to ask: the known leader; of a log that is not served here, one replica after another."""
         leader = hint or hosted.leader_id
-        if leader is None and hosted.driver is None:
-            replicas = hosted.settings.replicas
-            leader = replicas[attempts % len(replicas)]
+        if hint is None and hosted.serving is None:
+            replicas = hosted.answering(self._broker.node.id)
+            leader = replicas[attempts % len(replicas)] if replicas else None
         if leader == self._broker.node.id:
             return None
         return self._broker.nodes.find(leader)

@@ -55,7 +55,7 @@ async def cluster(call: Call, query: Nothing) -> Response:
     response_class=Response,
 )
 async def status(call: Call, log: LogName, query: Nothing) -> Response:
-    here = await call.replica(log)
+    here = await call.replica(log, own=True)
     return here.answer(status_object(here))
 
 
@@ -105,7 +105,7 @@ def status_object(here: Served) -> dict[str, Any]:
     response_class=Response,
 )
 async def epochs(call: Call, log: LogName, query: Nothing) -> Response:
-    here = await call.replica(log)
+    here = await call.replica(log, own=True)
     held = here.driver.log.epochs
     return here.answer({"epochs": [epoch_object(held, position) for position in range(len(held))]})
 
@@ -123,7 +123,7 @@ async def one_epoch(
     epoch: Annotated[int, Path(ge=0, le=MAX_ORDINAL)],
     query: Nothing,
 ) -> Response:
-    here = await call.replica(log)
+    here = await call.replica(log, own=True)
     held = here.driver.log.epochs
     for position, known in enumerate(held):
         if known.epoch == epoch:

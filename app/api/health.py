@@ -68,17 +68,20 @@ async def healthz(query: Nothing) -> Response:
     "/readyz",
     summary="Whether this node can do its work",
     description="503 while a log has no leader or is repaired, or this node has not yet caught up with it, "
-    "or does not know yet which logs there are.",
+    "or does not know yet which logs there are. A replica that was removed from its log's group is ready: "
+    "the node passes the calls on.",
     responses=answers(example={"ready": True, "logs": {"default": True}}, of_a_log=False),
     response_class=Response,
 )
 async def readyz(broker: Node, query: Nothing) -> Response:
     logs = {
-        hosted.name: hosted.caught_up and hosted.leader_id is not None and not hosted.repairing
+        hosted.name: hosted.removed
+        or (hosted.caught_up and hosted.leader_id is not None and not hosted.repairing)
         for hosted in broker.logs.values()
         if hosted.journal is not None
     }
-    ready = all(logs.values()) and broker.metadata.is_current and not broker.waits.stopping
+    knows_logs = broker.metadata.is_current or broker.metadata.hosted.removed
+    ready = all(logs.values()) and knows_logs and not broker.waits.stopping
     headers = () if ready else ((b"retry-after", b"1"),)
     return json_answer({"ready": ready, "logs": logs}, status=200 if ready else 503, headers=headers)
 

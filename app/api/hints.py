@@ -10,7 +10,7 @@ from app.node.hosted_log import HostedLog
 
 def log_headers(broker: Broker, hosted: HostedLog) -> list[tuple[bytes, bytes]]:
     """Term, committed index and leader of a log that this node serves; none of another."""
-    driver = hosted.driver
+    driver = hosted.serving
     if driver is None:
         return []
     headers = [
@@ -30,4 +30,4 @@ def not_leader(broker: Broker, hosted: HostedLog) -> CommitlogError:
     leader = broker.nodes.find(hosted.leader_id)
     if leader is not None:
         return NotLeader(leader.id, leader.url)
-    return NotLeader(None) if hosted.driver is None else NoLeader()
+    return NotLeader(None) if hosted.serving is None else NoLeader()

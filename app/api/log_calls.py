@@ -110,14 +110,18 @@ class LogCall:
 
     # --- who answers --------------------------------------------------------------------------------------
 
-    async def replica(self, log: str) -> Served:
+    async def replica(self, log: str, *, own: bool = False) -> Served:
         """The log as this node serves it. Raises what `find` and `elsewhere` raise."""
-        return await self.replica_of(self.find(log))
+        return await self.replica_of(self.find(log), own=own)
 
-    async def replica_of(self, hosted: HostedLog) -> Served:
-        """The same of a log that is found. Raises what `elsewhere` raises."""
-        if hosted.driver is not None:
-            return Served(self.broker, hosted, hosted.driver)
+    async def replica_of(self, hosted: HostedLog, *, own: bool = False) -> Served:
+        """The same of a log that is found. own: asked is this node's replica, a removed one too.
+
+        Raises what `elsewhere` raises.
+        """
+        driver = hosted.driver if own else hosted.serving
+        if driver is not None:
+            return Served(self.broker, hosted, driver)
         await self.elsewhere(hosted)
 
     async def elsewhere(self, hosted: HostedLog) -> NoReturn:
@@ -129,8 +133,8 @@ class LogCall:
         if hosted.repair is not None:
             raise Repairing()
         if not self._forward:
-            raise NotLeader(None)
-        for node_id in hosted.settings.replicas:
+            raise not_leader(self.broker, hosted)
+        for node_id in hosted.answering(self.broker.node.id):
             await self._pass_on(node_id, _LONG_SILENCE_S)
         raise NoLeader("no node that can answer for this log can be reached")
 
@@ -141,7 +145,7 @@ class LogCall:
         """
         hosted = self.find(log)
         deadline_ms = self._leader_deadline_ms()
-        while hosted.driver is not None and not hosted.leads:
+        while hosted.serving is not None and not hosted.leads:
             if not self._forward:
                 raise not_leader(self.broker, hosted)
             left_ms = deadline_ms - self.broker.clock.monotonic_ms()
@@ -186,10 +190,10 @@ class LogCall:
         await hosted.leadership_changed(_RETRY_S)
 
     def _targets(self, hosted: HostedLog) -> list[str]:
-        """Who may lead: as far as this node knows, or anybody of a log that it does not keep."""
+        """The nodes that may lead: the known leader; of a log that this node does not serve, any replica."""
         here = self.broker.node.id
-        if hosted.driver is None:
-            return [replica for replica in hosted.settings.replicas if replica != here]
+        if hosted.serving is None:
+            return hosted.answering(here)
         leader = hosted.leader_id
         return [] if leader is None or leader == here else [leader]
 

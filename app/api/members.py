@@ -18,6 +18,7 @@ from app.log_commands import ChangeMembers
 from app.log_state import Address
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
+from app.node.metadata_service import CONTROLLER_LOG
 from app.replication import ChangeKind
 from app.settings import Replication
 from app.version import VERSION
@@ -123,7 +124,9 @@ async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
 @router.delete(
     "/v1/cluster/members/{id}",
     summary="Let a node leave",
-    description="A leader that is removed hands over the lead once its removal is committed.",
+    description="Without `log` it leaves every Raft log, and at last the log of the metadata; that one it "
+    "keeps while it has replicas of logs in controller or classic mode. A leader that is removed hands over "
+    "the lead once its removal is committed.",
     responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
@@ -142,23 +145,54 @@ async def _change(call: Call, log: str | None, change: ChangeMembers) -> Respons
 
     if log is not None:
         return await call.at_leader(broker.hosted(log) or broker.find(log), act)
-    chosen = [hosted for hosted in _raft_logs(broker) if hosted.driver is not None]
-    if change.kind is not ChangeKind.ADD:
-        chosen = [hosted for hosted in chosen if change.node_id in hosted.members]
-        if not chosen:
-            raise NotFound(f"{change.node_id} is no member")
-    for hosted in chosen:
-        answer = await call.at_leader(hosted, act, b"log=" + quote(hosted.name).encode())
+    found = change.kind is ChangeKind.ADD
+    for hosted in logs_of_the_change(broker, change):
+        try:
+            answer = await call.at_leader(hosted, act, b"log=" + quote(hosted.name).encode())
+        except NotFound:
+            continue
+        if answer.status_code == NotFound.http_status:
+            continue  # the node is not a member of that log
         if answer.status_code != 200:
             return answer
+        found = True
+    if not found:
+        raise NotFound(f"{change.node_id} is not a member of any log")
     return _members_answer(broker)
 
 
-def _raft_logs(broker: Broker) -> list[HostedLog]:
-    """The logs whose members change with those of the cluster: the metadata's too, if every node keeps it."""
-    embedded = not broker.settings.controller.nodes
-    hosted = broker.all_hosted() if embedded else broker.logs.values()
-    return [log for log in hosted if log.settings.replication is Replication.RAFT]
+def logs_of_the_change(broker: Broker, change: ChangeMembers) -> list[HostedLog]:
+    """The logs that a change without a log concerns, the metadata's own as the last one.
+
+    A node that keeps replicas of logs in controller or classic mode needs the metadata: it stays a member of
+    their log until a call names that log. Raises InvalidRequest when no other log is left to change.
+    """
+    logs = list(broker.logs.values())
+    chosen = [hosted for hosted in logs if hosted.settings.replication is Replication.RAFT]
+    if change.kind is ChangeKind.ADD:
+        chosen = [hosted for hosted in chosen if hosted.driver is not None]
+    else:
+        chosen = [hosted for hosted in chosen if hosted.driver is None or change.node_id in hosted.members]
+    metadata = broker.metadata.hosted
+    concerned = change.kind is ChangeKind.ADD or change.node_id in metadata.members
+    if broker.settings.controller.nodes or not concerned:
+        return chosen  # controllers on nodes of their own: their group does not change with the brokers
+    needing = [
+        hosted.name
+        for hosted in logs
+        if hosted.settings.replication is not Replication.RAFT and change.node_id in hosted.settings.replicas
+    ]
+    if change.kind is not ChangeKind.REMOVE or not needing:
+        return [*chosen, metadata]
+    if not chosen:
+        raise InvalidRequest(
+            (
+                "/query/log",
+                f"{change.node_id} keeps replicas of {', '.join(needing)}, whose members are not changed "
+                f"here; name log={CONTROLLER_LOG} to remove it from the group of the metadata alone",
+            )
+        )
+    return chosen
 
 
 def _check_address(asked: MemberIn) -> None:
@@ -173,7 +207,7 @@ def _check_address(asked: MemberIn) -> None:
 @router.post(
     "/v1/cluster/leader:transfer",
     summary="Hand over the lead of a log",
-    description="The leader takes no appends until the chosen voter holds everything; those that come wait.",
+    description="Appends go on while the chosen voter catches up, and wait only while it takes over.",
     responses=answers(
         "transfer-failed",
         "already-leader",
@@ -193,7 +227,9 @@ async def transfer(call: Call, query: Nothing) -> Response:
         driver = here.driver
         target = driver.transfer(asked.to)
         term = driver.term
-        deadline_ms = broker.clock.monotonic_ms() + 2 * broker.settings.raft.election_timeout_ms[1]
+        raft = broker.settings.raft
+        longest_ms = raft.transfer_catch_up_ms + 2 * raft.election_timeout_ms[1]
+        deadline_ms = broker.clock.monotonic_ms() + longest_ms
         while driver.leader_id != target:
             if broker.clock.monotonic_ms() >= deadline_ms or (hosted.leads and not driver.is_transferring):
                 raise TransferFailed(f"{target} did not take over")

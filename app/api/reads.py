@@ -14,7 +14,7 @@ from app.api.openapi import READ_EXAMPLE, RECORD_EXAMPLE, TAIL_EXAMPLE, answers,
 from app.api.pages import page_object, rendered
 from app.api.read_query import ConsistencyQuery, ReadQuery, RecordQuery
 from app.api.reader import Range, Reader
-from app.api.reading import Page, Selection, select
+from app.api.reading import Consistency, Page, Selection, select
 from app.api.rendering import (
     ARROW,
     BATCHES,
@@ -80,7 +80,8 @@ async def read(
     resume = header_index("Last-Event-ID", last_event_id, least=-1) if media_type == EVENTS else None
     if media_type == BATCHES and (query.key is not None or query.term is not None):
         raise InvalidRequest(("/query/key", "whole batches are not filtered: leave key and term out"))
-    reader = Reader(await call.replica_of(hosted), query.consistency)
+    own = query.consistency is Consistency.LOCAL
+    reader = Reader(await call.replica_of(hosted, own=own), query.consistency)
     await reader.confirm()
     waits = {"wait_ms": query.wait_ms} if "wait_ms" in query.model_fields_set else {}
     await reader.reach(wanted_min, **waits)
@@ -170,7 +171,8 @@ async def read_one(
     """Control records too."""
     hosted = call.find(log)
     wanted_min = header_index("Commitlog-Min-Index", min_index)
-    reader = Reader(await call.replica_of(hosted), query.consistency)
+    own = query.consistency is Consistency.LOCAL
+    reader = Reader(await call.replica_of(hosted, own=own), query.consistency)
     await reader.confirm()
     await reader.reach(wanted_min)
     reader.check_index(index)
@@ -187,7 +189,7 @@ async def read_one(
     response_class=Response,
 )
 async def tail(call: Call, log: LogName, query: Annotated[ConsistencyQuery, Query()]) -> Response:
-    here = await call.replica(log)
+    here = await call.replica(log, own=query.consistency is Consistency.LOCAL)
     reader = Reader(here, query.consistency)
     await reader.confirm()
     driver = here.driver

@@ -127,8 +127,9 @@ async def verify(call: Call, log: LogName, query: Nothing) -> Response:
         content = {"log": log, "node": broker.node.id, **_report(result, until), "deep": asked.deep}
         return here.answer({name: content[name] for name in VERIFY_EXAMPLE})
 
-    if hosted.driver is not None:
-        return await act(Served(broker, hosted, hosted.driver))
+    driver = hosted.serving
+    if driver is not None:
+        return await act(Served(broker, hosted, driver))
     return await call.at_leader(hosted, act)
 
 

@@ -1,5 +1,7 @@
 """What Raft's cores are asked and those of HA do not have: their groups are metadata, or settings. PURE."""
 
+from collections.abc import Mapping
+
 from app.errors import CommitlogError, InvalidRequest, TransferFailed
 from app.raft.member_core import MemberCore
 from app.replication import ChangeKind, GroupConfig
@@ -10,7 +12,9 @@ class StaticGroup(MemberCore):
 
     electable = True
     is_transferring = False
+    pauses_appends = False
     sound = True
+    notice = None
     who_decides = "the configuration"  # about roles and replicas
 
     @property
@@ -23,5 +27,7 @@ class StaticGroup(MemberCore):
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
         raise InvalidRequest(("/", f"who replicates this log is decided by {self.who_decides}"))
 
-    def configure(self, group: GroupConfig, index: int, now_ms: int) -> None:
-        """No record of such a log says who replicates it."""
+    def configure(
+        self, group: GroupConfig, index: int, now_ms: int, nodes: Mapping[str, tuple[str, str]] | None = None
+    ) -> None:
+        """No record of such a log names its replicas."""

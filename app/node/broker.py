@@ -65,6 +65,7 @@ logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.1
+_REMOVED_RETRY_S: Final = 1.0  # a removed replica may be added again
 _POLL_S: Final = 0.01
 JOURNAL_TAIL_BYTES: Final = 256 * 1024  # newest events of one log kept in memory
 
@@ -484,6 +485,9 @@ class Broker:
         """A first linearizable read says that this node knows its leader and has what it has."""
         driver = hosted.driver
         while not hosted.caught_up and hosted.driver is driver:
+            if hosted.removed:
+                await asyncio.sleep(_REMOVED_RETRY_S)
+                continue
             with contextlib.suppress(CommitlogError):
                 await self.waits.read_index(hosted)
                 hosted.caught_up = True

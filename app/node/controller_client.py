@@ -72,6 +72,7 @@ class ControllerClient:
         self._heartbeat_due_ms = 0
         self._is_unheard = False  # no active controller has answered the last heartbeat
         self._stopped = False
+        self.silent = False  # send no heartbeats for now: this node is not a member of the cluster
 
     def ask(self, command: AnyCommand, answered: Answered, timeout_ms: int) -> None:
         """Ask until it is answered; answered(None) after timeout_ms: then nothing is known."""
@@ -91,7 +92,7 @@ class ControllerClient:
     def tick(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self._follows = 0
-        if now_ms >= self._heartbeat_due_ms and not self._stopped:
+        if now_ms >= self._heartbeat_due_ms and not (self._stopped or self.silent):
             if self._is_unheard:
                 self._hint = None  # whoever it named did not answer
             self._heartbeat(now_ms)

@@ -119,7 +119,7 @@ class Door:
 
     def tick(self, now_ms: int) -> None:
         """Whoever has waited for the next leader until its deadline is told that nothing was applied."""
-        if not self._core.is_transferring:
+        if not self._core.pauses_appends:
             return
         appends, commands = self._appends, self._commands
         self._appends = deque(append for append in appends if append.deadline_ms > now_ms)
@@ -141,7 +141,7 @@ class Door:
 
     def enter(self, now_ms: int) -> None:
         """Let in what waits, as long as the driver need not wait for the disk."""
-        if self._core.is_transferring:
+        if self._core.pauses_appends:
             return
         while self._commands and not self._is_busy():
             self._admit_command(self._commands.popleft(), now_ms)

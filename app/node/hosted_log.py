@@ -67,6 +67,21 @@ class HostedLog:
         return (*self.group.voters, *self.group.learners)
 
     @property
+    def removed(self) -> bool:
+        """Whether this node's replica is outside the log's group (R-10)."""
+        return self.driver is not None and self.driver.role is Role.REMOVED
+
+    @property
+    def serving(self) -> LogDriver | None:
+        """The driver, if calls about the log may be answered here; a removed replica only passes them on."""
+        return None if self.removed else self.driver
+
+    def answering(self, here: str) -> list[str]:
+        """The other nodes that may answer for the log, the best first. here: this node."""
+        named = (self.leader_id, *self.members, *self.settings.replicas)
+        return [node for node in dict.fromkeys(named) if node is not None and node != here]
+
+    @property
     def leads(self) -> bool:
         return self.driver is not None and self.driver.role in (Role.LEADER, Role.MASTER)
 

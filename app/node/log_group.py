@@ -1,15 +1,16 @@
-"""Who is in the group of a log: the last word of the log itself, else that of the configuration (R-10)."""
+"""The group of a log: of the log's newest membership record, else of the configuration (R-10)."""
 
 from collections.abc import Mapping
 
 from app.log_state import Address, LogState, Membership
+from app.raft.messages import GroupNotice
 from app.replication import NO_INDEX, Clock, GroupConfig, ReplicationCore
 
 NOBODY: Mapping[str, Address] = {}
 
 
 class LogGroup:
-    """Invariant: the core knows of `group`."""
+    """Invariant: the core knows the newest group that the log names."""
 
     def __init__(self, configured: GroupConfig, state: LogState, core: ReplicationCore, clock: Clock) -> None:
         """configured: holds until the log names another one."""
@@ -18,23 +19,43 @@ class LogGroup:
         self._core = core
         self._clock = clock
         self._membership: Membership | None = None  # the core knows of it
+        self._notice: GroupNotice | None = None
+        self._noticed: Mapping[str, Address] = NOBODY  # the addresses in it
 
     @property
     def group(self) -> GroupConfig:
-        membership = self._membership
-        if membership is None:
+        """The newest group known: of the log, or of a peer that does not count this replica as a member."""
+        named = self._core.notice or self._membership
+        if named is None:
             return self._configured
-        return GroupConfig(voters=membership.voters, learners=membership.learners)
+        return GroupConfig(voters=named.voters, learners=named.learners)
 
     @property
     def addresses(self) -> Mapping[str, Address]:
-        """Members that the log itself says how to reach; the same object until that changes."""
+        """Addresses of members that the log, or the peer, gives; the same object until they change."""
+        notice = self._core.notice
+        if notice is not None:
+            if notice is not self._notice:
+                self._notice = notice
+                self._noticed = {node: Address(*address) for node, address in notice.nodes.items()}
+            return self._noticed
         return NOBODY if self._membership is None else self._membership.nodes
 
     def look(self) -> None:
-        """Let the core know who is in the group, if the log says something new."""
-        membership = self._state.membership
-        if membership != self._membership:
-            self._membership = membership
-            index = NO_INDEX if membership is None else membership.since
-            self._core.configure(self.group, index, self._clock.monotonic_ms())
+        """Let the core know the group, if the log names a new one. After a start the committed group first:
+        its voters may campaign until the newest one is committed."""
+        newest = self._state.membership
+        if newest == self._membership:
+            return
+        if self._membership is None:
+            self._adopt(self._state.settled_membership)
+        self._adopt(newest)
+
+    def _adopt(self, membership: Membership | None) -> None:
+        self._membership = membership
+        if membership is None:
+            group, index, nodes = self._configured, NO_INDEX, NOBODY
+        else:
+            group = GroupConfig(voters=membership.voters, learners=membership.learners)
+            index, nodes = membership.since, membership.nodes
+        self._core.configure(group, index, self._clock.monotonic_ms(), nodes)

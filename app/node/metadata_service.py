@@ -176,6 +176,7 @@ class MetadataService:
         if self.hosted.caught_up and self.followed_index == self._metadata_index:
             self.is_current = True
         self.managers.tick()
+        self.client.silent = self.hosted.removed  # the controllers must not wait for it
         self.client.tick()
 
     def take(self, source: str, message: AnyControllerMessage) -> None:

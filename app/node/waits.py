@@ -53,6 +53,8 @@ class Waits:
                     driver = hosted.driver
                     if driver is None:
                         raise Repairing()
+                    if hosted.removed:
+                        break  # it never confirms a read; another node does
                     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
                     driver.read_index(settling(future))
                     with contextlib.suppress(ReadIndexUnavailable):

@@ -37,9 +37,16 @@ class RaftConfig:
     watermarks_interval_ms: int = 3_000  # D-22
     watermarks_moving_interval_ms: int = 500
     read_index_timeout_ms: int = 1_000  # then the read is not confirmed
+    max_waiting_reads: int = 10_000  # reads of one log that wait for a confirmation; more are refused, R-08
     level_lag_bytes: int = MIB  # a learner that lags no further may be promoted, R-10
     full_disk_transfer_ms: int = 3_000  # a leader whose disk has no room for so long hands over, R-09
-    preferred_leader_interval_ms: int = 5_000  # how often a leader looks whether the preferred one could lead
+    transfer_catch_up_ms: int = 5_000  # the next leader comes level within it, or the transfer fails, R-09
+    transfer_round_ms: int = 200  # it lags by no more: then appends wait until it leads
+    preferred_leader_interval_ms: int = 5_000  # how often a leader considers the preferred one
+    # A preferred leader that does not take over, or loses the lead earlier than kept_ms, is offered the lead
+    # again after a pause that doubles with each failure in a row.
+    preferred_leader_kept_ms: int = 60_000
+    preferred_leader_pause_max_ms: int = 300_000
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -5,18 +5,19 @@ pre-votes (R-03), then for votes (R-02); a leader that misses its majority stand
 lost what it had promised (`sound` is false) only follows, until it holds all that its leader has committed.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
 from app.errors import CommitlogError, InvariantError, StorageFull, TransferFailed
 from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
+from app.raft.election_timer import ElectionTimer
 from app.raft.entry_handler import EntryHandler
 from app.raft.member_core import MemberCore
 from app.raft.membership import changed
 from app.raft.messages import (
+    GroupNotice,
     Heartbeat,
     HeartbeatAnswer,
     PushAnswer,
@@ -32,7 +33,8 @@ from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker
 from app.raft.reads import FollowerReads, LeaderReads, PeerReader
 from app.raft.refusals import refuse_older, refuse_push
-from app.raft.state import MemberState, committed_at_open, is_of_term
+from app.raft.standing import NO_NODES, Standing
+from app.raft.state import MemberState, committed_at_open
 from app.raft.transfer import Transfer
 from app.replication import (
     NO_INDEX,
@@ -47,8 +49,6 @@ from app.replication import (
 )
 from storage.batch import Batch
 from storage.hard_state import HardState
-
-DISK_WAITS_MAX = 10  # longest extension of an election by a slow disk, in longest election timeouts
 
 
 class RaftCore(MemberCore):
@@ -84,19 +84,18 @@ class RaftCore(MemberCore):
                 node_id=node_id,
                 group=group,
                 durability=durability,
-                role=_idle_role(group, node_id),
+                role=Role.FOLLOWER if node_id in group.voters else Role.LEARNER,
                 term=hard_state.term,
                 voted_for=hard_state.voted_for,
                 committed_index=committed_at_open(log, committed_index),
                 sound=sound,
             )
         )
-        self._leaving = False  # this leader is no member any more
-        self._group_index = NO_INDEX  # of the record that made the group what it is
+        self._standing = Standing(self._member, self._outbox)
         self._quorum = QuorumChecker(self._member, log, self._outbox, config)
         self._peers = Peers(self._member, log, self._outbox, self._quorum, config)
         self._handler = EntryHandler(self._member, log, self._outbox, config, random.getrandbits(53))
-        self._leader_reads = LeaderReads(self._member, log, self._outbox)
+        self._leader_reads = LeaderReads(self._member, log, self._outbox, config)
         self._follower_reads = FollowerReads(self._member, self._outbox, config, random)
         self._ballot = Ballot(self._member, log, self._outbox)
         self._transfer = Transfer(
@@ -104,19 +103,22 @@ class RaftCore(MemberCore):
         )
         self._opening: dict[str, Any] | None = None
         self._leader_heard_ms = -config.election_timeout_ms[1]
-        self._election_due_ms = 0
-        self._saving_since_ms = 0  # of the hard state that waits for the disk
+        self._timer = ElectionTimer(config, random)
         self._heartbeat_ms = 0
 
     # --- what the driver asks ------------------------------------------------------------------------------
 
     @property
     def accepts_appends(self) -> bool:
-        return self._member.leads and self._opening is None and not self.is_transferring
+        return self._member.leads and self._opening is None and not self.pauses_appends
 
     @property
     def is_transferring(self) -> bool:
-        return self._transfer.target is not None
+        return self._transfer.is_under_way
+
+    @property
+    def pauses_appends(self) -> bool:
+        return self._transfer.pauses_appends
 
     @property
     def sound(self) -> bool:
@@ -141,6 +143,16 @@ class RaftCore(MemberCore):
         return self._member.group
 
     @property
+    def leader_id(self) -> str | None:
+        """The leader that this member follows; for a removed one the leader that a peer named."""
+        notice = self._standing.notice
+        return self._member.leader_id if notice is None else notice.leader_id
+
+    @property
+    def notice(self) -> GroupNotice | None:
+        return self._standing.notice
+
+    @property
     def wants_control(self) -> dict[str, Any] | None:
         return self._opening
 
@@ -148,12 +160,16 @@ class RaftCore(MemberCore):
     def pending_appends(self) -> int:
         return self._quorum.pending_count
 
+    @property
+    def waiting_reads(self) -> int:
+        return self._leader_reads.waiting_count + self._follower_reads.waiting_count
+
     def status(self) -> CoreStatus:
         member = self._member
         return CoreStatus(
             role=member.role,
             term=member.term,
-            leader_id=member.leader_id,
+            leader_id=self.leader_id,
             committed_index=member.committed_index,
             peers=tuple(each.status() for each in self._peers.dispatchers.values()) if member.leads else (),
             learners=member.group.learners,
@@ -170,10 +186,10 @@ class RaftCore(MemberCore):
     # --- events --------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> None:
-        if self._group_index == NO_INDEX:  # else the log has named the group, and it is told
-            self._tell_group()
+        if self._standing.index == NO_INDEX:  # else the log has named the group, and it is told
+            self._standing.tell()
         self._restart_election_timer(now_ms)
-        if self._member.group.voters == (self._member.node_id,) and self._may_campaign:
+        if self._member.group.voters == (self._member.node_id,) and self._standing.may_campaign:
             self._campaign(now_ms)
         self._settle(now_ms)
 
@@ -212,12 +228,15 @@ class RaftCore(MemberCore):
             if self._member.role is Role.CANDIDATE:
                 self._ballot.count(source, message)
                 self._count_votes(now_ms)
+            if message.group is not None and self._member.leader_id is None:
+                self._standing.take(message.group)
+                self._idle()
         elif isinstance(message, TimeoutNow):
-            if source == self._member.leader_id and self._may_campaign:
+            if source == self._member.leader_id and self._standing.may_campaign:
                 self._campaign(now_ms, transfer=True)
         elif isinstance(message, ReadIndexRequest):
             if self._member.leads:
-                self._leader_reads.ask(PeerReader(source, message.id))
+                self._leader_reads.ask(PeerReader(source, message.id), now_ms)
             else:
                 self._outbox.send(source, ReadIndexAnswer(self._member.term, message.id, None))
         else:
@@ -234,6 +253,7 @@ class RaftCore(MemberCore):
                     self._broadcast(now_ms)
                 self._peers.step(now_ms)
                 self._quorum.tick(now_ms)
+                self._leader_reads.tick(now_ms)
                 if self._opening is None:
                     self._transfer.prefer(now_ms)
                     self._transfer.leave_full_disk(self.has_room, now_ms)
@@ -241,7 +261,7 @@ class RaftCore(MemberCore):
         else:
             self._handler.tick(now_ms)
             self._follower_reads.tick(now_ms)
-            if now_ms >= self._election_due_ms and self._may_campaign:
+            if now_ms >= self._timer.due_ms:
                 self._ask_pre_votes(now_ms)
         self._settle(now_ms)
 
@@ -260,38 +280,31 @@ class RaftCore(MemberCore):
 
     def read_index(self, token: Any, now_ms: int) -> None:
         if self._member.leads:
-            self._leader_reads.ask(token)
+            self._leader_reads.ask(token, now_ms)
         else:
             self._follower_reads.ask(token, now_ms)
         self._settle(now_ms)
 
-    def configure(self, group: GroupConfig, index: int, now_ms: int) -> None:
-        member = self._member
-        if (group, index) == (member.group, self._group_index):
-            return
-        same, member.group, self._group_index = group == member.group, group, index
-        self._tell_group()
-        if same:
+    def configure(
+        self,
+        group: GroupConfig,
+        index: int,
+        now_ms: int,
+        nodes: Mapping[str, tuple[str, str]] = NO_NODES,
+    ) -> None:
+        if not self._standing.configure(group, index, nodes):
             return
         self._peers.regroup(now_ms)
-        if not member.leads and (member.role is not Role.CANDIDATE or member.node_id not in group.voters):
-            member.role = _idle_role(group, member.node_id)
+        if self._member.role is not Role.CANDIDATE or not self._standing.may_campaign:
+            self._idle()
         self._settle(now_ms)
-
-    def _tell_group(self) -> None:
-        """Who counts from here on: readers of the journal judge this member's watermarks by it."""
-        group = self._member.group
-        data = {"voters": list(group.voters), "learners": list(group.learners), "index": self._group_index}
-        self._outbox.tell("membership", self._member.term, data)
 
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
         """Return the group with one member more, promoted or less; None when it is so already (R-10).
 
         The driver writes it into the log. Raises what membership.changed raises.
         """
-        member, log = self._member, self._log
-        committed_index = member.committed_index
-        settled = self._group_index <= committed_index and is_of_term(log, committed_index, member.term)
+        settled = self._standing.is_settled and self._leader_reads.term_is_open
         return changed(self._peers.view(now_ms, settled=settled), kind, node_id)
 
     def transfer(self, to: str | None, now_ms: int) -> str:
@@ -310,7 +323,7 @@ class RaftCore(MemberCore):
 
     def advance(self, ready: Ready, now_ms: int) -> None:
         if ready.hard_state is not None and not self._member.leads:
-            self._hard_state_saved(now_ms)
+            self._timer.saved(now_ms)
         if self._member.leads:
             if ready.batches:
                 self._quorum.needs_check = True
@@ -342,8 +355,9 @@ class RaftCore(MemberCore):
             if self._leader_reads.wants_round:
                 self._broadcast(now_ms)
             self._transfer.go_on(now_ms)
-            if self._is_removed:
-                self._leave(now_ms)
+            outside = not self._standing.is_voter and self._standing.is_settled
+            if outside and not self._transfer.leaves(now_ms):
+                self._stand_down(now_ms)
         elif not self._member.sound:
             self._member.sound = self._handler.holds_all_committed
         self._announce()
@@ -375,8 +389,13 @@ class RaftCore(MemberCore):
         self._member.term, self._member.voted_for = term, None
         self._save(now_ms)
         self._lose_leader()
-        self._member.role = _idle_role(self._member.group, self._member.node_id)
+        self._member.role = self._standing.idle_role
         self._restart_election_timer(now_ms)
+
+    def _idle(self) -> None:
+        """Take the role of a member that neither leads nor campaigns; a leader goes on."""
+        if not self._member.leads:
+            self._member.role = self._standing.idle_role
 
     def _lose_leader(self) -> None:
         self._member.leader_id = None
@@ -387,11 +406,10 @@ class RaftCore(MemberCore):
         """Stop leading without a newer term: the others will elect one."""
         self._close_term(now_ms)
         self._lose_leader()
-        self._member.role = _idle_role(self._member.group, self._member.node_id)
+        self._member.role = self._standing.idle_role
         self._restart_election_timer(now_ms)
 
     def _close_term(self, now_ms: int) -> None:
-        self._leaving = False
         self._opening = None
         self._quorum.close_term(now_ms)
         self._leader_reads.close_term()
@@ -399,35 +417,21 @@ class RaftCore(MemberCore):
 
     def _save(self, now_ms: int) -> None:
         self._outbox.hard_state = HardState(self._member.term, self._member.voted_for)
-        self._saving_since_ms = now_ms
-
-    def _hard_state_saved(self, now_ms: int) -> None:
-        """Restart the election timer when term or vote are on disk: what rests on them leaves only now.
-
-        The wait for votes, or for the leader that was voted for, is longer by the time that this disk took:
-        the disks of the other voters have about as much to do.
-        """
-        self._restart_election_timer(now_ms)
-        disk_ms = now_ms - self._saving_since_ms
-        self._election_due_ms += min(disk_ms, DISK_WAITS_MAX * self._config.election_timeout_ms[1])
+        self._timer.saving(now_ms)
 
     def _restart_election_timer(self, now_ms: int) -> None:
-        self._election_due_ms = now_ms + self._random.randint(*self._config.election_timeout_ms)
-
-    @property
-    def _may_campaign(self) -> bool:
-        member = self._member
-        return member.sound and member.electable and member.node_id in member.group.voters
+        self._timer.restart(now_ms, removed=self._standing.notice is not None)
 
     def _ask_pre_votes(self, now_ms: int) -> None:
-        """Find out whether an election could be won before any term is raised (R-03)."""
-        member = self._member
-        member.role = Role.CANDIDATE
-        if member.leader_id is not None:
+        """Find out whether an election could be won before any term is raised (R-03). To a member that may
+        not campaign the answers tell only whether it is still a member (R-10)."""
+        if (member := self._member).leader_id is not None:
             self._lose_leader()
+        member.role = Role.CANDIDATE if self._standing.may_campaign else self._standing.idle_role
         self._restart_election_timer(now_ms)
         self._ballot.open(member.term + 1, pre_vote=True)
-        self._count_votes(now_ms)
+        if member.role is Role.CANDIDATE:
+            self._count_votes(now_ms)
 
     def _campaign(self, now_ms: int, *, transfer: bool = False) -> None:
         member = self._member
@@ -447,8 +451,11 @@ class RaftCore(MemberCore):
                 member.voted_for = source
                 self._save(now_ms)
             self._restart_election_timer(now_ms)
-        term = request.term if granted else member.term
-        self._outbox.send(source, VoteAnswer(term, granted, request.pre_vote))
+        if granted:
+            self._outbox.send(source, VoteAnswer(request.term, True, request.pre_vote))
+            return
+        notice = self._standing.notice_for(source, member.leader_id) if request.pre_vote else None
+        self._outbox.send(source, VoteAnswer(member.term, False, request.pre_vote, notice))
 
     def _count_votes(self, now_ms: int) -> None:
         if not self._ballot.is_won:
@@ -464,27 +471,14 @@ class RaftCore(MemberCore):
         member.role, member.leader_id = Role.LEADER, member.node_id
         self._handler.reset()
         self._opening = {"kind": "term", "leader": member.node_id}
+        if (
+            self._standing.index == NO_INDEX
+        ):  # the log's first group: no configuration changes it later (R-10)
+            self._opening |= {"voters": member.group.voters, "learners": member.group.learners}
         self._peers.open_term(now_ms)
         self._transfer.open_term(now_ms)
         self._quorum.open_term(now_ms)
         self._broadcast(now_ms)
-
-    # --- the group (R-09, R-10) ---------------------------------------------------------------------------
-
-    @property
-    def _is_removed(self) -> bool:
-        """Whether this leader has led its own removal to the end."""
-        member = self._member
-        return member.node_id not in member.group.voters and self._group_index <= member.committed_index
-
-    def _leave(self, now_ms: int) -> None:
-        """Make room for a leader that is a member: hand over to it, or give up when that takes too long."""
-        if not self._leaving:
-            self._leaving = True
-            with suppress(TransferFailed):
-                self._transfer.begin(None, now_ms)
-        if not self.is_transferring:
-            self._stand_down(now_ms)
 
     # --- leading and following -----------------------------------------------------------------------------
 
@@ -505,12 +499,9 @@ class RaftCore(MemberCore):
         if member.leader_id is None:
             self._handler.reset()
             member.leader_id = leader_id
-            member.role = _idle_role(member.group, member.node_id)
+            self._standing.notice = None
+            self._transfer.found_leader(leader_id, now_ms)
+            member.role = self._standing.idle_role
         self._leader_heard_ms = now_ms
         self._restart_election_timer(now_ms)
         return True
-
-
-def _idle_role(group: GroupConfig, node_id: str) -> Role:
-    """What a member is that neither leads nor campaigns."""
-    return Role.FOLLOWER if node_id in group.voters else Role.LEARNER

@@ -42,11 +42,27 @@ class VoteRequest(Message, frozen=True, array_like=True, tag=1):
     transfer: bool = False
 
 
+class GroupNotice(msgspec.Struct, frozen=True, array_like=True):
+    """The committed group of a log, for a node outside of it (R-10).
+
+    index: of its membership record. leader_id: None while the sender knows no leader. nodes: id -> (base URL,
+    host:port for peers) of the members whose addresses the log had to teach.
+    """
+
+    index: Annotated[int, msgspec.Meta(ge=0)]
+    voters: tuple[str, ...]
+    learners: tuple[str, ...]
+    leader_id: str | None
+    nodes: dict[str, tuple[str, str]]
+
+
 class VoteAnswer(Message, frozen=True, array_like=True, tag=2):
-    """term: of the request when granted, else the voter's own."""
+    """term: of the request when granted, else the voter's own. group: with a refused pre-vote of a node that
+    is not a member; older versions neither send nor read it."""
 
     granted: bool
     pre_vote: bool = False
+    group: GroupNotice | None = None
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=3):

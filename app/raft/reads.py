@@ -1,9 +1,12 @@
 """Linearizable reads without trusting a clock (R-08): the leader asks a quorum whether it still leads.
 
 Reads that come while a round of heartbeats is under way wait for the next one, so that many readers share it.
-A follower gathers its readers in the same way and asks the leader for all of them at once.
+A follower gathers its readers in the same way and asks the leader for all of them at once. At most
+`max_waiting_reads` wait, and each at most `read_index_timeout_ms`, so that callers that gave up leave nothing
+behind while a leader cannot confirm.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -13,6 +16,10 @@ from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.quorum import quorum_index
 from app.raft.state import MemberState, Outbox, is_of_term
 from app.replication import ReplicaLog
+
+
+def _deadline_ms(queued: tuple[int, Any]) -> int:
+    return queued[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,37 +36,54 @@ class LeaderReads:
     Invariant: a read index is a committed index of this term, taken before the round that confirms it.
     """
 
-    def __init__(self, state: MemberState, log: ReplicaLog, outbox: Outbox) -> None:
+    def __init__(self, state: MemberState, log: ReplicaLog, outbox: Outbox, config: RaftConfig) -> None:
         self._member = state
         self._log = log
         self._outbox = outbox
+        self._config = config
         self._round = 0
         self._answered: dict[str, int] = {}  # peer -> last round that it has answered
-        self._queued: list[Any] = []
+        self._queued: list[tuple[int, Any]] = []  # (deadline, reader), in the order of deadlines
         self._confirming: list[tuple[int, int, list[Any]]] = []  # (round, read index, readers)
 
     def close_term(self) -> None:
         """The lead is lost: whoever waits must ask again."""
-        for _, _, readers in (*self._confirming, (0, 0, self._queued)):
-            for reader in readers:
-                self._give(reader, None)
+        waiting = [reader for _, _, readers in self._confirming for reader in readers]
+        for reader in (*waiting, *(reader for _, reader in self._queued)):
+            self._give(reader, None)
         self._round = 0
         self._answered.clear()
         self._queued, self._confirming = [], []
 
-    def ask(self, reader: Any) -> None:
-        self._queued.append(reader)
+    @property
+    def waiting_count(self) -> int:
+        return len(self._queued) + sum(len(readers) for _, _, readers in self._confirming)
+
+    def ask(self, reader: Any, now_ms: int) -> None:
+        if self.waiting_count >= self._config.max_waiting_reads:
+            self._give(reader, None)
+        else:
+            self._queued.append((now_ms + self._config.read_index_timeout_ms, reader))
+
+    def tick(self, now_ms: int) -> None:
+        """Refuse the readers that no round could begin for in time: the term is not open. A round under way
+        ends by itself: a leader without a majority stands down (R-04)."""
+        late = bisect_right(self._queued, now_ms, key=_deadline_ms)
+        expired, self._queued = self._queued[:late], self._queued[late:]
+        for _, reader in expired:
+            self._give(reader, None)
 
     @property
     def wants_round(self) -> bool:
         """Whether readers wait for a round that can begin now."""
-        return bool(self._queued) and not self._confirming and self._term_is_open()
+        return bool(self._queued) and not self._confirming and self.term_is_open
 
     def begin_round(self) -> int:
         """A round of heartbeats leaves now; return its number."""
         self._round += 1
-        if self._queued and self._term_is_open():
-            self._confirming.append((self._round, self._member.committed_index, self._queued))
+        if self._queued and self.term_is_open:
+            readers = [reader for _, reader in self._queued]
+            self._confirming.append((self._round, self._member.committed_index, readers))
             self._queued = []
             self._settle()
         return self._round
@@ -70,7 +94,8 @@ class LeaderReads:
             self._answered[peer] = number
             self._settle()
 
-    def _term_is_open(self) -> bool:
+    @property
+    def term_is_open(self) -> bool:
         """Whether a record of the leader's own term is committed."""
         return is_of_term(self._log, self._member.committed_index, self._member.term)
 
@@ -105,9 +130,13 @@ class FollowerReads:
         self._id = 0
         self._asked_ms = 0
 
+    @property
+    def waiting_count(self) -> int:
+        return len(self._queued) + len(self._asking)
+
     def ask(self, token: Any, now_ms: int) -> None:
-        """Gather a reader; with no leader to ask it is told so at once."""
-        if self._member.leader_id is None:
+        """Gather a reader; with no leader to ask, or too many waiting, it is refused at once."""
+        if self._member.leader_id is None or self.waiting_count >= self._config.max_waiting_reads:
             self._outbox.reads.append((token, None))
             return
         self._queued.append(token)

@@ -1,5 +1,11 @@
-"""Handing the lead to a chosen voter (R-09): take no more appends, make it level, let it campaign."""
+"""Handing the lead to a chosen voter (R-09): let it catch up, take no more appends, let it campaign.
 
+Appends go on while the target catches up, in rounds: a round ends when the target holds what the leader held
+at its beginning. A short round shows that the rest takes no longer: only then appends wait (Raft thesis 3.10,
+and the rounds of 4.2.1). A target that makes no progress, as with a disk that hangs, never stops an append.
+"""
+
+from contextlib import suppress
 from dataclasses import dataclass
 
 from app.errors import AlreadyLeader, TransferFailed
@@ -8,18 +14,28 @@ from app.raft.messages import TimeoutNow
 from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker
 from app.raft.state import MemberState, Outbox
-from app.replication import ReplicaLog
+from app.replication import NO_INDEX, ReplicaLog
 
 
 @dataclass(slots=True)
 class Attempt:
+    """goal_index, round_ms: the leader's end when the round began, and when. paused: appends wait."""
+
     target: str
     deadline_ms: int
+    goal_index: int
+    round_ms: int
+    preferred: bool = False
+    paused: bool = False
     asked: bool = False
 
 
 class Transfer:
-    """The leader's attempt under way, at most one: the lead is lost, or after `deadline_ms` all goes on."""
+    """The leader's attempt under way, at most one: the lead is lost, or after `deadline_ms` all goes on.
+
+    A preferred leader that did not take over, or lost the lead within `preferred_leader_kept_ms`, is offered
+    it again after a pause that doubles each time.
+    """
 
     def __init__(
         self,
@@ -38,20 +54,27 @@ class Transfer:
         self._peers = peers
         self._config = config
         self._preferred_leader = preferred_leader
-        self._preferred_ms = 0  # when it was considered last
+        self._offer_ms = 0  # the preferred leader is considered next
+        self._failures = 0  # of the preferred leader, in a row
+        self._reign_ms: int | None = None  # since when it has led
         self._attempt: Attempt | None = None
         self._full_since_ms: int | None = None  # since when this leader's disk has no room
+        self._leaving = False
 
     @property
-    def target(self) -> str | None:
-        """Who is to lead next, None while no transfer is under way."""
-        return None if self._attempt is None else self._attempt.target
+    def is_under_way(self) -> bool:
+        return self._attempt is not None
+
+    @property
+    def pauses_appends(self) -> bool:
+        """Whether appends wait until it is known which member leads next."""
+        return self._attempt is not None and self._attempt.paused
 
     def begin(self, to: str | None, now_ms: int) -> str:
         """Choose the voter and begin; return it. to: None for the most up to date one.
 
         Raises AlreadyLeader, and TransferFailed for one that is no voter, is silent or could not lead. An
-        attempt to somebody else that is under way is given up.
+        attempt to another voter that is under way is given up.
         """
         member = self._member
         if to == member.node_id:
@@ -68,35 +91,77 @@ class Transfer:
         if not awake or (to is not None and to not in awake):
             raise TransferFailed(f"{to or 'no other voter'} could not lead at present, or does not answer")
         target = to or max(awake, key=self._quorum.watermarks.__getitem__)
-        if self.target != target:
-            self._attempt = Attempt(target, now_ms + self._config.election_timeout_ms[1])
+        if self._attempt is None or self._attempt.target != target:
+            deadline_ms = now_ms + self._config.transfer_catch_up_ms
+            self._attempt = Attempt(target, deadline_ms, self._log.end_index, now_ms)
         self.go_on(now_ms)
         return target
 
     def go_on(self, now_ms: int) -> None:
         """Ask the target once it holds everything, all of it committed; give up when that takes too long."""
-        attempt, member = self._attempt, self._member
+        attempt, end_index = self._attempt, self._log.end_index
         if attempt is None:
             return
-        end_index = self._log.end_index
-        level = self._quorum.watermarks.get(attempt.target) == end_index == member.committed_index
-        if now_ms >= attempt.deadline_ms or attempt.target not in member.group.voters:
+        held_index = self._quorum.watermarks.get(attempt.target, NO_INDEX)
+        if now_ms >= attempt.deadline_ms or attempt.target not in self._member.group.voters:
             self._attempt = None
-        elif level and not attempt.asked:
+            if attempt.preferred:
+                self._failed(now_ms)
+            return
+        if not attempt.paused and held_index >= attempt.goal_index:
+            if now_ms - attempt.round_ms <= self._config.transfer_round_ms:
+                attempt.paused = True
+                attempt.deadline_ms = now_ms + self._config.election_timeout_ms[1]
+            else:
+                attempt.goal_index, attempt.round_ms = end_index, now_ms
+        level = held_index == end_index == self._member.committed_index
+        if attempt.paused and level and not attempt.asked:
             attempt.asked = True
-            self._outbox.send(attempt.target, TimeoutNow(member.term))
+            self._outbox.send(attempt.target, TimeoutNow(self._member.term))
+
+    def leaves(self, now_ms: int) -> bool:
+        """Hand over to a member: this leader is outside its group. False: it failed, or took too long."""
+        if not self._leaving:
+            self._leaving = True
+            with suppress(TransferFailed):
+                self.begin(None, now_ms)
+        return self.is_under_way
+
+    # --- the preferred leader ------------------------------------------------------------------------------
 
     def prefer(self, now_ms: int) -> None:
-        """Hand over to the preferred leader once it could lead at once; looked at now and then."""
-        if now_ms - self._preferred_ms < self._config.preferred_leader_interval_ms or self._attempt:
+        """Hand over to the preferred leader once it could lead at once; considered now and then."""
+        if now_ms < self._offer_ms or self._attempt:
             return
-        self._preferred_ms = now_ms
+        self._offer_ms = now_ms + self._config.preferred_leader_interval_ms
         preferred, dispatchers = self._preferred_leader, self._peers.dispatchers
         if preferred is None or preferred not in dispatchers or preferred not in self._member.group.voters:
             return
         has_room = self._peers.has_room.get(preferred, True)
         if dispatchers[preferred].is_level and self._peers.is_awake(preferred, now_ms) and has_room:
             self.begin(preferred, now_ms)
+            if self._attempt is not None:
+                self._attempt.preferred = True
+
+    def _failed(self, now_ms: int) -> None:
+        self._failures += 1
+        self._pause(now_ms)
+
+    def _pause(self, now_ms: int) -> None:
+        config = self._config
+        pause_ms = config.preferred_leader_interval_ms << min(self._failures, 16)
+        self._offer_ms = now_ms + min(pause_ms, config.preferred_leader_pause_max_ms)
+
+    def found_leader(self, leader_id: str, now_ms: int) -> None:
+        """A member, this one or another, begins to lead. Every member judges the preferred one's reigns."""
+        if leader_id == self._preferred_leader:
+            self._reign_ms = now_ms
+        elif self._reign_ms is not None:
+            kept = now_ms - self._reign_ms >= self._config.preferred_leader_kept_ms
+            self._failures = 0 if kept else self._failures + 1
+            self._reign_ms = None
+
+    # --- terms ---------------------------------------------------------------------------------------------
 
     def leave_full_disk(self, has_room: bool, now_ms: int) -> None:
         """Hand over to a voter with room on its disk once this leader has had none for some time (R-09).
@@ -123,9 +188,11 @@ class Transfer:
 
     def open_term(self, now_ms: int) -> None:
         """This member begins to lead; the preferred leader gets time to come level."""
-        self._preferred_ms = now_ms
+        self.found_leader(self._member.node_id, now_ms)
+        self._pause(now_ms)
         self._full_since_ms = None
 
     def close_term(self) -> None:
         """This member leads no more."""
         self._attempt = None
+        self._leaving = False

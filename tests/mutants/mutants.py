@@ -9,25 +9,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
+from app.api.reader import Reader
 from app.errors import QuorumTimeout, TermChanged
 from app.errors.base import Outcome
 from app.log_state import LogState
 from app.node import checkpoints, door, open_log
+from app.node.read_gate import ReadGate
 from app.node.state_transfer import StateTransfer
 from app.node.trimming import Trimmer
 from app.raft import core as core_module
+from app.raft import membership as membership_module
 from app.raft import peers as peers_module
 from app.raft import quorum as quorum_module
 from app.raft.ballot import Ballot
 from app.raft.core import RaftCore
 from app.raft.dispatcher import Dispatcher, DispatcherState
 from app.raft.entry_handler import EntryHandler
-from app.raft.messages import PushCode, PushRequest, PushType, TimeoutNow, VoteAnswer, VoteRequest
+from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType, TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.reads import LeaderReads
+from app.raft.standing import Standing
 from app.raft.state import MemberState
 from app.raft.transfer import Transfer
 from app.replication import NO_INDEX, Durability
@@ -36,14 +41,18 @@ from storage.errors import SyncFailed
 from storage.hard_state import HardState
 from storage.recovery import Recovery
 from tests.unit import test_log_state
+from tests.unit.api import test_reader
 from tests.unit.raft import (
     test_dispatcher,
     test_driver,
     test_driver_commands,
+    test_driver_disk,
     test_elections,
     test_entry_handler,
     test_membership,
     test_quorum,
+    test_reads,
+    test_removal,
 )
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -241,6 +250,20 @@ def the_session_is_forgotten_with_the_leader(patch: pytest.MonkeyPatch) -> None:
         self._session = 0
 
 
+@mutant(
+    "D-11",
+    lambda _: test_dispatcher.test_an_answer_to_a_comparison_of_an_earlier_session_counts_for_nothing(
+        PushCode.SUCCESS
+    ),
+)
+def a_stale_answer_to_a_comparison_counts(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, Dispatcher, "answer")
+    def answer(original: Any, self: Dispatcher, answer: PushAnswer, now_ms: int) -> None:
+        if answer.type is PushType.COMPARE:
+            answer = msgspec.structs.replace(answer, session=self.session)
+        original(self, answer, now_ms)
+
+
 @mutant("D-05", lambda _: test_dispatcher.test_commit_finds_a_peer_that_was_wiped_while_nothing_is_appended())
 def an_idle_leader_never_looks_at_its_peers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Dispatcher, "_commit", lambda self, now_ms: None)
@@ -302,7 +325,7 @@ def a_read_index_without_a_quorum(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("R-08")
 def a_read_index_before_the_term_is_open(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaderReads, "_term_is_open", lambda self: True)
+    patch.setattr(LeaderReads, "term_is_open", True)
 
 
 @mutant("D-28")
@@ -340,6 +363,30 @@ def the_fence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, door, "check_conditions")
     def check(original: Any, state: LogState, request: Any, *, term: int, next_index: int) -> None:
         original(LogState(), request, term=term, next_index=next_index)
+
+
+@mutant("R-08", lambda _: test_reads.test_rounds_of_an_older_term_confirm_nothing())
+def answers_of_an_older_term_confirm_reads(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, LeaderReads, "close_term")
+    def close_term(original: Any, self: LeaderReads) -> None:
+        answered = dict(self._answered)
+        original(self)
+        self._answered.update(answered)
+
+
+@mutant("R-08", test_driver_disk.test_a_follower_answers_a_read_only_when_it_has_the_index)
+def a_confirmed_read_does_not_wait_for_this_replica(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ReadGate, "give")
+    def give(original: Any, self: ReadGate, done: Any, index: int | None, now_ms: int) -> None:
+        if index is None:
+            original(self, done, index, now_ms)
+        else:
+            done(index)
+
+
+@mutant("R-08", test_reader.test_only_a_local_read_sees_what_is_not_committed)
+def every_read_shows_uncommitted_records(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Reader, "visible_end", property(lambda self: self.log.end_index))
 
 
 # --- storage ---
@@ -411,6 +458,71 @@ def a_damaged_member_votes(patch: pytest.MonkeyPatch) -> None:
     ) -> bool:
         member.sound = True
         return original(member, log, source, request, hears_leader=hears_leader)
+
+
+@mutant("R-10", lambda _: test_membership.test_no_change_before_a_record_of_the_own_term_is_committed())
+def members_change_before_the_term_has_committed(patch: pytest.MonkeyPatch) -> None:
+    def change(self: RaftCore, kind: Any, node_id: str, now_ms: int) -> Any:
+        view = self._peers.view(now_ms, settled=self._standing.is_settled)
+        return membership_module.changed(view, kind, node_id)
+
+    patch.setattr(RaftCore, "change", change)
+
+
+OUTSIDE = test_removal.test_a_member_outside_its_newest_group_neither_votes_for_itself_nor_counts_its_own_copy
+
+
+@mutant("R-10", lambda _: OUTSIDE())
+def a_leader_that_leaves_counts_itself(patch: pytest.MonkeyPatch) -> None:
+    def check(self: QuorumChecker, now_ms: int) -> None:
+        self._watermarks[self._state.node_id] = self._state.held_index(self._log)
+        voters = dict.fromkeys((*self._state.group.voters, self._state.node_id))
+        index = quorum_index(self._watermarks[voter] for voter in voters)
+        if index > self._state.committed_index and self._log.term_at(index) == self._state.term:
+            self._state.committed_index = index
+        self._release()
+
+    patch.setattr(QuorumChecker, "check", check)
+
+
+@mutant("R-10", lambda _: OUTSIDE())
+def a_candidate_outside_its_group_votes_for_itself(patch: pytest.MonkeyPatch) -> None:
+    def is_won(self: Ballot) -> bool:
+        return sum(self._votes.values()) >= self._member.majority
+
+    patch.setattr(Ballot, "is_won", property(is_won))
+
+
+@mutant(
+    "R-10",
+    lambda _: test_removal.test_a_leader_that_removed_itself_alone_leads_again_until_its_removal_is_committed(
+        True
+    ),
+)
+def a_member_outside_its_newest_group_never_campaigns(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, Standing, "configure")
+    def configure(original: Any, self: Standing, *given: Any) -> bool:
+        changed = bool(original(self, *given))
+        self._former = None
+        return changed
+
+
+@mutant("R-10", lambda _: test_removal.test_a_notice_that_is_older_than_the_own_group_is_not_believed())
+def a_notice_of_any_age_is_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Standing, "take", lambda self, notice: setattr(self, "notice", notice))
+
+
+@mutant(
+    "R-10",
+    lambda _: (
+        test_removal.test_a_leader_writes_the_first_group_into_the_log_and_no_configuration_changes_it()
+    ),
+)
+def the_first_group_is_not_written(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, RaftCore, "_lead")
+    def lead(original: Any, self: RaftCore, now_ms: int) -> None:
+        original(self, now_ms)
+        self._opening = {"kind": "term", "leader": self._member.node_id}
 
 
 @mutant("R-10", lambda _: test_log_state.test_a_membership_goes_with_its_record())

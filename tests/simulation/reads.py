@@ -88,7 +88,8 @@ class NodeReads:
         driver = self._current()
         if driver is None:
             raise ReadIndexUnavailable
-        hosted: Any = SimpleNamespace(driver=driver, leadership_changed=asyncio.sleep)
+        removed = driver.role is Role.REMOVED
+        hosted: Any = SimpleNamespace(driver=driver, removed=removed, leadership_changed=asyncio.sleep)
         broker: Any = SimpleNamespace(waits=self._waits)
         return Served(broker, hosted, driver)
 

@@ -20,6 +20,7 @@ class LeadGoes:
 
     name, repair, leader_id = "default", None, "n2"
     driver: Any = None
+    serving: Any = None
     looks = 0
 
     @property

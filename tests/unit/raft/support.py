@@ -194,7 +194,8 @@ class Member:
         self.log.batches = [batch for batch in self.log.batches if batch.last_index <= keep]
         self.log.durable_index = self.log.end_index
         self.core = self._new_core(committed, sound)
-        self._follow_membership()
+        for group, index in memberships_of(self.log):
+            self.core.configure(group, index, self.group.now_ms)
         self.core.start(self.group.now_ms)
         self.run()
 
@@ -242,7 +243,8 @@ class Member:
 
     def _follow_membership(self) -> None:
         """What the driver does after each batch and cut."""
-        group, index = membership_of(self.log) or (self.group.config, NO_INDEX)
+        named = memberships_of(self.log)
+        group, index = named[-1] if named else (self.group.config, NO_INDEX)
         self.core.configure(group, index, self.group.now_ms)
 
     def run(self) -> None:
@@ -281,13 +283,14 @@ class Member:
                 core.abandon(ready, self.group.now_ms)
 
 
-def membership_of(log: MemoryLog) -> tuple[GroupConfig, int] | None:
-    """The group that the log's last membership record names, and its index."""
-    for batch in reversed(log.batches):
-        if batch.is_control and (value := control_value(batch)).get("kind") == "membership":
+def memberships_of(log: MemoryLog) -> list[tuple[GroupConfig, int]]:
+    """The groups that the log's records name, oldest first, each with the index of its record."""
+    named = []
+    for batch in log.batches:
+        if batch.is_control and "voters" in (value := control_value(batch)):
             group = GroupConfig(voters=tuple(value["voters"]), learners=tuple(value["learners"]))
-            return group, batch.base_index
-    return None
+            named.append((group, batch.base_index))
+    return named
 
 
 class Group:

@@ -369,6 +369,27 @@ def test_answers_of_an_earlier_session_change_nothing() -> None:
     assert watermark_of(group, "n2") == 0
 
 
+@pytest.mark.rule("D-11", "D-14")
+@pytest.mark.parametrize("code", [PushCode.SUCCESS, PushCode.INCONSISTENT_STATE])
+def test_an_answer_to_a_comparison_of_an_earlier_session_counts_for_nothing(code: PushCode) -> None:
+    """The peer may have lost its log since, or have got what it lacked then."""
+    group = Group({name: log_of(1, 1) for name in ("n1", "n2", "n3")})
+    compare = elect_with_silent_n2(group)
+    leader = group["n1"]
+    late = answer_of(group, compare, code, end_index=2)
+    leader.step("n2", answer_of(group, compare, end_index=2))
+    assert state_of(group, "n2") == "APPEND"
+    leader.core._peers.dispatchers["n2"]._enter_compare()
+    leader.core.tick(group.now_ms)
+    leader.run()
+    [again] = [push for push in group.pushes("n2") if push.session > compare.session + 1]
+    assert again.index == compare.index
+    leader.step("n2", late)
+    assert state_of(group, "n2") == "COMPARE"
+    leader.step("n2", answer_of(group, again, end_index=2))
+    assert state_of(group, "n2") == "APPEND"
+
+
 COMPARED = [
     # leader's terms, follower's terms, follower's log in the end begins at, what it had to do
     pytest.param((1, 1, 2), (1, 1, 2), None, id="1-equal"),

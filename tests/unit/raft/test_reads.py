@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.raft.config import RaftConfig
 from app.raft.messages import Heartbeat, HeartbeatAnswer, ReadIndexAnswer, ReadIndexRequest
 from tests.unit.raft.support import Group, Member, log_of
 
@@ -151,3 +152,49 @@ def test_a_member_that_does_not_lead_answers_that_it_cannot_confirm() -> None:
     group["n2"].step("n3", ReadIndexRequest(1, 77))
     [answer] = group.take(source="n2", kind=ReadIndexAnswer)
     assert answer == ReadIndexAnswer(1, 77, None)
+
+
+@pytest.mark.rule("R-08")
+def test_rounds_of_an_older_term_confirm_nothing() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(3_000)  # many rounds, all answered
+    for name in ("n2", "n1"):
+        group.elect(name)
+        group.pass_time(300)
+    group.take()
+    leader.reads.clear()
+    ask(leader, "a")
+    assert leader.reads == []
+    group.settle()
+    assert leader.reads == [("a", leader.core.committed_index)]
+
+
+@pytest.mark.rule("R-08")
+def test_readers_are_refused_in_time_while_the_leaders_term_is_not_open() -> None:
+    """Its followers answer heartbeats, and their disks hang: callers give up, and ask again."""
+    group = Group(3)
+    for member in group.members.values():
+        member.auto_sync = False
+    leader = group.elect("n1")
+    for second in range(5):
+        ask(leader, f"{second}")
+        group.pass_time(1_000)
+    assert leader.reads == [(f"{second}", None) for second in range(5)]
+    assert leader.core.waiting_reads == 0
+
+
+@pytest.mark.rule("R-08")
+@pytest.mark.parametrize("name", ["n1", "n2"], ids=["leader", "follower"])
+def test_more_readers_than_the_limit_are_refused_at_once(name: str) -> None:
+    group = Group(3, raft=RaftConfig(max_waiting_reads=2))
+    group.elect("n1")
+    group.pass_time(200)
+    group.take()
+    member = group[name]
+    for token in ("a", "b", "c"):
+        ask(member, token)
+    assert member.reads == [("c", None)]
+    assert member.core.waiting_reads == 2
+    group.settle()
+    assert sorted(member.reads) == [("a", 0), ("b", 0), ("c", None)]

@@ -1,11 +1,14 @@
 """Leadership transfer (R-09)."""
 
+from itertools import pairwise
+
 import pytest
 
 from app.errors import AlreadyLeader, StorageFull, TransferFailed
-from app.raft.messages import PushRequest, TimeoutNow, VoteRequest
+from app.raft.config import RaftConfig
+from app.raft.messages import TimeoutNow, VoteRequest
 from app.replication import AppendFate
-from tests.unit.raft.support import Group
+from tests.unit.raft.support import Group, Member
 
 
 @pytest.mark.rule("R-09")
@@ -44,16 +47,43 @@ def test_the_target_is_asked_only_when_it_holds_everything_committed() -> None:
 
 
 @pytest.mark.rule("R-09")
-def test_while_it_hands_over_the_leader_takes_no_appends_and_goes_on_when_it_fails() -> None:
+def test_appends_wait_only_while_the_target_takes_over_and_go_on_when_it_does_not() -> None:
     group = Group(3)
     leader = group.elect("n1")
     group.settle()
-    leader.append()
-    group.take(target="n2", kind=PushRequest)
-    leader.core.transfer("n2", group.now_ms)
+    group.take(target="n2")
+    leader.core.transfer("n2", group.now_ms)  # it holds everything
     assert not leader.core.accepts_appends
     group.pass_time(1_100, "n1", "n3")
     assert (leader.leads, leader.core.accepts_appends) == (True, True)
+
+
+@pytest.mark.rule("R-09")
+def test_appends_go_on_while_the_target_catches_up_and_when_it_never_does() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(200)
+    group["n2"].auto_sync = False  # its disk is slow
+    leader.append()
+    leader.core.transfer("n2", group.now_ms)
+    group.pass_time(1_000)
+    assert (leader.core.is_transferring, leader.core.accepts_appends) == (True, True)
+    group["n2"].sync()  # a round of a second: it lags by as much
+    leader.append()
+    group.settle()
+    assert leader.core.accepts_appends
+    group["n2"].sync()  # a short one
+    group.settle()
+    assert group.leader.name == "n2"
+
+    group["n3"].auto_sync = False
+    group["n2"].append()
+    group["n2"].core.transfer("n3", group.now_ms)
+    for _ in range(60):
+        group.pass_time(100)
+        assert group["n2"].core.accepts_appends
+        group["n2"].append()
+    assert not group["n2"].core.is_transferring
 
 
 @pytest.mark.rule("R-09")
@@ -162,3 +192,69 @@ def test_records_are_refused_while_no_majority_has_room_for_them() -> None:
     group["n2"].core.has_room = True
     group.pass_time(300)
     assert leader.core.refusal is None
+
+
+def preferred_group(**raft: int) -> tuple[Group, Member]:
+    """n2 leads a group that prefers n1."""
+    group = Group(3, preferred_leader="n1", raft=RaftConfig(**raft))
+    leader = group.elect("n2", "n2", "n3")
+    group.pass_time(300)
+    return group, leader
+
+
+@pytest.mark.rule("R-09")
+def test_a_preferred_leader_whose_disk_hangs_stops_no_append() -> None:
+    group, leader = preferred_group()
+    group["n1"].auto_sync = False
+    waited = 0
+    for step in range(3_000):
+        if step % 10 == 0:
+            leader.append()
+        group.pass_time(20)
+        waited += 0 if leader.core.accepts_appends else 20
+    assert leader.leads
+    assert waited == 0
+
+
+@pytest.mark.rule("R-09")
+def test_a_preferred_leader_that_does_not_take_over_is_offered_the_lead_ever_more_rarely() -> None:
+    group, leader = preferred_group()
+    paused, since = [], group.now_ms
+    for _ in range(2_500):
+        group.take(kind=TimeoutNow)
+        waits, before = not leader.core.accepts_appends, bool(paused and paused[-1][1] is None)
+        if waits and not before:
+            paused.append((group.now_ms - since, None))
+        elif not waits and before:
+            paused[-1] = (paused[-1][0], group.now_ms - since)
+        group.now_ms += 20
+        for member in group.members.values():
+            member.tick()
+            group.take(kind=TimeoutNow)
+            group.settle()
+    begun = [begin for begin, _ in paused]
+    gaps = [later - former for former, later in pairwise(begun)]
+    assert 2 <= len(paused) <= 3
+    assert gaps[0] >= 10_000
+    assert all(later >= 2 * former - 1_100 for former, later in pairwise(gaps))
+
+
+@pytest.mark.rule("R-09")
+def test_a_preferred_leader_that_soon_lost_the_lead_waits_longer_also_with_another_leader() -> None:
+    group, _ = preferred_group()
+    group.pass_time(6_000)
+    assert group.leader.name == "n1"
+    group.pass_time(3_000, "n2", "n3")  # n1 is cut off: one of the others leads
+    back = group.now_ms
+    group.pass_time(7_000)
+    assert group.leader.name != "n1"
+    while group.leader.name != "n1":
+        group.pass_time(100)
+    assert 7_000 <= group.now_ms - back <= 12_000  # counted from the election, some time before
+
+    group.pass_time(61_000)  # it has kept the lead: the next pause is the short one
+    group.pass_time(3_000, "n2", "n3")
+    back = group.now_ms
+    while group.leader.name != "n1":
+        group.pass_time(100)
+    assert group.now_ms - back <= 6_500

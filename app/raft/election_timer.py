@@ -1,0 +1,35 @@
+"""When a member without a leader asks for votes (R-01, R-03). PURE."""
+
+from random import Random
+from typing import Final
+
+from app.raft.config import RaftConfig
+
+DISK_WAITS_MAX: Final = 10  # longest extension of an election by a slow disk, in longest election timeouts
+REMOVED_PAUSE: Final = 10  # election timeouts between two questions of a removed member for the leader
+
+
+class ElectionTimer:
+    """`due_ms`: then the member asks for votes, or a removed one for the leader."""
+
+    def __init__(self, config: RaftConfig, random: Random) -> None:
+        self._timeout_ms = config.election_timeout_ms
+        self._random = random
+        self._saving_since_ms = 0  # of the hard state that waits for the disk
+        self.due_ms = 0
+
+    def restart(self, now_ms: int, *, removed: bool = False) -> None:
+        self.due_ms = now_ms + self._random.randint(*self._timeout_ms) * (REMOVED_PAUSE if removed else 1)
+
+    def saving(self, now_ms: int) -> None:
+        """Term or vote are on their way to the disk."""
+        self._saving_since_ms = now_ms
+
+    def saved(self, now_ms: int) -> None:
+        """Restart when term or vote are on disk: what rests on them leaves only now.
+
+        The wait for votes, or for the leader that was voted for, is longer by the time that this disk took:
+        the disks of the other voters have about as much to do.
+        """
+        self.restart(now_ms)
+        self.due_ms += min(now_ms - self._saving_since_ms, DISK_WAITS_MAX * self._timeout_ms[1])

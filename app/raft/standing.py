@@ -1,0 +1,95 @@
+"""This member's place in its group (R-10): voter, learner, removed, or voter of the group before the newest.
+
+PURE. A membership record counts from its append. Until it is known to be committed, the voters of the group
+before it still campaign: the removed leader may be the only member that can get the record committed (Raft
+thesis 4.2.2). A member that its leader no longer pushes to learns of its removal from its peers: they refuse
+its pre-vote with a GroupNotice.
+"""
+
+from collections.abc import Mapping
+
+from app.raft.messages import GroupNotice
+from app.raft.state import MemberState, Outbox
+from app.replication import NO_INDEX, GroupConfig, Role
+
+NO_NODES: Mapping[str, tuple[str, str]] = {}
+
+
+class Standing:
+    """Invariant: `member.group` is the group of the record at `index`; NO_INDEX: of the configuration."""
+
+    def __init__(self, member: MemberState, outbox: Outbox) -> None:
+        self._member = member
+        self._outbox = outbox
+        self._former: GroupConfig | None = None  # the group that the newest one replaced
+        self._nodes = NO_NODES
+        self.index = NO_INDEX
+        self.notice: GroupNotice | None = None  # a peer's, until a leader or the own log knows better
+
+    def configure(self, group: GroupConfig, index: int, nodes: Mapping[str, tuple[str, str]]) -> bool:
+        """Adopt the group of the log's newest membership record; return whether the members changed."""
+        member = self._member
+        if (group, index) == (member.group, self.index):
+            return False
+        self._former = member.group if index > self.index else None
+        changed, member.group, self.index, self._nodes = group != member.group, group, index, nodes
+        if self.notice is not None and index > self.notice.index:
+            self.notice = None
+        self.tell()
+        return changed
+
+    def tell(self) -> None:
+        """Record in the journal which members count from here on: readers judge watermarks by it."""
+        group = self._member.group
+        data = {"voters": list(group.voters), "learners": list(group.learners), "index": self.index}
+        self._outbox.tell("membership", self._member.term, data)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the newest group is known to be committed."""
+        return self.index <= self._member.committed_index
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this member votes in the newest group."""
+        return self._member.node_id in self._member.group.voters
+
+    @property
+    def may_campaign(self) -> bool:
+        """Whether the group may need this member as its leader."""
+        member, former = self._member, self._former
+        if self.notice is not None or not (member.sound and member.electable):
+            return False
+        in_doubt = former is not None and not self.is_settled and member.node_id in former.voters
+        return self.is_voter or in_doubt
+
+    @property
+    def idle_role(self) -> Role:
+        """The role of a member that neither leads nor campaigns. A leader pushes to members alone, so that
+        one whose log does not name it yet is a learner while it has a leader."""
+        member = self._member
+        if self.notice is not None:
+            return Role.REMOVED
+        if self.is_voter:
+            return Role.FOLLOWER
+        outside = member.node_id not in member.group.learners and self.index != NO_INDEX
+        if outside and self.is_settled and member.leader_id is None:
+            return Role.REMOVED
+        return Role.LEARNER
+
+    def notice_for(self, source: str, leader_id: str | None) -> GroupNotice | None:
+        """Return what a node outside the committed group should know; None for a member, or in doubt."""
+        group = self._member.group
+        members = (*group.voters, *group.learners)
+        if self.index == NO_INDEX or self.notice is not None or not self.is_settled:
+            return None
+        if source in members or self._member.node_id not in members:
+            return None
+        return GroupNotice(self.index, group.voters, group.learners, leader_id, dict(self._nodes))
+
+    def take(self, notice: GroupNotice) -> None:
+        """Believe a peer that this member is outside the group, unless its own log knows a newer group."""
+        if self._member.node_id in (*notice.voters, *notice.learners) or notice.index < self.index:
+            return
+        if self.notice is None or notice.index >= self.notice.index:
+            self.notice = notice

@@ -1,0 +1,114 @@
+"""Nodes that were removed and still run: they know it, pass calls on at once, and may return (R-10)."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli.main import cli
+from tests.support.cluster import Cluster, eventually, running
+
+AT_ONCE_S = 1.0  # a call that waits for a leader takes several
+
+
+def voters(cluster: Cluster, node: str) -> list[str]:
+    members = cluster.get(node, "/v1/cluster/members").json()["members"]
+    return sorted(member["id"] for member in members if member["voter"])
+
+
+def is_removed(cluster: Cluster, node: str) -> bool:
+    return all(cluster.status(node, log)["role"] == "removed" for log in ("default", "__controller"))
+
+
+def remove(cluster: Cluster, asked: str, node: str, **params: Any) -> None:
+    answer = cluster.call("DELETE", asked, f"/v1/cluster/members/{node}", params=params)
+    assert answer.status_code == 200, answer.text
+
+
+def check_passes_calls_on(cluster: Cluster, node: str) -> None:
+    """Reads, appends and the leader's own views, within AT_ONCE_S together."""
+    begun = time.monotonic()
+    appended = cluster.append(node, "by a removed node")
+    assert appended.status_code == 200, appended.text
+    index = appended.json()["first_index"]
+    assert cluster.get(node, f"/v1/logs/default/records/{index}").json()["value"] == "by a removed node"
+    for consistency in ("linearizable", "committed"):
+        page = cluster.get(node, "/v1/logs/default/records", params={"last": 1, "consistency": consistency})
+        assert page.json()["records"][0]["value"] == "by a removed node"
+    assert cluster.get(node, "/v1/logs/default/tail").json()["committed_index"] >= index
+    assert cluster.get(node, "/v1/logs/default/watermarks").status_code == 200
+    lines = cluster.call(
+        "POST",
+        node,
+        "/v1/logs/default/records:stream",
+        content=b'{"value": "streamed"}\n',
+        headers={"Content-Type": "application/x-ndjson"},
+    )
+    assert json.loads(lines.text.splitlines()[0])["count"] == 1
+    own = cluster.append(node, "x", headers={"Commitlog-No-Forward": "1"})
+    assert (own.status_code, own.json()["code"]) == (421, "not-leader")
+    assert own.json()["leader_url"] == cluster.url(own.json()["leader"])
+    assert time.monotonic() - begun < AT_ONCE_S
+    assert cluster.get(node, "/readyz").status_code == 200
+
+
+@pytest.mark.rule("R-10")
+def test_a_removed_node_knows_it_passes_calls_on_and_returns(tmp_path: Path) -> None:
+    with running(tmp_path) as cluster:
+        cluster.append("n1", "a")
+        leader = cluster.leader()
+        gone, left = cluster.follower(), [node for node in cluster.ids if node != cluster.follower()]
+        remove(cluster, leader, gone)
+        eventually(lambda: is_removed(cluster, gone), what="it learns of its removal")
+        assert voters(cluster, gone) == left
+        assert cluster.status(gone)["leader"] == leader
+        check_passes_calls_on(cluster, gone)
+        again = cluster.call("DELETE", gone, f"/v1/cluster/members/{gone}")
+        assert (again.status_code, again.json()["code"]) == (404, "not-found")
+        local = cluster.get(gone, "/v1/logs/default/tail", params={"consistency": "local"}).json()
+        assert local["end_index"] < cluster.status(leader)["end_index"]
+        place = ["--endpoint", cluster.url(gone), "--json"]
+        shown = json.loads(CliRunner().invoke(cli, ["status", *place]).output)["nodes"]
+        assert {view["node"]: view["role"] == "removed" for view in shown} == {
+            node: node == gone for node in cluster.ids
+        }
+
+        cluster.kill(gone)
+        cluster.start(gone)
+        cluster.wait_ready(gone)
+        eventually(lambda: is_removed(cluster, gone), what="it learns it again after a restart")
+        check_passes_calls_on(cluster, gone)
+
+        for wiped in (False, True):
+            if wiped:
+                remove(cluster, leader, gone)
+                cluster.kill(gone)
+                shutil.rmtree(tmp_path / gone)
+                cluster.start(gone)
+                eventually(lambda: is_removed(cluster, gone), what="an empty node learns it")
+            returns(cluster, leader, gone)
+        assert voters(cluster, leader) == cluster.ids
+        cluster.wait_even()
+
+
+def returns(cluster: Cluster, asked: str, node: str) -> None:
+    member = {
+        "id": node,
+        "url": cluster.url(node),
+        "peer_address": f"127.0.0.1:{cluster.peer_ports[node]}",
+    }
+    added = cluster.call("POST", asked, "/v1/cluster/members", json=member)
+    assert added.status_code == 200, added.text
+
+    def promoted() -> bool:
+        answer = cluster.call("POST", asked, f"/v1/cluster/members/{node}:promote")
+        assert answer.status_code in (200, 409), answer.text
+        return answer.status_code == 200
+
+    eventually(promoted, what=f"{node} is a voter again")
+    for log in ("default", "__controller"):
+        eventually(lambda log=log: cluster.status(node, log)["role"] == "follower", what=f"{node} follows")

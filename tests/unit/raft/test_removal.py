@@ -1,0 +1,201 @@
+"""Members that are removed, leaders among them, and what they learn of it (R-10)."""
+
+import pytest
+
+from app.raft.messages import GroupNotice, Heartbeat, VoteAnswer, VoteRequest
+from app.replication import NO_INDEX, ChangeKind, GroupConfig, Role
+from storage.hard_state import HardState
+from tests.unit.raft.support import Group, Member, MemoryLog
+
+
+def led_group(size: int) -> tuple[Group, Member]:
+    group = Group(size)
+    leader = group.elect("n1")
+    group.settle()
+    leader.append()
+    group.settle()
+    group.pass_time(100)
+    return group, leader
+
+
+def removed_alone(size: int, *, restart: bool) -> tuple[Group, Member]:
+    """n1 led, removed itself, and its record has reached no other member; it leads no longer."""
+    group, leader = led_group(size)
+    leader.change(ChangeKind.REMOVE, "n1")
+    group.sent.clear()
+    if restart:
+        leader.restart(committed=leader.core.committed_index)
+    else:
+        group.pass_time(2_000, "n1")
+        group.sent.clear()
+    assert not leader.leads
+    return group, leader
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("restart", [False, True], ids=["cut off", "restarted"])
+def test_a_leader_that_removed_itself_alone_leads_again_until_its_removal_is_committed(restart: bool) -> None:
+    group, leader = removed_alone(2, restart=restart)
+    group.pass_time(5_000)
+    assert [member.name for member in group.members.values() if member.leads] == ["n2"]
+    assert group["n2"].core.group == GroupConfig(voters=("n2",))
+    assert group["n2"].log.batches[:-1] == leader.log.batches
+    assert leader.core.role is Role.REMOVED
+
+
+@pytest.mark.rule("R-10")
+def test_a_leader_that_removed_itself_alone_is_enough_for_a_majority_with_a_member_down() -> None:
+    group, _ = removed_alone(4, restart=True)
+    group.pass_time(5_000, "n1", "n2", "n3")
+    assert group.leader.name in ("n2", "n3")
+
+
+@pytest.mark.rule("R-10")
+def test_a_member_outside_its_newest_group_neither_votes_for_itself_nor_counts_its_own_copy() -> None:
+    group, leader = removed_alone(3, restart=True)
+    group.pass_time(3_000, "n1", "n2")  # of n2 and n3 both are needed
+    assert not leader.leads
+    group.pass_time(5_000)
+    assert group.leader.name in ("n2", "n3")
+
+    group, leader = led_group(3)
+    leader.change(ChangeKind.REMOVE, "n1")
+    removal = leader.log.end_index
+    group.settle("n1", "n2")
+    assert leader.core.committed_index < removal
+    group.settle()
+    assert leader.core.committed_index == removal
+
+
+@pytest.mark.rule("R-10")
+def test_a_learner_does_not_campaign_while_its_addition_is_in_doubt() -> None:
+    group, leader = led_group(3)
+    learner = group.join("n4")
+    leader.change(ChangeKind.ADD, "n4")
+    group.settle("n1", "n4")
+    assert learner.core.group.learners == ("n4",)
+    assert learner.core.committed_index < learner.log.end_index
+    group.pass_time(5_000, "n4")
+    assert (learner.core.role, learner.core.term) == (Role.LEARNER, leader.core.term)
+
+
+@pytest.mark.rule("R-10")
+def test_a_removed_member_learns_it_from_the_others_and_who_leads() -> None:
+    group, leader = led_group(3)
+    leader.change(ChangeKind.REMOVE, "n3")
+    removal, removed = leader.log.end_index, group["n3"]
+    group.pass_time(2_500)
+    assert removed.log.end_index < removal  # no leader pushes to it
+    assert (removed.core.role, removed.core.leader_id) == (Role.REMOVED, "n1")
+    assert removed.core.notice == GroupNotice(removal, ("n1", "n2"), (), "n1", {})
+    assert leader.leads
+    removed.restart()
+    group.pass_time(2_500)
+    assert removed.core.role is Role.REMOVED
+    leader.core.transfer("n2", group.now_ms)
+    group.pass_time(15_000)
+    assert removed.core.leader_id == "n2"
+
+
+@pytest.mark.rule("R-10")
+def test_a_removed_learner_and_a_node_that_was_never_added_learn_it_too() -> None:
+    group, leader = led_group(2)
+    learner = group.join("n3")
+    leader.change(ChangeKind.ADD, "n3")
+    group.pass_time(300)
+    assert learner.core.role is Role.LEARNER
+    leader.change(ChangeKind.REMOVE, "n3")
+    group.pass_time(2_500)
+    assert learner.core.role is Role.REMOVED
+    never = group.join("n4")
+    group.pass_time(2_500)
+    assert (never.core.role, never.core.leader_id) == (Role.REMOVED, "n1")
+    damaged = group["n2"]
+    damaged.restart(sound=False)
+    group.pass_time(2_500)
+    assert damaged.core.role is Role.FOLLOWER
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("wiped", [False, True], ids=["its old log", "an empty log"])
+def test_a_removed_member_that_is_added_again_follows_at_once(wiped: bool) -> None:
+    group, leader = led_group(3)
+    leader.change(ChangeKind.REMOVE, "n3")
+    group.pass_time(2_500)
+    removed = group["n3"]
+    if wiped:
+        removed.log.batches, removed.log.durable_index = [], NO_INDEX
+        removed.saved = [HardState()]
+        removed.restart()
+        group.pass_time(2_500)
+    assert removed.core.role is Role.REMOVED
+    leader.change(ChangeKind.ADD, "n3")
+    group.pass_time(300)
+    assert (removed.core.role, removed.core.notice) == (Role.LEARNER, None)
+    leader.change(ChangeKind.PROMOTE, "n3")
+    group.pass_time(300)
+    assert removed.core.role is Role.FOLLOWER
+    assert removed.log.batches == leader.log.batches
+    group.pass_time(5_000, "n2", "n3")
+    assert group.leader.name in ("n2", "n3")
+
+
+@pytest.mark.rule("R-10")
+def test_a_notice_that_is_older_than_the_own_group_is_not_believed() -> None:
+    """A member that lags behind judges by a group of before the promotion."""
+    group, leader = led_group(2)
+    added = group.join("n3")
+    leader.change(ChangeKind.ADD, "n3")
+    group.pass_time(300)
+    own = leader.log.end_index
+    group.pass_time(1_100, "n3")
+    assert added.core.leader_id is None
+    for index, role in ((own - 1, Role.LEARNER), (own, Role.REMOVED)):
+        notice = GroupNotice(index, ("n1", "n2"), (), "n1", {})
+        added.step("n2", VoteAnswer(1, False, pre_vote=True, group=notice))
+        assert added.core.role is role
+
+
+@pytest.mark.rule("R-10")
+def test_only_a_member_of_a_committed_group_that_the_log_names_gives_notice() -> None:
+    def notices(member: Member) -> list[GroupNotice | None]:
+        member.step("n9", VoteRequest(member.core.term + 1, NO_INDEX, 0, pre_vote=True))
+        answers = member.group.take(source=member.name, target="n9", kind=VoteAnswer)
+        return [answer.group for answer in answers if isinstance(answer, VoteAnswer)]
+
+    fresh = Group(2)["n1"]
+    assert notices(fresh) == [None]  # it may be the other's configuration that is right
+
+    group, leader = led_group(3)
+    assert notices(leader) == [GroupNotice(0, ("n1", "n2", "n3"), (), "n1", {})]
+    leader.change(ChangeKind.REMOVE, "n2")
+    assert notices(leader) == [None]  # that group may be undone
+    group.pass_time(3_000)
+    assert notices(group["n2"]) == [None]  # it is outside itself
+    assert notices(group["n3"]) == [GroupNotice(2, ("n1", "n3"), (), "n1", {})]
+
+
+@pytest.mark.rule("R-10")
+def test_a_leader_writes_the_first_group_into_the_log_and_no_configuration_changes_it() -> None:
+    group, _ = led_group(3)
+    group.config = GroupConfig(voters=("n1", "n2", "n3", "n4", "n5"))  # five nodes in the file, restarted
+    for name in ("n1", "n2", "n3"):
+        group[name].restart()
+        assert group[name].core.group == GroupConfig(voters=("n1", "n2", "n3"))
+    group["n1"].step("n4", Heartbeat(0, "n4", NO_INDEX, 1))
+    group.pass_time(3_000, "n2", "n3")
+    assert group.leader.name in ("n2", "n3")
+
+
+@pytest.mark.rule("R-10")
+def test_a_log_of_an_older_version_gets_its_group_with_the_next_term() -> None:
+    logs = {name: MemoryLog() for name in ("n1", "n2")}
+    for log in logs.values():
+        log.add(1)
+        log.sync()
+    group = Group(logs)
+    group.elect("n1")
+    group.pass_time(100)
+    group.config = GroupConfig(voters=("n1", "n2", "n3"))
+    group["n2"].restart()
+    assert group["n2"].core.group == GroupConfig(voters=("n1", "n2"))
