@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from app.errors import CursorMoved, CursorNotFound, Fenced, InvalidRequest, NotMaterialized
+from app.errors import CursorMoved, CursorNotFound, Fenced, InvalidRequest, NotMaterialized, RateLimited
 from app.log_state import Address, LogState
 from app.replication import ChangeKind, GroupConfig
 
@@ -30,6 +30,8 @@ class LeaderView(Protocol):
     def begin_index(self) -> int: ...
     @property
     def committed_index(self) -> int: ...
+    @property
+    def max_cursors(self) -> int: ...
     def changed_group(self, kind: ChangeKind, node_id: str) -> GroupConfig | None:
         """app.raft.membership.changed: the group after the change, None when it is so already."""
         ...
@@ -95,6 +97,11 @@ class MoveCursor:
 
     def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
         _check_revision(state, self.name, self.if_match)
+        if self.name not in state.cursors and len(state.cursors) >= view.max_cursors:
+            raise RateLimited(
+                f"The log has {view.max_cursors} cursors, its limit (limits.max_cursors). "
+                "Delete cursors that no reader uses."
+            )
         return {"kind": "cursor", "name": self.name, "index": self.position, "fence": self.fence}
 
 

@@ -134,7 +134,8 @@ class Producer:
 
 @dataclass(slots=True)
 class AppendStream:
-    """Appends that belong in this order: once one was refused, `broken`, none of the later ones enters."""
+    """Appends that belong in this order. Once one failed, or its outcome is unknown, the stream is `broken`:
+    no later append of it enters the log."""
 
     broken: bool = False
 
@@ -353,6 +354,8 @@ class ReplicationCore(Protocol):
 
     has_room: bool  # set by the driver: false while its disk has no room for clients' records
 
+    may_truncate: bool  # whether an uncommitted record at a leader can be undone: not in classic mode
+
     runs_ahead: bool  # its committed index may pass what its leader knows to be committed (H-08)
 
     def transfer(self, to: str | None, now_ms: int) -> str:
@@ -493,6 +496,21 @@ class AppendLimits(Protocol):
     @property
     def max_pending_bytes(self) -> int:
         """Of records that were asked to be appended and are not answered yet."""
+        ...
+
+    @property
+    def max_idempotency_keys(self) -> int:
+        """Idempotency keys that a log remembers; new keys beyond it are refused."""
+        ...
+
+    @property
+    def max_producers(self) -> int:
+        """Producers that a log remembers; new producers beyond it are refused."""
+        ...
+
+    @property
+    def max_cursors(self) -> int:
+        """Cursors of a log; new cursors beyond it are refused."""
         ...
 
 

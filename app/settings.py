@@ -18,6 +18,7 @@ from storage.commitlog import CommitlogConfig
 KIB = 1024
 MIB = 1024 * KIB
 DEFAULT_LOG = "default"
+_KEYS_MAX, _PRODUCERS_MAX = 40_000_000, 1_000_000  # the snapshot of a log's state stays below 4 GiB
 LOG_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 
@@ -129,10 +130,15 @@ class Limits:
     max_pending_requests: int = 10_000  # appends that wait for their acknowledgement, a log (D-29)
     max_pending_bytes: int = 256 * MIB  # of those
     idempotency_ms: int = 24 * 60 * 60 * 1000
+    max_idempotency_keys: int = 2_000_000  # a log, at about 80 bytes; a new key beyond it: 429
+    max_producers: int = 100_000  # a log, at about 500 bytes; a new producer beyond it: 429
+    max_cursors: int = 10_000  # a log; a new cursor beyond it: 429
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             check(value > 0, f"{name} must be positive")
+        check(self.max_idempotency_keys <= _KEYS_MAX, f"max_idempotency_keys must be at most {_KEYS_MAX}")
+        check(self.max_producers <= _PRODUCERS_MAX, f"max_producers must be at most {_PRODUCERS_MAX}")
         check(self.max_record_bytes <= self.max_request_bytes, "max_record_bytes is past max_request_bytes")
 
 

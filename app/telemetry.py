@@ -51,6 +51,10 @@ HA_WAITS: Final = "commitlog_ha_master_waits"
 HA_CONNECTIONS: Final = "commitlog_ha_connections"
 HA_REFUSED: Final = "commitlog_ha_connections_refused"
 PEER_UP: Final = "commitlog_peer_connected"
+CLOCK_OFFSET: Final = "commitlog_clock_offset_seconds"
+IDEMPOTENCY_KEYS: Final = "commitlog_idempotency_keys"
+PRODUCERS: Final = "commitlog_producers"
+CURSORS: Final = "commitlog_cursors"
 BUILD: Final = "commitlog_build"
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

@@ -8,9 +8,9 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from storage.checksum import crc32c
+from storage.checksum import extend_crc32c
 from storage.errors import CorruptFile
-from storage.file_system import FileSystem, write_durably
+from storage.file_system import Bytes, FileSystem, write_durably
 from storage.slots import SlotFile
 
 MAGIC: Final = b"CLCP"
@@ -54,29 +54,39 @@ class CheckpointFile:
         self._slots.save(_PAYLOAD.pack(checkpoint.committed_index, checkpoint.state_index))
 
 
+_SLICE_BYTES: Final = 1024 * 1024  # written or checked at once: other threads run in between
+
+
 class SnapshotFile:
-    """A checked block of bytes that is replaced as a whole (LogState.snapshot)."""
+    """A checked block of bytes that is replaced as a whole (LogState.capture)."""
 
     def __init__(self, files: FileSystem, path: str) -> None:
         self._files = files
         self.path = path
 
-    def load(self) -> bytes | None:
+    def load(self) -> memoryview | None:
         """Return the payload, None when there is no snapshot. Raises CorruptFile."""
         if not self._files.exists(self.path):
             return None
-        data = self._files.read(self.path)
+        data = memoryview(self._files.read(self.path))
         if len(data) < _SNAPSHOT_HEAD.size + _CRC.size:
             raise CorruptFile(self.path, "too short")
         magic, version, zero, size = _SNAPSHOT_HEAD.unpack_from(data)
         end = len(data) - _CRC.size
         if magic != SNAPSHOT_MAGIC or version != _VERSION or zero or size != end - _SNAPSHOT_HEAD.size:
             raise CorruptFile(self.path, "not a snapshot of this version")
-        if _CRC.unpack_from(data, end)[0] != crc32c(data[:end]):
+        crc = 0
+        for start in range(0, end, _SLICE_BYTES):
+            crc = extend_crc32c(crc, data[start : min(start + _SLICE_BYTES, end)])
+        if _CRC.unpack_from(data, end)[0] != crc:
             raise CorruptFile(self.path, "checksum")
         return data[_SNAPSHOT_HEAD.size : end]
 
-    def save(self, payload: bytes) -> None:
-        """Replace the snapshot; durable on return."""
-        data = _SNAPSHOT_HEAD.pack(SNAPSHOT_MAGIC, _VERSION, 0, len(payload)) + payload
-        write_durably(self._files, self.path, data + _CRC.pack(crc32c(data)))
+    def save(self, *pieces: Bytes) -> None:
+        """Replace the snapshot by the pieces, one after the other; durable on return."""
+        head = _SNAPSHOT_HEAD.pack(SNAPSHOT_MAGIC, _VERSION, 0, sum(map(len, pieces)))
+        data = [head, *pieces]
+        crc = 0
+        for piece in data:
+            crc = extend_crc32c(crc, piece)
+        write_durably(self._files, self.path, [*data, _CRC.pack(crc)])

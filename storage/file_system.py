@@ -103,7 +103,7 @@ class FileSystem(Protocol):
         ...
 
 
-def write_durably(files: FileSystem, path: str, data: Bytes) -> None:
+def write_durably(files: FileSystem, path: str, data: Bytes | Sequence[Bytes]) -> None:
     """Replace the file's content: after a crash at any moment it is whole, the old or the new."""
     temporary = path + ".tmp"
     file = files.open(temporary, create=True)

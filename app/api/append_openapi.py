@@ -106,7 +106,12 @@ OPENAPI_EXTRA: Final[dict[str, Any]] = {
             {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS, "default": DEFAULT_TIMEOUT_MS},
             "After it the answer is 504 and the outcome unknown",
         ),
-        _parameter("query", "match_index", _INTEGER, "The leader's next index must be this"),
+        _parameter(
+            "query",
+            "match_index",
+            _INTEGER,
+            "At most the leader's next index, and no data record at it or after it",
+        ),
         _parameter("query", "match_term", _INTEGER, "The leader's term must be this"),
         _parameter("query", "fencing_token", _TEXT, "The log's fence must be this"),
         _parameter("query", "producer_id", _TEXT, "An idempotent producer; with epoch and sequence"),

@@ -68,7 +68,7 @@ async def fence(call: Call, log: LogName, query: Nothing) -> Response:
 async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
     here = await call.leader(log)
     await here.broker.waits.read_index(here.hosted)
-    found = here.driver.state.cursors.get(name)
+    found = here.driver.state.committed_cursor(name)
     if found is None:
         raise CursorNotFound(name)
     return _cursor_answer(here, name, found)

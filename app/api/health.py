@@ -111,6 +111,20 @@ class NodeCollector:
         )
         for name, text, value in per_log:
             yield telemetry.gauge(name, text, ("log",), [((log,), value(status)) for log, status in seen])
+        state = (
+            (telemetry.IDEMPOTENCY_KEYS, "Idempotency keys remembered", lambda state: state.key_count),
+            (telemetry.PRODUCERS, "Producers remembered", lambda state: state.producer_count),
+            (telemetry.CURSORS, "Cursors", lambda state: len(state.cursors)),
+        )
+        for name, text, count in state:
+            values = [((driver.log_name,), count(driver.state)) for driver in drivers]
+            yield telemetry.gauge(name, text, ("log",), values)
+        yield telemetry.gauge(
+            telemetry.CLOCK_OFFSET,
+            "Wall clock minus the time of timestamps; not near 0 after a leap of the wall clock",
+            (),
+            [((), broker.clock.offset_ms / 1000)],
+        )
         marks = [
             ((driver.log_name, peer), float(index))
             for driver in drivers

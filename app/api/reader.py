@@ -112,7 +112,9 @@ class Reader:
         elif query.last is not None:
             start = await self._last(query.last, end)
         elif query.cursor is not None:
-            cursor = self.driver.state.cursors.get(query.cursor)
+            state = self.driver.state
+            local = self.consistency is Consistency.LOCAL
+            cursor = state.cursors.get(query.cursor) if local else state.committed_cursor(query.cursor)
             if cursor is None:
                 raise CursorNotFound(query.cursor)
             start = self._checked(cursor.position, end)

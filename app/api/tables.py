@@ -223,7 +223,7 @@ async def _lag(driver: LogDriver, held_index: int) -> tuple[int, int, int | None
     """
     log = driver.log
     committed_index = driver.committed_index
-    cursor = driver.state.cursors.get(CURSOR)
+    cursor = driver.state.committed_cursor(CURSOR)
     seen = max(held_index + 1, 0 if cursor is None else cursor.position)
     lost = log.begin_index > seen
     at = max(held_index + 1, log.begin_index)

@@ -30,7 +30,11 @@ from app.client.records import BATCH_RECORDS, RecordLike
     help="Lines of a file that become one atomic append.",
 )
 @click.option("--idempotency-key", help="A repeat with this key is not stored again.")
-@click.option("--match-index", type=click.IntRange(0), help="Only if this is the next index of the log.")
+@click.option(
+    "--match-index",
+    type=click.IntRange(0),
+    help="Only if the log has no data record at this index or after it.",
+)
 @click.option("--match-term", type=click.IntRange(0), help="Only if the leader's term is this.")
 @click.option("--fencing-token", help="Token of the log's fence.")
 @click.option(

@@ -12,9 +12,11 @@ import msgspec
 
 from app.controller.events import AnyEvent, decode_event, encode_event
 from app.controller.state_machine import Metadata
-from app.log_state import DAY_MS, LogState
+from app.log_snapshot import Capture
+from app.log_state import DAY_MS, LogState, WholeRestoring
 from storage.batch import Batch
 from storage.errors import CorruptBatch
+from storage.file_system import Bytes
 from storage.records import read_columns
 
 NEWS_MAX: Final = 10_000
@@ -74,12 +76,20 @@ class MetadataLogState(LogState):
             self._metadata.apply(index, event)
             self._news.append((index, event))
 
-    def snapshot(self) -> bytes:
+    def capture(self) -> Capture:
+        """As LogState.capture, in one piece: the metadata is small, and changes in place."""
+        log = super().capture()
         waiting = [(index, encode_event(event)) for index, event in self._waiting]
-        return msgspec.msgpack.encode(_Snapshot(super().snapshot(), self._metadata.snapshot(), waiting))
+        snapshot = _Snapshot(b"".join(log.take(1 << 62)), self._metadata.snapshot(), waiting)
+        return Capture(log.index, log.committed_index, iter([msgspec.msgpack.encode(snapshot)]))
 
     @classmethod
-    def restore(cls, data: bytes, *, idempotency_ms: int = DAY_MS) -> "MetadataLogState":
+    def restoring(cls, *, idempotency_ms: int = DAY_MS) -> WholeRestoring:
+        """As LogState.restoring."""
+        return WholeRestoring(lambda data: cls.restore(data, idempotency_ms=idempotency_ms))
+
+    @classmethod
+    def restore(cls, data: Bytes, *, idempotency_ms: int = DAY_MS) -> "MetadataLogState":
         """Invert snapshot. Raises ValueError."""
         try:
             snapshot = msgspec.msgpack.decode(data, type=_Snapshot)

@@ -154,7 +154,9 @@ class EventsTrimmed(CommitlogError):
 
 
 class IndexMismatch(CommitlogError):
-    """`match_index` is not the leader's next index (records not yet committed count)."""
+    """A data record is at `match_index` or after it, or `match_index` is beyond the leader's next index.
+
+    Uncommitted records count; control records do not."""
 
     code, title, http_status = "index-mismatch", "The log is not at the expected index", 412
 

@@ -44,6 +44,8 @@ class ClassicMasterCore(StaticGroup):
 
     takes_unreplicated = True
 
+    may_truncate = False
+
     def __init__(
         self,
         *,

@@ -5,17 +5,19 @@ checks of API.md §3 (idempotency, sequence, fence, match_term, match_index, quo
 all earlier appends in it: also those of the same turn, whose batch is written first where it matters.
 """
 
-from app import log_state
+from app import producers
+from app.claims import Claim
 from app.errors import (
     Fenced,
     IdempotencyKeyReused,
     IndexMismatch,
     LeaderPendingFull,
     ProducerFenced,
+    RateLimited,
     SequenceGap,
     TermMismatch,
 )
-from app.log_state import Claim, LogState
+from app.log_state import LogState
 from app.node.answers import OpenAppend
 from app.replication import AppendLimits, AppendRequest, Producer
 from storage.batch import AppendMark
@@ -53,6 +55,20 @@ class Coalescing:
             return True
         producer = request.producer
         return producer is not None and producer.id in self._producers and not self.continues(producer)
+
+    @property
+    def key_count(self) -> int:
+        """Idempotency keys that this batch claims."""
+        return len(self._keys)
+
+    def begins(self, producer: Producer) -> bool:
+        """Whether the producer has no append in this batch."""
+        return producer.id not in self._producers
+
+    @property
+    def producer_count(self) -> int:
+        """Producers that have an append in this batch."""
+        return len(self._producers)
 
     def continues(self, producer: Producer) -> bool:
         """Whether the producer's last append is in this batch and this is the very next one."""
@@ -105,13 +121,13 @@ def _columns(records: RecordColumns | RecordTable | None) -> RecordColumns:
     return records
 
 
-def check_repeat(state: LogState, request: AppendRequest, batch: Coalescing, now_ms: int) -> Claim | None:
+def check_repeat(state: LogState, request: AppendRequest, batch: Coalescing) -> Claim | None:
     """Return the claim of the first append with this key or sequence, None for a new one.
 
-    Raises IdempotencyKeyReused, SequenceGap, ProducerFenced. now_ms: wall clock, for the age of keys.
+    Raises IdempotencyKeyReused, SequenceGap, ProducerFenced.
     """
     if request.idempotency_key is not None:
-        claim = state.find_key(request.idempotency_key, now_ms)
+        claim = state.find_key(request.idempotency_key)
         if claim is not None:
             if claim.digest != request.digest:
                 raise IdempotencyKeyReused
@@ -121,25 +137,54 @@ def check_repeat(state: LogState, request: AppendRequest, batch: Coalescing, now
         return None
     try:
         return state.check_producer(producer.id, producer.epoch, producer.sequence, producer.allow_gap)
-    except log_state.SequenceGap as gap:
+    except producers.SequenceGap as gap:
         raise SequenceGap(gap.expected_sequence) from gap
-    except log_state.ProducerFenced as fenced:
+    except producers.ProducerFenced as fenced:
         raise ProducerFenced(fenced.epoch) from fenced
 
 
-def check_conditions(state: LogState, request: AppendRequest, *, term: int, next_index: int) -> None:
-    """Fence, then term, then index. Raises Fenced, TermMismatch, IndexMismatch."""
+def check_conditions(
+    state: LogState, request: AppendRequest, *, term: int, next_index: int, data_end: int
+) -> None:
+    """Check fence, then term, then index. Raises Fenced, TermMismatch, IndexMismatch.
+
+    next_index: that the append would get; data_end: the index after the last data record before it.
+    """
     if state.fencing_token is not None and request.fencing_token != state.fencing_token:
         raise Fenced
     if request.match_term is not None and request.match_term != term:
         raise TermMismatch(request.match_term, term)
-    if request.match_index is not None and request.match_index != next_index:
+    if request.match_index is not None and not data_end <= request.match_index <= next_index:
         raise IndexMismatch(request.match_index, next_index)
 
 
 def check_quota(limits: AppendLimits, waiting: int, waiting_bytes: int, request: AppendRequest) -> None:
-    """D-29. waiting, waiting_bytes: of all appends that are not answered yet. Raises LeaderPendingFull."""
+    """Check what waits at the leader (D-29). Raises LeaderPendingFull.
+
+    waiting, waiting_bytes: all appends that are not answered yet.
+    """
     if waiting >= limits.max_pending_requests:
         raise LeaderPendingFull
     if waiting and waiting_bytes + request.records.size_bytes > limits.max_pending_bytes:
         raise LeaderPendingFull
+
+
+def check_memory(limits: AppendLimits, state: LogState, batch: Coalescing, request: AppendRequest) -> None:
+    """Refuse a key or producer that the log has no memory for: nothing is forgotten before its time.
+
+    Raises RateLimited.
+    """
+    keys = state.key_count + batch.key_count
+    if request.idempotency_key is not None and keys >= limits.max_idempotency_keys:
+        raise RateLimited(
+            f"The log remembers {keys} idempotency keys, its limit (limits.max_idempotency_keys). "
+            f"A key is forgotten {state.idempotency_ms} ms after its append."
+        )
+    producer = request.producer
+    if producer is None or state.knows_producer(producer.id) or not batch.begins(producer):
+        return
+    if state.producer_count + batch.producer_count >= limits.max_producers:
+        raise RateLimited(
+            f"The log remembers {limits.max_producers} producers, its limit (limits.max_producers). "
+            f"A producer is forgotten {state.idempotency_ms} ms after its last append."
+        )

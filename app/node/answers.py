@@ -12,6 +12,7 @@ from app.errors import (
 )
 from app.log_commands import Command, CommandResult
 from app.log_state import Claim
+from app.node.confirmed_answers import ConfirmedAnswer
 from app.node.waiters import answer
 from app.replication import Acks, AppendFate, AppendRequest, AppendResult, Durability, PendingAppend
 from storage.batch import Batch
@@ -44,16 +45,15 @@ class OpenAppend:
 
 
 class OpenCommand:
-    """A command of app/log_commands.py that is not answered yet. changed: it became a record."""
+    """A command of app/log_commands.py that became, or may become, a record, and is not answered yet."""
 
-    __slots__ = ("changed", "command", "deadline_ms", "done", "stamped")
+    __slots__ = ("command", "deadline_ms", "done", "stamped")
     count = 1
 
     def __init__(self, command: Command, done: CommandDone, deadline_ms: int) -> None:
         self.command = command
         self.done = done
         self.deadline_ms = deadline_ms  # monotonic
-        self.changed = False
         self.stamped: Stamped | None = None
 
     def pending(self, first_index: int, last_index: int) -> PendingAppend:
@@ -62,7 +62,7 @@ class OpenCommand:
 
     def settle(self, pending: PendingAppend, fate: AppendFate, term: int) -> None:
         if fate is AppendFate.ACKNOWLEDGED:
-            answer(self.done, CommandResult(pending.last_index, term, self.changed))
+            answer(self.done, CommandResult(pending.last_index, term, True))
         elif fate is AppendFate.TERM_CHANGED:
             answer(self.done, TermChanged())
         elif fate is AppendFate.REFUSED:
@@ -101,8 +101,10 @@ class OpenAppends:
 
     def settle(self, pending: PendingAppend, fate: AppendFate, committed_index: int, next_index: int) -> None:
         """Answer one whose wait has ended. committed_index, next_index: of the log at this instant."""
-        append: OpenAppend | OpenCommand = pending.token
-        if isinstance(append, OpenCommand):
+        append: OpenAppend | OpenCommand | ConfirmedAnswer = pending.token
+        if isinstance(append, ConfirmedAnswer):
+            append.settle(fate)
+        elif isinstance(append, OpenCommand):
             append.settle(pending, fate, self._log.last_term)
         elif fate is AppendFate.ACKNOWLEDGED:
             self._answer(append, self._result(append, pending, committed_index, next_index))
@@ -118,6 +120,10 @@ class OpenAppends:
             self._answer(append, QuorumTimeout(pending.first_index))
 
     def _answer(self, append: OpenAppend, result: AppendResult | CommitlogError) -> None:
+        """Answer an append. After a failure, or an unknown outcome, nothing later of its stream may enter."""
+        stream = append.request.stream
+        if stream is not None and isinstance(result, CommitlogError):
+            stream.broken = True
         self.size_bytes -= append.request.records.size_bytes
         answer(append.done, result)
 

@@ -15,14 +15,17 @@ from app.errors import (
     NoLeader,
     NotLeader,
     RequestOutstanding,
+    StorageFull,
 )
-from app.log_commands import Command
+from app.log_commands import Command, CommandResult
 from app.log_state import Claim, LogState
-from app.node.admission import Coalescing, check_conditions, check_quota, check_repeat
+from app.node.admission import Coalescing, check_conditions, check_memory, check_quota, check_repeat
 from app.node.answers import CommandDone, Done, OpenAppend, OpenAppends, OpenCommand, Stamped
+from app.node.confirmed_answers import ConfirmedAnswer
 from app.node.log_space import LogSpace
 from app.node.waiters import answer
 from app.replication import (
+    NO_INDEX,
     Acks,
     AppendLimits,
     AppendRequest,
@@ -75,6 +78,8 @@ class Door:
         self._queued_bytes = 0  # of self._appends
         self._commands: deque[OpenCommand] = deque()
         self._batch = Coalescing(config.coalesce_max_bytes)
+        self._stamped_ms = 0  # of the last batch, ms since 1970
+        self._decided: list[ConfirmedAnswer] = []  # in this turn
 
     # --- what waits
 
@@ -105,13 +110,16 @@ class Door:
 
     @property
     def has_waiting(self) -> bool:
-        return bool(self._appends or self._commands)
+        return bool(self._appends or self._commands or self._decided)
 
     def refuse_all(self, refusal: CommitlogError) -> None:
         for append in (*self._batch.appends, *self._appends):
             self._open.refuse(append, refusal)
         for command in self._commands:
             answer(command.done, refusal)
+        for decided in self._decided:
+            decided.fail(refusal)
+        self._decided.clear()
         self._batch.start()
         self._appends.clear()
         self._commands.clear()
@@ -127,15 +135,10 @@ class Door:
         for append in appends:
             if append.deadline_ms <= now_ms:
                 self._queued_bytes -= append.request.records.size_bytes
-                self._refuse(append, LeaderTransferring())
+                self._open.refuse(append, LeaderTransferring())
         for command in commands:
             if command.deadline_ms <= now_ms:
                 answer(command.done, LeaderTransferring())
-
-    def _refuse(self, append: OpenAppend, refusal: CommitlogError) -> None:
-        if append.request.stream is not None:
-            append.request.stream.broken = True
-        self._open.refuse(append, refusal)
 
     # --- entering
 
@@ -145,20 +148,26 @@ class Door:
             return
         while self._commands and not self._is_busy():
             self._admit_command(self._commands.popleft(), now_ms)
-        wall_ms = self._clock.now_ms()
         while self._appends and not self._is_busy():
+            request = self._appends[0].request
+            if self._batch.decides_about(request) or not self._batch.has_room_for(request):
+                self._flush()  # its outcome may decide about the next append: all is checked again
+                continue
             append = self._appends.popleft()
             self._queued_bytes -= append.request.records.size_bytes
             try:
-                self._admit(append, now_ms, wall_ms)
+                self._admit(append, now_ms)
             except CommitlogError as refusal:
-                self._refuse(append, refusal)
+                self._open.refuse(append, refusal)
             except Exception:
                 if append.claim is None:  # it is not in the core's hands: it waits again, until refuse_all
                     self._appends.appendleft(append)
                     self._queued_bytes += append.request.records.size_bytes
                 raise
-        self._flush()
+        if not self._is_busy():
+            self._flush()
+        if not self._is_busy():
+            self._confirm_decided(now_ms)
 
     def _check_leads(self) -> None:
         core = self._core
@@ -167,15 +176,17 @@ class Door:
                 raise NoLeader(None if core.refusal is None else core.refusal.detail)
             raise NotLeader(core.leader_id)
 
-    def _admit(self, append: OpenAppend, now_ms: int, wall_ms: int) -> None:
+    def _admit(self, append: OpenAppend, now_ms: int) -> None:
         """Put the append into the batch of this turn, or find the answer of its first time."""
         core, request, batch = self._core, append.request, self._batch
         if request.stream is not None and request.stream.broken:
             raise RequestOutstanding("an earlier append of the stream was refused")
         self._check_leads()
-        if batch.decides_about(request) or not batch.has_room_for(request):
-            self._flush()
-        claim = check_repeat(self._state, request, batch, wall_ms)
+        try:
+            claim = check_repeat(self._state, request, batch)
+        except CommitlogError as failed:
+            self._decide_refusal(append, failed)
+            return
         if claim is not None:
             self._join(append, claim, now_ms)
             return
@@ -186,11 +197,61 @@ class Door:
         if no_room is not None:
             raise no_room
         next_index = self._log.next_index + batch.count
-        check_conditions(self._state, request, term=core.term, next_index=next_index)
+        data_end = next_index if batch.count else self._state.data_end
+        try:
+            check_conditions(self._state, request, term=core.term, next_index=next_index, data_end=data_end)
+        except CommitlogError as failed:
+            self._decide_refusal(append, failed)
+            return
+        check_memory(self._limits, self._state, batch, request)
         waiting = core.pending_appends + len(batch.appends)
         waiting_bytes = self._open.size_bytes - self._queued_bytes - request.records.size_bytes
         check_quota(self._limits, waiting, waiting_bytes, request)
         batch.add(append)
+
+    def _decide_refusal(self, append: OpenAppend, refusal: CommitlogError) -> None:
+        """Refuse an append by the log's state, once that is confirmed. Its stream ends here."""
+        if append.request.stream is not None:
+            append.request.stream.broken = True
+
+        def fail(other: CommitlogError) -> None:
+            self._open.refuse(append, other)
+
+        self._decide(lambda: self._open.refuse(append, refusal), fail, append.deadline_ms)
+
+    def _decide(
+        self, give: Callable[[], None], fail: Callable[[CommitlogError], None], deadline_ms: int
+    ) -> None:
+        """The log's state as it is, with the batch of this turn in it, has decided an answer."""
+        end_index = self._log.next_index + self._batch.count - 1
+        self._decided.append(
+            ConfirmedAnswer(give, fail, end_index=end_index, term=self._core.term, deadline_ms=deadline_ms)
+        )
+
+    def _confirm_decided(self, now_ms: int) -> None:
+        """Give the answers that were decided in this turn, or let them wait for what they rest on."""
+        if not self._decided:
+            return
+        decided, self._decided = self._decided, []
+        core = self._core
+        for each in decided:
+            try:
+                self._check_leads()
+            except CommitlogError as refusal:
+                each.fail(refusal)
+                continue
+            if core.term != each.term:
+                each.fail(NoLeader("the term changed: nothing was applied"))
+            elif self._log.end_index < each.end_index:  # the batch of this turn was refused
+                each.fail(StorageFull())
+            elif core.may_truncate:
+                pending = each.pending() if each.end_index > core.committed_index else None
+                core.read_index(each.reader(), now_ms)
+                if pending is not None:
+                    core.join(pending, now_ms)
+            else:
+                each.give()
+        self._carry_out()
 
     def _join(self, append: OpenAppend, claim: Claim, now_ms: int) -> None:
         """A repeat: it gets the first one's answer, now or when that has its acks."""
@@ -202,22 +263,39 @@ class Door:
         """Decide the command, and write its record; what is so already is answered once it is committed."""
         try:
             self._check_leads()
-            value = command.command.control(self._state, self)
         except CommitlogError as refusal:
             answer(command.done, refusal)
             return
+        try:
+            value = command.command.control(self._state, self)
+        except CommitlogError as refusal:
+            self._decide_command(command, refusal)
+            return
         if value is None:
-            end_index = self._log.end_index
-            self._core.join(command.pending(end_index, end_index), now_ms)
-        else:
-            command.changed = True
-            self._propose(encode_control(value), [command], control=True)
+            self._decide_command(command, CommandResult(self._log.end_index, self._core.term, False))
+            return
+        self._propose(encode_control(value), [command], control=True)
         self._carry_out()
+
+    def _decide_command(self, command: OpenCommand, result: CommandResult | CommitlogError) -> None:
+        self._decide(
+            lambda: answer(command.done, result),
+            lambda refusal: answer(command.done, refusal),
+            command.deadline_ms,
+        )
 
     def _flush(self) -> None:
         """Write the batch of this turn, if there is one."""
         batch = self._batch
         if batch.records is None:
+            return
+        try:
+            self._check_leads()
+        except CommitlogError as refusal:
+            appends = batch.appends
+            batch.start()
+            for append in appends:
+                self._open.refuse(append, refusal)
             return
         appends, body, marks = batch.appends, encode_body(batch.records), batch.marks
         batch.start()
@@ -225,7 +303,9 @@ class Door:
         self._carry_out()
 
     def open_term(self, value: dict[str, Any]) -> None:
-        """Write the control record that the core wants."""
+        """Write the control record that the core wants. No timestamp after it is below the log's last."""
+        if self._log.end_index != NO_INDEX:
+            self._stamped_ms = self._log.batch_at(self._log.end_index).timestamp_ms
         self._propose(encode_control(value), [], control=True)
 
     def _propose(
@@ -238,12 +318,13 @@ class Door:
     ) -> None:
         """Stamp a batch for the log's end and hand it to the core."""
         log, term = self._log, self._core.term
+        self._stamped_ms = max(self._stamped_ms, self._clock.now_ms())
         batch = stamp(
             body,
             log_id=self._log_id,
             base_index=log.next_index,
             term=term,
-            timestamp_ms=self._clock.now_ms(),
+            timestamp_ms=self._stamped_ms,
             offset=log.end_offset,
             previous_chain=log.last_chain,
             control=control,
@@ -266,6 +347,10 @@ class Door:
     @property
     def committed_index(self) -> int:
         return self._core.committed_index
+
+    @property
+    def max_cursors(self) -> int:
+        return self._limits.max_cursors
 
     def changed_group(self, kind: ChangeKind, node_id: str) -> GroupConfig | None:
         return self._core.change(kind, node_id, self._clock.monotonic_ms())

@@ -55,7 +55,6 @@ from storage.journal import Journal
 
 logger = logging.getLogger(__name__)
 
-EXPIRE_INTERVAL_MS = 60_000
 MAX_INDEX = 2**63 - 1
 
 
@@ -162,7 +161,6 @@ class LogDriver:
         self._handed_over_ms = -math.inf  # a stop waits at most until then for the next leader
         self._ended = False
         self._seen_committed = NO_INDEX
-        self._expired_ms = 0
 
     # --- what the node asks ---------------------------------------------------------------------------
 
@@ -428,9 +426,8 @@ class LogDriver:
         self._transfer.tick(self._core.leader_id, now_ms)
         self._trimmer.look()
         self._checkpointer.tick(self._state, self._core.committed_index, now_ms)
-        if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
-            self._expired_ms = now_ms
-            self._state.expire(self._clock.now_ms())
+        self._state.pass_time(now_ms)
+        self._state.expire()
 
     # --- carrying out a Ready -------------------------------------------------------------------------
 
@@ -496,6 +493,7 @@ class LogDriver:
         kept_index = self._core.committed_index if isinstance(ready.truncate, Reset) else ready.truncate.index
         self._state.truncate_after(max(kept_index, self._state.committed_index))
         self._checkpointer.cut()
+        self._transfer.cut()
         self._group.look()
 
     def _state_is_whole(self) -> None:

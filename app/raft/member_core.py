@@ -11,6 +11,7 @@ class MemberCore:
     takes_unreplicated = False
     needs_all_records = False
     has_room = True
+    may_truncate = True
 
     def __init__(self, member: MemberState) -> None:
         self._member = member

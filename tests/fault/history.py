@@ -12,7 +12,7 @@ Acknowledged appends stand once, whole and at their index, and so do applied one
 had them in time: H-07); refused ones nowhere; unknown ones once or never.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -87,6 +87,7 @@ def find_violations(
     for operation in operations:
         found += judge_place(operation, [places.get(value, []) for value in operation.values])
     tails = [tail for read in reads if (tail := tail_of(read)) is not None]
+    found += judge_conditions(operations, places, [index for index, _ in log])
     found += judge_order(operations, places)
     found += judge_reads(operations, tails)
     found += judge_future(operations, places, reads)
@@ -112,13 +113,29 @@ def judge_place(operation: Operation, places: Sequence[Sequence[int]]) -> list[s
     match operation.outcome:
         case Outcome.ACKNOWLEDGED | Outcome.APPLIED if not in_place or first != operation.index:
             return [f"{name} was {operation.outcome} at {operation.index} and stands at {flat}"]
-        case Outcome.ACKNOWLEDGED | Outcome.APPLIED if operation.match_index not in (None, first):
-            return [f"{name} was to stand at {operation.match_index} and was {operation.outcome} at {first}"]
         case Outcome.NOT_APPLIED if flat:
             return [f"{name} was refused as not applied and stands at {flat}"]
         case Outcome.UNKNOWN if flat and not in_place:
             return [f"{name} was sent once, as {operation.count} records, and stands at {flat}"]
     return []
+
+
+def judge_conditions(
+    operations: Sequence[Operation], places: Mapping[str, Sequence[int]], indexes: Sequence[int]
+) -> list[str]:
+    """No data record is between an append's match_index and the append. indexes: of all data records."""
+    found, ordered = [], sorted(indexes)
+    for operation in operations:
+        wanted, held = operation.match_index, places.get(operation.value)
+        if wanted is None or not held:
+            continue
+        first = held[0]
+        between = ordered[bisect_left(ordered, wanted) : bisect_left(ordered, first)]
+        if first < wanted or between:
+            found.append(
+                f"{operation.value!r} had the match_index {wanted} and is at {first}, after {between}"
+            )
+    return found
 
 
 def judge_order(operations: Sequence[Operation], places: Mapping[str, Sequence[int]]) -> list[str]:

@@ -49,8 +49,13 @@ def test_an_append_that_is_torn_or_parted_is_found() -> None:
 
 
 def test_a_condition_that_did_not_hold_is_found() -> None:
-    moved = Operation("a", 0.0, 1.0, Outcome.ACKNOWLEDGED, index=5, match_index=4)
-    assert len(find_violations([moved], [], [(5, "a")])) == 1
+    other = Operation("b", 0.0, 1.0, Outcome.ACKNOWLEDGED, index=4)
+    for outcome in (Outcome.ACKNOWLEDGED, Outcome.UNKNOWN):
+        moved = Operation("a", 0.0, 1.0, outcome, index=5, match_index=4)
+        assert find_violations([moved], [], [(5, "a")]) == []  # 4 is a control record
+        assert len(find_violations([other, moved], [], [(4, "b"), (5, "a")])) == 1
+    early = Operation("a", 0.0, 1.0, Outcome.ACKNOWLEDGED, index=5, match_index=6)
+    assert len(find_violations([early], [], [(5, "a")])) == 1
 
 
 def test_a_record_from_nowhere_and_a_refused_record_are_found() -> None:

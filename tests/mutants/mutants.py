@@ -4,6 +4,7 @@ A bug that nobody notices says that the simulator, or a test, cannot fail where 
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 from app.api.reader import Reader
 from app.errors import QuorumTimeout, TermChanged
 from app.errors.base import Outcome
-from app.log_state import LogState
+from app.log_state import LogState, Restoring
 from app.node import checkpoints, door, open_log
+from app.node.answers import OpenAppends
+from app.node.confirmed_answers import ConfirmedAnswer
 from app.node.read_gate import ReadGate
 from app.node.state_transfer import StateTransfer
 from app.node.trimming import Trimmer
@@ -35,7 +38,7 @@ from app.raft.reads import LeaderReads
 from app.raft.standing import Standing
 from app.raft.state import MemberState
 from app.raft.transfer import Transfer
-from app.replication import NO_INDEX, Durability
+from app.replication import NO_INDEX, Acks, Durability, PendingAppend
 from storage.commitlog import SyncTicket
 from storage.errors import SyncFailed
 from storage.hard_state import HardState
@@ -43,6 +46,7 @@ from storage.recovery import Recovery
 from tests.unit import test_log_state
 from tests.unit.api import test_reader
 from tests.unit.raft import (
+    test_confirmed_answers,
     test_dispatcher,
     test_driver,
     test_driver_commands,
@@ -361,8 +365,8 @@ def an_append_that_waited_too_long_is_said_not_to_be_applied(patch: pytest.Monke
 @mutant("D-28")
 def the_fence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, door, "check_conditions")
-    def check(original: Any, state: LogState, request: Any, *, term: int, next_index: int) -> None:
-        original(LogState(), request, term=term, next_index=next_index)
+    def check(original: Any, state: LogState, request: Any, **options: int) -> None:
+        original(LogState(), request, **options)
 
 
 @mutant("R-08", lambda _: test_reads.test_rounds_of_an_older_term_confirm_nothing())
@@ -565,3 +569,53 @@ def a_peer_is_appended_to_from_what_is_trimmed(patch: pytest.MonkeyPatch) -> Non
 )
 def an_emptied_replica_leads_without_the_state(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateTransfer, "is_whole", property(lambda self: True))
+
+
+@mutant("D-12", lambda _: test_log_state.test_a_trim_goes_with_its_record())
+def a_trim_outlives_the_truncation_of_its_record(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, LogState, "truncate_after")
+    def truncate_after(original: Any, self: LogState, index: int) -> None:
+        trims = deque(self._trims)
+        original(self, index)
+        self._trims = trims
+
+
+@mutant("D-12", test_driver_commands.test_the_state_that_is_sent_holds_what_is_committed_alone)
+def the_state_from_the_leader_keeps_what_is_not_committed(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, Restoring, "finish")
+    def finish(original: Any, self: Restoring) -> LogState:
+        state: LogState = original(self)
+        state.truncate_after = lambda index: None  # type: ignore[method-assign]
+        return state
+
+
+@mutant("R-07", lambda _: test_log_state.test_readers_get_the_cursor_that_is_committed())
+def readers_get_cursors_that_may_be_undone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogState, "committed_cursor", lambda self, name: self.cursors.get(name))
+
+
+def _led(test: Callable[[test_confirmed_answers.Led], None]) -> Killer:
+    return lambda folder: test(test_confirmed_answers.Led(folder))
+
+
+@mutant("R-08", _led(test_confirmed_answers.test_a_refusal_by_what_is_undone_is_never_given))
+def a_refusal_tells_of_what_is_not_committed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        ConfirmedAnswer, "pending", lambda self: PendingAppend(0, 0, Acks.LEADER, self.deadline_ms, self)
+    )
+
+
+@mutant("R-08", _led(test_confirmed_answers.test_a_refusal_waits_until_the_lead_is_confirmed))
+def a_deposed_leader_refuses_by_its_own_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RaftCore, "read_index", lambda self, token, now_ms: token(self.committed_index))
+
+
+@mutant("D-29", test_confirmed_answers.test_nothing_of_a_stream_is_stored_after_what_the_disk_refused)
+def a_stream_goes_on_after_a_failure(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, OpenAppends, "_answer")
+    def answer(original: Any, self: OpenAppends, append: Any, result: Any) -> None:
+        stream = append.request.stream
+        broken = stream is not None and stream.broken
+        original(self, append, result)
+        if stream is not None:
+            stream.broken = broken

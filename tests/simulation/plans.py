@@ -31,7 +31,7 @@ CALM_LINKS = LinkFaults(loss=0.02, duplication=0.02, holding=0.02)
 STORM_LINKS = LinkFaults(max_delay_us=60_000, loss=0.05, duplication=0.1, holding=0.05)
 CALM_DISK = DiskTiming()
 # Operations that still find a defect that is known; each is removed from here with its fix.
-SWITCHED_OFF = frozenset({"replace_disk", "remove_leader", "resize", "read_cursor", "power_replicated"})
+SWITCHED_OFF = frozenset({"replace_disk", "remove_leader", "resize", "power_replicated"})
 USED_WEIGHTS = {kind: weight for kind, weight in WEIGHTS.items() if kind not in SWITCHED_OFF}
 CALM_FAULTS = FaultPlan(weights=USED_WEIGHTS)
 STORM_FAULTS = FaultPlan(pause_us=(10_000, 800_000), lasting_us=(10_000, 900_000), weights=USED_WEIGHTS)
@@ -46,6 +46,9 @@ class SimulatedLimits:
 
     max_pending_requests: int = 1_000
     max_pending_bytes: int = 16 * 1024 * KIB
+    max_idempotency_keys: int = 100_000
+    max_producers: int = 10_000
+    max_cursors: int = 1_000
     idempotency_ms: int = DAY_MS
 
 

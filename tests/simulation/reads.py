@@ -79,7 +79,7 @@ class NodeReads:
             if driver.role is not Role.LEADER:
                 raise NotLeader(driver.leader_id or "")
             await self._waits.read_index(self._here().hosted)
-            found = driver.state.cursors.get(name)
+            found = driver.state.committed_cursor(name)
             done(CursorNotFound(name) if found is None else found)
         except CommitlogError as refusal:
             done(refusal)

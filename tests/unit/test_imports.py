@@ -12,7 +12,10 @@ PURE = [
     *sorted((ROOT / "app" / "controller").glob("*.py")),
     *sorted((ROOT / "app" / "ha").glob("*.py")),
     ROOT / "app" / "replication.py",
-    ROOT / "app" / "log_state.py",
+    *(
+        ROOT / "app" / f"{name}.py"
+        for name in ("log_state", "log_snapshot", "log_facts", "claims", "producers")
+    ),
     ROOT / "app" / "tables" / "digests.py",
     *(ROOT / "storage" / f"{name}.py" for name in ("batch", "records", "segment_format", "arrow_input")),
 ]

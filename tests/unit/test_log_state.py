@@ -4,11 +4,21 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.log_state import DAY_MS, Claim, LogState, ProducerFenced, SequenceGap
+from app.claims import PARTITIONS
+from app.log_state import (
+    DAY_MS,
+    EXPIRED_PARTITIONS,
+    NOTES,
+    Claim,
+    LogState,
+    ProducerFenced,
+    SequenceGap,
+)
 from storage.batch import FIRST_CHAIN, AppendMark, Batch, stamp
 from storage.records import RecordColumns, encode_body, encode_control
 
@@ -59,46 +69,94 @@ def test_a_key_gives_the_first_answer_back() -> None:
     batch = log.add(AppendMark(1, 2, "k", digest=DIGEST), term=3)
     for each in log.batches:
         state.apply(each)
-    assert state.find_key("other", NOW) is None
-    assert state.find_key("k", NOW) == Claim(5, 6, 3, batch.offset, batch.next_offset, NOW, DIGEST)
+    assert state.find_key("other") is None
+    assert state.find_key("k") == Claim(5, 6, 3, batch.offset, batch.next_offset, NOW, DIGEST)
     assert state.applied_index == 7
+
+
+def expire(state: LogState) -> None:
+    """Remove everything that has expired."""
+    for _ in range(PARTITIONS // EXPIRED_PARTITIONS):
+        state.expire()
 
 
 def test_a_key_is_kept_a_day_and_then_free() -> None:
     log, state = Log(), LogState()
+    state.pass_time(5)
     state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST), producer_mark("p", 0, 0, ordinal=1)))
     state.committed(3)
-    state.expire(NOW + DAY_MS)
-    assert state.find_key("k", NOW + DAY_MS) is not None
-    assert state.find_key("k", NOW + DAY_MS + 1) is None
+    noted = 5 + DAY_MS // NOTES + 1
+    state.pass_time(noted)
+    state.pass_time(noted + DAY_MS - 1)
+    expire(state)
+    assert state.find_key("k") is not None
+    assert (state.key_count, state.producer_count) == (1, 1)
     with pytest.raises(SequenceGap):
         state.check_producer("p", 0, 7)
-    state.expire(NOW + DAY_MS + 1)
-    assert state.find_key("k", NOW) is None
+    state.pass_time(noted + DAY_MS)
+    assert state.find_key("k") is None
+    expire(state)
+    assert (state.key_count, state.producer_count) == (0, 0)
     assert state.check_producer("p", 0, 7) is None
+
+
+def test_no_timestamp_makes_a_key_expire() -> None:
+    """Neither a leader's clock that is a day ahead, nor one that is a day late."""
+    log, state = Log(), LogState()
+    state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST)))
+    state.apply(log.add(AppendMark(0, 1, "ahead", digest=DIGEST), timestamp_ms=NOW + 2 * DAY_MS))
+    state.apply(log.add(AppendMark(0, 1, "late", digest=DIGEST), timestamp_ms=0))
+    state.committed(11)
+    state.pass_time(1_000_000)
+    state.pass_time(1_060_000)
+    expire(state)
+    assert all(state.find_key(key) is not None for key in ("k", "ahead", "late"))
 
 
 def test_what_is_not_committed_does_not_expire() -> None:
     log, state = Log(), LogState(idempotency_ms=10)
     state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST)))
-    state.expire(NOW + 1_000)
-    assert state.find_key("k", NOW) is not None
+    for now_ms in (0, 1_000):
+        state.pass_time(now_ms)
+    assert state.find_key("k") is not None
     state.committed(3)
-    state.expire(NOW + 1_000)
-    assert state.find_key("k", NOW) is None
+    for now_ms in (1_001, 2_001):
+        state.pass_time(now_ms)
+    assert state.find_key("k") is None
+
+
+def test_time_counts_over_a_restart_and_not_while_nothing_runs() -> None:
+    log, state = Log(), LogState(idempotency_ms=1_000)
+    state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST)))
+    state.committed(3)
+    state.pass_time(50_000)
+    state.pass_time(50_600)
+    state = LogState.restore(state.snapshot(), idempotency_ms=1_000)
+    state.pass_time(7)  # another process, another monotonic clock
+    state.pass_time(406)
+    assert state.find_key("k") is not None
+    state.pass_time(407)
+    assert state.find_key("k") is None
 
 
 def test_a_key_used_again_after_its_time_claims_the_new_append() -> None:
     log, state = Log(), LogState(idempotency_ms=10)
     state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST)))
-    state.apply(log.add(AppendMark(0, 1, "young", digest=DIGEST), timestamp_ms=NOW + 15))
-    state.apply(log.add(AppendMark(0, 1, "k", digest=b"new"), timestamp_ms=NOW + 20))
-    state.committed(11)
-    state.expire(NOW + 28)
-    claim = state.find_key("k", NOW + 28)
+    state.committed(3)
+    state.pass_time(0)
+    state.pass_time(10)
+    assert state.find_key("k") is None
+    state.apply(log.add(AppendMark(0, 1, "k", digest=b"new".ljust(16))))
+    state.apply(log.add(AppendMark(0, 1, "k", digest=b"newest".ljust(16))))  # a leader that forgot it sooner
+    claim = state.find_key("k")
     assert claim is not None
-    assert claim.digest == b"new"
-    assert state.find_key("young", NOW) is None
+    assert claim.digest == b"newest".ljust(16)
+    state.truncate_after(7)
+    claim = state.find_key("k")
+    assert claim is not None
+    assert claim.digest == b"new".ljust(16)
+    expire(state)
+    assert state.key_count == 1
 
 
 def test_sequences_of_a_producer() -> None:
@@ -184,7 +242,7 @@ def answers(state: LogState) -> list[Any]:
         except (SequenceGap, ProducerFenced) as refusal:
             return repr(refusal)
 
-    keys = [state.find_key(f"k{k}", NOW) for k in range(6)]
+    keys = [state.find_key(f"k{k}") for k in range(6)]
     producers = [
         ask(lambda p=p, e=e, s=s, g=g: state.check_producer(f"p{p}", e, s, g))  # type: ignore[misc]
         for p in range(3)
@@ -192,7 +250,7 @@ def answers(state: LogState) -> list[Any]:
         for s in range(9)
         for g in (False, True)
     ]
-    return [state.applied_index, state.fencing_token, keys, producers]
+    return [state.applied_index, state.fencing_token, state.data_end, state.trim_index, keys, producers]
 
 
 def random_log(chance: Random, log: Log, size: int) -> None:
@@ -253,3 +311,122 @@ def test_a_snapshot_is_the_same_bytes_for_the_same_log() -> None:
 def test_noise_is_no_snapshot(data: bytes) -> None:
     with pytest.raises(ValueError, match="snapshot"):
         LogState.restore(data)
+
+
+@pytest.mark.rule("D-12")
+def test_a_trim_goes_with_its_record() -> None:
+    """A trim that was never committed removes nothing, also when another record is committed in its place."""
+    log, state = Log(), LogState()
+    state.apply(log.add(count=1))
+    state.committed(0)
+    state.apply(log.add(control={"kind": "trim", "until_index": 1}))
+    state.truncate_after(0)
+    log.batches.pop()
+    state.apply(log.add(count=1, term=2))
+    state.committed(1)
+    assert state.trim_index == 0
+
+
+def test_readers_get_the_cursor_that_is_committed() -> None:
+    log, state = Log(), LogState()
+
+    def move(index: int | None) -> None:
+        state.apply(log.add(control={"kind": "cursor", "name": "etl", "index": index, "fence": False}))
+
+    move(5)
+    assert state.cursors["etl"].position == 5
+    assert state.committed_cursor("etl") is None
+    state.committed(0)
+    for index in (7, 9, None, 4):
+        move(index)
+    held = state.committed_cursor("etl")
+    assert (held, state.cursors["etl"].position) == ((5, False, 0), 4)
+    state.committed(2)
+    assert state.committed_cursor("etl") == (9, False, 2)
+    state.committed(3)
+    assert state.committed_cursor("etl") is None
+    state.committed(4)
+    assert state.committed_cursor("etl") == (4, False, 4)
+    assert state.committed_cursor("other") is None
+
+
+def test_data_ends_after_the_last_data_record() -> None:
+    log, state = Log(), LogState()
+    assert state.data_end == 0
+    state.apply(log.add(control={"kind": "fence", "token": "a"}))
+    assert state.data_end == 0
+    state.apply(log.add(count=3))
+    state.apply(log.add(control={"kind": "fence", "token": None}))
+    assert state.data_end == 4
+    state.committed(4)
+    state.apply(log.add(count=2))
+    state.apply(log.add(control={"kind": "fence", "token": "b"}))
+    assert LogState.restore(state.snapshot()).data_end == state.data_end == 7
+    state.truncate_after(4)
+    assert LogState.restore(state.snapshot()).data_end == state.data_end == 4
+
+
+def test_a_snapshot_is_of_one_moment_though_its_pieces_are_taken_later() -> None:
+    log, state = Log(), LogState()
+    for number in range(300):
+        state.apply(log.add(AppendMark(0, 1, f"k{number}", digest=DIGEST), producer_mark("p", 0, number, 1)))
+    state.committed(log.batches[250].last_index)
+    expected = state.snapshot()
+    capture, pieces = state.capture(), []
+    for number in range(300, 400):
+        pieces += capture.take(1)
+        state.apply(log.add(AppendMark(0, 1, f"k{number}", digest=DIGEST), control=None))
+        state.apply(log.add(control={"kind": "cursor", "name": f"c{number}", "index": 1, "fence": True}))
+        state.committed(log.batches[number].last_index)
+    while more := capture.take(2_000):
+        pieces += more
+    assert b"".join(pieces) == expected
+    assert len(pieces) > 200
+    restoring = LogState.restoring()
+    data = b"".join(pieces)
+    for start in range(0, len(data), 77):
+        restoring.feed(data[start : start + 77])
+    assert answers(restoring.finish()) == answers(replay(log.batches[:300]))
+
+
+def test_a_snapshot_that_is_cut_off_is_refused() -> None:
+    log = Log()
+    random_log(Random(7), log, 50)
+    snapshot = replay(log.batches).snapshot()
+    for end in range(0, len(snapshot), 13):
+        with pytest.raises(ValueError, match="snapshot"):
+            LogState.restore(snapshot[:end])
+    with pytest.raises(ValueError, match="after its end"):
+        LogState.restore(snapshot + snapshot[4:])
+
+
+def test_a_snapshot_of_an_earlier_version_is_read() -> None:
+    """Its keys are text, its claims arrays; index 9 and producer q's append there are not committed."""
+    old_claim = [5, 6, 3, 400, 500, NOW, DIGEST]
+    late = [9, 9, 3, 600, 700, NOW, DIGEST]
+    membership = [1, ["n1", "n2"], ["n3"], {"n2": ["http://n2", "n2:1"]}]
+    snapshot = msgspec.msgpack.encode(
+        [
+            9,
+            8,
+            {"k": old_claim, "late": late},
+            {"p": [2, [[7, old_claim]]], "q": [0, [[0, late]]]},
+            {"etl": [4, True, 2]},
+            "w-a",
+            membership,
+            3,
+            [[9, 5]],
+            [[9, 0, "late", None], [9, 1, "q", [0, [[9, old_claim]]]], [9, 2, "etl", [1, False, 1]]],
+        ]
+    )
+    state = LogState.restore(snapshot)
+    assert state.find_key("k") == Claim(5, 6, 3, 400, 500, NOW, DIGEST)
+    assert state.check_producer("p", 2, 7) == state.find_key("k")
+    assert state.check_producer("q", 0, 1) is None
+    assert state.membership == (1, ("n1", "n2"), ("n3",), {"n2": ("http://n2", "n2:1")})
+    assert (state.fencing_token, state.trim_index, state.data_end) == ("w-a", 3, 10)
+    assert state.committed_cursor("etl") == (1, False, 1)
+    state.truncate_after(8)
+    assert (state.find_key("late"), state.cursors["etl"].position) == (None, 1)
+    assert state.check_producer("q", 0, 9) == state.find_key("k")
+    assert answers(LogState.restore(state.snapshot())) == answers(state)

@@ -50,6 +50,9 @@ class Violation(AssertionError):
 class Limits:
     max_pending_requests: int = 1_000
     max_pending_bytes: int = 16 * 1024 * 1024
+    max_idempotency_keys: int = 100_000
+    max_producers: int = 10_000
+    max_cursors: int = 1_000
     idempotency_ms: int = 24 * 60 * 60 * 1000
 
 

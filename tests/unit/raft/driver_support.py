@@ -25,6 +25,9 @@ from tests.unit.raft.support import LOG_ID, MemoryLog
 class Limits:
     max_pending_requests: int = 100
     max_pending_bytes: int = 1_000_000
+    max_idempotency_keys: int = 100_000
+    max_producers: int = 10_000
+    max_cursors: int = 1_000
     idempotency_ms: int = 86_400_000
 
 

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from app.log_commands import ABSENT, CommandResult, DropCursor, MoveCursor, SetFence, Trim
 from app.raft.messages import StateChunk, StateRequest
-from app.replication import DriverConfig
+from app.replication import DriverConfig, Producer
 from storage.commitlog import CommitlogConfig
 from tests.unit.raft.driver_support import Node, code, result
 
@@ -118,7 +120,7 @@ def test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_befor
     taking.take("n2", chunk, 2_100)
     assert taking.is_whole
     state = copy.driver.state
-    assert state.find_key("k", copy.seams.now_ms()) is not None
+    assert state.find_key("k") is not None
     assert state.cursors["etl"].position == 1
     assert state.applied_index == copy.driver.log.end_index
 
@@ -180,10 +182,116 @@ def test_pieces_of_two_snapshots_are_never_put_together(tmp_path: Path) -> None:
     while not copy.driver._transfer.is_whole:
         copy.driver._transfer.take("n2", chunk, 1_000)
         chunk = served(asked(copy))
-    assert copy.driver.state.find_key("k0", copy.seams.now_ms()) is not None
-    assert copy.driver.state.find_key("k0000", copy.seams.now_ms()) is None
+    assert copy.driver.state.find_key("k0") is not None
+    assert copy.driver.state.find_key("k0000") is None
 
     late = served(request)
     another = begun("another", 2_000)
     another.driver._transfer.take("n2", late, 2_000)
     assert asked(another).offset == 0
+
+
+def transferred(source: Node, copy: Node) -> None:
+    """Let the copy ask the source for the log's state until it has it."""
+    copy.driver._transfer.tick("n2", 1_000)
+    for round_ in range(1_000):
+        if copy.driver._transfer.is_whole:
+            return
+        [(_, request)] = copy.seams.sent[-1:]
+        assert isinstance(request, StateRequest)
+        before = len(source.seams.sent)
+        source.driver._transfer.serve("n1", request)
+        source.driver._transfer.tick(None, 1_000)
+        if len(source.seams.sent) > before:
+            [(_, chunk)] = source.seams.sent[-1:]
+            assert isinstance(chunk, StateChunk)
+            copy.driver._transfer.take("n2", chunk, 1_000 + round_)
+        copy.driver._transfer.tick("n2", 1_000 + round_)
+    raise AssertionError("the state did not come")
+
+
+@pytest.mark.rule("D-12")
+def test_the_state_that_is_sent_holds_what_is_committed_alone(tmp_path: Path) -> None:
+    """Else a replica would answer a repeat by an append that was truncated everywhere."""
+    source, copy = Node(tmp_path / "source"), Node(tmp_path / "copy", "n1", "n2", "n3")
+    for number in range(8):
+        result(source.append(idempotency_key=f"k{number}", producer=Producer(f"p{number}", 0, 3)))
+    result(source.append())
+    source.ask(idempotency_key="late", producer=Producer("p0", 0, 4))
+    source.driver.command(MoveCursor("late", 1, True), lambda _: None)
+    source.seams.turn()  # written, neither durable nor committed
+    log = source.driver.log
+    assert (log.end_index, source.driver.committed_index) == (11, 9)
+    copy.driver.log.reset(9, log.batch_at(9).offset)
+    copy.driver.log.append(log.read_batches(9, 1 << 20, 9))
+    transferred(source, copy)
+    state = copy.driver.state
+    assert state.applied_index == 9
+    assert all(state.find_key(f"k{number}") is not None for number in range(8))
+    assert state.find_key("late") is None
+    assert state.check_producer("p0", 0, 4) is None
+    assert list(state.cursors) == []
+
+
+def test_a_large_state_is_sent_and_taken_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is copied and replayed both logs go on; a truncation makes the replay begin again."""
+    monkeypatch.setattr("app.node.state_transfer.COPY_BYTES", 300)
+    monkeypatch.setattr("app.node.state_transfer.REPLAY_BYTES", 1)
+    source = Node(tmp_path / "source", config=DriverConfig(state_chunk_bytes=100))
+    copy = Node(tmp_path / "copy", "n1", "n2", "n3")
+    for number in range(30):
+        result(source.append(idempotency_key=f"k{number}"))
+    log = source.driver.log
+    copy.driver.log.reset(20, log.batch_at(20).offset)
+    copy.driver.log.append(log.read_batches(20, 1 << 20, 25))
+    copy.driver._transfer.tick("n2", 500)
+    [(_, request)] = copy.seams.sent[-1:]
+    source.driver._transfer.serve("n1", request)  # begins the copy
+    result(source.append(idempotency_key="later"))
+    transferred(source, copy)
+    state = copy.driver.state
+    assert all(state.find_key(f"k{number}") is not None for number in range(25))
+    assert state.applied_index >= 25
+
+
+def test_a_large_snapshot_is_copied_in_slices_and_is_of_one_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.node.checkpoints.SLICE_BYTES", 300)
+    node = Node(tmp_path, config=DriverConfig(checkpoint_interval_ms=20, snapshot_interval_ms=10_000))
+    for number in range(50):
+        result(node.append(idempotency_key=f"k{number}"))
+    node.tick(1)
+    checkpointer = node.driver._checkpointer
+    checkpointer.demand()
+    node.tick(20)
+    assert checkpointer.safe_index == -1  # the first slices alone
+    slices = 0
+    while checkpointer.safe_index == -1:
+        result(node.append(idempotency_key=f"later{slices}"))
+        node.tick(20)
+        slices += 1
+    assert slices > 5
+    assert checkpointer.safe_index == 50
+    for _ in range(2):
+        node.restart()
+        again = result(node.append(idempotency_key="later0"))
+        assert (again.first_index, again.replayed) == (51, True)
+        assert result(node.append(idempotency_key="k7")).first_index == 8
+
+
+def test_a_snapshot_is_thrown_away_when_the_log_is_truncated_while_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.node.checkpoints.SLICE_BYTES", 300)
+    node = Node(tmp_path, config=DriverConfig(checkpoint_interval_ms=20))
+    for number in range(50):
+        result(node.append(idempotency_key=f"k{number}"))
+    checkpointer = node.driver._checkpointer
+    node.tick(1)
+    checkpointer.demand()
+    node.tick(20)
+    checkpointer.cut()
+    for _ in range(20):
+        node.tick(20)
+    assert checkpointer.safe_index == -1

@@ -63,7 +63,7 @@ def test_a_reset_takes_back_keys_that_were_not_committed(tmp_path: Path) -> None
         node.seams.run()
     driver: Any = node.driver
     assert (driver.log.end_index, driver.committed_index) == (5, 0)
-    assert driver.state.find_key("k", 0) is not None
+    assert driver.state.find_key("k") is not None
     other = MemoryLog()  # of the leader of term 2, which committed other records from 1 on, and trimmed to 3
     other.write([log.batch_at(0)])
     other.write([other.stamp(encode_control({"kind": "term", "leader": "n3"}), 2, control=True)])
@@ -76,7 +76,7 @@ def test_a_reset_takes_back_keys_that_were_not_committed(tmp_path: Path) -> None
     driver.deliver("n3", push)
     node.seams.run()
     assert driver.log.begin_index == 3
-    assert driver.state.find_key("k", 0) is None
+    assert driver.state.find_key("k") is None
     assert not driver._core.electable
 
 
