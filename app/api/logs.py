@@ -26,6 +26,7 @@ router = APIRouter(tags=["logs"])
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 NodeIds = tuple[str, ...]
 _NEW_LOG: Final = {**LOG_EXAMPLE, "name": "orders"}
+UNSUPPORTED: Final = "unsupported"  # as a log's state
 _NO_VERSION: Final = 0  # the ETag of a log of the configuration file: it never changes
 
 
@@ -68,7 +69,9 @@ class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
 async def logs(call: Call, query: Nothing) -> Response:
     call.wants_json()
     broker = call.broker
-    return json_answer({"logs": [_log_object(broker, hosted) for hosted in broker.logs.values()]})
+    known = [_log_object(broker, hosted) for hosted in broker.logs.values()]
+    foreign = [each for name, each in broker.unsupported.items() if name not in broker.logs]
+    return json_answer({"logs": [*known, *(_unsupported_object(each.log) for each in foreign)]})
 
 
 @router.post(
@@ -218,6 +221,27 @@ def _version_of(broker: Broker, hosted: HostedLog) -> int:
 def _metadata_of(broker: Broker, hosted: HostedLog) -> Log | None:
     log = broker.metadata.log(hosted.name)
     return log if log is not None and log.generation == hosted.generation else None
+
+
+def _unsupported_object(log: Log) -> dict[str, Any]:
+    """A log that this node's version leaves alone, as the metadata have it."""
+    return {
+        "name": log.name,
+        "id": f"{log.log_id:016x}",
+        "replication": log.spec.replication,
+        "replicas": list(log.spec.replicas),
+        "durability": log.spec.durability,
+        "retention": log.spec.retention,
+        "learners": list(log.spec.learners),
+        "min_in_sync_replicas": log.spec.min_in_sync_replicas,
+        "unclean": log.spec.unclean,
+        "preferred": log.spec.preferred,
+        "state": UNSUPPORTED,
+        "master": None,
+        "epoch": None,
+        "sync_state_set": None,
+        "set_epoch": None,
+    }
 
 
 def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:

@@ -16,7 +16,7 @@ _EVERYWHERE: Final = (
     "internal",
 )
 OF_A_BODY: Final = ("invalid-json", "too-large", "unsupported-media-type")  # of routes that read JSON
-_OF_A_LOG: Final = ("log-not-found", "no-leader", "repairing")
+_OF_A_LOG: Final = ("log-not-found", "no-leader", "repairing", "log-unsupported")
 
 RECORD_EXAMPLE: Final = {
     "index": 42,

@@ -25,6 +25,18 @@ class Repairing(CommitlogError):
     retry_after_s = 5
 
 
+class LogUnsupported(CommitlogError):
+    """A newer version created the log, with a setting that this node's version does not know.
+
+    The node leaves the log and its files alone; a node of the newer version answers.
+    """
+
+    code, title, http_status = "log-unsupported", "This version does not support the log", 501
+
+    def __init__(self, log: str, reason: str) -> None:
+        super().__init__(f"log {log!r} is not supported by this node's version: {reason}")
+
+
 class LeaderPendingFull(CommitlogError):
     """As many appends wait for their acknowledgement as the leader takes (D-29)."""
 

@@ -25,6 +25,7 @@ from app.errors import (
     InvalidRequest,
     LogDeleting,
     LogNotFound,
+    LogUnsupported,
     NoLeader,
 )
 from app.log_state import Address
@@ -37,7 +38,7 @@ from app.node.ha_transport import HaLink, HaTransport, Protocol
 from app.node.hosted_log import HostedLog
 from app.node.journal_keeper import JournalKeeper
 from app.node.metadata_folders import LogFolders
-from app.node.metadata_logs import MetadataLogs
+from app.node.metadata_logs import MetadataLogs, Unsupported
 from app.node.metadata_service import CONTROLLER_LOG, MetadataService, controller_log
 from app.node.open_log import open_journal
 from app.node.opener import LogOpener
@@ -354,17 +355,24 @@ class Broker:
 
     def find(self, name: str) -> HostedLog:
         """The log of that name. Raises InvalidRequest for a name that none can have, LogNotFound,
-        LogDeleting; NoLeader while this node does not know."""
+        LogDeleting, LogUnsupported; NoLeader while this node does not know."""
         hosted = self.hosted(name)
         if hosted is None:
             if not LOG_NAME.fullmatch(name.removeprefix("__")):
                 raise InvalidRequest(("/path/log", f"a log's name is {LOG_NAME.pattern}"))
+            if (unsupported := self.unsupported.get(name)) is not None:
+                raise LogUnsupported(name, unsupported.reason)
             if not self.metadata.is_current:
                 raise NoLeader("this node does not know all logs yet")
             raise LogNotFound(name)
         if hosted.deleting:
             raise LogDeleting(name)
         return hosted
+
+    @property
+    def unsupported(self) -> Mapping[str, Unsupported]:
+        """Logs of the metadata that this version leaves alone, by name."""
+        return self._metadata_logs.unsupported
 
     # --- logs that come and go (metadata_logs.py) -------------------------------------------------------
 

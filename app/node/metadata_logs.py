@@ -1,13 +1,14 @@
 """The logs that come and go at this node: opened, changed and closed as the metadata say (C-10, API.md §5).
 
 One task, one log at a time. What cannot be opened now (a full disk) is tried again; what is damaged goes to
-the repairs, as at the start of the node.
+the repairs, as at the start of the node. A failure of one log is logged and tried again, and never keeps the
+task from the others. A log that this version does not support, for a newer one created it, is left alone.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, Protocol
 
 from app.controller.metadata import LOG_DELETING, Log
 from app.node.hosted_log import HostedLog
@@ -19,6 +20,13 @@ from storage.errors import StorageError
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 2.0
+
+
+class Unsupported(NamedTuple):
+    """A log of the metadata that this version cannot open, and the reason."""
+
+    log: Log
+    reason: str
 
 
 class LogHost(Protocol):
@@ -54,6 +62,7 @@ class MetadataLogs:
         self._host = host
         self._folders = folders
         self._in_thread = in_thread
+        self.unsupported: dict[str, Unsupported] = {}
 
     async def run(self) -> None:
         """Follow the metadata until cancelled."""
@@ -75,18 +84,34 @@ class MetadataLogs:
         for hosted in self._host.all_hosted():
             log = metadata.log(hosted.name)
             if hosted.generation >= 0 and (log is None or log.generation != hosted.generation):
-                whole &= await self._remove(hosted)
-                self._host.forget_log(hosted)
-        for log in metadata:
-            if log.generation >= 0:
-                whole &= await self._follow(log)
+                whole &= await self._guarded(hosted.name, self._forget(hosted))
+        logs = [log for log in metadata if log.generation >= 0]
+        for log in logs:
+            whole &= await self._guarded(log.name, self._follow(log))
+        names = {log.name for log in logs}
+        self.unsupported = {name: each for name, each in self.unsupported.items() if name in names}
         if whole and index > self._metadata.followed_index:
             self._metadata.followed_index = index
             self._metadata.client.heartbeat_now()
         return whole
 
+    async def _guarded(self, name: str, work: Awaitable[bool]) -> bool:
+        """Whether the work on one log is done; any failure of it is that log's alone."""
+        try:
+            return await work
+        except Exception:
+            logger.exception("log %s cannot be opened, changed or closed as the metadata ask", name)
+            return False
+
+    async def _forget(self, hosted: HostedLog) -> bool:
+        removed = await self._remove(hosted)
+        self._host.forget_log(hosted)
+        return removed
+
     async def _follow(self, log: Log) -> bool:
         hosted = self._host.hosted(log.name)
+        if log.state != LOG_DELETING and not self._supports(log):
+            return True
         if hosted is None:
             return log.state == LOG_DELETING or await self._add(log)
         if hosted.generation != log.generation:
@@ -95,6 +120,18 @@ class MetadataLogs:
             return hosted.deleting or await self._remove(hosted)
         else:
             hosted.settings = LogSettings.of_spec(log.name, log.spec)
+        return True
+
+    def _supports(self, log: Log) -> bool:
+        """Whether this version knows the log's mode and durability; a log that is open keeps its settings."""
+        try:
+            LogSettings.of_spec(log.name, log.spec)
+        except ValueError as error:
+            if log.name not in self.unsupported:
+                logger.error("log %s is not supported by this version: %s", log.name, error)
+            self.unsupported[log.name] = Unsupported(log, str(error))
+            return False
+        self.unsupported.pop(log.name, None)
         return True
 
     async def _add(self, log: Log) -> bool:
