@@ -68,7 +68,7 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     tokens = Tokens.load(settings.security.tokens_file)
     handler = AppendHandler(broker)
     front = AppendFront(handler, settings.limits, settings.http.body_timeout_ms)
-    broker.spawn(front.sweep(), "sweep late bodies")
+    broker.tasks.keep("late-bodies", front.sweep)
     app = FastAPI(
         title="commitlog",
         version=VERSION,

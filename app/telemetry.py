@@ -51,6 +51,8 @@ HA_WAITS: Final = "commitlog_ha_master_waits"
 HA_CONNECTIONS: Final = "commitlog_ha_connections"
 HA_REFUSED: Final = "commitlog_ha_connections_refused"
 PEER_UP: Final = "commitlog_peer_connected"
+TASK_FAILURES: Final = "commitlog_task_failures"
+TASK_FAILING: Final = "commitlog_task_failing"
 CLOCK_OFFSET: Final = "commitlog_clock_offset_seconds"
 IDEMPOTENCY_KEYS: Final = "commitlog_idempotency_keys"
 PRODUCERS: Final = "commitlog_producers"
@@ -102,6 +104,15 @@ def gauge(
     name: str, text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]
 ) -> Metric:
     family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def counter(
+    name: str, text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]
+) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
     return family

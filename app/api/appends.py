@@ -126,7 +126,7 @@ class AppendHandler:
                     raise
                 self._enter(call, hosted, heads, request, started_ms, done)
 
-        self._broker.spawn(decode_aside(), "decode an append")
+        self._broker.tasks.once("decode", decode_aside())
 
     def _enter(
         self,
@@ -231,7 +231,7 @@ class AppendHandler:
                 raise
             done(response)
 
-        self._broker.spawn(carry(), "forward an append")
+        self._broker.tasks.once("forward", carry())
 
     async def _carried(
         self,

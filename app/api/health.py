@@ -67,10 +67,10 @@ async def healthz(query: Nothing) -> Response:
 @router.get(
     "/readyz",
     summary="Whether this node can do its work",
-    description="503 while a log has no leader or is repaired, or this node has not yet caught up with it, "
-    "or does not know yet which logs there are. A replica that was removed from its log's group is ready: "
-    "the node passes the calls on.",
-    responses=answers(example={"ready": True, "logs": {"default": True}}, of_a_log=False),
+    description="503 while a log has no leader or is repaired, while this node has not caught up with it or "
+    "does not know which logs there are, and while a background task fails (`failing`: its name and error). "
+    "A replica that was removed from its log's group is ready: the node forwards the calls.",
+    responses=answers(example={"ready": True, "logs": {"default": True}, "failing": {}}, of_a_log=False),
     response_class=Response,
 )
 async def readyz(broker: Node, query: Nothing) -> Response:
@@ -81,9 +81,11 @@ async def readyz(broker: Node, query: Nothing) -> Response:
         if hosted.journal is not None
     }
     knows_logs = broker.metadata.is_current or broker.metadata.hosted.removed
-    ready = all(logs.values()) and knows_logs and not broker.waits.stopping
+    failing = broker.tasks.failing
+    ready = all(logs.values()) and knows_logs and not (broker.waits.stopping or failing)
     headers = () if ready else ((b"retry-after", b"1"),)
-    return json_answer({"ready": ready, "logs": logs}, status=200 if ready else 503, headers=headers)
+    answer = {"ready": ready, "logs": logs, "failing": failing}
+    return json_answer(answer, status=200 if ready else 503, headers=headers)
 
 
 # --- metrics --------------------------------------------------------------------------------------------
@@ -180,6 +182,14 @@ class NodeCollector:
         )
         for name, text, number in disk:
             yield telemetry.gauge(name, text, (), [((), float(number))])
+        yield telemetry.counter(
+            telemetry.TASK_FAILURES, "Failures of background tasks", ("task",),
+            [((kind,), float(count)) for kind, count in broker.tasks.failures.items()],
+        )  # fmt: skip
+        yield telemetry.gauge(
+            telemetry.TASK_FAILING, "1 while a background task fails", ("task",),
+            [((name,), 1.0) for name in broker.tasks.failing],
+        )  # fmt: skip
         yield telemetry.gauge(
             telemetry.PEER_UP,
             "1 while this node's connection to the peer is open",

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 import shutil
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
@@ -49,6 +49,7 @@ from app.node.retention import RetentionKeeper
 from app.node.rollbacks import RollBacks
 from app.node.scrub import Scrubber
 from app.node.stamp import check_stamp
+from app.node.tasks import TaskSupervisor
 from app.node.transport import PeerTransport
 from app.node.waits import Waits
 from app.raft.messages import PushRequest
@@ -86,8 +87,9 @@ class Broker:
         self.forwarder = Forwarder(settings.security)
         self.logs: dict[str, HostedLog] = {}
         self.waits = Waits(settings.http.leader_wait_ms)
-        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[str] = self._loop.create_future()
+        self.tasks = TaskSupervisor(self._fail)
         self._data = str(self.node.data.absolute())
         disk_files = OsFileSystem()
         self.reserve = Reserve(disk_files, f"{self._data}/{RESERVE_NAME}", settings.disk.reserve_bytes)
@@ -117,7 +119,7 @@ class Broker:
             logs=self._by_id,
             open_log=self._open,
             serve=self._serve,
-            spawn=self.spawn,
+            tasks=self.tasks,
             fail=self._fail,
         )
         self.scrubber = Scrubber(settings.scrub, self._files, self._disk, self.repairs.begin)
@@ -141,7 +143,7 @@ class Broker:
             clock=self.clock,
             disk=self._disk,
             transport=self.transport,
-            scheduler=LoopScheduler(self._loop),
+            scheduler=LoopScheduler(self._loop, self._fail),
             random=random.SystemRandom(),
             connected=self.transport.connected,
             find=self.hosted,
@@ -154,7 +156,7 @@ class Broker:
             data_folder=self._data,
             storage=settings.storage,
             tell=self.repairs.tell,
-            spawn=self.spawn,
+            tasks=self.tasks,
             fail=self._fail,
         )
         self._folders = LogFolders(self._files, self._data)
@@ -163,7 +165,6 @@ class Broker:
         )
         self._learned: dict[int, Mapping[str, Address]] = {}  # by log: what was taken from it
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: dict[asyncio.Task[None], None] = {}
 
     # --- start and stop ---------------------------------------------------------------------------------
 
@@ -188,15 +189,16 @@ class Broker:
                 self._serve(hosted, result)
             elif result is not None:
                 self.repairs.begin(hosted, result, "start")
-        self.spawn(self.reserve.keep(), "reserve")
-        self.spawn(self.scrubber.run(self._by_id), "scrub")
+        self.tasks.keep("reserve", self.reserve.keep)
+        self.tasks.keep("scrub", lambda: self.scrubber.run(self._by_id))
         journals = JournalKeeper(self.settings.journal, self.clock, self._disk, self._fail)
-        self.spawn(journals.run(self.all_hosted), "retention of journals")
-        self.spawn(RetentionKeeper(self.settings.retention, self.clock).run(self.logs), "retention")
+        self.tasks.keep("journal-retention", lambda: journals.run(self.all_hosted))
+        retention = RetentionKeeper(self.settings.retention, self.clock)
+        self.tasks.keep("retention", lambda: retention.run(self.logs))
         await self._metadata_logs.follow()
         self._tick_at = self._loop.time()
         self._tick()
-        self.spawn(self._metadata_logs.run(), "follow the metadata")
+        self.tasks.keep("metadata", self._metadata_logs.run)
         logger.info("node started", extra={"node": self.node.id, "logs": len(self.logs), "data": data})
 
     async def stop(self) -> None:
@@ -211,9 +213,7 @@ class Broker:
             await self._disk.drain()
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.stop()
         await self.ha.stop()
         await self.transport.stop()
         await self.forwarder.stop()
@@ -308,7 +308,7 @@ class Broker:
         driver.start()
         if hosted.healing and driver.sound:
             self.repairs.healed(hosted)
-        self.spawn(self._watch_until_caught_up(hosted), f"catch up {hosted.name}")
+        self.tasks.keep(f"catch-up {hosted.name}", lambda: self._watch_until_caught_up(hosted))
 
     def _attach(self, hosted: HostedLog, driver: LogDriver) -> None:
         """Let slaves and masters of the log connect, and its role follow the metadata."""
@@ -328,7 +328,9 @@ class Broker:
             master=lambda: self.transport.peer_ha_address(settings.replicas[0]),
         )
         if settings.ha_listen is not None and settings.replicas[0] == self.node.id:
-            self.spawn(self._listen_for(hosted, settings.ha_listen), f"HA listener of {hosted.name}")
+            self.tasks.critical(
+                f"HA listener of {hosted.name}", self.ha.listen_for(hosted.log_id, settings.ha_listen)
+            )
         if hosted.ha is not None:
             self.metadata.managers.attach(
                 hosted.name,
@@ -344,12 +346,6 @@ class Broker:
     def ha_address(self) -> str:
         """host:port where this node takes slaves, once it is started."""
         return self.node.ha_address or self.ha.address
-
-    async def _listen_for(self, hosted: HostedLog, listen: str) -> None:
-        try:
-            await self.ha.listen_for(hosted.log_id, listen)
-        except OSError as error:
-            self._fail(f"HA listener of log {hosted.name}", error)
 
     # --- while it runs ----------------------------------------------------------------------------------
 
@@ -437,17 +433,6 @@ class Broker:
         self.logs.pop(hosted.name, None)
         self._by_id.pop(hosted.log_id, None)
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run `work` as a task of this node: a failure is logged, a stop of the node cancels it."""
-        task = self._loop.create_task(work, name=name)
-        self._tasks[task] = None
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("task %s failed", task.get_name(), exc_info=error)
-
     def _deliver(self, source: str, log_id: int, message: Any) -> None:
         if isinstance(message, AnyControllerMessage):
             self.metadata.take(source, message)
@@ -470,17 +455,20 @@ class Broker:
             self.repairs.begin(hosted, result, "start")
 
     def _tick(self) -> None:
-        """The one timer of all logs. Late ticks are not made up for."""
+        """The one timer of all logs. Late ticks are not repeated. An error in it fails the node."""
         interval_s = self.settings.raft.tick_interval_ms / 1000
         self._tick_at = max(self._tick_at + interval_s, self._loop.time())
         self._timer = self._loop.call_at(self._tick_at, self._tick)
-        for hosted in self.all_hosted():
-            if hosted.driver is not None:
-                hosted.driver.tick()
-                hosted.look()
-                self._learn_nodes(hosted.driver)
-                self._rollbacks.look(hosted)
-        self.metadata.tick()
+        try:
+            for hosted in self.all_hosted():
+                if hosted.driver is not None:
+                    hosted.driver.tick()
+                    hosted.look()
+                    self._learn_nodes(hosted.driver)
+                    self._rollbacks.look(hosted)
+            self.metadata.tick()
+        except Exception as error:
+            self._fail("timer", error)
 
     def _learn_nodes(self, driver: LogDriver) -> None:
         """Connect to the members that the log has taught us of (R-10)."""

@@ -70,10 +70,17 @@ class SystemClock:
 
 
 class LoopScheduler:
-    """Runs callbacks at the end of the current turn of the event loop."""
+    """Runs callbacks at the end of the current turn of the event loop. One that raises fails the node."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, fail: Callable[[str, BaseException], None]) -> None:
         self._call_soon = loop.call_soon
+        self._fail = fail
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        self._call_soon(callback)
+        self._call_soon(self._run, callback)
+
+    def _run(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as error:
+            self._fail("turn of a log", error)

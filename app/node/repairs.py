@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from app.node.peer_calls import PeerCalls
 from app.node.repair import Damaged, LogRepair, in_thread
 from app.node.repair_marker import RepairMarker
 from app.node.repair_server import RepairServer, reread
+from app.node.tasks import TaskSupervisor
 from app.node.verify import Comparison, ReplicaState
 from app.raft.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
 from app.replication import Clock, Lanes, Transport
@@ -43,7 +44,7 @@ class Repairs:
         logs: Mapping[int, HostedLog],
         open_log: Opener,
         serve: Callable[[HostedLog, LogDriver], None],
-        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        tasks: TaskSupervisor,
         fail: Callable[[str, BaseException], None],
     ) -> None:
         """logs: by id, as the node keeps it. serve(hosted, driver): the log is open again, take part."""
@@ -55,7 +56,7 @@ class Repairs:
         self._logs = logs
         self._open_log = open_log
         self._serve = serve
-        self._spawn = spawn
+        self._tasks = tasks
         self._fail = fail
         self.calls = PeerCalls(transport, chance)
         self._server = RepairServer(files, clock, transport.send, self._found)
@@ -72,7 +73,7 @@ class Repairs:
             return
         hosted = self._logs.get(log_id)
         driver = None if hosted is None else hosted.driver
-        self._spawn(self._server.answer(source, log_id, driver, message), "answer a peer")
+        self._tasks.once("repair-answer", self._server.answer(source, log_id, driver, message))
 
     # --- damage -----------------------------------------------------------------------------------------
 
@@ -121,7 +122,7 @@ class Repairs:
         if driver is not None:
             driver.abandon()
         hosted.wake()
-        self._spawn(self._run(hosted, hosted.repair, driver), f"repair {hosted.name}")
+        self._tasks.critical(f"repair {hosted.name}", self._run(hosted, hosted.repair, driver))
 
     async def _run(self, hosted: HostedLog, repair: LogRepair, driver: LogDriver | None) -> None:
         await self._disk_is_done(hosted)

@@ -6,12 +6,13 @@ where the receipt lies.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 from app.ha.slave_side import Rollback
 from app.node.ha_loss import roll_back
 from app.node.hosted_log import HostedLog
+from app.node.tasks import TaskSupervisor
 from storage.commitlog import CommitlogConfig
 from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull
 from storage.file_system import FileSystem
@@ -44,7 +45,7 @@ class RollBacks:
         data_folder: str,
         storage: CommitlogConfig,
         tell: Callable[[HostedLog, str, dict[str, Any]], None],
-        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        tasks: TaskSupervisor,
         fail: Callable[[str, BaseException], None],
     ) -> None:
         self._host = host
@@ -52,7 +53,7 @@ class RollBacks:
         self._data = data_folder
         self._storage = storage
         self._tell = tell
-        self._spawn = spawn
+        self._tasks = tasks
         self._fail = fail
         self._under_way: dict[int, None] = {}  # ids of logs
 
@@ -61,7 +62,7 @@ class RollBacks:
         rollback = None if hosted.ha is None or hosted.driver is None else hosted.ha.wanted_rollback
         if rollback is not None and hosted.log_id not in self._under_way and not hosted.deleting:
             self._under_way[hosted.log_id] = None
-            self._spawn(self._roll_back(hosted, rollback), f"roll back {hosted.name}")
+            self._tasks.critical(f"roll back {hosted.name}", self._roll_back(hosted, rollback))
 
     async def _roll_back(self, hosted: HostedLog, rollback: Rollback) -> None:
         try:

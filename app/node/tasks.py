@@ -18,7 +18,7 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
 LASTING_S: Final = 10.0  # a run that lasts so long ends the task's failing, and resets the pause
 
-Work = Coroutine[Any, Any, None]
+Work = Coroutine[Any, Any, object]
 
 
 class TaskSupervisor:
@@ -29,7 +29,7 @@ class TaskSupervisor:
         self.failures: Counter[str] = Counter()  # by kind of task, since the start of the node
         self.failing: dict[str, str] = {}  # kept tasks whose last run failed: name -> error
         self._fail = fail
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._stopping = False
 
     def critical(self, name: str, work: Work) -> None:

@@ -11,6 +11,7 @@ import pytest
 from app.api.append_parameters import parse_append_query
 from app.api.appends import AppendHandler
 from app.api.calls import NO_FORWARD, AppendCall, Response
+from app.node.tasks import TaskSupervisor
 from app.replication import AppendStream
 from app.settings import Limits
 
@@ -41,7 +42,7 @@ def test_an_append_of_a_stream_is_never_carried_without_what_the_stream_says_of_
     carried: list[bytes] = []
 
     async def run() -> Response:
-        tasks: list[asyncio.Task[None]] = []
+        supervisor = TaskSupervisor(lambda what, error: None)
 
         class Forwarder:
             async def send(self, _node: Any, _method: str, path: bytes, *_rest: Any) -> Any:
@@ -59,7 +60,7 @@ def test_an_append_of_a_stream_is_never_carried_without_what_the_stream_says_of_
             meter=SimpleNamespace(answered=lambda *_: None),
             find=lambda _name: LeadGoes(),
             forwarder=Forwarder(),
-            spawn=lambda task, _name: tasks.append(asyncio.create_task(task)),
+            tasks=supervisor,
         )
         call = AppendCall(
             "default",

@@ -65,7 +65,7 @@ class Node:
             clock=self.clock,
             disk=self._disk.lane("log"),
             transport=HaLink(self.ha, NoPeers()),
-            scheduler=LoopScheduler(loop),
+            scheduler=LoopScheduler(loop, self._fail),
             random=random.Random(1),
             fail=self._fail,
             version="test",

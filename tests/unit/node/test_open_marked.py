@@ -10,6 +10,7 @@ import pytest
 from app.node.driver import LogDriver
 from app.node.repair_marker import Note
 from app.node.repairs import Repairs
+from app.node.tasks import TaskSupervisor
 from app.replication import Role
 from storage.files import OsFileSystem
 from tests.unit.raft.driver_support import Node
@@ -32,7 +33,7 @@ def opened(folder: Path, *, lacks_records: bool) -> tuple[Node, LogDriver]:
         logs={},
         open_log=lambda _hosted, **trust: node.open(**trust),
         serve=lambda _hosted, _driver: None,
-        spawn=lambda _task, _name: None,
+        tasks=TaskSupervisor(lambda what, error: None),
         fail=node.seams.fail,
     )
     note = Note("noise", "read", 1, keeps_promises=False, lacks_records=lacks_records)

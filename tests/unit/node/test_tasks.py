@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from app.node import tasks
+from app.node.clock import LoopScheduler
 from app.node.tasks import TaskSupervisor
 
 
@@ -118,3 +119,20 @@ def test_a_stop_cancels_every_task_and_starts_none() -> None:
         assert failures == []
 
     supervised(test)
+
+
+def test_an_error_in_a_turn_of_a_log_fails_the_node() -> None:
+    async def run() -> list[str]:
+        failures: list[str] = []
+        scheduler = LoopScheduler(
+            asyncio.get_running_loop(), lambda what, error: failures.append(f"{what}: {error}")
+        )
+
+        def broken() -> None:
+            raise Fault("invariant")
+
+        scheduler.call_soon(broken)
+        await asyncio.sleep(0)
+        return failures
+
+    assert asyncio.run(run()) == ["turn of a log: invariant"]
