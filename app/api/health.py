@@ -175,6 +175,13 @@ class NodeCollector:
         for name, text, of_journal in per_journal:
             samples = [((log,), float(of_journal(journal))) for log, journal in journals]
             yield telemetry.gauge(name, text, ("log",), samples)
+        dropped = [((driver.log_name,), float(driver.dropped_messages)) for driver in drivers]
+        yield telemetry.gauge(
+            telemetry.DROPPED_MESSAGES,
+            "Messages of peers that found no room in the log's queue since the start",
+            ("log",),
+            dropped,
+        )
         disk = (
             (telemetry.DISK_WAITING, "Pieces of work that wait for a disk thread", broker.disk_waiting),
             (telemetry.RESERVE_BYTES, "Bytes held back for a full disk", broker.reserve.held_bytes),

@@ -326,6 +326,7 @@ class Broker:
             place=place,
             by_number=by_number,
             master=lambda: self.transport.peer_ha_address(settings.replicas[0]),
+            takes_more=lambda: driver.takes_more,
         )
         if settings.ha_listen is not None and settings.replicas[0] == self.node.id:
             self.tasks.critical(

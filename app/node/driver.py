@@ -9,7 +9,6 @@ batches as fit. While a hard state or a truncation is on its way to the disk, ev
 import contextlib
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from app.log_state import Address, LogState
 from app.node.answers import CommandDone, Done, OpenAppends
 from app.node.checkpoints import Checkpointer
 from app.node.door import Door
+from app.node.inbox import Inbox
 from app.node.log_group import LogGroup
 from app.node.log_space import LogSpace
 from app.node.read_gate import ReadDone, ReadGate
@@ -151,7 +151,7 @@ class LogDriver:
             is_busy=lambda: self._waiting_for_disk,
         )
 
-        self._inbox: deque[tuple[str, Any]] = deque()
+        self._inbox = Inbox()
         self._tick_due = False
         self._synced = False
         self._turn_due = False
@@ -243,9 +243,18 @@ class LogDriver:
 
     def deliver(self, source: str, message: Any) -> None:
         """A message of a peer has come."""
-        if not self._ended:
-            self._inbox.append((source, message))
+        if not self._ended and self._inbox.put(source, message):
             self._ask_turn()
+
+    @property
+    def takes_more(self) -> bool:
+        """False while so much waits here that connections should not be read."""
+        return self._ended or not self._inbox.is_full
+
+    @property
+    def dropped_messages(self) -> int:
+        """Messages of peers that found no room here since the start."""
+        return self._inbox.dropped
 
     def tick(self) -> None:
         """Time has passed: the node's shared timer calls this each `tick_interval_ms`."""
@@ -394,7 +403,7 @@ class LogDriver:
             core.synced(now_ms)
             self._carry_out()
         while self._inbox and not self._waiting_for_disk:
-            source, message = self._inbox.popleft()
+            source, message = self._inbox.take()
             self._take(source, message, now_ms)
             self._carry_out()
         if self._tick_due and not self._waiting_for_disk:

@@ -50,6 +50,7 @@ OF_A_REPLICA_MAX: Final = 8  # of one replica of a log; the newest one counts
 REFUSALS: Final = ("unidentified", "stranger", "replica")  # by the limit that was reached
 DIAL_PAUSE_MIN_S: Final = 0.1  # after a connection that ended before a byte arrived; doubles each time
 DIAL_PAUSE_MAX_S: Final = 3.0
+READ_PAUSE_S: Final = 0.02  # until a driver with too much to do is asked again
 BUFFER_HIGH_BYTES: Final = 256 * 1024
 
 Deliver = Callable[[str, Any], None]
@@ -66,7 +67,8 @@ class Protocol(StrEnum):
 class _Log:
     """A log whose connections come and go. place: of this replica among the log's, for prefaces.
 
-    master: where its master takes slaves, for cores that do not know; None when nobody does.
+    master: where its master takes slaves, for cores that do not know; None when nobody does. takes_more:
+    False while its driver has so much to do that its connections are not read.
     """
 
     log_id: int
@@ -75,6 +77,7 @@ class _Log:
     place: int
     by_number: bool
     master: Callable[[], str | None]
+    takes_more: Callable[[], bool]
     listener: asyncio.Server | None = None
     incoming: Counter[int] = field(default_factory=Counter)  # connections by place of the replica, 0: unnamed
     fruitless: int = 0  # own connections in a row that ended before a byte arrived
@@ -125,17 +128,19 @@ class HaTransport:
         place: int = 0,
         by_number: bool = False,
         master: Callable[[], str | None] = lambda: None,
+        takes_more: Callable[[], bool] = lambda: True,
     ) -> None:
         """Take connections of a log from now on: what comes in goes to deliver(key, message).
 
         A log may be attached anew, by another core: the connections of the old one end, a listener stays.
         place: of this replica among the log's, from 1. by_number: this node's handshakes are of newer builds.
-        master: where to connect to for a core that names no address.
+        master: where to connect to for a core that names no address. takes_more: False while the driver has
+        too much to do: its connections are not read then.
         """
         before = self._logs.get(log_id)
         self._end_connections(log_id)
         listener = None if before is None else before.listener
-        self._logs[log_id] = _Log(log_id, protocol, deliver, place, by_number, master, listener)
+        self._logs[log_id] = _Log(log_id, protocol, deliver, place, by_number, master, takes_more, listener)
 
     def _end_connections(self, log_id: int) -> None:
         for (owner, _), connection in list(self._connections.items()):
@@ -348,9 +353,20 @@ class _Connection(asyncio.Protocol):
                 if self._closed or self.owner is None:
                     return
                 self.owner.deliver(self.key, frame)
+            self._read_if_there_is_room()
         except CorruptFrame as error:
             self._ha.tell_closed(self, error.reason, logging.WARNING)
             self._give_up(error.reason)
+
+    def _read_if_there_is_room(self) -> None:
+        """Stop to read while the log's driver has enough to do: the other side then waits in its socket."""
+        if self._closed or self._transport is None:
+            return
+        if self.owner is None or self.owner.takes_more():
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(READ_PAUSE_S, self._read_if_there_is_room)
 
     # --- introductions
 

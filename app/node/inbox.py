@@ -1,0 +1,64 @@
+"""What has arrived for one log and waits for its driver's turn, in order and bounded.
+
+A driver takes nothing while its hard state or a truncation waits for the disk, and a disk may hang. Messages
+between nodes may be lost, so those beyond the bounds are dropped: their senders repeat what matters. Nothing
+may be lost within a connection between a master and a slave: its transport stops to read instead.
+"""
+
+from collections import deque
+from typing import Any, Final
+
+from app.ha.frames import ClassicFrame, Transfer
+from app.raft.messages import PushRequest, RaftMessage, StateChunk, StateMessage
+
+MESSAGES_MAX: Final = 4_096
+BYTES_MAX: Final = 64 * 1024 * 1024  # of records and pieces of state
+
+
+class Inbox:
+    """Owned by the driver. `dropped`: messages that found no room since the start."""
+
+    def __init__(self, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self.dropped = 0
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._waiting: deque[tuple[str, Any]] = deque()
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) >= self._messages_max or self._size_bytes >= self._bytes_max
+
+    def put(self, source: str, message: Any) -> bool:
+        """Let a message wait; False when it was dropped.
+
+        A message without records finds room while there are fewer than `messages_max`: votes and heartbeats
+        still pass when pushes have used up the bytes.
+        """
+        size_bytes = _size_of(message)
+        if isinstance(message, RaftMessage | StateMessage) and (
+            len(self._waiting) >= self._messages_max
+            or (size_bytes and self._waiting and self._size_bytes + size_bytes > self._bytes_max)
+        ):
+            self.dropped += 1
+            return False
+        self._waiting.append((source, message))
+        self._size_bytes += size_bytes
+        return True
+
+    def take(self) -> tuple[str, Any]:
+        """Return the oldest message and its source."""
+        source, message = self._waiting.popleft()
+        self._size_bytes -= _size_of(message)
+        return source, message
+
+
+def _size_of(message: Any) -> int:
+    if isinstance(message, PushRequest):
+        return sum(batch.size_bytes for batch in message.batches)
+    if isinstance(message, StateChunk):
+        return len(message.data)
+    return len(message.body) if isinstance(message, Transfer | ClassicFrame) else 0
