@@ -61,7 +61,10 @@ class SyncTicket:
 
 @dataclass(frozen=True, slots=True)
 class TrimTicket:
-    """A begin that has moved in memory: `run` in any thread; nothing is to be done after it."""
+    """A begin that has moved in memory: `run` in any thread, or `move_begin` and `remove_oldest` until False.
+
+    Nothing is to be done after it.
+    """
 
     log: "Commitlog"
     base_index: int
@@ -77,6 +80,14 @@ class TrimTicket:
         Raises SyncFailed or DiskError: the node stops.
         """
         self.log.carry_out_trim(self)
+
+    def move_begin(self) -> None:
+        """Make the begin durable. Raises as `run`."""
+        self.log.move_begin(self)
+
+    def remove_oldest(self) -> bool:
+        """Remove the oldest segment before the begin; return whether there are more. Raises as `run`."""
+        return self.log.remove_oldest()
 
 
 class Commitlog(LogView):
@@ -308,9 +319,19 @@ class Commitlog(LogView):
 
     def carry_out_trim(self, ticket: TrimTicket) -> None:
         """What TrimTicket.run does."""
+        self.move_begin(ticket)
+        while self.remove_oldest():
+            pass
+
+    def move_begin(self, ticket: TrimTicket) -> None:
+        """What TrimTicket.move_begin does."""
         self._disk.trim(
             ticket.base_index, ticket.base_offset, ticket.epoch, ticket.holder, ticket.removed, self._epochs
         )
+
+    def remove_oldest(self) -> bool:
+        """What TrimTicket.remove_oldest does."""
+        return self._disk.remove_oldest()
 
     def _cut_to(self, last: Batch | None) -> None:
         """Let `last` be the last batch, first in memory: readers see the log before or after."""

@@ -40,16 +40,29 @@ def remove_segments(files: FileSystem, folder: str, from_offset: int) -> None:
 
 def remove_trimmed(files: FileSystem, folder: str, base_offset: int) -> None:
     """Remove the segments that another one follows at or before `base_offset`; durable on return."""
+    while remove_oldest_trimmed(files, folder, base_offset):
+        pass
+
+
+def remove_oldest_trimmed(files: FileSystem, folder: str, base_offset: int) -> bool:
+    """Remove the oldest of the segments that `remove_trimmed` removes; return whether there are more.
+
+    The removals are durable when none is left. A large file takes the disk long, so a caller may do other
+    work between two steps.
+    """
     first = max((o for o in segment_offsets(files, folder) if o <= base_offset), default=0)
-    gone = []
+    trimmed: dict[int, list[str]] = {}
     for name in files.list(folder):
         offset = segment_offset(name) if index_offset(name) is None else index_offset(name)
         if offset is not None and offset < first:
-            gone.append(name)
-    for name in gone:
+            trimmed.setdefault(offset, []).append(name)
+    if not trimmed:
+        return False
+    for name in trimmed[min(trimmed)]:
         files.remove(f"{folder}/{name}")
-    if gone:
+    if len(trimmed) == 1:
         files.sync_folder(folder)
+    return len(trimmed) > 1
 
 
 def cut_files(files: FileSystem, folder: str, cut_offset: int) -> None:
@@ -213,7 +226,7 @@ class LogFolder:
         removed: Sequence[Segment],
         epochs: tuple[Epoch, ...],
     ) -> None:
-        """Make a new begin durable, then remove what is before it; may be repeated.
+        """Make a new begin durable; may be repeated. `remove_oldest` removes what is before it.
 
         epoch: that of `Manifest.epoch`. holder: the segment in which the begin stands.
         """
@@ -228,5 +241,9 @@ class LogFolder:
                 self.files.sync_folder(self.path)
                 manifest = replace(manifest, durable_index=base_index - 1, durable_offset=base_offset)
             self._save(replace(manifest, base_index=base_index, base_offset=base_offset, epoch=epoch))
-            remove_trimmed(self.files, self.path, base_offset)
             self._try_epochs(epochs)
+
+    def remove_oldest(self) -> bool:
+        """Remove the oldest segment before the begin; return whether there are more."""
+        with self._change(may_wait=True):
+            return remove_oldest_trimmed(self.files, self.path, self._manifest.base_offset)

@@ -203,6 +203,7 @@ class LogDriver:
     def _stop(self, done: Callable[[], None]) -> None:
         self._guarded(self._say_goodbye)
         self._ended = True
+        self._trimmer.stop()
 
         def synced() -> None:
             self._checkpointer.save_all(self._state, self._core.committed_index)
@@ -226,6 +227,7 @@ class LogDriver:
         if self._ended:
             return
         self._ended = True
+        self._trimmer.stop()
         self._syncer.cutting = True
         self._door.refuse_all(NoLeader())
         self._gate.refuse_all()

@@ -123,7 +123,9 @@ class RetentionKeeper:
         """For as long as the node runs. logs: as the node keeps them."""
         while True:
             await asyncio.sleep(self._default.check_interval_ms / 1000)
-            self.look(logs.values())
+            for hosted in list(logs.values()):
+                self.look([hosted])
+                await asyncio.sleep(0)  # a look may read from the disk: the loop goes on between two
 
     def look(self, logs: Iterable[HostedLog]) -> None:
         """Trim what is due."""
