@@ -29,7 +29,7 @@ from storage.segment_format import (
 
 NO_OFFSET: Final = -1
 OWN_NAMES: Final = frozenset(
-    {MANIFEST_NAME, EPOCHS_NAME, "vote", "checkpoint", "state", "repairing", "aside", OPENED_NAME}
+    {MANIFEST_NAME, EPOCHS_NAME, "vote", "checkpoint", "state", "group", "repairing", "aside", OPENED_NAME}
 )
 
 

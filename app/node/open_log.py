@@ -1,6 +1,6 @@
 """From a node's folders to a driver that can start: recovery of one log and all that belongs to it.
 
-DATA/logs/NAME/     segments, manifest, epochs (storage/commitlog.py), vote, checkpoint, state
+DATA/logs/NAME/     segments, manifest, epochs (storage/commitlog.py), vote, checkpoint, state, group
 DATA/journal/NAME/  the node's journal of the log
 """
 
@@ -12,6 +12,7 @@ from typing import Protocol
 from app.log_state import LogState
 from app.node.checkpoints import load_state
 from app.node.driver import LogDriver
+from app.node.group_file import first_group
 from app.raft.config import RaftConfig
 from app.raft.core import RaftCore
 from app.replication import (
@@ -115,6 +116,9 @@ def open_raft_log(
     if hard_state.term < log.last_term:
         raise CorruptFile(f"{folder}/vote", f"term {hard_state.term} is older than the log's {log.last_term}")
     state = load_state(log, snapshot_file, idempotency_ms=limits.idempotency_ms, state_type=state_type)
+    if state.settled_membership is None:
+        is_bound = hard_state.term > 0 or log.next_index > 0
+        group = first_group(files, folder, group, is_bound=is_bound)
     if sound_if_alone:
         members = state.membership
         sound = sound or (group.voters if members is None else members.voters) == (node_id,)
