@@ -55,6 +55,19 @@ class Durability(StrEnum):
     REPLICATED = "replicated"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Settings of a log that may change while it runs. preferred: the node that should lead, in Raft mode.
+
+    min_in_sync_replicas: the floor of the SyncStateSet (C-12), 1 for none. durability: what is acknowledged
+    from the change on; a looser one before it stays as loose as it was.
+    """
+
+    durability: Durability
+    min_in_sync_replicas: int = 1
+    preferred: str | None = None
+
+
 class ReplicaLog(Protocol):
     """What a core may read of its log. Indexes are inclusive, NO_INDEX for none; the driver alone writes."""
 
@@ -382,6 +395,10 @@ class ReplicationCore(Protocol):
     @property
     def notice(self) -> "GroupNotice | None":
         """The group as a peer knows it that does not count this replica as a member; else None (R-10)."""
+        ...
+
+    def apply_options(self, options: LogOptions, now_ms: int) -> None:
+        """The settings of the log have changed; they count from now on. `synced` follows."""
         ...
 
     @property

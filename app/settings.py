@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from app.controller.metadata import LogSpec
 from app.errors import ConfigError
 from app.ha.config import HaConfig
 from app.raft.config import RaftConfig
-from app.replication import Durability
+from app.replication import Durability, LogOptions
 from storage.commitlog import CommitlogConfig
 
 KIB = 1024
@@ -101,6 +101,29 @@ class LogSettings:
             learners=self.learners,
             unclean=self.unclean,
             preferred=self.preferred,
+        )
+
+    @property
+    def options(self) -> LogOptions:
+        """What an open replica takes up while it runs."""
+        return LogOptions(
+            durability=self.durability,
+            min_in_sync_replicas=self.min_in_sync_replicas,
+            preferred=self.preferred,
+        )
+
+    def changed_by(self, spec: LogSpec) -> "LogSettings":
+        """The settings with those of the spec that may change while the log exists (CHANGEABLE).
+
+        Raises ValueError for a durability that this version does not know.
+        """
+        return replace(
+            self,
+            durability=Durability(spec.durability),
+            min_in_sync_replicas=spec.min_in_sync_replicas,
+            unclean=spec.unclean,
+            preferred=spec.preferred,
+            retention=spec.retention,
         )
 
     @classmethod

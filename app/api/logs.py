@@ -27,7 +27,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 NodeIds = tuple[str, ...]
 _NEW_LOG: Final = {**LOG_EXAMPLE, "name": "orders"}
 UNSUPPORTED: Final = "unsupported"  # as a log's state
-_NO_VERSION: Final = 0  # the ETag of a log of the configuration file: it never changes
+_NO_VERSION: Final = 0  # the ETag of a log of the configuration file that the controllers do not know yet
 
 
 class RetentionIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,8 +52,9 @@ class LogIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
-    """What is absent stays. Replicas change by membership, name, replication and durability never."""
+    """What is absent stays. Replicas change by membership, name and replication never."""
 
+    durability: str | msgspec.UnsetType = msgspec.UNSET
     retention: RetentionIn | msgspec.UnsetType | None = msgspec.UNSET
     min_in_sync_replicas: Positive | msgspec.UnsetType = msgspec.UNSET
     unclean: bool | msgspec.UnsetType = msgspec.UNSET
@@ -119,13 +120,17 @@ async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
 @router.patch(
     "/v1/logs/{log}",
     summary="Change a log's settings",
-    description="With `If-Match` only from that version on.",
+    description=(
+        "With `If-Match` only from that version on. Every living node has carried the change out when the "
+        "answer arrives. Of a log of the configuration file the newest change holds, here or in the file."
+    ),
     responses=answers("config-changed", "log-deleting", "quorum-timeout", *OF_A_BODY, example=LOG_EXAMPLE),
     openapi_extra=json_request(LogChangeIn, {"retention": {"ms": 604_800_000}}),
     response_class=Response,
 )
 async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
-    broker, hosted = call.broker, _changeable(call, log)
+    broker, hosted = call.broker, call.broker.find(log)
+    call.wants_json()
     asked = await call.asked(LogChangeIn)
     changes = {
         name: msgspec.to_builtins(value)
@@ -146,18 +151,18 @@ async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
     response_class=Response,
 )
 async def delete_log(call: Call, log: LogName, query: Nothing) -> Response:
-    broker, hosted = call.broker, _changeable(call, log)
+    broker, hosted = call.broker, _deletable(call, log)
     command = DeleteLog(log, _version(call, hosted), hosted.generation, secrets.token_hex(16))
     await decided(call.request, broker, command)
     return json_answer({**_log_object(broker, hosted), "state": LOG_DELETING}, status=202)
 
 
-def _changeable(call: Call, log: str) -> HostedLog:
+def _deletable(call: Call, log: str) -> HostedLog:
     """Raises what LogCall.find raises; InvalidRequest for a log that is as the configuration file says."""
     hosted = call.broker.find(log)
     if hosted.generation == CONFIGURED:
         raise InvalidRequest(
-            ("/path/log", f"log {hosted.name} stands in the configuration file: change it there")
+            ("/path/log", f"log {hosted.name} is in the configuration file: remove it there")
         )
     call.wants_json()
     return hosted
@@ -215,7 +220,7 @@ def _log_answer(broker: Broker, hosted: HostedLog, *, status: int = 200) -> Resp
 
 def _version_of(broker: Broker, hosted: HostedLog) -> int:
     log = _metadata_of(broker, hosted)
-    return _NO_VERSION if log is None or hosted.generation == CONFIGURED else log.version
+    return _NO_VERSION if log is None else log.version
 
 
 def _metadata_of(broker: Broker, hosted: HostedLog) -> Log | None:

@@ -321,11 +321,11 @@ class ActiveController:
         return Done(state.applied_index, created=True)
 
     def _change(self, state: Metadata, log: Log, command: ChangeLog, happen: Callable[..., None]) -> Done:
-        self._check_not_configured(log)
         spec = settings_of_logs.changed_spec(log, command.changes, command.version)
-        settings_of_logs.check_spec(spec, (*self._brokers, *log.spec.replicas))
-        happen(LogChanged(log=log.name, spec=spec, change_id=command.change_id))
-        return Done(state.applied_index)
+        settings_of_logs.check_change(log.spec, spec, (*self._brokers, *log.spec.replicas))
+        configured = (log.configured or log.spec) if log.generation < 0 else None
+        happen(LogChanged(log=log.name, spec=spec, change_id=command.change_id, configured=configured))
+        return Done(state.applied_index, everywhere=True)
 
     def _delete(self, state: Metadata, log: Log, command: DeleteLog, happen: Callable[..., None]) -> Done:
         self._check_not_configured(log)
@@ -339,7 +339,7 @@ class ActiveController:
     def _check_not_configured(self, log: Log) -> None:
         if log.generation < 0:
             raise Refused(
-                Reason.CONFIGURED_LOG, f"log {log.name} stands in the configuration file: change it there"
+                Reason.CONFIGURED_LOG, f"log {log.name} is in the configuration file: remove it there"
             )
 
     def _step_down(
@@ -382,8 +382,10 @@ class ActiveController:
             if known is None:
                 log_id = self._make_log_id(name, -1)
                 happen(LogCreated(log=name, spec=spec, log_id=log_id, generation=-1))
-            elif known.generation < 0 and known.spec != spec:
-                happen(LogChanged(log=name, spec=spec))
+            elif known.generation < 0:
+                changed = settings_of_logs.configured_spec(known, spec)
+                if changed is not None:
+                    happen(LogChanged(log=name, spec=changed, configured=spec))
         for log in state:
             if log.state == LOG_DELETING:
                 if self._is_given_up(log, now_ms):

@@ -148,12 +148,14 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
 class Done(msgspec.Struct, frozen=True, array_like=True):
     """The command was carried out: it holds in the metadata from `index` on.
 
-    created: a new log came about. value: what the command asks for: the replica id.
+    created: a new log came about. value: what the command asks for: the replica id. everywhere: the answer
+    waits, for a moment, until every living node has carried the change out.
     """
 
     index: int
     created: bool = False
     value: int | None = None
+    everywhere: bool = False
 
 
 class Refused(Exception):

@@ -28,8 +28,11 @@ class LogCreated(Event, frozen=True, kw_only=True, tag="log-created"):
 
 
 class LogChanged(Event, frozen=True, kw_only=True, tag="log-changed"):
+    """configured: of a log of the configuration file: what the file has; None for other logs."""
+
     spec: LogSpec
     change_id: str = ""
+    configured: LogSpec | None = None
 
 
 class LogDeleting(Event, frozen=True, kw_only=True, tag="log-deleting"):

@@ -59,6 +59,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     former_set: the set before the last election, while the master has not opened its epoch: until then it is
         granted no lease, so nothing was acknowledged in this epoch, and each of these members holds all that
         ever was. Empty once the epoch is open.
+    configured: of a log of the configuration file that was changed since: what the file had; None: `spec` is
+        what it has.
     lease_ms: of the leases that are granted in this epoch, the same whichever controller is active; 0: the
         election of an earlier version, which recorded none.
     """
@@ -79,6 +81,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     unclean_epoch: int = 0
     former_set: tuple[int, ...] = ()
     lease_ms: int = 0
+    configured: LogSpec | None = None
 
     @property
     def elects(self) -> bool:

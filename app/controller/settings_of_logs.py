@@ -10,7 +10,7 @@ from app.controller.metadata import LOG_DELETING, Log, LogSpec
 
 MODES: Final = ("raft", "controller", "classic")
 DURABILITIES: Final = ("fsync", "replicated")
-CHANGEABLE: Final = ("retention", "min_in_sync_replicas", "unclean", "preferred")
+CHANGEABLE: Final = ("durability", "retention", "min_in_sync_replicas", "unclean", "preferred")
 
 
 def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str, str]]:
@@ -39,6 +39,9 @@ def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str,
         spec.preferred not in spec.replicas or spec.preferred in spec.learners
     ):
         complaints.append(("/preferred", "preferred is a replica that is no learner"))
+    if spec.replication == "raft" and spec.min_in_sync_replicas > 1:
+        detail = "min_in_sync_replicas is a setting of controller mode; Raft waits for a majority"
+        complaints.append(("/min_in_sync_replicas", detail))
     if spec.replication == "raft" and spec.unclean:
         complaints.append(("/unclean", "unclean elections are of controller mode"))
     return complaints
@@ -47,6 +50,14 @@ def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str,
 def check_spec(spec: LogSpec, brokers: Collection[str]) -> None:
     """brokers: nodes that may keep logs. Raises Refused(INVALID) with every complaint."""
     complaints = complaints_about(spec, brokers)
+    if complaints:
+        raise Refused(Reason.INVALID, "; ".join(detail for _, detail in complaints))
+
+
+def check_change(before: LogSpec, after: LogSpec, brokers: Collection[str]) -> None:
+    """As check_spec, of what the change brings: older settings are not a reason to refuse others."""
+    known = complaints_about(before, brokers)
+    complaints = [each for each in complaints_about(after, brokers) if each not in known]
     if complaints:
         raise Refused(Reason.INVALID, "; ".join(detail for _, detail in complaints))
 
@@ -60,6 +71,22 @@ def changed_spec(log: Log, changes: Mapping[str, Any], version: int | None) -> L
     if fixed:
         raise Refused(Reason.INVALID, f"cannot be changed: {', '.join(fixed)}")
     return msgspec.structs.replace(log.spec, **changes)
+
+
+def configured_spec(log: Log, configured: LogSpec) -> LogSpec | None:
+    """The settings of a log of the configuration file, which has `configured` now; None: they hold already.
+
+    The newest change of each setting holds, whether it was made in the file or by a client.
+    """
+    before = log.configured or log.spec
+    if configured == before:
+        return None
+    changed = {
+        name: value
+        for name in LogSpec.__struct_fields__
+        if (value := getattr(configured, name)) != getattr(before, name)
+    }
+    return msgspec.structs.replace(log.spec, **changed)
 
 
 def check_usable(log: Log) -> None:

@@ -125,7 +125,13 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
     replace = msgspec.structs.replace
     match event:
         case LogChanged() if log.state == LOG_CREATED:
-            return replace(log, spec=event.spec, version=index, changed_by=event.change_id)
+            return replace(
+                log,
+                spec=event.spec,
+                version=index,
+                changed_by=event.change_id,
+                configured=event.configured,
+            )
         case LogDeleting():
             return replace(log, state=LOG_DELETING, version=index, master=None)
         case LogDeleted() if log.state == LOG_DELETING:

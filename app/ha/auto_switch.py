@@ -37,6 +37,7 @@ from app.replication import (
     CoreStatus,
     Durability,
     GroupConfig,
+    LogOptions,
     PendingAppend,
     Ready,
     Role,
@@ -316,6 +317,13 @@ class AutoSwitchCore(StaticGroup):
         self._end_roles("this node stops", now_ms)
         self._reads.fail()
         self._announce()
+
+    def apply_options(self, options: LogOptions, now_ms: int) -> None:
+        self._min_in_sync = options.min_in_sync_replicas
+        if self._master is not None:
+            self._master.min_in_sync_replicas = options.min_in_sync_replicas
+            self._master.needs_check = True
+        super().apply_options(options, now_ms)
 
     # --- roles ---------------------------------------------------------------------------------------------
 

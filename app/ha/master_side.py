@@ -63,7 +63,7 @@ class MasterSide:
         self._log = log
         self._outbox = outbox
         self._config = config
-        self._min_in_sync = min_in_sync_replicas
+        self.min_in_sync_replicas = min_in_sync_replicas
         self.set = sync_state_set
         self._replicas = replicas
         self.open = False
@@ -84,7 +84,7 @@ class MasterSide:
     @property
     def below_floor(self) -> bool:
         """Whether the set may be smaller than min_in_sync_replicas: appends are refused (C-12)."""
-        return self.set.certain_size < self._min_in_sync
+        return self.set.certain_size < self.min_in_sync_replicas
 
     @property
     def set_request(self) -> SetRequest | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from app.errors import CommitlogError, InvalidRequest, TransferFailed
 from app.raft.member_core import MemberCore
-from app.replication import ChangeKind, GroupConfig
+from app.replication import ChangeKind, GroupConfig, LogOptions
 
 
 class StaticGroup(MemberCore):
@@ -26,6 +26,9 @@ class StaticGroup(MemberCore):
 
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
         raise InvalidRequest(("/", f"who replicates this log is decided by {self.who_decides}"))
+
+    def apply_options(self, options: LogOptions, now_ms: int) -> None:
+        self._member.durability = options.durability
 
     def configure(
         self, group: GroupConfig, index: int, now_ms: int, nodes: Mapping[str, tuple[str, str]] | None = None

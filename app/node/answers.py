@@ -92,6 +92,10 @@ class OpenAppends:
         self._durability = durability
         self._log = log
 
+    def change_durability(self, durability: Durability) -> None:
+        """What the answers from now on name."""
+        self._durability = durability
+
     def add(self, request: AppendRequest, done: Done, now_ms: int) -> OpenAppend:
         self.size_bytes += request.records.size_bytes
         return OpenAppend(request, done, now_ms + request.timeout_ms)

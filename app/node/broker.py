@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
+from app.controller.log_state import MetadataLogState
 from app.controller.messages import AnyControllerMessage
 from app.errors import (
     CommitlogError,
@@ -180,7 +181,9 @@ class Broker:
         await self.ha.start()
         self.metadata.hosted = self._host(controller_log(self.settings))
         configured = [self._host(log) for log in self.settings.logs]
-        opened = await self._open_all([self.metadata.hosted, *configured])
+        opened = await self._open_all([self.metadata.hosted])
+        self._take_known_settings(opened[0][1])
+        opened += await self._open_all(configured)
         self._disk.start()
         await self.forwarder.start()
         await self.transport.start()
@@ -263,6 +266,14 @@ class Broker:
             opening = [self._loop.run_in_executor(pool, self._open_new, hosted) for hosted in logs]
             await asyncio.wait(opening)
         return [(hosted, opened.result()) for hosted, opened in zip(logs, opening, strict=True)]
+
+    def _take_known_settings(self, controller: LogDriver | Damaged | None) -> None:
+        """Open the configured logs with the settings that the metadata here have of them."""
+        if isinstance(controller, LogDriver) and isinstance(controller.state, MetadataLogState):
+            controller.state.committed(controller.committed_index)
+            for log in controller.state.metadata:
+                if log.generation < 0:
+                    self._metadata_logs.follow_configured(log)
 
     def _find_journal(self, hosted: HostedLog) -> None:
         folder = f"{self._data}/logs/{hosted.name}"

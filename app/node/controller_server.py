@@ -209,7 +209,7 @@ class ControllerServer:
     def _answer(self, answers: Sequence[tuple[Token, Answer]]) -> None:
         now_ms = self._clock.monotonic_ms()
         for token, answer in answers:
-            if isinstance(answer, Done) and answer.created:
+            if isinstance(answer, Done) and (answer.created or answer.everywhere):
                 self._held.append((token, answer, now_ms + _KNOWN_WITHIN_MS))
             else:
                 self._give(token, answer)
@@ -217,8 +217,8 @@ class ControllerServer:
             self._ask_turn()
 
     def _let_go(self, active: ActiveController) -> None:
-        """Answer about new logs once every living node knows them: whoever hears of a log may use it
-        anywhere. A node that does not get that far holds it up for a moment only."""
+        """Answer about new and changed logs once every living node knows them: the caller may use any of them
+        next. A node that does not get that far holds it up for a moment only."""
         now_ms = self._clock.monotonic_ms()
         held, self._held = self._held, []
         for token, answer, until_ms in held:

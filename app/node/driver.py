@@ -37,6 +37,7 @@ from app.replication import (
     DriverConfig,
     Durability,
     GroupConfig,
+    LogOptions,
     Ready,
     ReplicaStatus,
     ReplicationCore,
@@ -152,6 +153,7 @@ class LogDriver:
         )
 
         self._inbox = Inbox()
+        self._options: LogOptions | None = None  # not taken up yet
         self._tick_due = False
         self._synced = False
         self._turn_due = False
@@ -274,6 +276,11 @@ class LogDriver:
     def command(self, command: Command, done: CommandDone) -> None:
         """Decide and commit a command at the leader; elsewhere NotLeader or NoLeader. done exactly once."""
         self._door.command(command, done, NoLeader() if self._ended else None)
+        self._ask_turn()
+
+    def change_options(self, options: LogOptions) -> None:
+        """The settings of the log have changed: they count from the next turn on."""
+        self._options = options
         self._ask_turn()
 
     def transfer(self, to: str | None) -> str:
@@ -400,6 +407,9 @@ class LogDriver:
 
     def _turn(self) -> None:
         core, now_ms = self._core, self._clock.monotonic_ms()
+        if self._options is not None and not self._waiting_for_disk:
+            self._take_options(self._options, now_ms)
+            self._carry_out()
         if self._synced and not self._waiting_for_disk:
             self._synced = False
             core.synced(now_ms)
@@ -420,6 +430,15 @@ class LogDriver:
         if self._door.has_waiting and not self._waiting_for_disk:
             self._door.enter(now_ms)
         self._stop_if_free()
+
+    def _take_options(self, options: LogOptions, now_ms: int) -> None:
+        self._options = None
+        if options.durability is not self._durability:
+            self._durability = options.durability
+            self._syncer.change_durability(options.durability)
+            self._open.change_durability(options.durability)
+        self._core.apply_options(options, now_ms)
+        self._core.synced(now_ms)
 
     def _take(self, source: str, message: Any, now_ms: int) -> None:
         if isinstance(message, StateRequest):

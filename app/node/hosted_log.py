@@ -41,6 +41,12 @@ class HostedLog:
         self._watchers: dict[asyncio.Future[None], None] = {}
         self._led_by: dict[asyncio.Timeout, str] = {}  # what waits for an answer of that leader
 
+    def take_settings(self, settings: LogSettings) -> None:
+        """The settings have changed. An open replica takes up what may change while it runs."""
+        before, self.settings = self.settings, settings
+        if self.driver is not None and settings.options != before.options:
+            self.driver.change_options(settings.options)
+
     @property
     def repairing(self) -> bool:
         """From the first sign of damage until the replica is as good as any other."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from app.controller.metadata import LOG_DELETING, Log
-from app.node.hosted_log import HostedLog
+from app.node.hosted_log import CONFIGURED, HostedLog
 from app.node.metadata_folders import LogFolders
 from app.node.metadata_service import MetadataService
 from app.settings import LogSettings
@@ -88,6 +88,9 @@ class MetadataLogs:
         logs = [log for log in metadata if log.generation >= 0]
         for log in logs:
             whole &= await self._guarded(log.name, self._follow(log))
+        for log in metadata:
+            if log.generation < 0:
+                self.follow_configured(log)
         names = {log.name for log in logs}
         self.unsupported = {name: each for name, each in self.unsupported.items() if name in names}
         if whole and index > self._metadata.followed_index:
@@ -108,6 +111,18 @@ class MetadataLogs:
         self._host.forget_log(hosted)
         return removed
 
+    def follow_configured(self, log: Log) -> None:
+        """A log of the configuration file: take up what was changed since (API.md §5)."""
+        hosted = self._host.hosted(log.name)
+        if hosted is None or hosted.generation != CONFIGURED:
+            return
+        try:
+            settings = hosted.settings.changed_by(log.spec)
+        except ValueError as error:
+            logger.error("log %s keeps its settings: %s", log.name, error)
+            return
+        hosted.take_settings(settings)
+
     async def _follow(self, log: Log) -> bool:
         hosted = self._host.hosted(log.name)
         if log.state != LOG_DELETING and not self._supports(log):
@@ -119,7 +134,7 @@ class MetadataLogs:
         elif log.state == LOG_DELETING:
             return hosted.deleting or await self._remove(hosted)
         else:
-            hosted.settings = LogSettings.of_spec(log.name, log.spec)
+            hosted.take_settings(LogSettings.of_spec(log.name, log.spec))
         return True
 
     def _supports(self, log: Log) -> bool:

@@ -108,9 +108,7 @@ class MetadataService:
             node_id=self._node_id,
             config=settings.controller,
             brokers=settings.brokers,
-            configured={
-                log.name: log.spec for log in settings.logs if log.replication is Replication.CONTROLLER
-            },
+            configured={log.name: log.spec for log in settings.logs},
             make_log_id=lambda name, generation: log_id_in(settings.cluster_id, name, generation),
             replica=lambda: self.hosted.driver,
             connected=lambda: (self._node_id, *connected()),

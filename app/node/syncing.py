@@ -41,6 +41,11 @@ class LogSyncer:
         self._asked = False
         self._due_ms: int | None = None
 
+    def change_durability(self, durability: Durability) -> None:
+        """From now on; what is written already is synced at once."""
+        self._durability = durability
+        self._ask()
+
     def written(self, now_ms: int) -> None:
         """The log has grown."""
         if self._durability is Durability.FSYNC:

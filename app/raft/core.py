@@ -42,6 +42,7 @@ from app.replication import (
     CoreStatus,
     Durability,
     GroupConfig,
+    LogOptions,
     PendingAppend,
     Ready,
     ReplicaLog,
@@ -313,6 +314,10 @@ class RaftCore(MemberCore):
         target = self._transfer.begin(to, now_ms)
         self._settle(now_ms)
         return target
+
+    def apply_options(self, options: LogOptions, now_ms: int) -> None:
+        self._member.durability = options.durability
+        self._transfer.change_preferred(options.preferred)
 
     def synced(self, now_ms: int) -> None:
         if self._member.leads:

@@ -61,6 +61,10 @@ class Transfer:
         self._full_since_ms: int | None = None  # since when this leader's disk has no room
         self._leaving = False
 
+    def change_preferred(self, node_id: str | None) -> None:
+        """Another node should lead, None for no preference."""
+        self._preferred_leader = node_id
+
     @property
     def is_under_way(self) -> bool:
         return self._attempt is not None

@@ -92,6 +92,39 @@ def test_settings_change_by_their_version(cluster: Cluster) -> None:
     )
     assert right.json()["retention"] is None
     refused(cluster.call("PATCH", "n3", "/v1/logs/changes", json={"replicas": 3}), 422, "invalid-request")
+    floor = {"min_in_sync_replicas": 2}
+    refused(cluster.call("PATCH", "n3", "/v1/logs/changes", json=floor), 422, "invalid-request")  # of Raft
+
+
+@pytest.mark.parametrize("replication", ["raft", "controller"])
+def test_a_changed_setting_is_carried_out_everywhere_when_the_answer_arrives(
+    cluster: Cluster, replication: str
+) -> None:
+    name = f"options-{replication}"
+    create(cluster, "n1", name=name, replication=replication)
+    eventually(lambda: cluster.append("n1", "x", log=name).status_code == 200, what="it takes appends")
+    for durability in ("replicated", "fsync"):
+        answer = cluster.call("PATCH", "n1", f"/v1/logs/{name}", json={"durability": durability})
+        assert answer.status_code == 200, answer.text
+        for node in cluster.ids:
+            assert cluster.get(node, f"/v1/logs/{name}").json()["durability"] == durability
+            assert cluster.get(node, f"/v1/logs/{name}/status").json()["durability"] == durability
+        assert cluster.append("n2", "x", log=name).json()["durability"] == durability
+
+
+def test_a_log_of_the_configuration_file_is_changed_and_stays_so_over_a_restart(cluster: Cluster) -> None:
+    change = {"durability": "replicated", "retention": {"ms": 3_600_000}}
+    answer = cluster.call("PATCH", "n2", "/v1/logs/default", json=change)
+    assert answer.status_code == 200, answer.text
+    assert cluster.append("n1", "x").json()["durability"] == "replicated"
+    cluster.kill("n3")
+    cluster.start("n3")
+    cluster.wait_ready("n3")
+    now = cluster.get("n3", "/v1/logs/default").json()
+    assert (now["durability"], now["retention"]) == ("replicated", {"ms": 3_600_000, "bytes": None})
+    assert cluster.get("n3", "/v1/logs/default/status").json()["durability"] == "replicated"
+    back = cluster.call("PATCH", "n3", "/v1/logs/default", json={"durability": "fsync", "retention": None})
+    assert back.json()["durability"] == "fsync"
 
 
 @pytest.mark.parametrize("replication", ["raft", "controller", "classic"])

@@ -3,6 +3,7 @@
 import pytest
 
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog, Done, ElectMaster, Reason
+from app.controller.metadata import LogSpec
 from app.controller.state_machine import Metadata
 from tests.unit.controller.support import CONFIG, Quorum, spec
 
@@ -47,7 +48,8 @@ def test_changes_by_version_and_what_never_changes() -> None:
     quorum.done(ChangeLog("a", {"min_in_sync_replicas": 2}, "x", version))  # the answer was lost
     assert quorum.log().version == newer
     assert quorum.refused(ChangeLog("a", {"unclean": True}, "y", version)) is Reason.CONFIG_CHANGED
-    assert quorum.refused(ChangeLog("a", {"durability": "replicated"}, "z")) is Reason.INVALID
+    assert quorum.refused(ChangeLog("a", {"durability": "sometimes"}, "z")) is Reason.INVALID
+    assert quorum.refused(ChangeLog("a", {"replication": "raft"}, "z")) is Reason.INVALID
     assert quorum.refused(ChangeLog("a", {"min_in_sync_replicas": 9}, "z")) is Reason.INVALID
     assert quorum.refused(ChangeLog("b", {"unclean": True}, "z")) is Reason.UNKNOWN_LOG
 
@@ -75,12 +77,11 @@ def test_a_deleted_log_goes_when_every_living_node_has_given_it_up_and_its_name_
     assert second.log_id != first.log_id
 
 
-def test_logs_of_the_configuration_file_exist_unasked_follow_it_and_are_not_changed_otherwise() -> None:
+def test_logs_of_the_configuration_file_exist_unasked_follow_it_and_are_not_deleted() -> None:
     quorum = Quorum(configured={"a": spec("n1", "n2")})
     quorum.scan()
     assert (quorum.log().generation, quorum.log().spec) == (-1, spec("n1", "n2"))
     assert quorum.refused(DeleteLog("a")) is Reason.CONFIGURED_LOG
-    assert quorum.refused(ChangeLog("a", {"unclean": True}, "x")) is Reason.CONFIGURED_LOG
     quorum.configured = {"a": spec("n1", "n2", unclean=True)}
     quorum.fail_over()
     quorum.scan()
@@ -162,3 +163,41 @@ def test_late_repeats_leave_the_next_log_of_the_name_alone() -> None:
     delete(quorum, DeleteLog("a", None, second.generation, "second deletion"))
     quorum.done(creation)  # late: the log stays deleted
     assert quorum.metadata.log("a") is None
+
+
+# --- logs of the configuration file -------------------------------------------------------------------------
+
+
+def test_a_log_of_the_configuration_file_is_changed_and_the_newest_change_of_a_setting_holds() -> None:
+    quorum = Quorum(configured={"a": spec("n1", "n2")})
+    quorum.scan()
+    quorum.done(ChangeLog("a", {"unclean": True, "min_in_sync_replicas": 2}, "x", None, -1))
+    for _ in range(2):  # the file has not changed
+        quorum.fail_over()
+        quorum.scan()
+    assert (quorum.log().spec.unclean, quorum.log().spec.min_in_sync_replicas) == (True, 2)
+    quorum.configured = {"a": spec("n1", "n2", unclean=True, durability="replicated")}
+    quorum.fail_over()
+    quorum.scan()
+    now = quorum.log().spec
+    assert (now.unclean, now.min_in_sync_replicas, now.durability) == (True, 2, "replicated")
+    quorum.configured = {"a": spec("n1", "n2", durability="replicated")}
+    quorum.fail_over()
+    quorum.scan()
+    assert not quorum.log().spec.unclean
+    events = len(quorum.events)
+    quorum.fail_over()
+    quorum.scan()
+    assert len(quorum.events) == events
+
+
+def test_a_setting_that_would_do_nothing_is_refused() -> None:
+    configured = LogSpec(replication="raft", replicas=("n1", "n2", "n3"), min_in_sync_replicas=2)
+    quorum = Quorum(configured={"a": configured})
+    quorum.scan()
+    quorum.done(ChangeLog("a", {"durability": "replicated", "retention": {"ms": 1, "bytes": None}}, "x"))
+    assert quorum.log().spec.durability == "replicated"
+    assert quorum.refused(ChangeLog("a", {"unclean": True}, "y")) is Reason.INVALID
+    other = LogSpec(replication="raft", replicas=("n1", "n2", "n3"))
+    quorum.done(CreateLog("b", other, "z"))
+    assert quorum.refused(ChangeLog("b", {"min_in_sync_replicas": 2}, "z2")) is Reason.INVALID

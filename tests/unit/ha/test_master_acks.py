@@ -1,12 +1,14 @@
 """What a master acknowledges, and when (C-12)."""
 
+from dataclasses import replace
+
 import pytest
 
 from app.errors import NotEnoughInSync
 from app.ha.messages import Closed
 from app.ha.roles import MANAGER, MasterRole, SyncStateSetChanged
 from app.ha.sync_state_set import SyncStateSet
-from app.replication import Acks, Durability
+from app.replication import Acks, Durability, LogOptions
 from tests.unit.ha.lab import NAMES, REPLICAS, Replicated
 from tests.unit.ha.masters import ack_all, grant, in_sync_with_n2, join
 
@@ -158,4 +160,20 @@ def test_with_replicated_durability_written_is_enough_for_acks_but_not_for_an_ep
     assert not master.core.accepts_appends  # A-01: the opening is on disk first
     master.sync()
     pending = master.append(b"a")
+    assert master.fates() == [(pending.last_index, "acknowledged")]
+
+
+@pytest.mark.rule("C-12")
+def test_another_floor_counts_at_once() -> None:
+    master, key = in_sync_with_n2()
+    assert master.core.refusal is None
+    options = LogOptions(durability=Durability.FSYNC, min_in_sync_replicas=3)
+    master.core.apply_options(options, master.now_ms)
+    assert isinstance(master.core.refusal, NotEnoughInSync)
+    pending = master.append(b"a", timeout_ms=60_000)  # it was on its way
+    ack_all(master, key)
+    assert master.fates() == []
+    master.core.apply_options(replace(options, min_in_sync_replicas=2), master.now_ms)
+    assert master.core.refusal is None
+    master.tick()
     assert master.fates() == [(pending.last_index, "acknowledged")]

@@ -4,8 +4,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
+
 from app.controller.metadata import Log, LogSpec
+from app.node.hosted_log import HostedLog
 from app.node.metadata_logs import MetadataLogs
+from app.replication import Durability
 from app.settings import LogSettings
 
 
@@ -32,9 +36,8 @@ class Host:
     async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
         if settings.name in self.failing:
             raise self.failing[settings.name]
-        self.open[settings.name] = SimpleNamespace(
-            name=settings.name, settings=settings, generation=generation, repair=None, deleting=False
-        )
+        hosted = self.open[settings.name] = HostedLog(settings, log_id, None)
+        hosted.generation = generation
 
     async def close_log(self, hosted: Any) -> None: ...
 
@@ -88,3 +91,17 @@ def test_a_failure_of_one_log_is_tried_again_and_the_others_are_followed() -> No
     host.failing.clear()
     assert asyncio.run(logs.follow())
     assert (sorted(host.open), service.followed_index) == (["a", "b"], 9)
+
+
+def test_what_was_changed_of_a_configured_log_is_taken_up_and_an_unknown_value_is_not() -> None:
+    configured = LogSpec(replication="raft", replicas=("n1",))
+    changed = LogSpec(replication="raft", replicas=("n1",), durability="replicated", preferred="n1")
+    metadata = Metadata([Log(name="default", log_id=1, generation=-1, spec=changed, version=3)])
+    logs, host, _ = follower(metadata)
+    host.open["default"] = HostedLog(LogSettings.of_spec("default", configured), 1, None)
+    assert asyncio.run(logs.follow())
+    settings = host.open["default"].settings
+    assert (settings.durability, settings.preferred) == (Durability.REPLICATED, "n1")
+    metadata[0] = msgspec.structs.replace(metadata[0], spec=msgspec.structs.replace(changed, durability="?"))
+    asyncio.run(logs.follow())
+    assert host.open["default"].settings is settings

@@ -18,6 +18,7 @@ from app.replication import (
     AppendRequest,
     DriverConfig,
     Durability,
+    LogOptions,
     Producer,
     Role,
 )
@@ -334,3 +335,23 @@ def test_unchanged_watermarks_are_written_once_a_minute(node: Node) -> None:
     result(node.append())
     node.tick(1_000)
     assert len(node.events("watermarks")) == before + 2
+
+
+@pytest.mark.rule("R-11")
+def test_the_durability_of_a_log_changes_while_it_runs(tmp_path: Path) -> None:
+    node = Node(tmp_path, durability=Durability.REPLICATED)
+    first = node.ask(b"a")
+    node.seams.turn()
+    assert result(first[0]).durability is Durability.REPLICATED
+    node.driver.change_options(LogOptions(durability=Durability.FSYNC))
+    node.seams.turn()
+    second = node.ask(b"b")
+    node.seams.turn()
+    assert second == []  # it waits for the disk now
+    node.seams.run()
+    assert result(second[0]).durability is Durability.FSYNC
+    third = node.ask(b"c")
+    node.seams.turn()
+    node.driver.change_options(LogOptions(durability=Durability.REPLICATED))
+    node.seams.turn()
+    assert result(third[0]).durability is Durability.REPLICATED  # what is written counts at once
