@@ -351,7 +351,6 @@ class Broker:
                 hosted.ha,
                 self.ha_address,
                 lambda: hosted.driver is driver,
-                (lambda: self.repairs.healed(hosted)) if hosted.healing else None,
             )
 
     @property

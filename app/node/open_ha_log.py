@@ -36,6 +36,7 @@ from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem
 from storage.hard_state import HardState, HardStateFile
 from storage.journal import Journal
+from storage.log_folder import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,14 @@ class Replica:
     """One replica's files, recovered; what every mode needs before it makes its core."""
 
     def __init__(
-        self, node: HaNode, log_name: str, log_id: int, durability: Durability, journal: Journal | None
+        self,
+        node: HaNode,
+        log_name: str,
+        log_id: int,
+        durability: Durability,
+        journal: Journal | None,
+        *,
+        sound: bool = True,
     ) -> None:
         """Raises CorruptLog, CorruptFile (this node must not take part in the log), DiskError,
         StorageFull."""
@@ -86,8 +94,10 @@ class Replica:
         self._snapshot_file = SnapshotFile(files, f"{folder}/state")
         self.hard_state = self._hard_state_file.load()
         self.committed_index = self._checkpoint_file.load().committed_index
+        if sound and self.hard_state.term and not files.exists(f"{folder}/{MANIFEST_NAME}"):
+            raise CorruptLog(folder, 0, "all of the log is missing but its vote")
         self._clean_stop = CleanStop(files, folder)
-        self._doubt_after_power_failure()
+        self._doubt(sound=sound)
         self._clean_stop.opened(acks_unsynced=durability is Durability.REPLICATED)
         self.log = Commitlog.open(
             files, folder, log_id=log_id, config=node.storage, committed_index=self.committed_index
@@ -96,16 +106,14 @@ class Replica:
             self.log, self._snapshot_file, idempotency_ms=node.limits.idempotency_ms
         )
 
-    def _doubt_after_power_failure(self) -> None:
-        """A copy whose end a power failure may have taken is another replica from here on (C-03): what it
-        acknowledged as a member of a SyncStateSet is not claimed again. Durable on return."""
-        if self._clean_stop.may_have_lost():
-            node = self._node
-            IdentityFile(node.files, node.data_folder, self._name).forget()
-            logger.warning(
-                "the power failed before the last records were synced: this copy is a new replica",
-                extra={"log": self._name},
-            )
+    def _doubt(self, *, sound: bool) -> None:
+        """A copy that may lack what it acknowledged is another replica from here on (C-03): it does not claim
+        the place in a SyncStateSet that it had. Durable on return."""
+        if sound and not self._clean_stop.may_have_lost():
+            return
+        reason = "the power failed before the last records were synced" if sound else "records may be lost"
+        logger.warning("%s: this copy is a new replica", reason, extra={"log": self._name})
+        IdentityFile(self._node.files, self._node.data_folder, self._name).forget()
 
     def driver(
         self,
@@ -158,15 +166,18 @@ def open_auto_switch_log(
     replicas: tuple[str, ...],
     durability: Durability,
     min_in_sync_replicas: int = 1,
+    sound: bool = True,
     journal: Journal | None = None,
     damaged: Callable[[CorruptLog], None] | None = None,
 ) -> AutoSwitchLog:
     """Recover one replica; `driver.start` begins. It waits for a role.
 
-    address: of this node's HA listener, as the others reach it. replicas: of the configuration.
+    address: of this node's HA listener, as the others reach it. replicas: of the configuration. sound: false
+    when damage may have taken what this copy acknowledged; then it is another replica from here on. A repair
+    that has brought everything back, or that found small files alone damaged, leaves its identity.
     journal, damaged: as in open_raft_log. Raises CorruptLog, CorruptFile, DiskError.
     """
-    replica = Replica(node, log_name, log_id, durability, journal)
+    replica = Replica(node, log_name, log_id, durability, journal, sound=sound)
     core = AutoSwitchCore(
         node_id=node.node_id,
         address=address,

@@ -60,7 +60,7 @@ class LogOpener:
         """
         if hosted.settings.replication is Replication.RAFT:
             return self._open_raft(hosted, sound=sound, sound_if_alone=sound_if_alone)
-        return self._open_ha(hosted)
+        return self._open_ha(hosted, sound=sound)
 
     def _open_raft(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool) -> LogDriver:
         settings = hosted.settings
@@ -94,8 +94,9 @@ class LogOpener:
             reserve=self._reserve,
         )
 
-    def _open_ha(self, hosted: HostedLog) -> LogDriver:
-        """Controller and classic mode. A copy that was damaged needs no care: it casts no votes."""
+    def _open_ha(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
+        """Controller and classic mode. sound: false when the copy may lack what it acknowledged; then in
+        controller mode it is another replica (C-03)."""
         settings, name, log_id = self._settings, hosted.name, hosted.log_id
         log = hosted.settings
         node = HaNode(
@@ -138,6 +139,7 @@ class LogOpener:
             replicas=log.replicas,
             durability=log.durability,
             min_in_sync_replicas=log.min_in_sync_replicas,
+            sound=sound,
             journal=hosted.journal,
             damaged=lambda error: self._damaged(hosted, error),
         )

@@ -38,10 +38,8 @@ class ManagedReplica:
         view: HaView,
         identity_file: IdentityFile,
         is_open: Callable[[], bool],
-        healed: Callable[[], None] | None,
     ) -> None:
-        """is_open: false once the driver has ended, for whatever reason. healed: see attach."""
-        self.healed = healed
+        """is_open: false once the driver has ended, for whatever reason."""
         self.is_open = is_open
         self.manager = manager
         self.driver = driver
@@ -88,12 +86,11 @@ class ReplicasManagers:
         view: HaView,
         address: str,
         is_open: Callable[[], bool],
-        healed: Callable[[], None] | None = None,
     ) -> None:
         """Look after a copy that is open. address: of this node's HA listener. Reads a small file.
 
-        healed: given for a copy that was damaged: it may lack what it acknowledged, so it becomes another
-        replica, outside of the SyncStateSet until it has caught up; called once the controllers know it.
+        A copy without an identity, or that had to forget it as it may lack what it acknowledged, registers
+        as another replica: outside of the SyncStateSet until it has caught up.
         """
         identity_file = IdentityFile(self._files, self._data, log)
         manager = ReplicasManager(
@@ -101,11 +98,11 @@ class ReplicasManagers:
             generation=generation,
             node=self._node_id,
             address=address,
-            identity=None if healed is not None else identity_file.load(),
+            identity=identity_file.load(),
             config=self._config,
             random=self._random,
         )
-        self._replicas[log] = ManagedReplica(manager, driver, view, identity_file, is_open, healed)
+        self._replicas[log] = ManagedReplica(manager, driver, view, identity_file, is_open)
 
     def detach(self, log: str) -> None:
         """The copy is closed. What it asked for may still be answered: nobody hears it."""
@@ -164,9 +161,6 @@ class ReplicasManagers:
                         extra={"log": name, "reason": answer.reason.value, "detail": answer.detail},
                     )
                 replica.manager.answered(command, answer, self._clock.monotonic_ms())
-                if replica.healed is not None and replica.manager.replica_id:
-                    healed, replica.healed = replica.healed, None
-                    healed()
                 self.tick()
 
         self._client.ask(command, answered, _ASK_TIMEOUT_MS)

@@ -67,6 +67,7 @@ class Node:
         self.name = name
         self.files = MemoryFiles(Random(group.world.random.getrandbits(64)))
         self.life = Life(name, alive=False)
+        self.sound = True  # at the next start: nothing that it acknowledged may be missing
         self._group = group
 
     @property
@@ -109,6 +110,7 @@ class Node:
                 replicas=group.names,
                 durability=group.durability,
                 min_in_sync_replicas=group.min_in_sync,
+                sound=self.sound,
             )
         except StorageError as error:
             raise Violation(f"{self.name} cannot come back: {error!r}") from error

@@ -1,0 +1,65 @@
+"""Opening a copy in controller mode: which one keeps its identity, which is another replica (C-03)."""
+
+import pytest
+
+from app.controller.replicas_manager import Identity
+from app.node.identity_file import IdentityFile
+from storage.errors import CorruptLog
+from tests.unit.ha.group import LOG_NAME, Group
+
+FOLDER = f"data/logs/{LOG_NAME}"
+ME = Identity("code", 3)
+
+
+def one_copy() -> Group:
+    """A group of one that has stored records, stopped, with an identity beside its copy."""
+    group = Group(5, nodes=1, clients=1, faults=False)
+    group.run(1)
+    node = group.nodes["n1"]
+    assert node.log.end_index > 0
+    group._faults = False
+    node.life.alive = False
+    group.network.crashed("n1")
+    node.log.close()
+    IdentityFile(node.files, "data", LOG_NAME).save(ME)
+    return group
+
+
+def identity_of(group: Group) -> Identity | None:
+    return IdentityFile(group.nodes["n1"].files, "data", LOG_NAME).load()
+
+
+@pytest.mark.rule("C-03")
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_copy_that_may_lack_records_forgets_its_identity_before_it_is_used(sound: bool) -> None:
+    group = one_copy()
+    node = group.nodes["n1"]
+    node.sound = sound
+    node.start()
+    node.files.crash()  # whatever happens next
+    assert identity_of(group) == (ME if sound else None)
+
+
+@pytest.mark.rule("C-03")
+def test_a_folder_without_its_log_is_damage_and_no_empty_log() -> None:
+    group = one_copy()
+    node = group.nodes["n1"]
+    for name in node.files.list(FOLDER):
+        if name.endswith((".log", ".index")) or name in ("manifest", "epochs"):
+            node.files.remove(f"{FOLDER}/{name}")
+    with pytest.raises(AssertionError, match="all of the log is missing") as caught:
+        node.start()
+    assert isinstance(caught.value.__cause__, CorruptLog)
+    node.sound = False  # a repair has found that no node has these records, and set the rest aside
+    node.files.remove(f"{FOLDER}/checkpoint")
+    node.start()
+    assert identity_of(group) is None
+
+
+def test_an_identity_is_forgotten_durably_and_forgetting_none_changes_nothing() -> None:
+    files = one_copy().nodes["n1"].files
+    file = IdentityFile(files, "data", LOG_NAME)
+    file.forget()
+    file.forget()
+    files.crash()
+    assert file.load() is None
