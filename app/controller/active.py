@@ -122,13 +122,14 @@ class ActiveController:
         self.liveness.heard(node, metadata_index, reports, now_ms, answered)
         self.liveness.answers(node, id, now_ms)
         may_be_granted = self.liveness.may_be_granted(node, now_ms)
-        granted, withheld, leases = [], [], []
+        granted, withheld, withheld_epochs, leases = [], [], [], []
         for log in self._metadata:
             if not log.elects or log.master is None or log.master_node != node:
                 continue
             report = self.liveness.report(node, log.name, log.generation, log.master)
             if log.name in self._withheld:
                 withheld.append(log.name)
+                withheld_epochs.append(log.master_epoch)
             elif report is None or log.is_opening or not may_be_granted:
                 continue
             elif not self._is_electing(log.name):
@@ -143,6 +144,7 @@ class ActiveController:
             tuple(withheld),
             self.liveness.alive(now_ms),
             tuple(leases),
+            tuple(withheld_epochs),
         )
 
     def _lease_ms_of(self, name: str) -> int:
@@ -269,7 +271,8 @@ class ActiveController:
                 replica_id, applied = registration.apply_for_id(log, command)
                 return self._told(state, happen, applied, value=replica_id)
             case RegisterReplica():
-                return self._told(state, happen, registration.register(log, command))
+                confirmed = self.liveness.confirmed(log, command.replica_id)
+                return self._told(state, happen, registration.register(log, command, confirmed))
             case AlterSyncStateSet():
                 return self._told(state, happen, sync_state_set.alter(log, command, self.liveness, now_ms))
             case StepDown():

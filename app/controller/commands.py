@@ -30,13 +30,18 @@ class ApplyForReplicaId(Command, frozen=True, array_like=True, tag="apply-for-re
 
 
 class RegisterReplica(Command, frozen=True, array_like=True, tag="register-replica"):
-    """C-03: the id has been made durable; the copy takes part from now on. Repeated at each start."""
+    """C-03: the id has been made durable; the copy takes part from now on. Repeated at each start.
+
+    max_offset: byte after the last record that this copy holds durably at its start, None from an earlier
+    version: a copy that reported more as confirmed has lost records since.
+    """
 
     generation: int
     node: str
     replica_id: int
     check_code: str
     address: str
+    max_offset: int | None = None
 
 
 class AlterSyncStateSet(Command, frozen=True, array_like=True, tag="alter-sync-state-set"):
@@ -134,6 +139,7 @@ class Reason(StrEnum):
     NOT_REGISTERED = "not-registered"
     NOT_ALIVE = "not-alive"
     LEARNER = "learner"
+    LOST_RECORDS = "lost-records"  # the copy held more, confirmed, than it has
     NOT_ELECTABLE = "not-electable"  # the copy lacks what a master needs: state, or records
     NO_ELIGIBLE_REPLICA = "no-eligible-replica"
 

@@ -14,7 +14,7 @@ master epoch is equally long (`Log.lease_ms`), whatever the settings of the cont
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,13 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     max_offset: int
     confirm_offset: int
     electable: bool = True
+
+
+class Confirmed(NamedTuple):
+    """The most that a copy has reported as confirmed and held: byte end, exclusive; the epoch it was in."""
+
+    offset: int
+    epoch: int
 
 
 class _Node:
@@ -84,6 +91,7 @@ class Liveness:
         self._nodes = {node: _Node(node in connected) for node in nodes}
         self._began_ms = now_ms
         self._granted_ms: dict[str, int] = {}  # log -> when its master was last granted a lease
+        self._confirmed: dict[tuple[str, int, int], Confirmed] = {}  # by log, generation, replica id
         self._given_up: dict[str, int] = {}  # log -> the last lease of its master was given up at
 
     def heard(
@@ -111,6 +119,23 @@ class Liveness:
                 known.answered_ms, known.hears = known.answers.popleft()[1], True
             known.metadata_index = metadata_index
             known.reports = {report.log: report for report in reports}
+            for report in known.reports.values():
+                self._note_confirmed(report)
+
+    def _note_confirmed(self, report: Report) -> None:
+        """Remember how much of its log a copy had confirmed: a later incarnation must hold it still.
+
+        Heartbeats may arrive late, so less in the same epoch changes nothing.
+        """
+        key = (report.log, report.generation, report.replica_id)
+        held = Confirmed(min(report.confirm_offset, report.max_offset), report.epoch)
+        before = self._confirmed.get(key)
+        if report.replica_id and (before is None or held.offset > before.offset or held.epoch > before.epoch):
+            self._confirmed[key] = held
+
+    def confirmed(self, log: Log, replica_id: int) -> Confirmed | None:
+        """The most that the copy has reported to this controller as confirmed, None without a report."""
+        return self._confirmed.get((log.name, log.generation, replica_id))
 
     def answers(self, node: str, id: int, now_ms: int) -> None:
         """The answer to the heartbeat `id` leaves."""

@@ -46,6 +46,8 @@ class BrokerHeartbeatAnswer(ControllerMessage, frozen=True, array_like=True, tag
     it. alive: the nodes that were heard lately; only they may join a SyncStateSet. metadata_index: up to
     where the active controller knows the metadata. leases: for each of `granted`, how long the master counts
     its lease, ms; empty from a controller of an earlier version: then `lease_ms` of the node's configuration.
+    withheld_epochs: for each of `withheld`, the master epoch that is to be given up; empty from a controller
+    of an earlier version.
     """
 
     active: str | None
@@ -54,6 +56,7 @@ class BrokerHeartbeatAnswer(ControllerMessage, frozen=True, array_like=True, tag
     withheld: tuple[str, ...] = ()
     alive: tuple[str, ...] = ()
     leases: tuple[int, ...] = ()
+    withheld_epochs: tuple[int, ...] = ()
 
 
 AnyControllerMessage = CommandRequest | CommandAnswer | BrokerHeartbeat | BrokerHeartbeatAnswer

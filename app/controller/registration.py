@@ -8,6 +8,7 @@ the SyncStateSet, is never taken for it.
 
 from app.controller.commands import ApplyForReplicaId, Reason, Refused, RegisterReplica
 from app.controller.events import ReplicaIdApplied, ReplicaRegistered
+from app.controller.liveness import Confirmed
 from app.controller.metadata import Log, Replica
 
 
@@ -29,8 +30,13 @@ def apply_for_id(log: Log, command: ApplyForReplicaId) -> tuple[int, ReplicaIdAp
     return event.replica_id, event
 
 
-def register(log: Log, command: RegisterReplica) -> ReplicaRegistered | None:
-    """The event, None when the copy is registered at this address already. Raises Refused."""
+def register(
+    log: Log, command: RegisterReplica, confirmed: Confirmed | None = None
+) -> ReplicaRegistered | None:
+    """The event, None when the copy is registered at this address already. Raises Refused.
+
+    confirmed: the most that this copy has reported as confirmed, None when it is not known.
+    """
     _check_node(log, command.node)
     found = next((each for each in _known(log, command.node) if each.id == command.replica_id), None)
     if found is None:
@@ -39,9 +45,24 @@ def register(log: Log, command: RegisterReplica) -> ReplicaRegistered | None:
         )
     if found.check_code != command.check_code:
         raise Refused(Reason.CHECK_CODE, f"replica {command.replica_id} is another copy")
+    if confirmed is not None:
+        _check_confirmed(log, command, confirmed)
     if found.address == command.address:
         return None
     return ReplicaRegistered(log=log.name, replica_id=found.id, address=command.address)
+
+
+def _check_confirmed(log: Log, command: RegisterReplica, confirmed: Confirmed) -> None:
+    """A copy that lacks what it had confirmed is another one. A recorded unclean election after that excuses
+    it (A-04). Raises Refused."""
+    is_excused = command.max_offset is None or log.unclean_epoch > confirmed.epoch
+    if not is_excused and (command.max_offset or 0) < confirmed.offset:
+        raise Refused(
+            Reason.LOST_RECORDS,
+            f"replica {command.replica_id} had confirmed {confirmed.offset} bytes and holds"
+            f" {command.max_offset}: its folder is an older copy, or its disk lost records;"
+            " it has to register as another replica",
+        )
 
 
 def _check_node(log: Log, node: str) -> None:

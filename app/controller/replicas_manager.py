@@ -149,7 +149,7 @@ class ReplicasManager:
             self._pause_until_ms = now_ms + self._config.heartbeat_interval_ms
             if answer.reason is Reason.STALE_SET_EPOCH:  # until the newest is known here
                 self._pause_until_ms = now_ms + self._config.retry_interval_ms
-            if answer.reason in (Reason.UNKNOWN_REPLICA, Reason.CHECK_CODE):
+            if answer.reason in (Reason.UNKNOWN_REPLICA, Reason.CHECK_CODE, Reason.LOST_RECORDS):
                 self._forget_identity()
         elif answer is None:
             self._pause_until_ms = now_ms + self._config.retry_interval_ms
@@ -170,15 +170,20 @@ class ReplicasManager:
         alive: tuple[str, ...],
         sent_ms: int,
         leases: Sequence[int] = (),
+        withheld_epochs: Sequence[int] = (),
     ) -> None:
-        """The active controller answered the heartbeat that was sent at sent_ms. leases: as in the answer."""
+        """The active controller answered the heartbeat that was sent at sent_ms. leases, withheld_epochs: as
+        in the answer."""
         self._alive = alive
         for place, (log, master_epoch) in enumerate(granted):
             if log == self.log:
                 lease_ms = leases[place] if place < len(leases) else self._config.lease_ms
                 self._lease = (master_epoch, sent_ms + lease_ms)
-        if self.log in withheld and isinstance(self._told, MasterRole):
-            self._withheld_epoch = self._told.master_epoch
+        for place, log in enumerate(withheld):
+            if log == self.log and place < len(withheld_epochs):
+                self._withheld_epoch = withheld_epochs[place]
+            elif log == self.log and isinstance(self._told, MasterRole):
+                self._withheld_epoch = self._told.master_epoch
 
     def leave(self) -> None:
         """The node stops: give the mastership up."""
@@ -194,7 +199,7 @@ class ReplicasManager:
         """log: the metadata as this node knows them, None for none. view: the core between two turns."""
         if log is None or log.generation != self.generation or not log.elects:
             return []
-        actions: list[Action] = self._register(now_ms)
+        actions: list[Action] = self._register(view, now_ms)
         if self._has_news:
             self._has_news = False
             actions.append(HeartbeatNow())
@@ -205,7 +210,7 @@ class ReplicasManager:
             self._ask_for_more(log, view, actions, now_ms)
         return actions
 
-    def _register(self, now_ms: int) -> list[Action]:
+    def _register(self, view: HaView, now_ms: int) -> list[Action]:
         if self._identity is None:
             self._identity = Identity(f"{self._random.getrandbits(128):032x}")
             self._saving = True
@@ -218,7 +223,17 @@ class ReplicasManager:
         if replica_id == 0:
             return [self._ask(ApplyForReplicaId(self.log, self.generation, self._node, code))]
         return [
-            self._ask(RegisterReplica(self.log, self.generation, self._node, replica_id, code, self._address))
+            self._ask(
+                RegisterReplica(
+                    self.log,
+                    self.generation,
+                    self._node,
+                    replica_id,
+                    code,
+                    self._address,
+                    view.max_offset,
+                )
+            )
         ]
 
     def _forget_identity(self) -> None:

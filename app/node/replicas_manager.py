@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from app.controller.commands import AnyCommand, Done, Refusal
+from app.controller.commands import AnyCommand, Done, Reason, Refusal
 from app.controller.config import ControllerConfig
 from app.controller.liveness import Report
 from app.controller.messages import BrokerHeartbeatAnswer
@@ -118,7 +118,12 @@ class ReplicasManagers:
     def heartbeat_answered(self, answer: BrokerHeartbeatAnswer, sent_ms: int) -> None:
         for replica in self._replicas.values():
             replica.manager.heartbeat_answered(
-                answer.granted, answer.withheld, answer.alive, sent_ms, answer.leases
+                answer.granted,
+                answer.withheld,
+                answer.alive,
+                sent_ms,
+                answer.leases,
+                answer.withheld_epochs,
             )
         self.tick()
 
@@ -156,7 +161,9 @@ class ReplicasManagers:
         def answered(answer: Done | Refusal | None) -> None:
             if self._replicas.get(name) is replica:
                 if isinstance(answer, Refusal):
-                    logger.info(
+                    is_loss = answer.reason is Reason.LOST_RECORDS
+                    logger.log(
+                        logging.ERROR if is_loss else logging.INFO,
                         "controller refused",
                         extra={"log": name, "reason": answer.reason.value, "detail": answer.detail},
                     )

@@ -306,7 +306,9 @@ class World:
 
     def deliver(self, node: Node, answer: BrokerHeartbeatAnswer, sent_ms: int) -> None:
         assert node.manager is not None
-        node.manager.heartbeat_answered(answer.granted, answer.withheld, answer.alive, sent_ms, answer.leases)
+        node.manager.heartbeat_answered(
+            answer.granted, answer.withheld, answer.alive, sent_ms, answer.leases, answer.withheld_epochs
+        )
 
     def caught_up(self, master: Node) -> list[str]:
         return [

@@ -1,0 +1,92 @@
+"""A copy that holds less than it had confirmed, such as a restored folder, is another replica (C-03)."""
+
+import msgspec
+import pytest
+
+from app.controller.commands import AnyCommand, Reason, Refusal, RegisterReplica, StepDown
+from app.controller.messages import BrokerHeartbeatAnswer
+from app.controller.replicas_manager import Tell
+from app.ha.roles import MasterRole
+from tests.unit.controller.support import Quorum
+from tests.unit.controller.test_elections import let_die
+from tests.unit.controller.test_replicas_manager import Bench
+
+
+def start_of(quorum: Quorum, node: str, max_offset: int | None) -> RegisterReplica:
+    """What a node asks at each start, for the copy that it has registered."""
+    log = quorum.log()
+    copy = quorum.id_of(node)
+    return RegisterReplica("a", log.generation, node, copy, f"code {node}", f"{node}:10911", max_offset)
+
+
+@pytest.mark.rule("C-03")
+def test_a_copy_that_lacks_what_it_had_confirmed_is_refused_with_both_numbers() -> None:
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets["n2", "a"] = (1, 900, 700)
+    quorum.heartbeats()
+    quorum.offsets["n2", "a"] = (1, 800, 650)  # a heartbeat that arrives late
+    quorum.heartbeats()
+    answer = quorum.ask(start_of(quorum, "n2", 699))
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.LOST_RECORDS
+    assert "700" in answer.detail
+    assert "699" in answer.detail
+    quorum.done(start_of(quorum, "n2", 700))  # what was not confirmed may be gone
+    quorum.done(start_of(quorum, "n2", None))  # a node of an earlier version
+    quorum.done(start_of(quorum, "n3", 0))
+
+
+@pytest.mark.rule("C-03", "A-04")
+def test_what_an_unclean_election_has_lost_is_no_loss_of_the_copy() -> None:
+    quorum = Quorum()
+    quorum.with_master(unclean=True)
+    quorum.offsets["n1", "a"] = (1, 900, 700)
+    quorum.offsets["n2", "a"] = (1, 100, 100)
+    quorum.heartbeats()
+    let_die(quorum, "n1")
+    assert (quorum.log().master_node, quorum.log().unclean_epoch) == ("n2", 2)
+    quorum.done(start_of(quorum, "n1", 100))
+
+
+@pytest.mark.rule("C-03")
+def test_a_refused_copy_registers_as_another_replica() -> None:
+    bench = Bench()
+    bench.register()
+    first = bench.manager.replica_id
+    identity = bench.manager._identity
+    bench.quorum.offsets["n1", "a"] = (1, 900, 700)
+    bench.quorum.heartbeats()
+    bench.start(identity)
+    bench.view.max_offset = 300
+    command: AnyCommand = bench.ask(RegisterReplica)
+    bench.manager.answered(command, bench.quorum.ask(command), bench.quorum.now_ms)
+    bench.quorum.pass_time(10_000)
+    bench.quorum.heartbeats()
+    bench.register()
+    assert bench.manager.replica_id > first
+
+
+@pytest.mark.rule("A-11", "C-10")
+def test_a_late_answer_that_withholds_a_lease_ends_no_later_mastership() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    late = BrokerHeartbeatAnswer(1, "c1", 0, (), ("a",), ("n1",), (), (1,))
+    bench.quorum.done(StepDown("a", bench.quorum.log().generation, 1, 1))
+    (role,) = [message for message in bench.told() if isinstance(message, MasterRole)]
+    assert role.master_epoch == 2
+    hear = bench.manager.heartbeat_answered
+    hear((), late.withheld, late.alive, bench.quorum.now_ms, (), late.withheld_epochs)
+    assert bench.told() == []
+    hear((), ("a",), ("n1",), bench.quorum.now_ms, (), (2,))
+    (tell,) = [action for action in bench.step() if isinstance(action, Tell)]
+    assert not isinstance(tell.message, MasterRole)
+
+
+def test_an_answer_and_a_registration_of_an_older_build_are_understood() -> None:
+    old = msgspec.msgpack.encode([33, 1, "c1", 0, [], ["a"], ["n1"]])
+    answer = msgspec.msgpack.decode(old, type=BrokerHeartbeatAnswer)
+    assert (answer.withheld, answer.withheld_epochs) == (("a",), ())
+    command = msgspec.msgpack.encode(["register-replica", "a", -1, "n1", 1, "code", "n1:1"])
+    assert msgspec.msgpack.decode(command, type=RegisterReplica).max_offset is None
