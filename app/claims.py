@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from storage.file_system import Bytes
 
-PARTITIONS: Final = 1024
+PARTITIONS: Final = 4096  # part of the snapshot format
 HASH_BYTES: Final = 16
 DIGEST_BYTES: Final = 16
 

@@ -50,7 +50,7 @@ __all__ = [
 DAY_MS: Final = 24 * 60 * 60 * 1000
 NO_INDEX: Final = -1
 NOTES: Final = 64  # of progress within idempotency_ms: what expires does so at most this fraction late
-EXPIRED_PARTITIONS: Final = 16  # visited by one call of `expire`
+EXPIRED_PARTITIONS: Final = 64  # visited by one call of `expire`
 EXPIRED_PRODUCERS: Final = 1_000  # looked at by one call of `expire`
 
 

@@ -21,12 +21,12 @@ def test_a_packed_claim_is_unpacked() -> None:
     assert unpack_claim(b"before" + pack_claim(first), 6) == first
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_adding_truncating_and_dropping_agree_with_a_plain_list(seed: int) -> None:
     chance, table = Random(seed), KeyTable()
     model: list[tuple[int, str]] = []  # (index, key), in the order of the log
     index = committed = dropped = -1
-    for _ in range(400):
+    for _ in range(200):
         action = chance.random()
         if action < 0.6:
             index += 1
