@@ -250,6 +250,7 @@ class AppendHandler:
         now_ms = self._broker.clock.monotonic_ms
         hint: str | None = None
         lost: Lost | None = None
+        why: str | None = None  # the last node that should lead gave as its reason not to
         attempts = 0
         while True:
             if hosted.leads and hosted.driver is not None:
@@ -260,6 +261,7 @@ class AppendHandler:
                     if lost is not None and isinstance(result, CommitlogError):
                         break
                     return self._ended(call, hosted, request, started_ms, result)
+                why = result.detail if isinstance(result, NoLeader) else None
             target = self._target(hosted, hint, attempts)
             attempts += 1
             hint = None
@@ -280,6 +282,7 @@ class AppendHandler:
                             break
                         return self._relay(call, relayed)
                     hint = refusal.leader
+                    why = refusal.detail if refusal.code == NoLeader.code else None
                     if hint not in (None, target.id) and attempts < _HINTS_FOLLOWED:
                         continue
             left_ms = leader_deadline_ms - now_ms()
@@ -288,7 +291,7 @@ class AppendHandler:
             await hosted.leadership_changed(min(_RETRY_MS, left_ms) / 1000)
         if lost is not None:
             raise QuorumTimeout(None, f"the leader's answer was lost: {lost}")
-        raise NoLeader()
+        raise NoLeader(why)
 
     def _target(self, hosted: HostedLog, hint: str | None, attempts: int) -> NodeSettings | None:
         """The node to ask: the known leader; of a log that is not served here, one replica after another."""
@@ -350,6 +353,7 @@ def _stays(heads: Heads) -> bool:
 class _Refusal(msgspec.Struct, frozen=True):
     code: str = ""
     leader: str | None = None
+    detail: str | None = None
 
 
 def _refused(relayed: Relayed) -> _Refusal | None:

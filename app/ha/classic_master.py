@@ -21,7 +21,7 @@ from app.ha.pending import PendingAppends
 from app.ha.sending import Sender, Trimmed
 from app.ha.static_group import StaticGroup
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
-from app.raft.state import MemberState
+from app.raft.state import MemberState, committed_at_open
 from app.replication import (
     NO_INDEX,
     Acks,
@@ -43,6 +43,7 @@ class ClassicMasterCore(StaticGroup):
     acknowledged only when the number of slaves that it needs provably hold it (H-07)."""
 
     takes_unreplicated = True
+    needs_all_records = True
 
     may_truncate = False
 
@@ -86,7 +87,7 @@ class ClassicMasterCore(StaticGroup):
                 role=Role.MASTER,
                 term=max(hard_state.term, log.last_term),
                 voted_for=None,
-                committed_index=min(committed_index, log.end_index),
+                committed_index=committed_at_open(log, committed_index),
                 leader_id=node_id,
             )
         )
@@ -112,7 +113,9 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def _is_open(self) -> bool:
-        return self._opening is None and NO_INDEX < self._open_index <= self._log.durable_index
+        if self._before_opening is not None or self._opening is not None:
+            return False
+        return NO_INDEX < self._open_index <= self._log.durable_index
 
     @property
     def refusal(self) -> CommitlogError | None:
@@ -128,8 +131,11 @@ class ClassicMasterCore(StaticGroup):
     def _waits_for(self) -> str | None:
         if self._before_opening is None:
             return None
-        if not self.electable:
-            return "this copy lacks the log's state before its first record: make another replica the master"
+        if not (self.electable or self._is_mine):
+            return (
+                "this copy lacks older records or the log's state before them: make another replica the "
+                "master, or set unclean = true to lose them"
+            )
         return self._before_opening.reason
 
     @property
@@ -217,37 +223,54 @@ class ClassicMasterCore(StaticGroup):
     # --- events --------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> None:
-        """Go on with the epoch that this node has opened, or begin to open the next one."""
+        """Hear the other replicas; then go on with the epoch of this node, or open the next one."""
         self._now_ms = now_ms
-        log, member = self._log, self._member
-        last = log.epochs[-1] if log.epochs else None
-        if last is not None and last.leader == member.node_id and last.term == member.term:
-            self._open_index = log.end_index
+        if self._unclean or len(self._replicas) == 1:
+            self._proceed()
         else:
-            others = [replica for replica in self._replicas if replica != member.node_id]
-            sure = self._min_slaves if self._auto else self._sync_slaves
-            required = 0 if is_empty(log) else max(0, len(others) - sure)
-            if others and not self._unclean:
-                wait_ms = self._config.ha_opening_wait_ms
-                self._before_opening = Opening(others, required=required, grace_ms=wait_ms, now_ms=now_ms)
-            else:
-                self._open()
-        self._outbox.tell("role", member.term, {"role": Role.MASTER.value, "leader": member.node_id})
+            self._before_opening = self._opening_from(now_ms)
+        self._outbox.tell("role", self._member.term, {"role": Role.MASTER.value, "leader": self.leader_id})
         self._check(now_ms)
 
-    def _open(self) -> None:
-        """Begin the next epoch: its number is on disk before its opening record."""
+    def _opening_from(self, now_ms: int) -> Opening:
+        others = [replica for replica in self._replicas if replica != self._member.node_id]
+        sure = self._min_slaves if self._auto else self._sync_slaves
+        required = 0 if self._is_mine or is_empty(self._log) else max(0, len(others) - sure)
+        return Opening(others, required=required, grace_ms=self._config.opening_wait_ms, now_ms=now_ms)
+
+    @property
+    def _is_mine(self) -> bool:
+        """Whether the newest epoch of the log is the one that this node has opened."""
+        epochs, member = self._log.epochs, self._member
+        return bool(epochs) and (epochs[-1].leader, epochs[-1].term) == (member.node_id, member.term)
+
+    def _proceed(self) -> None:
+        """Go on with this node's epoch; or begin the next one, whose number is durable before its record."""
         member = self._member
         self._before_opening = None
-        member.term += 1
-        self._outbox.hard_state = HardState(member.term, member.node_id)
-        self._opening = {"kind": "term", "leader": member.node_id}
+        if self._is_mine:
+            self._open_index = self._log.end_index
+        else:
+            member.term += 1
+            self._outbox.hard_state = HardState(member.term, member.node_id)
+            self._opening = {"kind": "term", "leader": member.node_id}
         self._outbox.tell("term", member.term, {"term": member.term, "leader": member.node_id})
 
-    def _open_if_complete(self, now_ms: int) -> None:
+    def _proceed_if_complete(self, now_ms: int) -> None:
         waits = self._before_opening
-        if waits is not None and self.electable and waits.is_complete(now_ms):
-            self._open()
+        if waits is not None and (self.electable or self._is_mine) and waits.is_complete(now_ms):
+            self._proceed()
+
+    def _object(self, slave: Slave, reason: str) -> None:
+        """A replica may hold what this copy lacks: take no appends and serve no confirmed reads meanwhile."""
+        log, history = self._log, slave.history
+        newer = history is None or (history.epoch, history.end_offset) > (log.last_term, log.end_offset)
+        if self._before_opening is None and newer and history is not None and not self._unclean:
+            self._before_opening = self._opening_from(self._now_ms)
+            self._opening = None
+            self._outbox.answers += self._pending.close()
+        if self._before_opening is not None and newer:
+            self._before_opening.object(slave.id, reason)
 
     def step(self, source: str, message: Any, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -335,14 +358,13 @@ class ClassicMasterCore(StaticGroup):
             if known is None or known.kind != unfit.kind:
                 data = {"reason": f"slave {slave.id}: {unfit.reason}", "slave": slave.id}
                 self._outbox.tell("corruption", self._member.term, data)
-            if self._before_opening is not None:
-                self._before_opening.object(slave.id, unfit.reason)
+            self._object(slave, unfit.reason)
         self._drop(slave, unfit.reason)
 
     def tick(self, now_ms: int) -> None:
         self._now_ms = now_ms
         config = self._config
-        self._open_if_complete(now_ms)
+        self._proceed_if_complete(now_ms)
         for slave in list(self._slaves.values()):
             if slave.sender is None:
                 limit_ms = config.ha_handshake_timeout_ms

@@ -20,7 +20,7 @@ from app.ha.static_group import StaticGroup
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.reads import FollowerReads
-from app.raft.state import MemberState
+from app.raft.state import MemberState, committed_at_open
 from app.replication import (
     CoreStatus,
     Durability,
@@ -42,6 +42,7 @@ class ClassicSlaveCore(StaticGroup):
 
     accepts_appends = False
     runs_ahead = True
+    needs_all_records = True
     pending_appends = 0
     wants_control: dict[str, Any] | None = None
 
@@ -72,7 +73,7 @@ class ClassicSlaveCore(StaticGroup):
                 role=Role.SLAVE,
                 term=log.last_term,
                 voted_for=None,
-                committed_index=min(committed_index, log.end_index),
+                committed_index=committed_at_open(log, committed_index),
                 leader_id=master_id,
             )
         )
@@ -158,8 +159,8 @@ class ClassicSlaveCore(StaticGroup):
     def _history(self) -> History:
         log = self._log
         if is_empty(log):
-            return History(0, 0, FIRST_CHAIN)
-        return History(log.end_offset, log.next_index, log.last_chain)
+            return History(0, 0, 0, FIRST_CHAIN)
+        return History(log.end_offset, log.next_index, log.last_term, log.last_chain)
 
     def _leave(self, reason: str, now_ms: int, *, refused: bool = False) -> None:
         self._outbox.send(self._key, Disconnect(reason))
@@ -296,6 +297,9 @@ class ClassicSlaveCore(StaticGroup):
                 end.start_at(batch)
             elif end.epoch == 0:  # an empty log begins anywhere
                 if (batch.base_index, batch.offset) != (end.next_index, end.offset):
+                    # A crash amid a restart can leave an empty log that begins beyond this batch.
+                    member = self._member
+                    member.committed_index = min(member.committed_index, batch.base_index - 1)
                     self._outbox.truncate = Reset(batch.base_index, batch.offset)
                     end.start_at(batch)
             elif batch.term > end.epoch and epoch_of(batch) is None:

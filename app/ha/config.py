@@ -7,6 +7,7 @@ from app.ha.roles import ADDRESS_MAX_BYTES
 
 KIB = 1024
 MIB = 1024 * KIB
+CONNECT_MS = 2_000  # a connection is there within this time, or it is tried again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,10 @@ class HaConfig:
     ha_watermarks_moving_interval_ms: int = 500  # ... at most so often while they move
     ha_read_index_timeout_ms: int = 1_000  # a slave asks its master what a linearizable read must see
     ha_refused_interval_max_ms: int = 10_000  # a slave whose connections end before a frame retries so often
-    ha_opening_wait_ms: int = 2_000  # a classic master that takes a log over hears the other replicas first
+    # A classic master that takes a log over hears the others first. They need ha_housekeeping_interval_ms
+    # to notice that a connection is dead, and ha_reconnect_interval to come back.
+    # None: so long, and as long as a connection may take.
+    ha_opening_wait_ms: int | None = None
     ha_flow_control: bool = False  # RocketMQ: haFlowControlEnable
     ha_max_transfer_bytes_per_s: int = 100 * MIB  # to one slave, with flow control
     # A-09: an empty AutoSwitch slave starts at the last segment. It is a learner, outside of the
@@ -38,6 +42,13 @@ class HaConfig:
     def max_transfer_bytes_per_s(self) -> int | None:
         """Bytes per second that one slave may get, None for no limit."""
         return self.ha_max_transfer_bytes_per_s if self.ha_flow_control else None
+
+    @property
+    def opening_wait_ms(self) -> int:
+        """How long a classic master that takes a log over waits for replicas that it does not hear."""
+        if self.ha_opening_wait_ms is not None:
+            return self.ha_opening_wait_ms
+        return self.ha_housekeeping_interval_ms + self.ha_reconnect_interval_ms + CONNECT_MS
 
     def speaks_by_number(self, address: str) -> bool:
         """Whether a slave at that address names itself by its replica id, not by the address."""

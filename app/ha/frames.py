@@ -14,7 +14,7 @@
 
     before them, from our own slaves
       preface         magic(4) "CLHA" version(1) flags(1) replica(2) log_id(8)   flags bit 0: by number
-      history         end_offset(8) next_index(8) chain(8)     with flags bit 1, directly after the preface
+      history         end_offset(8) next_index(8) epoch(8) chain(8)    with flags bit 1, directly after it
 
 The preface says which log of a shared listener is meant, and which of the log's replicas comes. It cannot be
 taken for a first frame (no state and no offset begins like that), so a listener of one log does without.
@@ -42,7 +42,7 @@ FLAG_HISTORY: Final = 2
 RESTART_SIZE: Final = -1  # in the size field of a classic frame
 
 PREFACE: Final = struct.Struct(">4sBBHQ")
-HISTORY: Final = struct.Struct(">qq8s")
+HISTORY: Final = struct.Struct(">qqq8s")
 HANDSHAKE: Final = struct.Struct(">ihhi50s")
 HANDSHAKE_BY_NUMBER: Final = struct.Struct(">ihhq")
 ANSWER: Final = struct.Struct(">iiqi")
@@ -76,11 +76,13 @@ class HaState(IntEnum):
 class History:
     """Proof of what a classic slave holds. end_offset: byte after its last batch, 0 for an empty log.
 
-    next_index: index after its last record. chain: of its last batch, 8 bytes (storage/batch.py).
+    next_index: index after its last record. epoch: of that record, 0 for none. chain: of its last batch, 8
+    bytes (storage/batch.py).
     """
 
     end_offset: int
     next_index: int
+    epoch: int
     chain: bytes
 
 
@@ -162,13 +164,13 @@ Frame = Handshake | HandshakeAnswer | Transfer | Ack | ClassicReport | ClassicFr
 
 
 def encode_preface(preface: Preface) -> bytes:
-    """Return its 16 bytes, and 24 more with a history."""
+    """Return its 16 bytes, and 32 more with a history."""
     history = preface.history
     flags = (FLAG_BY_NUMBER if preface.by_number else 0) | (0 if history is None else FLAG_HISTORY)
     data = PREFACE.pack(PREFACE_MAGIC, PREFACE_VERSION, flags, preface.replica, preface.log_id)
     if history is None:
         return data
-    return data + HISTORY.pack(history.end_offset, history.next_index, history.chain)
+    return data + HISTORY.pack(history.end_offset, history.next_index, history.epoch, history.chain)
 
 
 def encode(frame: Frame) -> tuple[Buffer, ...]:
@@ -262,10 +264,10 @@ def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
     size = PREFACE.size + HISTORY.size
     if len(view) < size:
         return None
-    end_offset, next_index, chain = HISTORY.unpack_from(view, PREFACE.size)
-    if end_offset < 0 or next_index < 0:
-        raise CorruptFrame(f"a history that ends at {end_offset}, index {next_index}")
-    return Preface(log_id, replica, by_number, History(end_offset, next_index, chain)), size
+    end_offset, next_index, epoch, chain = HISTORY.unpack_from(view, PREFACE.size)
+    if end_offset < 0 or next_index < 0 or epoch < 0:
+        raise CorruptFrame(f"a history that ends at {end_offset}, index {next_index}, epoch {epoch}")
+    return Preface(log_id, replica, by_number, History(end_offset, next_index, epoch, chain)), size
 
 
 def decode_from_slave(view: memoryview) -> tuple[Handshake | Ack, int] | None:

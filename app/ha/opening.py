@@ -1,4 +1,4 @@
-"""When a classic master may open an epoch of its own. PURE.
+"""When a classic master may open an epoch, or go on with its own after a restart. PURE.
 
 Roles are configuration, so nothing but the configuration names the master; it cannot know what the replicas
 hold. A node whose copy was written by another master, or is empty, therefore looks at the others first:
@@ -6,8 +6,11 @@ hold. A node whose copy was written by another master, or is empty, therefore lo
 - A synchronous append is held by the former master and by at least `acks` of its slaves. Of N replicas, any
   N - acks have one of those among them: when so many (this one included) hold nothing beyond this copy, no
   synchronous append is lost.
-- A replica that holds more, or something else, forbids the epoch while it does: what it holds would be lost.
-- An empty copy is that of a new log, or of a replaced disk. Only the other replicas can tell.
+- A replica whose log is of a newer epoch, or of the same one and longer, forbids it while it is so: what it
+  holds would be lost. That closes a master that is open, too: another one has taken over since, or this
+  copy has lost its end.
+- An empty copy is that of a new log, or of a replaced disk. Only the other replicas can decide which.
+- A master that restarts in its own epoch needs to hear none of them, but hears those that connect in time.
 
 The others have `grace_ms` to connect, so that one that objects is heard before the epoch is open.
 """

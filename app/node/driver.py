@@ -527,6 +527,7 @@ class LogDriver:
         self._group.look()
 
     def _state_is_whole(self) -> None:
+        self._checkpointer.demand()  # a restart could not rebuild it from the log
         self._judge_electable()
         self._group.look()
 

@@ -1,7 +1,9 @@
-"""Classic HA under crashes, power failures and cut lines: `commitlog sim --mode classic`.
+"""Classic HA under faults and under its operator: `commitlog sim --mode classic`.
 
-After every step a slave's log is a beginning of the master's, and whatever was acknowledged synchronously is
-durable at the master and at as many slaves as were asked for (H-04, H-07).
+Whatever was acknowledged synchronously is durable at the master and at as many slaves as were asked for, with
+that very history (H-04, H-07). Everything that was acknowledged or returned by a confirmed read, at any
+node, stays the same record at every node that serves it. After each round of faults the group recovers by
+itself, but for what needs an operator: refused copies, and a master that must not open its epoch.
 """
 
 import argparse
@@ -9,21 +11,24 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 from typing import Any
 
 from app.errors import CommitlogError
+from app.ha.config import HaConfig
 from app.ha.messages import INCOMING, Opened
 from app.node.driver import LogDriver
 from app.node.open_ha_log import HaNode, open_classic_log
-from app.replication import NO_INDEX, AppendRequest, AppendResult, Durability
+from app.replication import AppendRequest, AppendResult, Durability
 from storage.errors import StorageError
 from tests.simulation.checks import Violation
 from tests.simulation.disk import DiskThread
+from tests.simulation.ha.classic_checks import ClassicChecker
+from tests.simulation.ha.classic_operators import Nemesis
 from tests.simulation.ha.node import DISK, LOG_ID
-from tests.simulation.ha.plan import DRIVER, HA, LOG_NAME, STORAGE, TICK_US
+from tests.simulation.ha.plan import DRIVER, LOG_NAME, STORAGE
 from tests.simulation.plans import SimulatedLimits
 from tests.simulation.world import Life, World, WorldClock, WorldScheduler
 from tests.support.committed import values_of
@@ -31,9 +36,14 @@ from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger
 from tests.unit.ha.streams import Host, StreamNetwork
 
-SECONDS = 30.0
-PAUSE_US = (30_000, 600_000)  # between two faults
-LASTING_US = (20_000, 900_000)
+SECONDS = 200.0
+ROUND_S = 60.0  # of faults, before the group must recover
+SETTLE_S = 60.0
+FULL_SEEDS, FULL_SECONDS = 120, 900.0  # 30 hours of cluster life
+THINK_US = (5_000, 700_000)  # a client's pause between two appends
+TICK_US = 100_000
+IN_FLIGHT_US = 20_000  # an acknowledgement may be on its way when the disk that it is of is replaced
+HA = HaConfig(ha_transfer_batch_size=1024, ha_window_bytes=4096)  # the times of the defaults
 
 
 class ClassicNode:
@@ -44,8 +54,23 @@ class ClassicNode:
     def __init__(self, group: "ClassicGroup", name: str) -> None:
         self.name = name
         self.life = Life(name, alive=False)
+        self.names = group.names  # as in the configuration of its incarnation
+        self.unclean = False  # in the configuration of its next incarnation
+        self.is_blank = False  # its disk was replaced, and it has not started since
+        self.blank_since_us = 0
         self.files = MemoryFiles(Random(group.world.random.getrandbits(64)))
         self._group = group
+
+    @property
+    def place(self) -> int:
+        return self.names.index(self.name) + 1
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        core = self.driver.status().core
+        log = self.driver.log
+        waits = core.waits_for or (None if core.link is None else core.link)
+        return (self.alive, core.role.value, log.begin_index, core.committed_index, log.end_index, waits)
 
     @property
     def alive(self) -> bool:
@@ -53,6 +78,7 @@ class ClassicNode:
 
     def start(self) -> None:
         group, world = self._group, self._group.world
+        self.names, self.is_blank = group.names, False
         life = self.life = Life(self.name)
         host = self._host = group.network.attach(self.name, life, self._deliver)
         node = HaNode(
@@ -76,14 +102,17 @@ class ClassicNode:
                 node,
                 log_name=LOG_NAME,
                 log_id=LOG_ID,
-                replicas=group.names,
-                master_id=group.names[0],
-                master_address=group.names[0],
+                replicas=self.names,
+                master_id=self.names[0],
+                master_address=self.names[0],
                 sync_slaves=group.sync_slaves,
+                auto_in_sync_replicas=group.auto,
+                unclean=self.unclean,
                 durability=Durability.FSYNC,
             )
         except StorageError as error:
             raise Violation(f"{self.name} cannot come back: {error!r}") from error
+        self.unclean = False
         self.driver.start()
         self._tick(life)
 
@@ -97,8 +126,8 @@ class ClassicNode:
         self.driver.deliver(source, message)
 
     def _place_of(self, host: Host, key: str) -> int:
-        """What the preface of a connection says: the slave's place among the replicas."""
-        return self._group.names.index(host.ends[key].peer.host.name) + 1
+        """What the preface of a connection says: the slave's place among its own replicas."""
+        return self._group.nodes[host.ends[key].peer.host.name].place
 
     def _fail(self, what: str, error: BaseException) -> None:
         raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
@@ -112,63 +141,44 @@ class ClassicNode:
     def append(self, request: AppendRequest, done: Callable[[AppendResult | CommitlogError], None]) -> None:
         def answered(answer: AppendResult | CommitlogError) -> None:
             if isinstance(answer, AppendResult):
-                self._group.acknowledged(answer)
+                self._group.acknowledged(self, answer)
             done(answer)
 
         if self.alive:
             self.driver.append(request, answered)
 
     def read_index(self, done: Callable[[int | CommitlogError], None]) -> None:
+        driver = self.driver
+
+        def answered(answer: int | CommitlogError) -> None:
+            if isinstance(answer, int):
+                self._group.checker.read(driver, answer)
+            done(answer)
+
         if self.alive:
-            self.driver.read_index(done)
+            driver.read_index(answered)
 
 
 class ClassicGroup:
-    """n1 is the master, the others are slaves, for ever."""
+    """names: as in the configuration, the master first; an operator changes it. master: of the newest one."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, faults: bool = True, clients: int = 2) -> None:
         self.world = World(seed)
         self.names = tuple(f"n{number + 1}" for number in range(2 + seed % 2))
-        self.sync_slaves = (1, 1, 0, 2)[seed % 4] if len(self.names) == 3 else 1
+        self.sync_slaves = (1, 1, 0, 2)[seed // 2 % 4] if len(self.names) == 3 else 1 - (seed % 12 == 6)
+        self.auto = seed % 5 == 4
         self.network = StreamNetwork(self.world, classic=True)
         self.nodes = {name: ClassicNode(self, name) for name in self.names}
         self.master = self.nodes[self.names[0]]
         self.ledger = Ledger()
-        self.counts: Counter[str] = Counter()
-        self._faulty = True
-        self._problem: str | None = None
+        self.checker = ClassicChecker(self.ledger)
         for node in self.nodes.values():
             node.start()
-        for number in range(2):
-            Client(f"k{number}", self.world, [self.master], self.ledger).start()
-        self.world.after(500_000, self._strike)
-
-    # --- faults ------------------------------------------------------------------------------------------
-
-    def _strike(self) -> None:
-        if not self._faulty:
-            return
-        chance = self.world.random
-        self.world.after(self.world.between(PAUSE_US), self._strike)
-        name = chance.choice(self.names)
-        lasting_us = self.world.between(LASTING_US)
-        kind = chance.choices(["crash", "power failure of all", "line"], weights=[4, 1, 3])[0]
-        self.counts[kind] += 1
-        if kind == "crash":
-            self._down(name, lasting_us, power=chance.random() < 0.5)
-        elif kind == "line":
-            line = (name, chance.choice(self.names))
-            self.network.cuts[line] = None
-            self.world.after(lasting_us, lambda: self.network.cuts.pop(line, None) and None)
-        else:
-            for each in self.names:
-                self._down(each, lasting_us, power=True)
-
-    def _down(self, name: str, lasting_us: int, *, power: bool) -> None:
-        node = self.nodes[name]
-        if node.alive:
-            node.crash(power=power)
-            self.world.after(lasting_us, lambda: None if node.alive else node.start())
+        for number in range(clients):
+            Client(f"k{number}", self.world, list(self.nodes.values()), self.ledger, THINK_US).start()
+        self.nemesis = Nemesis(self)
+        self.nemesis.active = faults
+        self.counts = self.nemesis.counts
 
     # --- running -----------------------------------------------------------------------------------------
 
@@ -180,75 +190,92 @@ class ClassicGroup:
         limit_us = self.world.now_us + int(seconds * 1_000_000)
         while not done():
             try:
-                life = self.world.step(limit_us)
+                self.world.step(limit_us)
             except IndexError:
                 return False
-            if life is not None and life.name != self.master.name:
-                self._check_prefix(self.nodes[life.name])
-            problem = self._problem or self.ledger.violation
+            problem = self.checker.problem or self.ledger.violation
             if problem is not None:
                 raise Violation(problem)
         return True
 
     def settle(self) -> None:
-        """End all faults: soon every slave holds what was acknowledged."""
-        self._faulty = False
-        self.network.mend()
-        for node in self.nodes.values():
-            if not node.alive:
-                node.start()
-        target = self.ledger.highest_index
+        """End all faults: within a time every node holds what was acknowledged, and appends go on."""
+        self.nemesis.settle()
+        before = self.counts["appends"]
 
         def even() -> bool:
-            return all(node.driver.committed_index >= target for node in self.nodes.values())
+            if any(not node.alive for node in self.nodes.values()):
+                return False
+            target = max(self.ledger.highest_index, 0)
+            return self.counts["appends"] > before + 5 and all(
+                node.driver.committed_index >= target for node in self.nodes.values()
+            )
 
-        if not self.run_until(even, 20):
-            ends = {
-                name: (n.driver.committed_index, n.driver.log.end_index) for name, n in self.nodes.items()
-            }
-            raise Violation(f"not even: {ends}, {target} was acknowledged")
-        places: dict[int, str] = {place: key for key, place in self.ledger.acknowledged.items()}
+        began_us = self.world.now_us
+        if not self.run_until(even, SETTLE_S):
+            states = {name: node.state for name, node in self.nodes.items()}
+            raise Violation(
+                f"not even after {SETTLE_S} s: {states}, {self.ledger.highest_index} acknowledged"
+            )
+        self.counts["rounds"] += 1
+        self.counts["longest recovery ms"] = max(
+            self.counts["longest recovery ms"], (self.world.now_us - began_us) // 1_000
+        )
+        for node in self.nodes.values():
+            self.checker.check_all(node.driver)
+        self._check_acknowledged()
+
+    def _check_acknowledged(self) -> None:
+        places = {place: key for key, place in self.ledger.acknowledged.items()}
         for place, key in places.items():
             for node in self.nodes.values():
+                if place < node.driver.log.begin_index:
+                    continue
                 batch = node.driver.log.batch_at(place)
                 if values_of(batch)[place - batch.base_index] != key:
                     raise Violation(f"{node.name}: {key} was acknowledged at {place} and is not there")
 
     # --- what must hold ------------------------------------------------------------------------------------
 
-    def _check_prefix(self, node: ClassicNode) -> None:
-        log, master = node.driver.log, self.master.driver.log
-        if log.end_index == NO_INDEX or log.end_index > master.end_index:
-            if log.end_index > master.end_index and self.master.alive:
-                raise Violation(f"{node.name} is at {log.end_index}, past its master's {master.end_index}")
-            return
-        if log.last_chain != master.batch_at(log.end_index).header.chain:
-            raise Violation(f"{node.name} has another log than its master at {log.end_index}")
-
-    def acknowledged(self, result: AppendResult) -> None:
+    def acknowledged(self, master: ClassicNode, result: AppendResult) -> None:
         self.counts["appends"] += 1
         index = result.last_index
-        holders = [name for name, node in self.nodes.items() if node.driver.log.durable_index >= index]
-        if self.master.name not in holders or len(holders) <= self.sync_slaves:
-            self._problem = f"{index} was acknowledged, held by {holders} only"
+        there = self.checker.chain_at(master.driver, index)
+        holders = [
+            name
+            for name, node in self.nodes.items()
+            if not (node.is_blank and node.blank_since_us < self.world.now_us - IN_FLIGHT_US)
+            and node.driver.log.durable_index >= index
+            and self.checker.chain_at(node.driver, index) == there
+        ]
+        needed = 1 if self.auto else 1 + self.sync_slaves
+        if not result.replayed:
+            self.checker.acknowledged(master.driver, index, holders, needed)
 
 
 def run_seed(seed: int, seconds: float) -> tuple[ClassicGroup, Violation | None]:
+    """Rounds of faults, each ended by a time without any in which the group must recover."""
     group = ClassicGroup(seed)
     try:
-        group.run(seconds)
-        group.settle()
+        while group.world.now_us < seconds * 1_000_000:
+            group.nemesis.active = True
+            group.run(min(ROUND_S, seconds))
+            group.settle()
     except Violation as violation:
         return group, violation
     return group, None
 
 
-def run_seeds(seeds: range, seconds: float) -> tuple[Counter[str], list[str]]:
+def run_seeds(seeds: Iterable[int], seconds: float) -> tuple[Counter[str], list[str]]:
     counts: Counter[str] = Counter()
     violations: list[str] = []
     for seed in seeds:
         group, violation = run_seed(seed, seconds)
+        longest = max(counts["longest recovery ms"], group.counts["longest recovery ms"])
         counts.update(group.counts)
+        counts["longest recovery ms"] = longest
+        counts["reads"] += group.checker.reads
+        counts["simulated seconds"] += group.world.now_us // 1_000_000
         if violation is not None:
             violations.append(f"seed {seed} at {group.world.now_us / 1e6:.3f} s: {violation}")
     return counts, violations
@@ -257,13 +284,21 @@ def run_seeds(seeds: range, seconds: float) -> tuple[Counter[str], list[str]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="commitlog sim --mode classic", description=__doc__)
     parser.add_argument("--seed", type=int, help="one seed, to replay it")
-    parser.add_argument("--seeds", type=int, default=20, help="how many seeds, from 0 on")
+    parser.add_argument("--seeds", type=int, default=20, help="how many seeds, from --first on")
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="simulated seconds of a seed")
+    parser.add_argument(
+        "--full", action="store_true", help=f"{FULL_SEEDS} seeds of {FULL_SECONDS:.0f} seconds"
+    )
     options = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
-    one = options.seed is not None
-    seeds = range(options.seed, options.seed + 1) if one else range(options.seeds)
-    counts, violations = run_seeds(seeds, options.seconds)
+    seconds = options.seconds
+    seeds = range(options.first, options.first + options.seeds)
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
+    elif options.full:
+        seeds, seconds = range(FULL_SEEDS), FULL_SECONDS
+    counts, violations = run_seeds(seeds, seconds)
     sys.stdout.write(json.dumps({**counts, "violations": violations}) + "\n")
     return 1 if violations else 0
 

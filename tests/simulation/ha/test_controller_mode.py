@@ -68,7 +68,10 @@ def test_a_controller_that_was_overtaken_grants_no_lease() -> None:
 
 
 @pytest.mark.rule("H-01", "H-04", "H-07", "H-08")
-def test_classic_groups_keep_every_promise_under_faults() -> None:
-    counts, violations = classic.run_seeds(range(8), 12)
+def test_classic_groups_keep_every_promise_under_faults_and_operations() -> None:
+    counts, violations = classic.run_seeds(range(8), 25)
     assert not violations, "\n".join(violations)
     assert counts["appends"] >= 200
+    assert counts["reads"] >= 200
+    for rare in ("role change", "replaced disk of the master", "trim", "long cut", "stall"):
+        assert counts[rare], f"a run without {rare} proves little"

@@ -55,8 +55,17 @@ class Ledger:
 class Client:
     """Asks the nodes in turn, and keeps to the one that answered; every other request is a read."""
 
-    def __init__(self, name: str, world: World, doors: Sequence[Door], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        doors: Sequence[Door],
+        ledger: Ledger,
+        think_us: tuple[int, int] = THINK_US,
+    ) -> None:
+        """think_us: pause between two requests, from and to."""
         self._name = name
+        self._think_us = think_us
         self._world = world
         self._doors = doors
         self._ledger = ledger
@@ -65,7 +74,7 @@ class Client:
         self._call = 0
 
     def start(self) -> None:
-        self._world.after(self._world.random.randint(*THINK_US), self._next)
+        self._world.after(self._world.random.randint(*self._think_us), self._next)
 
     def _next(self) -> None:
         self._world.random.choice(self._doors).read_index(self._ledger.reader())

@@ -93,7 +93,7 @@ def copy(log: Commitlog, until: Batch | None = None) -> Commitlog:
 
 def history_of(log: Commitlog) -> History:
     """What a slave with this log sends when it connects."""
-    return History(log.end_offset, log.next_index, log.last_chain)
+    return History(log.end_offset, log.next_index, log.last_term, log.last_chain)
 
 
 class Lab:

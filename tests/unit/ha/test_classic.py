@@ -51,17 +51,17 @@ class Master(Lab):
         self.core.start(self.now_ms)
         self.carry_out()
         if not waits:
-            self.tick(config.ha_opening_wait_ms)
+            self.tick(config.opening_wait_ms)
 
     def slave(self, number: int = 1, *, place: int = 2, at: int | None = None) -> str:
         """A slave that holds everything up to byte `at` (all) has reported; place 0: it is unidentified."""
         end = self.log.end_offset if at is None else at
         history = None
         if place and end == 0:
-            history = History(0, 0, bytes(8))
+            history = History(0, 0, 0, bytes(8))
         elif place:
             last = self.log.batch_at(index_before(self.log, end))
-            history = History(end, last.next_index, last.header.chain)
+            history = History(end, last.next_index, last.term, last.header.chain)
         key = self.connected(number, place, history)
         self.deliver(key, ClassicReport(end))
         return key
@@ -126,7 +126,7 @@ def test_a_master_that_takes_over_another_ones_log_opens_the_next_epoch() -> Non
     write(log, 3, opened_by="n2")
     master = Master(log, waits=True)
     master.slave()
-    master.tick(CONFIG.ha_opening_wait_ms)
+    master.tick(CONFIG.opening_wait_ms)
     assert [(epoch.epoch, epoch.leader) for epoch in log.epochs] == [(3, "n2"), (4, "n1")]
     assert master.saved == [HardState(4, "n1")]
 

@@ -294,6 +294,6 @@ def test_a_refusal_is_in_the_masters_journal_once_for_each_cause() -> None:
 
 def test_an_empty_masters_log_is_no_history() -> None:
     master = Master(waits=True)
-    key = master.connected(1, 2, History(500, 3, b"12345678"))
+    key = master.connected(1, 2, History(500, 3, 1, b"12345678"))
     master.deliver(key, ClassicReport(500))
     assert [type(message) for message in master.frames(key)] == [Disconnect]

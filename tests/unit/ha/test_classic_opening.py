@@ -14,7 +14,7 @@ from tests.unit.ha.lab import CONFIG, copy, write
 from tests.unit.ha.test_classic import Master
 from tests.unit.ha.test_classic_history import connect, log_of
 
-WAIT_MS = CONFIG.ha_opening_wait_ms
+WAIT_MS = CONFIG.opening_wait_ms
 
 
 def taken_over(*, records: int = 2, **settings: object) -> Master:
@@ -154,9 +154,45 @@ def test_strangers_decide_nothing() -> None:
     assert is_open(master)
 
 
-def test_the_master_of_the_last_epoch_goes_on_without_waiting() -> None:
+def test_the_master_of_the_last_epoch_goes_on_with_it() -> None:
+    """It hears those that connect in time; it needs none of them."""
     log = log_of(b"a", opened_by="n1")
-    assert is_open(Master(log, hard_state=HardState(1, "n1"), waits=True))
+    master = Master(log, hard_state=HardState(1, "n1"), waits=True)
+    master.slave(1, place=2, at=0)
+    connect(master, log, place=3, number=2)
+    master.tick()
+    assert (is_open(master), master.core.term, log.end_index) == (True, 1, 1)
+    alone = Master(log, hard_state=HardState(1, "n1"), waits=True)
+    alone.tick(WAIT_MS)
+    assert is_open(alone)
+
+
+def test_a_former_master_does_not_go_on_when_another_has_taken_over_since() -> None:
+    log = log_of(b"a", opened_by="n1")
+    newer = copy(log)
+    write(newer, 2, opened_by="n2")
+    master = Master(log, hard_state=HardState(1, "n1"), waits=True)
+    connect(master, newer, place=2)
+    master.tick(WAIT_MS)
+    assert not is_open(master)
+    late = Master(log, hard_state=HardState(1, "n1"))  # nobody objected in time
+    pending = late.append(b"b")
+    connect(late, newer, place=2)
+    assert not is_open(late)
+    assert late.fates() == [(pending.last_index, "term-changed")]
+    assert isinstance(late.core.refusal, NoLeader)
+
+
+def test_an_older_history_is_refused_and_stops_nobody() -> None:
+    """The tail of a former master, which nobody follows, must not close the log."""
+    log = log_of(b"a", opened_by="n1")
+    tail = copy(log)
+    write(tail, 1, b"x" * 5_000)
+    write(log, 2, opened_by="n1")
+    master = Master(log, hard_state=HardState(2, "n1"))
+    key = connect(master, tail, place=2)
+    assert [type(message) for message in master.frames(key)] == [Disconnect]
+    assert is_open(master)
 
 
 # --- acks that follow the slaves in sync -------------------------------------------------------------

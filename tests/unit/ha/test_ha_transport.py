@@ -240,7 +240,7 @@ class ByteMaster:
         self.reported = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        found = decode_preface(memoryview(await reader.readexactly(40)))
+        found = decode_preface(memoryview(await reader.readexactly(48)))
         assert found is not None
         preface = found[0]
         assert preface.history is not None

@@ -1,0 +1,107 @@
+"""Classic HA by real processes: the configuration changes who is master, and disks are replaced."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, eventually
+
+LOG = "/v1/logs/default"
+WAIT_S = 40.0  # a process starts within it on a loaded machine
+QUICK = {"ha": {"ha_opening_wait_ms": 1_000, "ha_refused_interval_max_ms": 1_000}}
+
+
+def write(cluster: Cluster, node: str, value: str, **params: object) -> tuple[int, str]:
+    """(status, code or acks) of an append that this node answers."""
+    answer = cluster.append(node, value, params={"timeout_ms": 1_000, **params})
+    body = answer.json()
+    return answer.status_code, str(body.get("code", body.get("acks")))
+
+
+def make_master(cluster: Cluster, node: str) -> None:
+    """Change the file of every node; those that run keep what they have read."""
+    text = cluster.config.read_text()
+    before = next(line for line in text.splitlines() if line.startswith("master"))
+    cluster.config.write_text(text.replace(before, f'master = "{node}"'))
+
+
+def remove_copy(cluster: Cluster, node: str) -> None:
+    """As an operator does who gives up a stopped node's copy."""
+    shutil.rmtree(cluster.folder / node / "logs" / "default")
+    shutil.rmtree(cluster.folder / node / "journal" / "default")
+
+
+def slave(cluster: Cluster, master: str) -> dict[str, object]:
+    (found,) = cluster.get(master, f"{LOG}/ha-status").json()["slaves"]
+    return dict(found)
+
+
+@pytest.mark.rule("H-04", "H-07", "H-08")
+def test_roles_change_by_configuration(tmp_path: Path) -> None:
+    log = {"name": "default", "replication": "classic", "master": "n1"}
+    cluster = Cluster(tmp_path, 2, logs=(log,), sections=QUICK)
+    try:
+        cluster.start()
+        cluster.wait_ready()
+        # what each kind of acks waits for
+        assert write(cluster, "n1", "a") == (200, "quorum")
+        assert write(cluster, "n2", "b", acks="all") == (200, "all")
+        assert write(cluster, "n1", "c", acks="leader") == (202, "leader")
+        cluster.wait_even()
+        cluster.kill("n2")
+        assert write(cluster, "n1", "tail", acks="leader") == (202, "leader")
+        assert write(cluster, "n1", "tail", acks="quorum") == (504, "flush-slave-timeout")
+        assert write(cluster, "n1", "tail", acks="all") == (504, "flush-slave-timeout")
+        cluster.kill("n1")
+
+        # the slave is promoted while the old master is gone
+        make_master(cluster, "n2")
+        cluster.start("n2")
+        eventually(
+            lambda: write(cluster, "n2", "d", acks="leader")[0] == 202, what="n2 is master", timeout_s=WAIT_S
+        )
+        assert (cluster.status("n2")["role"], cluster.status("n2")["term"]) == ("master", 2)
+        # the old master holds what the new one lacks: it is refused and acknowledges nothing
+        cluster.start("n1")
+        eventually(lambda: slave(cluster, "n2")["state"] == "REFUSED", what="n1 is refused", timeout_s=WAIT_S)
+        assert "it holds" in str(slave(cluster, "n2")["reason"])
+        assert write(cluster, "n2", "e") == (504, "flush-slave-timeout")
+        assert cluster.get("n1", f"{LOG}/records", params={"wait_ms": 0}).status_code == 503
+        events = cluster.get("n2", f"{LOG}/events", params={"limit": 1_000}).json()["events"]
+        assert len([event for event in events if event["kind"] == "corruption"]) <= 2  # one for each cause
+
+        # its operator gives its copy up
+        assert cluster.stop("n1") == 0
+        remove_copy(cluster, "n1")
+        cluster.start("n1")
+        eventually(lambda: write(cluster, "n1", "f") == (200, "quorum"), what="n1 follows", timeout_s=WAIT_S)
+        assert cluster.values("n2") == ["a", "b", "c", "d", "e", "f"]
+        cluster.wait_even()
+        assert cluster.values("n1")[-1] == "f"
+
+        # a master whose copy is lost does not begin the log again
+        assert cluster.stop("n2") == 0
+        remove_copy(cluster, "n2")
+        cluster.start("n2")
+
+        def waits() -> str | None:
+            waits_for = cluster.get("n2", f"{LOG}/ha-status").json()["waits_for"]
+            return waits_for if waits_for and "make n1 the master" in waits_for else None
+
+        reason = eventually(waits, what="n2 knows that n1 holds the log", timeout_s=WAIT_S)
+        answer = cluster.append("n2", "x", params={"timeout_ms": 1_000})
+        assert (answer.status_code, answer.json()["code"]) == (503, "no-leader")
+        assert reason in answer.json()["detail"]
+        assert [cluster.stop(node) for node in cluster.ids] == [0, 0]
+
+        # it is given to the replica that has everything
+        make_master(cluster, "n1")
+        cluster.start()
+        eventually(
+            lambda: write(cluster, "n2", "g") == (200, "quorum"), what="n1 is master", timeout_s=WAIT_S
+        )
+        assert cluster.values("n2")[-2:] == ["f", "g"]
+        assert cluster.status("n1")["term"] == 3
+    finally:
+        cluster.close()
