@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.mutants import new_mutants, review_mutants  # noqa: F401 - they register themselves
 from tests.mutants.controller_mutants import GROUP_MUTANTS, GroupMutant, killed_by_group
 from tests.mutants.killing import killed_by_simulator, killed_by_test
 from tests.mutants.mutants import MUTANTS, Mutant

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import new_mutants, review_mutants  # noqa: F401 - they register themselves
 from tests.mutants.killing import killed_by_simulator, killed_by_test
 from tests.mutants.mutants import MUTANTS, Mutant
 

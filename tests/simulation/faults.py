@@ -291,17 +291,13 @@ class Nemesis:
         for number, name in enumerate(self._order(fault)):
             at_us = 2 * RESTART_US * number
             self._world.after(at_us, partial(self._stop_to_change, name, random))
-            self._world.after(at_us + RESTART_US, partial(self._start_changed, name))
+            self._world.after(at_us + RESTART_US, partial(self._start_anew, name))
 
     def _stop_to_change(self, name: str, random: Random) -> None:
         if not self._stopped:
             self._cluster.reconfigure(name, random)
             if self._cluster.is_up(name):
                 self._cluster.stop(name)
-
-    def _start_changed(self, name: str) -> None:
-        if not self._stopped:
-            self._start_anew(name)
 
     def _operate(self, fault: Fault, _name: str) -> bool:
         return self._cluster.operate(fault.kind, Random(fault.dice))

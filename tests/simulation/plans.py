@@ -31,7 +31,7 @@ CALM_LINKS = LinkFaults(loss=0.02, duplication=0.02, holding=0.02)
 STORM_LINKS = LinkFaults(max_delay_us=60_000, loss=0.05, duplication=0.1, holding=0.05)
 CALM_DISK = DiskTiming()
 # Operations that still find a defect that is known; each is removed from here with its fix.
-SWITCHED_OFF = frozenset({"replace_disk", "remove_leader", "resize", "power_replicated"})
+SWITCHED_OFF = frozenset({"replace_disk", "power_replicated"})
 USED_WEIGHTS = {kind: weight for kind, weight in WEIGHTS.items() if kind not in SWITCHED_OFF}
 CALM_FAULTS = FaultPlan(weights=USED_WEIGHTS)
 STORM_FAULTS = FaultPlan(pause_us=(10_000, 800_000), lasting_us=(10_000, 900_000), weights=USED_WEIGHTS)

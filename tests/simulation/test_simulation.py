@@ -27,11 +27,6 @@ RARE = ("repair-set-aside",)  # so rare that this sample may miss it; `make sim`
 # Points of operations that are switched off until their defect is fixed (plans.SWITCHED_OFF).
 OFF = (
     "cursor-read",
-    "leader-removed",
-    "shrunk-to-one",
-    "shrunk",
-    "grown-to-all",
-    "member-changed",
     "disk-replaced",
     "caught-up-again",
     "power-replicated",
