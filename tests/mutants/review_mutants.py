@@ -63,13 +63,23 @@ plant(
 plant(
     "a_reset_keeps_uncommitted_keys",
     "D-12",
-    (LogDriver, "_undo_state", "if ready.truncate is None:", "if not isinstance(ready.truncate, TruncateAfter):"),
+    (
+        LogDriver,
+        "_undo_state",
+        "max(kept_index, self._state.committed_index)",
+        "self._state.applied_index if isinstance(ready.truncate, Reset) else kept_index",
+    ),
     test_planted_bugs.test_a_reset_takes_back_keys_that_were_not_committed,
 )
 plant(
     "a_leader_that_leaves_counts_itself",
     "R-10",
-    (QuorumChecker, "check", "for voter in state.group.voters", "for voter in {*state.group.voters, state.node_id}"),
+    (
+        QuorumChecker,
+        "check",
+        "for voter in state.group.voters",
+        "for voter in {*state.group.voters, state.node_id}",
+    ),
     lambda _: test_planted_bugs.test_a_leader_that_removed_itself_does_not_count_itself(),
 )
 plant(
@@ -83,6 +93,11 @@ plant(
 plant(
     "a_confirmed_read_does_not_wait_for_this_replica",
     "R-08",
-    (ReadGate, "give", "waiter = self._when_committed(index, lambda: done(index))", "done(index)\n    waiter = self._when_committed(-1, lambda: None)"),
+    (
+        ReadGate,
+        "give",
+        "waiter = self._when_committed(index, lambda: done(index))",
+        "done(index)\n    waiter = self._when_committed(-1, lambda: None)",
+    ),
     lambda _: test_planted_bugs.test_a_confirmed_read_waits_until_this_replica_has_its_index(),
 )

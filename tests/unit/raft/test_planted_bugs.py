@@ -8,13 +8,17 @@ import pytest
 
 from app.api.reader import Reader
 from app.api.reading import Consistency
+from app.log_state import LogState
+from app.node.checkpoints import Checkpointer
 from app.node.read_gate import ReadGate
 from app.node.waiters import CommitWaiters
-from app.raft.messages import Heartbeat, PushAnswer, PushRequest, PushType
-from app.replication import ChangeKind
+from app.raft.messages import Heartbeat, PushAnswer, PushRequest, PushType, VoteAnswer, VoteRequest
+from app.replication import NO_INDEX, ChangeKind, DriverConfig, Role
 from storage.records import encode_control
-from tests.unit.raft.driver_support import follower_of_n2, push_to
-from tests.unit.raft.support import Group, MemoryLog, body_of
+from tests.unit.raft.driver_support import Node, follower_of_n2, push_to, result
+from tests.unit.raft.support import Group, MemoryLog, body_of, log_of
+from tests.unit.raft.test_driver_commands import transferred
+from tests.unit.raft.test_entry_handler import Leader
 
 
 @pytest.mark.rule("R-12")
@@ -118,3 +122,73 @@ def test_a_confirmed_read_waits_until_this_replica_has_its_index() -> None:
     assert answers == []
     waiters.wake(5)
     assert answers == [5]
+
+
+@pytest.mark.rule("R-03")
+def test_a_grant_of_an_earlier_pre_vote_does_not_count() -> None:
+    group = Group(3)
+    n1 = group["n1"]
+    group.wait(3_000)
+    n1.tick()
+    assert n1.core.role is Role.CANDIDATE
+    n1.step("n2", VoteAnswer(0, True, True))  # of a ballot for term 0; this one is for term 1
+    assert n1.core.term == 0
+
+
+@pytest.mark.rule("R-01")
+def test_a_member_that_follows_a_leader_gives_no_vote_in_its_term() -> None:
+    group = Group(3)
+    n2 = group["n2"]
+    n2.step("n1", Heartbeat(1, "n1", NO_INDEX, 1))
+    group.take()
+    n2.step("n3", VoteRequest(1, 5, 1, False, False))
+    [answer] = group.take(source="n2", kind=VoteAnswer)
+    assert isinstance(answer, VoteAnswer)
+    assert not answer.granted
+
+
+@pytest.mark.rule("R-12")
+def test_a_truncation_without_room_for_its_batch_takes_back_what_was_matched() -> None:
+    leader = Leader(log_of(1, 1, 1), log_of(1, 1, 1))
+    leader.compare(2)
+    other = MemoryLog(log_of(1).batches)
+    other.write([other.stamp(body_of(1, b"another"), 1)])
+    leader.session = 2
+    leader.follower.full = True
+    leader.send(leader.push(PushType.TRUNCATE, 0, other.batch_at(1)))
+    assert leader.follower.log.end_index == 0
+    leader.follower.step("n1", Heartbeat(leader.term, "n1", 2, 1))
+    assert leader.follower.core.committed_index <= 0
+
+
+@pytest.mark.rule("D-20")
+def test_a_snapshot_that_is_not_saved_yet_goes_with_a_truncation() -> None:
+    log: Any = SimpleNamespace(durable_index=NO_INDEX, last_chain=b"c" * 16)
+    saved: list[Any] = []
+    file: Any = SimpleNamespace(save=lambda *payload: saved.append(payload))
+    checkpoint_file: Any = SimpleNamespace(save=lambda _checkpoint: None)
+    disk: Any = SimpleNamespace(submit=lambda work, then: then(work(), None))
+    config = DriverConfig(checkpoint_interval_ms=1, snapshot_interval_ms=1_000)
+    state = LogState()
+    state.apply(log_of(1).batches[0])
+    checkpointer = Checkpointer(log, checkpoint_file, file, disk, config, lambda _what, _error: None)
+    for now_ms in (0, 1_000, 1_100, 1_200):
+        checkpointer.tick(state, NO_INDEX, now_ms)
+    checkpointer.cut()
+    log.durable_index = 0
+    for now_ms in (1_300, 1_400):
+        checkpointer.tick(state, NO_INDEX, now_ms)
+    assert saved == []
+
+
+@pytest.mark.rule("D-12")
+def test_a_state_from_before_the_log_begins_is_asked_for_again(tmp_path: Path) -> None:
+    """The leader's own state may be older than the first record of the replica that asks."""
+    source, copy = Node(tmp_path / "source"), Node(tmp_path / "copy", "n1", "n2", "n3")
+    for number in range(3):
+        result(source.append(idempotency_key=f"k{number}"))
+    copy.driver.log.reset(source.driver.log.next_index + 5, source.driver.log.end_offset + 4_096)
+    with pytest.raises(AssertionError, match="did not come"):
+        transferred(source, copy)
+    assert copy.driver.state.find_key("k0") is None
+    assert not copy.driver._transfer.is_whole
