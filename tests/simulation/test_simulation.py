@@ -26,7 +26,6 @@ SEEDS, SECONDS = 150, 400.0
 RARE = ("repair-set-aside",)  # so rare that this sample may miss it; `make sim` may not
 # Points of operations that are switched off until their defect is fixed (plans.SWITCHED_OFF).
 OFF = (
-    "cursor-read",
     "disk-replaced",
     "caught-up-again",
     "power-replicated",

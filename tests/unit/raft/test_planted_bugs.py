@@ -8,12 +8,14 @@ import pytest
 
 from app.api.reader import Reader
 from app.api.reading import Consistency
-from app.log_state import LogState
-from app.node.checkpoints import Checkpointer
+from app.log_state import DAY_MS, LogState
+from app.node import open_log
+from app.node.checkpoints import Checkpointer, _Taken
 from app.node.read_gate import ReadGate
 from app.node.waiters import CommitWaiters
 from app.raft.messages import Heartbeat, PushAnswer, PushRequest, PushType, VoteAnswer, VoteRequest
 from app.replication import NO_INDEX, ChangeKind, DriverConfig, Role
+from storage.batch import AppendMark
 from storage.records import encode_control
 from tests.unit.raft.driver_support import Node, follower_of_n2, push_to, result
 from tests.unit.raft.support import Group, MemoryLog, body_of, log_of
@@ -192,3 +194,26 @@ def test_a_state_from_before_the_log_begins_is_asked_for_again(tmp_path: Path) -
         transferred(source, copy)
     assert copy.driver.state.find_key("k0") is None
     assert not copy.driver._transfer.is_whole
+
+
+@pytest.mark.rule("D-20")
+def test_a_snapshot_of_a_replaced_batch_goes_back_to_what_was_committed() -> None:
+    common = log_of(1).batches[0]
+
+    def log_with(key: str, term: int) -> MemoryLog:
+        log = MemoryLog([common])
+        log.write([log.stamp(body_of(1, b"v"), term, marks=(AppendMark(0, 1, key, digest=b"d" * 16),))])
+        return log
+
+    before, after = log_with("old", 1), log_with("new", 2)
+    state = LogState()
+    for batch in before.batches:
+        state.apply(batch)
+    state.committed(0)
+    taken = _Taken(state.capture(), before.last_chain)
+    taken.copy(1 << 30)
+    file: Any = SimpleNamespace(load=lambda: b"".join(taken.payload()))
+    log: Any = after
+    loaded = open_log.load_state(log, file, idempotency_ms=DAY_MS)
+    assert loaded.find_key("old") is None
+    assert loaded.find_key("new") is not None
