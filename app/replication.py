@@ -402,6 +402,11 @@ class ReplicationCore(Protocol):
         ...
 
     @property
+    def waiting_reads(self) -> int:
+        """How many reads wait for a confirmation (R-08)."""
+        ...
+
+    @property
     def pending_appends(self) -> int:
         """How many appends wait for their acks (D-29)."""
         ...

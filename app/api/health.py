@@ -143,6 +143,10 @@ class NodeCollector:
             [((log, peer.id), peer.pending) for log, status in seen for peer in status.core.peers],
         )
         yield from self._ha(seen)
+        yield telemetry.gauge(
+            telemetry.READS_WAITING, "Linearizable reads that wait for a confirmation", ("log",),
+            [((driver.log_name,), driver.waiting_reads) for driver in drivers],
+        )  # fmt: skip
         kept = [hosted for hosted in broker.logs.values() if hosted.journal is not None]
         repairs = (
             (telemetry.REPAIRING, "1 from the first sign of damage until healed", lambda log: log.repairing),
@@ -196,6 +200,15 @@ class NodeCollector:
         yield telemetry.gauge(
             telemetry.TASK_FAILING, "1 while a background task fails", ("task",),
             [((name,), 1.0) for name in broker.tasks.failing],
+        )  # fmt: skip
+        yield telemetry.gauge(
+            telemetry.PEER_MEMBER, "1 while the peer is a member of any log; else it is called rarely",
+            ("peer",),
+            [
+                ((node.id,), float(broker.transport.is_member(node.id)))
+                for node in broker.nodes
+                if node.id != broker.node.id
+            ],
         )  # fmt: skip
         yield telemetry.gauge(
             telemetry.PEER_UP,

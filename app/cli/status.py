@@ -13,7 +13,13 @@ from app.cli.context import CommandFailed, ExitCode, Target, print_json, target_
 from app.client import ClientError, CommitlogClient, Problem
 
 WATCH_INTERVAL_S = 0.5
-ROLE_STYLES = {"leader": "bold green", "master": "bold green", "candidate": "yellow", "down": "bold red"}
+ROLE_STYLES = {
+    "leader": "bold green",
+    "master": "bold green",
+    "candidate": "yellow",
+    "removed": "dim",
+    "down": "bold red",
+}
 
 
 @click.command("status")

@@ -15,6 +15,7 @@ class StaticGroup(MemberCore):
     pauses_appends = False
     sound = True
     notice = None
+    waiting_reads = 0
     who_decides = "the configuration"  # about roles and replicas
 
     @property

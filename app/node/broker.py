@@ -51,7 +51,7 @@ from app.node.rollbacks import RollBacks
 from app.node.scrub import Scrubber
 from app.node.stamp import check_stamp
 from app.node.tasks import TaskSupervisor
-from app.node.transport import PeerTransport
+from app.node.transport import PeerTransport, RetryConfig
 from app.node.waits import Waits
 from app.raft.messages import PushRequest
 from app.raft.repair_messages import PeerCall
@@ -108,6 +108,12 @@ class Broker:
             lost=lambda peer: self.metadata.server.disconnected(peer),
             chance=random.SystemRandom(),
             ha_address=lambda: self.ha_address,
+            is_member=lambda peer: any(peer in hosted.members for hosted in self.all_hosted()),
+            forget=self.nodes.forget,
+            retry=RetryConfig(
+                removed_retry_s=settings.raft.removed_retry_ms / 1000,
+                removed_forget_s=settings.raft.removed_forget_ms / 1000,
+            ),
         )
         self.ha = HaTransport(self.node.ha_listen)
         self.repairs = Repairs(

@@ -12,6 +12,7 @@ class Directory:
 
     def __init__(self, configured: tuple[NodeSettings, ...]) -> None:
         self._nodes = {node.id: node for node in configured}
+        self._configured = frozenset(self._nodes)
 
     def __iter__(self) -> Iterator[NodeSettings]:
         return iter(tuple(self._nodes.values()))
@@ -36,3 +37,10 @@ class Directory:
         ]
         self._nodes.update({node.id: node for node in fresh})
         return fresh
+
+    def forget(self, node_id: str) -> bool:
+        """Forget a node that a log named once; False for a node of the configuration, which stays."""
+        if node_id in self._configured:
+            return False
+        self._nodes.pop(node_id, None)
+        return True

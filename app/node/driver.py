@@ -299,7 +299,7 @@ class LogDriver:
         if self._stopping is not None or self._ended:
             answer(done, ReadIndexUnavailable())
             return
-        self._gate.ask(done)
+        self._gate.ask(done, self._clock.monotonic_ms())
         self._ask_turn()
 
     def when_committed(self, index: int, done: Callable[[], None]) -> Waiter:
@@ -365,6 +365,11 @@ class LogDriver:
             self._durability,
         )
 
+    @property
+    def waiting_reads(self) -> int:
+        """Linearizable reads that wait for a confirmation, or for their index."""
+        return self._core.waiting_reads + self._gate.waiting_count
+
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
         """By term and peer, the leader with its durable end; {} for a term that is not held (API.md §2)."""
         return self._core.watermarks(term)
@@ -423,6 +428,8 @@ class LogDriver:
             self._keep_house(now_ms)
             core.tick(now_ms)
             self._carry_out()
+        elif self._tick_due:
+            self._gate.give_up(now_ms)
         if not self._waiting_for_disk and (readers := self._gate.take()):
             for done in readers:
                 core.read_index(done, now_ms)

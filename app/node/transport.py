@@ -24,6 +24,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import msgspec
@@ -69,6 +70,14 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refused: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryConfig:
+    """Calls to a peer that is not a member of any log, in seconds: pause at most, and how long at all."""
+
+    removed_retry_s: float = 30.0
+    removed_forget_s: float = 300.0
 
 
 class FrameReader:
@@ -130,9 +139,14 @@ class PeerTransport:
         lost: Callable[[str], None],
         chance: random.Random,
         ha_address: Callable[[], str] | None = None,
+        is_member: Callable[[str], bool] = lambda _: True,
+        forget: Callable[[str], bool] = lambda _: False,
+        retry: RetryConfig | None = None,
     ) -> None:
         """address: host:port at which others reach this node. peers: (id, host:port) of those known already.
-        ha_address: where this node takes slaves; the peers are told.
+        ha_address: where this node takes slaves; the peers are told. is_member: whether a peer is a member of
+        any log here. forget(peer): the peer has not been a member for a long time, and cannot be reached;
+        True lets this transport forget it too.
 
         deliver(source, log_id, message): what came in. lost(peer): its last connection to us has closed.
         """
@@ -142,11 +156,14 @@ class PeerTransport:
         self._ha_address = ha_address
         self._listen = split_address(listen)
         self._chance = chance
+        self._is_member = is_member
+        self._forget = forget
+        self.retry = retry or RetryConfig()
         self._deliver = deliver
         self._lost = lost
         self._incoming: dict[_Incoming, None] = {}  # in order of arrival
         self._outgoing: dict[str, _Outgoing] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._server: asyncio.Server | None = None
         self.closing = False
         self._started = False
@@ -163,7 +180,21 @@ class PeerTransport:
 
     def _connect(self, peer: "_Outgoing") -> None:
         loop = asyncio.get_running_loop()
-        self._tasks.append(loop.create_task(peer.keep_connected(), name=f"connect {peer.peer_id}"))
+        task = loop.create_task(peer.keep_connected(), name=f"connect {peer.peer_id}")
+        self._tasks[task] = None
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
+
+    def is_member(self, peer_id: str) -> bool:
+        """Whether the peer is a member of any log here: only then is it called often."""
+        return self._is_member(peer_id)
+
+    def drop(self, peer_id: str) -> bool:
+        """Forget a peer that is not a member and cannot be reached; False when it must stay known."""
+        if not self._forget(peer_id):
+            return False
+        del self._outgoing[peer_id]
+        log.info("peer forgotten: not a member of any log", extra={"peer": peer_id})
+        return True
 
     async def start(self) -> None:
         """Listen, and keep connecting to every peer. Raises OSError when the address cannot be bound."""
@@ -176,7 +207,7 @@ class PeerTransport:
 
     async def stop(self) -> None:
         self.closing = True
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for peer in self._outgoing.values():
@@ -355,9 +386,12 @@ class _Outgoing(_Connection):
         self._hurry = asyncio.Event()
 
     async def keep_connected(self) -> None:
-        """Connect, wait until the connection is lost, wait a little, and again, until cancelled."""
-        loop = asyncio.get_running_loop()
-        delay_s = RETRY_FIRST_S
+        """Connect, wait until the connection is lost, wait a little, and again, until cancelled.
+
+        A peer that is not a member is called rarely (when it starts, it calls itself), and not for ever.
+        """
+        loop, retry = asyncio.get_running_loop(), self._owner.retry
+        delay_s, reached_s = RETRY_FIRST_S, loop.time()
         host, port = self._address
         while True:
             self._lost.clear()
@@ -373,13 +407,18 @@ class _Outgoing(_Connection):
                 await self._lost.wait()
                 timer.cancel()
                 if self.version is not None:
-                    delay_s = RETRY_FIRST_S
+                    delay_s, reached_s = RETRY_FIRST_S, loop.time()
                     log.info("peer lost", extra={"peer": self.peer_id})
                 self.version = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s * self._chance.uniform(0.5, 1.0)):
                     await self._hurry.wait()
-            delay_s = min(delay_s * 2, RETRY_LAST_S)
+            member = self._owner.is_member(self.peer_id)
+            delay_s = min(delay_s * 2, RETRY_LAST_S if member else retry.removed_retry_s)
+            if member:
+                reached_s = loop.time()
+            elif loop.time() - reached_s > retry.removed_forget_s and self._owner.drop(self.peer_id):
+                return
 
     def hurry(self) -> None:
         self._hurry.set()

@@ -48,6 +48,11 @@ class RaftConfig:
     preferred_leader_kept_ms: int = 60_000
     preferred_leader_pause_max_ms: int = 300_000
 
+    # Calls to a node that is not a member of any log: the longest pause between two, and how long without a
+    # connection until it is forgotten, unless the configuration names it.
+    removed_retry_ms: int = 30_000
+    removed_forget_ms: int = 300_000
+
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)

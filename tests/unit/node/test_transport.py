@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.node import transport as module
-from app.node.transport import FrameReader, PeerTransport
+from app.node.transport import FrameReader, PeerTransport, RetryConfig
 from app.raft.messages import Heartbeat
 from app.raft.wire import CorruptFrame
 from tests.support.cluster import free_ports
@@ -232,5 +232,40 @@ def test_an_address_in_use_is_an_error() -> None:
         with pytest.raises(OSError, match="in use"):
             await pair.node(0).start()
         await pair.nodes[0].stop()
+
+    run(test)
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("member", [False, True])
+def test_a_peer_that_is_not_a_member_and_cannot_be_reached_is_forgotten(member: bool) -> None:
+    """Until it calls by itself, or is added again."""
+
+    async def test() -> None:
+        asked: list[str] = []
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        node = PeerTransport(
+            cluster_id="c",
+            node_id="n1",
+            listen=address,
+            address=address,
+            peers=[("n2", f"127.0.0.1:{free_ports(1)[0]}")],
+            deliver=lambda *_: None,
+            lost=lambda _: None,
+            chance=random.Random(1),
+            is_member=lambda _: member,
+            forget=lambda peer: not asked.append(peer),  # type: ignore[func-returns-value]
+            retry=RetryConfig(removed_retry_s=0.02, removed_forget_s=0.05),
+        )
+        await node.start()
+        if member:
+            await asyncio.sleep(0.3)
+            assert (asked, list(node._outgoing), len(node._tasks)) == ([], ["n2"], 1)
+        else:
+            await until(lambda: asked and not node._tasks)
+            assert (asked, list(node._outgoing)) == (["n2"], [])
+            node.add_peer("n2", "127.0.0.1:1")
+            assert len(node._tasks) == 1
+        await node.stop()
 
     run(test)

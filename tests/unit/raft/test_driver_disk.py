@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.errors import CommitlogError
+from app.node import read_gate
 from app.node.driver import LogDriver
 from app.raft.messages import (
     Heartbeat,
@@ -178,6 +179,25 @@ def test_a_confirmed_read_whose_index_does_not_come_is_given_up(tmp_path: Path) 
     node.seams.run()
     codes = [answer.code for each in answers for answer in each if isinstance(answer, CommitlogError)]
     assert codes == ["read-index-unavailable"] * 2
+
+
+@pytest.mark.rule("R-08")
+def test_reads_that_wait_for_a_disk_that_hangs_have_a_deadline_and_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_gate, "ASKING_MAX", 2)
+    node = Node(tmp_path, "n1", "n2", "n3")
+    node.tick(2_000)
+    node.driver.deliver("n2", VoteAnswer(1, True, pre_vote=True))
+    node.seams.turn()  # its term and vote are on their way to the disk, and stay there
+    answers: list[int | CommitlogError] = []
+    for _ in range(3):
+        node.driver.read_index(answers.append)
+        node.seams.turn()
+    assert (len(answers), node.driver.waiting_reads) == (1, 2)
+    node.seams.now += DriverConfig().read_timeout_ms
+    node.driver.tick()
+    assert (len(answers), node.driver.waiting_reads) == (3, 0)
 
 
 def test_a_read_without_a_leader_is_unavailable(tmp_path: Path) -> None:
