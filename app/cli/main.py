@@ -23,6 +23,7 @@ COMMANDS = {
     "elect": "app.cli.logs",
     "leader": "app.cli.members",
     "members": "app.cli.members",
+    "rebuild-controllers": "app.cli.rebuild_controllers",
     "trim": "app.cli.upkeep",
     "verify": "app.cli.upkeep",
     "tables": "app.cli.tables",

@@ -97,6 +97,16 @@ class SyncStateSetChanged(Event, frozen=True, kw_only=True, tag="sync-state-set-
     restored: bool = False
 
 
+class MetadataRebuilt(Event, frozen=True, kw_only=True, tag="metadata-rebuilt"):
+    """The controllers had lost their disks, and have a copy of the metadata that may lack what was committed
+    last. No log has a master, and the epochs go on beyond those that may have been given (C-04).
+
+    log: of the metadata themselves.
+    """
+
+    skipped_epochs: int = 1_000_000
+
+
 AnyEvent = (
     LogCreated
     | LogChanged
@@ -107,6 +117,7 @@ AnyEvent = (
     | MasterElected
     | MasterLost
     | SyncStateSetChanged
+    | MetadataRebuilt
 )
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

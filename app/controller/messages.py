@@ -17,7 +17,10 @@ class ControllerMessage(msgspec.Struct, frozen=True, array_like=True, tag_field=
 
 
 class CommandRequest(ControllerMessage, frozen=True, array_like=True, tag=30):
+    """metadata_index: up to where the node knows the metadata; -1 from one of an earlier version."""
+
     command: AnyCommand
+    metadata_index: int = -1
 
 
 class CommandAnswer(ControllerMessage, frozen=True, array_like=True, tag=31):

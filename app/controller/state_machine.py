@@ -17,6 +17,7 @@ from app.controller.events import (
     LogDeleting,
     MasterElected,
     MasterLost,
+    MetadataRebuilt,
     ReplicaIdApplied,
     ReplicaRegistered,
     SyncStateSetChanged,
@@ -73,6 +74,9 @@ class Metadata:
         if index <= self._applied_index:
             return
         self._applied_index = index
+        if isinstance(event, MetadataRebuilt):
+            self._logs = {name: _rebuilt(log, event) for name, log in self._logs.items()}
+            return
         log = self._logs.get(event.log)
         if isinstance(event, LogDeleting) or (isinstance(event, LogCreated | LogChanged) and event.change_id):
             self._remember((event.log, event.change_id))
@@ -161,6 +165,18 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
                 log, sync_state_set=event.sync_state_set, set_epoch=event.set_epoch, former_set=former
             )
     return log
+
+
+def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:
+    if log.master_epoch == 0:
+        return log
+    return msgspec.structs.replace(
+        log,
+        master=None,
+        master_epoch=log.master_epoch + event.skipped_epochs,
+        set_epoch=log.set_epoch + event.skipped_epochs,
+        former_set=(),
+    )
 
 
 def _may_change_set(log: Log, event: SyncStateSetChanged) -> bool:

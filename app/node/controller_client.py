@@ -143,7 +143,7 @@ class ControllerClient:
 
     def _ask(self, id: int, asked: _Asked, now_ms: int) -> None:
         asked.due_ms = now_ms + self._config.retry_interval_ms
-        self._send(self._target(), CommandRequest(id, asked.command))
+        self._send(self._target(), CommandRequest(id, asked.command, self._reports()[0]))
 
     def _heartbeat(self, now_ms: int) -> None:
         """Until it is answered the next one is due soon: a lease must not run out for a lost message."""

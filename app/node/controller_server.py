@@ -86,6 +86,7 @@ class ControllerServer:
     def take(self, source: str, message: CommandRequest | BrokerHeartbeat) -> None:
         """A request of a node. It is answered now, later, or never: then it is asked again."""
         self._look_at_lead()
+        self._look_for_lost_history(source, message.metadata_index)
         active = self._active
         if active is None:
             self._redirect(source, message)
@@ -95,6 +96,21 @@ class ControllerServer:
             self._open[(source, message.id)] = None
             active.ask((source, message.id), message.command)
             self._ask_turn()
+
+    def _look_for_lost_history(self, source: str, metadata_index: int) -> None:
+        """A node that knows more than what is committed here proves that this group of controllers has lost
+        its disks and begun again: it must decide nothing, or logs are lost that only the brokers know."""
+        if self._active is None or self._lead is None:
+            return
+        if metadata_index > _state_of(self._lead[0]).metadata.applied_index:
+            logger.critical(
+                "the controllers have lost their metadata: stop all nodes and run "
+                "`commitlog rebuild-controllers`",
+                extra={"node": self._node_id, "known_by": source, "index": metadata_index},
+            )
+            self._active = None
+            self._open.clear()
+            self._held.clear()
 
     def _redirect(self, source: str, message: CommandRequest | BrokerHeartbeat) -> None:
         driver = self._replica()

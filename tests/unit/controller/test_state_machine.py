@@ -91,7 +91,7 @@ def test_epochs_never_fall_nor_repeat_and_the_master_is_in_the_set(history: list
     for index, event in enumerate(history):
         metadata.apply(index, event)
         for log in metadata:
-            born = log.generation, log.log_id, id_of_birth(history, index, log)
+            born = log.name, log.generation, log.log_id, id_of_birth(history, index, log)
             old = before.get(hash(born))
             if old is not None:
                 assert log.master_epoch >= old.master_epoch

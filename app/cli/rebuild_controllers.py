@@ -1,0 +1,124 @@
+"""`commitlog rebuild-controllers`: the controllers' log again, from copies of other nodes."""
+
+import time
+from pathlib import Path
+
+import click
+
+from app.cli.context import CommandFailed, json_option, print_json
+
+
+@click.command("rebuild-controllers")
+@click.option(
+    "--config",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Configuration of the cluster (TOML; see conf/).",
+)
+@click.option(
+    "--folder",
+    "folders",
+    multiple=True,
+    metavar="NODE=DATA",
+    help="Data folder of a node, instead of the one that the configuration names. May be repeated.",
+)
+@click.option("--source", help="Node whose copy is taken. Default: the newest copy.")
+@click.option(
+    "--replace", is_flag=True, help="Also replace the logs of controllers that were started with empty disks."
+)
+@json_option
+def rebuild_controllers_command(
+    config: Path, folders: tuple[str, ...], source: str | None, replace: bool, as_json: bool
+) -> None:
+    """Rebuild the log of the controllers after a majority of them has lost its disks.
+
+    Every node keeps a copy of that log. Stop all nodes first. The command reads the data folders that exist
+    on this machine, takes the newest copy, and writes it to each controller that lacks it; copy the folders
+    of other machines here and name them with --folder. Then start all nodes.
+
+    What no copy holds is lost: elections, changes of SyncStateSets and of logs that were committed last. The
+    command reports the logs of which a node knows a newer master epoch. Compare their replicas before you let
+    clients write.
+    """
+    from app.errors import ConfigError
+    from app.node.rebuild_metadata import NodeFolder, rebuild
+    from app.node.stamp import check_stamp
+    from app.settings_file import load
+    from storage.errors import StorageError
+    from storage.files import OsFileSystem
+
+    files = OsFileSystem()
+    locks = []
+    try:
+        first = load(config, _any_node(config))
+        named = dict(_named(each) for each in folders)
+        nodes = []
+        for node in first.nodes:
+            data = Path(named.get(node.id, node.data)).absolute()
+            if data.exists() or node.id in first.controllers:
+                files.make_folders(str(data))
+                locks.append(files.lock(f"{data}/lock"))
+                check_stamp(files, f"{data}/node.json", first.cluster_id, node.id)
+                nodes.append(NodeFolder(node.id, files, str(data)))
+        found = rebuild(
+            nodes,
+            first.controllers,
+            cluster_id=first.cluster_id,
+            storage=first.storage,
+            now_ms=time.time_ns() // 1_000_000,
+            replace=replace,
+            source=source,
+        )
+    except (ConfigError, StorageError) as error:
+        raise CommandFailed(str(error)) from error
+    finally:
+        for lock in locks:
+            lock.release()
+    logs = [
+        {
+            "name": log.name,
+            "replication": log.spec.replication,
+            "epoch": log.master_epoch,
+            "sync_state_set": list(log.set_nodes),
+        }
+        for log in found.logs
+    ]
+    not_known = f"everything that was committed after record {found.events - 1}"
+    doubts = [{"log": log, "node": node, "known_epoch": epoch} for log, (node, epoch) in found.doubts.items()]
+    if as_json:
+        print_json(
+            {
+                "source": found.source,
+                "records": found.events,
+                "copied_to": found.copied,
+                "logs": logs,
+                "doubts": doubts,
+                "not_known": not_known,
+            }
+        )
+        return
+    click.echo(f"copied {found.events:,} records of {found.source} to {', '.join(found.copied)}")
+    for log in found.logs:
+        click.echo(f"  {log.name}: {log.spec.replication}, SyncStateSet {', '.join(log.set_nodes) or '-'}")
+    click.echo(f"Not known: {not_known}.")
+    for doubt in doubts:
+        click.echo(
+            f"WARNING log {doubt['log']}: {doubt['node']} knows master epoch {doubt['known_epoch']}, which "
+            "no copy of the metadata has. A later master may hold acknowledged records that the SyncStateSet "
+            "above lacks."
+        )
+
+
+def _named(text: str) -> tuple[str, str]:
+    node, _, data = text.partition("=")
+    if not node or not data:
+        raise click.BadParameter(f"NODE=DATA is expected, got {text!r}", param_hint="--folder")
+    return node, data
+
+
+def _any_node(config: Path) -> str:
+    """The settings of a cluster are read for one of its nodes; which one makes no difference here."""
+    import tomllib
+
+    nodes = tomllib.loads(config.read_text()).get("nodes") or [{}]
+    return str(nodes[0].get("id", ""))

@@ -1,0 +1,76 @@
+"""`commitlog rebuild-controllers` on folders: what it copies, and what it reports as not known."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from app.cli.main import cli
+from app.controller.events import LogCreated, encode_event
+from app.controller.metadata import LogSpec
+from storage.batch import log_id_of, stamp
+from storage.commitlog import Commitlog, CommitlogConfig
+from storage.files import OsFileSystem
+from storage.hard_state import HardState, HardStateFile
+from storage.records import RecordColumns, encode_body
+
+NODE = """
+[[nodes]]
+id = "{id}"
+listen = "127.0.0.1:{port}"
+url = "http://127.0.0.1:{port}"
+peer_listen = "127.0.0.1:{peer_port}"
+peer_address = "127.0.0.1:{peer_port}"
+data = "{data}"
+"""
+
+
+def cluster(folder: Path) -> Path:
+    """Controllers c1 to c3 and a broker n1."""
+    text = '[cluster]\nid = "k"\n\n[controller]\nnodes = ["c1", "c2", "c3"]\n\n[[logs]]\nname = "default"\n'
+    for place, node in enumerate(("c1", "c2", "c3", "n1")):
+        text += NODE.format(id=node, port=25_100 + place, peer_port=25_200 + place, data=folder / node)
+    config = folder / "cluster.toml"
+    config.write_text(text)
+    return config
+
+
+def write_copy(data: Path) -> None:
+    """A copy of the controllers' log that has one event."""
+    files, folder, log_id = OsFileSystem(), f"{data}/logs/__controller", log_id_of("k", "__controller")
+    files.make_folders(folder)
+    HardStateFile(files, f"{folder}/vote").save(HardState(3))
+    records = RecordColumns()
+    spec = LogSpec(replication="controller", replicas=("n1",))
+    records.add(encode_event(LogCreated(log="orders", spec=spec, log_id=5, generation=0)))
+    log = Commitlog.open(files, folder, log_id=log_id, config=CommitlogConfig())
+    batch = stamp(
+        encode_body(records),
+        log_id=log_id,
+        base_index=log.next_index,
+        term=3,
+        timestamp_ms=1,
+        offset=log.end_offset,
+        previous_chain=log.last_chain,
+    )
+    log.append((batch,))
+    log.close()
+
+
+def test_the_controllers_get_the_copy_of_a_broker(tmp_path: Path) -> None:
+    config = cluster(tmp_path)
+    command = ["rebuild-controllers", "--config", str(config), "--json"]
+    refused = CliRunner().invoke(cli, command)
+    assert refused.exit_code == 1
+    assert "no folder here has a copy" in refused.output
+    write_copy(tmp_path / "n1")
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.output)
+    assert (answer["source"], answer["copied_to"], answer["doubts"]) == ("n1", ["c1", "c2", "c3"], [])
+    assert answer["logs"][0]["name"] == "orders"
+    assert answer["not_known"] == "everything that was committed after record 0"
+    assert (tmp_path / "c2" / "logs" / "__controller" / "vote").exists()
+    again = CliRunner().invoke(cli, command)
+    assert again.exit_code == 1
+    assert "start them" in again.output
