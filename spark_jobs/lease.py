@@ -4,11 +4,17 @@ It stands where the table `entries` ends, so neither retention nor `:trim` takes
 move names the version that this job made: the job that started last has the cursor, and one that finds it
 moved by another ends. (Rows are safe without that: the table itself refuses what it holds, tables.py.)
 
-A move is a control record of the log. A micro-batch that brings no row moves nothing, or each move would be
-news that makes the next one.
+A move is a control record of the log. A micro-batch that brings no row moves nothing, or each move would
+cause the next one. There is at most one move each MOVE_EACH_S; for so long at most, rows that the table has
+hold back retention and `:trim`.
 """
 
+import math
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from pyspark.sql import DataFrame
 
@@ -17,6 +23,8 @@ from app.client.operations import Cursor, Operations
 from app.tables.catalog import CURSOR
 from spark_jobs.entries import EntriesJob
 from spark_jobs.errors import Refused, SourceError, Unreachable
+
+MOVE_EACH_S: Final = 10.0
 
 
 class LeaseLost(SourceError):
@@ -100,34 +108,96 @@ class Lease:
 
 
 class LeasedEntries:
-    """The job that fills `entries`, and moves the log's cursor after each commit of the table."""
+    """The job that fills `entries`, and moves the log's cursor after its commits: at most once each `each_s`.
+
+    A move is a record of the log, so a steady stream of micro-batches must not cost one each. A move that is
+    not due yet is made by a timer. Rows do not depend on it: the table itself refuses what it holds.
+    """
 
     name = EntriesJob.name
 
-    def __init__(self, entries: EntriesJob, lease: Lease) -> None:
+    def __init__(self, entries: EntriesJob, lease: Lease, each_s: float = MOVE_EACH_S) -> None:
+        """each_s: least time between two moves, 0 for a move after each commit."""
         self.entries = entries
         self.lease = lease
+        self._each_s = each_s
+        self._due_s = -math.inf  # monotonic
+        self._lock = threading.RLock()  # the table's end and the cursor change under it alone
+        self._timer: threading.Timer | None = None
+        self._lost: SourceError | None = None
 
     def stream(self, checkpoint: Path) -> DataFrame:
-        records = self.entries.stream(checkpoint)
-        self.lease.take(max(self.entries.next_index, self.lease.index))
-        return records
+        with self._lock:
+            records = self.entries.stream(checkpoint)
+            self.lease.take(max(self.entries.next_index, self.lease.index))
+            return records
 
     def write(self, records: DataFrame, batch_id: int) -> None:
-        """A log that cannot take the move now gets it with the next one. Control records behind the last row
-        stay fenced, too: the next driver begins there, and knows nothing of them.
+        """Write the rows, and move the cursor if that is due. Control records after the last row stay fenced,
+        too: the next driver begins there, and knows nothing of them.
 
-        Raises LeaseLost; LogClash when the cursor went with the records that an unclean election lost.
+        Raises LeaseLost; LogClash when the cursor was removed with the records that an unclean election lost.
         """
-        self.entries.write(records, batch_id)
-        if self.entries.next_index > self.lease.index:
+        with self._lock:
+            self.check()
+            self.entries.write(records, batch_id)
+            self._keep_up()
+
+    def check(self) -> None:
+        """Raise what the timer found: LeaseLost or LogClash."""
+        if self._lost is not None:
+            raise self._lost
+
+    def finish(self) -> None:
+        """Make the move that is not due yet: no more rows come. A failure leaves the cursor where it is."""
+        with self._lock:
+            self._cancel()
+            if self.entries.next_index > self.lease.index >= 0:
+                with suppress(SourceError):
+                    self._move()
+            self._cancel()
+
+    def _keep_up(self) -> None:
+        if self.entries.next_index <= self.lease.index:
+            return
+        left_s = self._due_s - time.monotonic()
+        if left_s <= 0:
+            self._move()
+        elif self._timer is None:
+            self._start_timer(left_s)
+
+    def _move(self) -> None:
+        """A log that cannot take the move now gets it later. Raises as `write`."""
+        self._cancel()
+        self._due_s = time.monotonic() + self._each_s
+        try:
+            self.lease.move(self.entries.next_index)
+        except Unreachable:
+            self._start_timer(max(self._each_s, 1.0))
+        except LeaseLost:
+            self.entries.open()
+            raise
+
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._late)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        """The timer: make the move that was not due."""
+        with self._lock:
+            if self._timer is not threading.current_thread():
+                return  # cancelled too late
+            self._timer = None
             try:
-                self.lease.move(self.entries.next_index)
-            except Unreachable:
-                return
-            except LeaseLost:
-                self.entries.open()
-                raise
+                self._keep_up()
+            except SourceError as error:
+                self._lost = error
 
 
 def _told(error: ClientError) -> Refused | Unreachable:

@@ -26,12 +26,12 @@ from app.errors import ConfigError
 from spark_jobs.client import GIVE_UP_S, LogClient
 from spark_jobs.entries import EntriesJob
 from spark_jobs.epochs import EpochsJob
-from spark_jobs.errors import OptionError, Refused, Trimmed, Unreachable
+from spark_jobs.errors import OptionError, Refused, SourceError, Trimmed, Unreachable
 from spark_jobs.events import EventsJob
 from spark_jobs.groups import FAILURES as GROUP_FAILURES
 from spark_jobs.groups import Groups, split_names
 from spark_jobs.jars import JarsUnavailable
-from spark_jobs.lease import Lease, LeasedEntries
+from spark_jobs.lease import MOVE_EACH_S, Lease, LeasedEntries
 from spark_jobs.locations import is_url, location
 from spark_jobs.options import parse_endpoints
 from spark_jobs.progress import LogProgress, Progress, ProgressFile
@@ -65,7 +65,9 @@ class MaterializeConfig:
     None for one beside the tables. available_now: end when everything that was committed at the start is in
     the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one log.
     max_records_per_partition: of one task of a micro-batch, which leaves one file. give_up_s: how long to go
-    on asking nodes of which none answers; then a job that follows asks anew. data_folders: of nodes on this
+    on asking nodes of which none answers; then a job that follows asks anew.
+    cursor_each_s: least time between two moves of the log's cursor, each a record of the log; with
+    available_now each commit moves it. data_folders: of nodes on this
     machine, read in place. progress: a JSON file kept up to date, None for `progress.json` beside the
     tables. as_json: how `main` tells it. spark: where it runs.
     """
@@ -81,6 +83,7 @@ class MaterializeConfig:
     max_records_per_trigger: int = 1_000_000
     max_records_per_partition: int = 100_000
     give_up_s: float = GIVE_UP_S
+    cursor_each_s: float = MOVE_EACH_S
     data_folders: tuple[str, ...] = ()
     progress: Path | None = None
     as_json: bool = False
@@ -138,7 +141,8 @@ class LogMaterializer:
         self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
         checkpoints = config.checkpoints_folder / log
         self.lease = Lease(CommitlogClient(endpoints, log=log, token=config.token))
-        self.writers: list[Job] = [LeasedEntries(self.entries, self.lease), self.events]
+        self.leased = LeasedEntries(self.entries, self.lease, 0.0 if now else config.cursor_each_s)
+        self.writers: list[Job] = [self.leased, self.events]
         self.remote = is_remote(spark)
         jobs: list[Job] = [self.entries, self.events] if self.remote else self.writers
         self.supervisors = [
@@ -166,11 +170,17 @@ class LogMaterializer:
     def stop(self) -> None:
         for supervisor in self.supervisors:
             supervisor.stop()
+        if not self.remote:
+            self.leased.finish()
 
     def look(self, *, final: bool = False) -> None:
         """What is due: restarts, the epoch tables, and how far the log is."""
         for supervisor in self.supervisors:
             supervisor.look()
+        try:
+            self.leased.check()
+        except SourceError as error:
+            raise MaterializeFailed(f"{self.leased.name}: {error}") from error
         now_s = time.monotonic()
         begun = all(supervisor.done or supervisor.query is not None for supervisor in self.supervisors)
         if self.remote and begun and (final or now_s >= self.tables_at_s):  # others write them
@@ -328,6 +338,12 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         default=GIVE_UP_S,
         help="how long to go on asking nodes of which none answers (default: %(default)s)",
     )
+    parser.add_argument(
+        "--cursor-each-s",
+        type=float,
+        default=MOVE_EACH_S,
+        help="least time between two moves of the log's cursor, in seconds (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="tell the progress in JSON, one object a line")
     add_arguments(parser)
     parser.add_argument("--driver-memory", help="heap of the driver (default: 2g)")
@@ -351,6 +367,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         max_records_per_trigger=given.max_records,
         max_records_per_partition=given.max_records_per_partition,
         give_up_s=given.give_up_s,
+        cursor_each_s=given.cursor_each_s,
         data_folders=tuple(given.data_folder),
         progress=given.progress,
         as_json=given.json,

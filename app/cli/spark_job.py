@@ -31,8 +31,13 @@ class SparkJob:
     DIR/tables, DIR/checkpoints, and DIR/spark/{pid,log,progress.json} beside the nodes' folders.
     """
 
-    def __init__(self, cluster: LocalCluster, environment: Mapping[str, str] | None = None) -> None:
-        """environment: variables for the job beside those of this process."""
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        """environment: variables for the job beside those of this process. options: further arguments."""
         folder = cluster.folder / "spark"
         folder.mkdir(exist_ok=True)
         self.tables = cluster.tables
@@ -40,7 +45,7 @@ class SparkJob:
         self._progress = folder / "progress.json"
         self._progress.unlink(missing_ok=True)
         arguments = job_arguments(cluster.urls, "default", self.tables, cluster.folder / "checkpoints")
-        arguments += ["--progress", str(self._progress)]
+        arguments += ["--progress", str(self._progress), *options]
         for node in cluster.nodes:
             arguments += ["--data-folder", str(node.data)]  # read in place: nothing of theirs is slowed down
         self._process = ChildProcess(

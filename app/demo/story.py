@@ -22,6 +22,7 @@ from app.demo.show import Show
 from app.tables.catalog import CURSOR
 
 LOOK_EACH_S = 0.05
+CURSOR_AT_ONCE = ("--cursor-each-s", "1")  # the demo ends with the move of the job's cursor
 STALLED_S = 300.0  # without a record acknowledged, or a row in the table, for this long the demo gives up
 SAME_END_TIMEOUT_S = 60.0
 SPARK_TIMEOUT_S = 300.0
@@ -79,7 +80,7 @@ class Demo:
             leader = client.status()["leader"]
         pids = ", ".join(f"{node.id} (pid {self.cluster.pid(node.id)})" for node in self.cluster.nodes)
         self.show.line(f"{pids}; {leader} leads; logs in {self.folder}/nK/log")
-        self._job = self._stack.enter_context(SparkJob(self.cluster, java_environment()))
+        self._job = self._stack.enter_context(SparkJob(self.cluster, java_environment(), CURSOR_AT_ONCE))
         self.show.line(f"Spark job (pid {self._job.pid}); log {self._job.log}")
 
     # --- the flights, and the kill ---

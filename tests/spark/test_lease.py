@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -9,7 +10,7 @@ from pyspark.sql import SparkSession
 from app.client import CommitlogClient
 from app.tables.catalog import CURSOR
 from spark_jobs.errors import Refused, Unreachable
-from spark_jobs.lease import Lease, LeaseLost
+from spark_jobs.lease import Lease, LeasedEntries, LeaseLost
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.supervisor import MaterializeFailed
 from spark_jobs.tables import read_table
@@ -77,6 +78,81 @@ def test_a_cursor_that_cannot_be_moved_is_told_of(replicas: list[FakeReplica]) -
         held.move(10)
     with pytest.raises(Refused, match="404"):
         lease(replicas, "../nothing").take(0)
+
+
+class Table:
+    """Stands for the job that fills `entries`."""
+
+    def __init__(self) -> None:
+        self.next_index = 0
+        self.opened = 0
+
+    def stream(self, checkpoint: Path) -> Any:
+        return None
+
+    def write(self, records: Any, batch_id: int) -> None:
+        self.next_index += 10
+
+    def open(self) -> None:
+        self.opened += 1
+
+
+def leased(replicas: list[FakeReplica], each_s: float) -> LeasedEntries:
+    job = LeasedEntries(cast(Any, Table()), lease(replicas), each_s)
+    job.stream(Path())
+    return job
+
+
+def write(job: LeasedEntries, times: int) -> None:
+    for number in range(times):
+        job.write(cast(Any, None), number)
+
+
+def test_a_steady_stream_moves_the_cursor_seldom(replicas: list[FakeReplica], log: FakeLog) -> None:
+    """The first commit moves it at once, the next ones together when their time comes."""
+    job = leased(replicas, each_s=0.5)
+    write(job, 1)
+    assert where(log) == (10, True)
+    version = log.cursors[CURSOR]["version"]
+    write(job, 20)
+    assert where(log) == (10, True)
+    await_true(lambda: where(log) == (210, True))
+    assert int(log.cursors[CURSOR]["version"].strip('"')) == int(version.strip('"')) + 1
+    write(job, 1)
+    job.finish()
+    assert where(log) == (220, True)
+
+
+def test_a_job_that_lost_the_cursor_learns_it_without_another_commit(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    job = leased(replicas, each_s=0.3)
+    write(job, 1)
+    lease(replicas).take(30)
+    write(job, 1)
+
+    def found() -> bool:
+        try:
+            job.check()
+        except LeaseLost:
+            return True
+        return False
+
+    await_true(found)
+    with pytest.raises(LeaseLost, match="index 30"):
+        write(job, 1)
+    assert where(log) == (30, True)
+
+
+def test_a_move_that_the_log_cannot_take_is_made_later(replicas: list[FakeReplica], log: FakeLog) -> None:
+    job = leased(replicas, each_s=0.0)
+    for replica in replicas:
+        replica.refuse_moves = True
+    write(job, 1)
+    assert where(log) == (0, True)
+    for replica in replicas:
+        replica.refuse_moves = False
+    await_true(lambda: where(log) == (10, True))
 
 
 def test_the_cursor_follows_the_table(
