@@ -25,6 +25,7 @@ from spark_jobs.entries import EntriesJob
 from spark_jobs.errors import Refused, SourceError, Unreachable
 
 MOVE_EACH_S: Final = 10.0
+FINISH_WITHIN_S: Final = 3.0
 
 
 class LeaseLost(SourceError):
@@ -149,13 +150,18 @@ class LeasedEntries:
             raise self._lost
 
     def finish(self) -> None:
-        """Make the move that is not due yet: no more rows come. A failure leaves the cursor where it is."""
+        """Make the move that is not due yet: no more rows come. It takes FINISH_WITHIN_S at most; a failure
+        leaves the cursor where it is."""
+        last = threading.Thread(target=self._finish, daemon=True)
+        last.start()
+        last.join(FINISH_WITHIN_S)
+
+    def _finish(self) -> None:
         with self._lock:
             self._cancel()
-            if self.entries.next_index > self.lease.index >= 0:
+            if self._lost is None and self.entries.next_index > self.lease.index >= 0:
                 with suppress(SourceError):
-                    self._move()
-            self._cancel()
+                    self.lease.move(self.entries.next_index)
 
     def _keep_up(self) -> None:
         if self.entries.next_index <= self.lease.index:
