@@ -354,6 +354,11 @@ class ReplicationCore(Protocol):
         """False while this replica may lack what it acknowledged before its disk was damaged: no votes."""
         ...
 
+    @property
+    def knows_vote(self) -> bool:
+        """False while this replica may have forgotten its term and vote; then it is not sound either."""
+        ...
+
     takes_unreplicated: bool  # appends with acks=leader are taken in spite of `refusal`
 
     electable: bool

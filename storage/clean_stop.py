@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from storage.checksum import crc32c
+from storage.errors import StorageFull
 from storage.file_system import FileSystem, write_durably
 
 OPENED_NAME: Final = "opened"
@@ -71,11 +72,26 @@ class CleanStop:
         """Note that the log is in use from here on; durable on return.
 
         Call it only after the doubt of the last use, if any, is durable elsewhere: this note replaces it.
+        Without room for it the note becomes a doubt; without room for the first one: StorageFull.
         """
         last = self.load()
         if last is None and not acks_unsynced:
             return
-        self._save(last, Opened(self.files.boot_id(), acks_unsynced))
+        try:
+            self._save(last, Opened(self.files.boot_id(), acks_unsynced))
+        except StorageFull:
+            if last is None:
+                raise
+            self._spoil()
+
+    def _spoil(self) -> None:
+        """Let the note be a doubt: what is overwritten in place needs no room."""
+        file = self.files.open(self._path)
+        try:
+            file.pwrite(b"?", 0)
+            file.sync()
+        finally:
+            file.close()
 
     def stopped(self) -> None:
         """Note a clean stop; durable on return. Call it only after everything in the log is synced."""

@@ -75,6 +75,19 @@ class Recovery:
         folder.epochs = epochs if room else None
         return Recovered(folder, self._manifest, self._segments, epochs, self._last)
 
+    def has_torn_tail(self) -> bool:
+        """Return whether bytes that are no batch follow the last valid one; none are removed.
+
+        Without a checkpoint nothing tells whether they were committed. Raises as `run` does.
+        """
+        self.prepare()
+        self._take_durable_segments()
+        try:
+            return self._walk_tail()[2]
+        finally:
+            for segment in self._segments:
+                segment.close()
+
     def prepare(self) -> Manifest:
         """Finish what was begun when the log was last used, and return its manifest. Raises as `run` does."""
         self._files.make_folders(self._folder)
@@ -171,6 +184,17 @@ class Recovery:
 
     def _scan_tail(self) -> None:
         """Accept valid batches from the durable point on; cut the rest, unless it had been committed."""
+        end_offset, stopped_by, torn = self._walk_tail()
+        next_index = self._manifest.base_index if self._last is None else self._last.next_index
+        if next_index <= self._committed_index:
+            reason = f"{stopped_by}; index {self._committed_index} was committed"
+            raise self._damaged(end_offset, reason)
+        if torn:
+            self._cut(end_offset)
+
+    def _walk_tail(self) -> tuple[int, str, bool]:
+        """Accept valid batches from the durable point on. Return where they end, why, and whether bytes are
+        left over."""
         offsets = segment_offsets(self._files, self._folder)
         end_offset = self._manifest.durable_offset
         later = [offset for offset in offsets if offset >= end_offset]
@@ -186,12 +210,7 @@ class Recovery:
             else:
                 torn = True
                 segment.close()
-        next_index = self._manifest.base_index if self._last is None else self._last.next_index
-        if next_index <= self._committed_index:
-            reason = f"{stopped_by}; index {self._committed_index} was committed"
-            raise self._damaged(end_offset, reason)
-        if torn or later:
-            self._cut(end_offset)
+        return end_offset, stopped_by, torn or bool(later)
 
     def _scan_segment(self, segment: Segment) -> tuple[int, str, bool]:
         """Accept what is valid. Return where it ends, why, and whether bytes are left over."""

@@ -16,6 +16,7 @@ class StaticGroup(MemberCore):
     sound = True
     notice = None
     waiting_reads = 0
+    knows_vote = True
     who_decides = "the configuration"  # about roles and replicas
 
     @property

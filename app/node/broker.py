@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from app.controller.log_state import MetadataLogState
@@ -34,6 +35,7 @@ from app.node.clock import LoopScheduler, SystemClock
 from app.node.directory import Directory
 from app.node.disk import DiskThreads
 from app.node.driver import LogDriver
+from app.node.folder_birth import FolderBirth
 from app.node.forward import Forwarder
 from app.node.ha_transport import HaLink, HaTransport, Protocol
 from app.node.hosted_log import HostedLog
@@ -141,7 +143,7 @@ class Broker:
             reserve=self.reserve,
             loop=self._loop,
             fail=self._fail,
-            healed=self.repairs.healed,
+            healed=self._healed,
             damaged=lambda hosted, error: self.repairs.begin(hosted, error, "replication"),
         )
         self.metadata = MetadataService(
@@ -167,6 +169,7 @@ class Broker:
             fail=self._fail,
         )
         self._folders = LogFolders(self._files, self._data)
+        self._birth = FolderBirth(self._files, self._data, self.repairs.marker_named(CONTROLLER_LOG))
         self._metadata_logs = MetadataLogs(
             node_id=self.node.id, metadata=self.metadata, host=self, folders=self._folders
         )
@@ -303,20 +306,31 @@ class Broker:
             return None
         marker, folder = self.repairs.marker_of(hosted), f"{self._data}/logs/{hosted.name}"
         hosted.healing = marker.exists
-        if hosted.healing and self._files.exists(f"{folder}/{MANIFEST_NAME}"):
+        if hosted.healing and not marker.intact and self._files.exists(f"{folder}/{MANIFEST_NAME}"):
             return CorruptLog(folder, 0, "its repair was cut short")  # opening alone sees no old damage
         try:
             if hosted.healing:
                 return self.repairs.open_marked(hosted, sound=marker.keeps_promises)
-            return self._open(hosted, sound=True)
+            driver = self._open(hosted, sound=True)
         except ForeignLog:
             raise  # nobody should write to it
         except (CorruptLog, CorruptFile) as error:
             return error
+        hosted.healing = marker.exists  # an opening may find a reason for doubt
+        return driver
 
     def _open(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False) -> LogDriver:
         """As LogOpener.open."""
-        return self._opener.open(hosted, sound=sound, sound_if_alone=sound_if_alone)
+        begins = hosted.generation > self._birth.index
+        return self._opener.open(hosted, sound=sound, sound_if_alone=sound_if_alone, begins=begins)
+
+    def _healed(self, hosted: HostedLog) -> None:
+        """A replica is sound. Before that of the metadata passes for sound, the folder's birth is known."""
+        driver = hosted.driver
+        if hosted is self.metadata.hosted and driver is not None:
+            self.repairs.healed(hosted, partial(self._birth.save, driver.log.end_index))
+        else:
+            self.repairs.healed(hosted)
 
     def _serve(self, hosted: HostedLog, driver: LogDriver) -> None:
         """Take part in a log that is open."""
@@ -324,7 +338,7 @@ class Broker:
         self._attach(hosted, driver)
         driver.start()
         if hosted.healing and driver.sound:
-            self.repairs.healed(hosted)
+            self._healed(hosted)
         self.tasks.keep(f"catch-up {hosted.name}", lambda: self._watch_until_caught_up(hosted))
 
     def _attach(self, hosted: HostedLog, driver: LogDriver) -> None:

@@ -354,6 +354,11 @@ class LogDriver:
         """False while this replica may lack what it once acknowledged: it follows, and has no vote."""
         return self._core.sound
 
+    @property
+    def knows_vote(self) -> bool:
+        """False while this replica may have forgotten its term and vote."""
+        return self._core.knows_vote
+
     def status(self) -> ReplicaStatus:
         log = self.log
         return ReplicaStatus(

@@ -7,12 +7,14 @@ DATA/journal/NAME/  the node's journal of the log
 import logging
 from collections.abc import Callable
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from app.log_state import LogState
 from app.node.checkpoints import load_state
 from app.node.driver import LogDriver
 from app.node.group_file import first_group
+from app.node.opening import judge_opening
+from app.node.repair_marker import RepairMarker
 from app.raft.config import RaftConfig
 from app.raft.core import RaftCore
 from app.replication import (
@@ -27,8 +29,9 @@ from app.replication import (
     Transport,
 )
 from storage.checkpoint import CheckpointFile, SnapshotFile
+from storage.clean_stop import CleanStop
 from storage.commitlog import Commitlog, CommitlogConfig
-from storage.errors import CorruptFile, CorruptLog
+from storage.errors import CorruptFile, CorruptLog, StorageFull
 from storage.file_system import FileSystem
 from storage.hard_state import HardState, HardStateFile
 from storage.journal import Journal, begin_anew
@@ -81,6 +84,7 @@ def open_raft_log(
     preferred_leader: str | None = None,
     sound: bool = True,
     sound_if_alone: bool = False,
+    begins: bool = False,
     healed: Callable[[], None] | None = None,
     damaged: Callable[[CorruptLog], None] | None = None,
     journal: Journal | None = None,
@@ -91,7 +95,9 @@ def open_raft_log(
 
     sound: false when the disk may have lost what this replica acknowledged or voted: it only follows, and
     `healed` is called once it holds all that is committed. sound_if_alone: but it is sound if the log, once
-    open, names no other voter: it has promised nothing to anybody. damaged: the log was found damaged while
+    open, names no other voter: it has promised nothing to anybody. begins: an empty folder is that of a new
+    log, and no disk was replaced. Without it, or after a power failure, the replica may open without a vote
+    (opening.py). damaged: the log was found damaged while
     it ran, and its driver has ended. journal: open already, None: it is opened here. state_type: what the log
     says beside its records, for a log that says more than others. random: seeded by chance, so that no two
     lives of a node draw the same. Raises CorruptLog, CorruptFile (this node must not take part in the log),
@@ -101,17 +107,31 @@ def open_raft_log(
     files.make_folders(folder)
     if journal is None:
         journal = open_journal(files, data_folder, node_id, log_name, storage)
+    marker, clean_stop = RepairMarker(files, data_folder, log_name), CleanStop(files, folder)
     hard_state_file = HardStateFile(files, f"{folder}/vote")
-    if not files.exists(f"{folder}/vote"):
-        if journal.next_seq or not sound:  # not the first life of this replica: it may have voted
+    has_vote, has_log = (files.exists(f"{folder}/{name}") for name in ("vote", MANIFEST_NAME))
+    is_first = not (has_vote or has_log or journal.next_seq)
+    trust = judge_opening(
+        log_name,
+        marker,
+        clean_stop,
+        clock,
+        sound=sound,
+        sound_if_alone=sound_if_alone,
+        is_empty=is_first and not begins and group.voters != (node_id,),
+    )
+    if not has_vote:
+        if trust.knows_vote and not (is_first and trust.sound):  # it may have voted
             raise CorruptFile(f"{folder}/vote", "missing")
         hard_state_file.save(HardState())
+    sound = trust.sound
     checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
     snapshot_file = SnapshotFile(files, f"{folder}/state")
     hard_state = hard_state_file.load()
     if hard_state.term and sound and not files.exists(f"{folder}/{MANIFEST_NAME}"):
         raise CorruptLog(folder, 0, "all of the log is missing but its vote")
     committed_index = checkpoint_file.load().committed_index
+    clean_stop.opened(acks_unsynced=durability is Durability.REPLICATED)
     log = Commitlog.open(files, folder, log_id=log_id, config=storage, committed_index=committed_index)
     if hard_state.term < log.last_term:
         raise CorruptFile(f"{folder}/vote", f"term {hard_state.term} is older than the log's {log.last_term}")
@@ -119,7 +139,7 @@ def open_raft_log(
     if state.settled_membership is None:
         is_bound = hard_state.term > 0 or log.next_index > 0
         group = first_group(files, folder, group, is_bound=is_bound)
-    if sound_if_alone:
+    if trust.sound_if_alone:
         members = state.membership
         sound = sound or (group.voters if members is None else members.voters) == (node_id,)
     core = RaftCore(
@@ -132,8 +152,14 @@ def open_raft_log(
         config=raft,
         random=random,
         sound=sound,
+        knows_vote=trust.knows_vote,
         preferred_leader=preferred_leader,
     )
+
+    def removed(_result: Any, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, StorageFull):
+            fail(f"log {log_name}: note of a doubt", error)
+
     return LogDriver(
         log_name=log_name,
         log_id=log_id,
@@ -155,7 +181,8 @@ def open_raft_log(
         version=version,
         group=group,
         config=config,
-        healed=healed,
+        healed=healed or (lambda: disk.submit(marker.remove, removed)),
         damaged=damaged,
         reserve=reserve,
+        stopped=clean_stop.stopped,
     )

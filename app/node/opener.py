@@ -52,17 +52,19 @@ class LogOpener:
         self._healed = healed
         self._damaged = damaged
 
-    def open(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False) -> LogDriver:
-        """Recover a log and build its driver; sound, sound_if_alone: as in open_raft_log.
+    def open(
+        self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False, begins: bool = False
+    ) -> LogDriver:
+        """Recover a log and build its driver; sound, sound_if_alone, begins: as in open_raft_log.
 
         Blocks: at the start nothing else runs yet, a repair does it in a thread. Raises CorruptLog,
         CorruptFile, DiskError.
         """
         if hosted.settings.replication is Replication.RAFT:
-            return self._open_raft(hosted, sound=sound, sound_if_alone=sound_if_alone)
+            return self._open_raft(hosted, sound=sound, sound_if_alone=sound_if_alone, begins=begins)
         return self._open_ha(hosted, sound=sound)
 
-    def _open_raft(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool) -> LogDriver:
+    def _open_raft(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool, begins: bool) -> LogDriver:
         settings = hosted.settings
         is_controller = settings.name == CONTROLLER_LOG
         voters = tuple(node for node in settings.replicas if node not in settings.learners)
@@ -87,6 +89,7 @@ class LogOpener:
             preferred_leader=settings.preferred,
             sound=sound,
             sound_if_alone=sound_if_alone,
+            begins=begins,
             healed=lambda: self._healed(hosted),
             damaged=lambda error: self._damaged(hosted, error),
             journal=hosted.journal,

@@ -35,7 +35,9 @@ from storage.commitlog import Commitlog, CommitlogConfig
 from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, StorageFull
 from storage.file_system import FileSystem
 from storage.hard_state import HardState, HardStateFile
+from storage.log_folder import MANIFEST_NAME
 from storage.patch import patch, set_aside
+from storage.recovery import Recovery
 from storage.survey import NO_OFFSET, Damage, Survey, survey
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ T = TypeVar("T")
 Damaged = CorruptLog | CorruptFile
 
 ANSWER_TIMEOUT_S: Final = 2.0
+PATIENCE_S: Final = 5  # with voters that do not tell their term
+VOTE_GAP: Final = 1 << 20  # campaigns: a term takes an election timeout at least, so this is days of them
 SAME_TROUBLE_MAX: Final = 3  # so often may one file be found damaged before the log is set aside
 _TOLD_MAX: Final = 100  # stretches that an event names
 _RETRY_FIRST_S: Final = 0.2
@@ -148,8 +152,10 @@ class LogRepair:
         clock: Clock,
         trouble: Damaged,
         found_by: str,
+        held_index: int = NO_INDEX,
     ) -> None:
-        """trouble: what was found first. voters: of the group, this node among them."""
+        """trouble: what was found first. voters: of the group, this node among them. held_index: up to here
+        the log was durable when that was found."""
         self.trouble = trouble
         self.found_by = found_by
         self.state = RepairState.SURVEYING
@@ -163,6 +169,7 @@ class LogRepair:
         self._node_id = node_id
         self._keeps_promises = sound  # nothing that was acknowledged or voted before is missing
         self._lacks_records = False
+        self._held_index = held_index
         self._peers = tuple(voter for voter in voters if voter != node_id)
         self._majority = len(voters) // 2 + 1
         self._storage = storage
@@ -232,7 +239,14 @@ class LogRepair:
     def _note(self) -> None:
         since_ms = self._clock.now_ms()
         self._marker.save(
-            Note(str(self.trouble), self.found_by, since_ms, self._keeps_promises, self._lacks_records)
+            Note(
+                str(self.trouble),
+                self.found_by,
+                since_ms,
+                self._keeps_promises,
+                self._lacks_records,
+                held_index=self._held_index,
+            )
         )
 
     async def _doubt(self, *, lacks_records: bool = False) -> None:
@@ -245,11 +259,15 @@ class LogRepair:
     async def _mend_vote(self) -> None:
         """A lost vote: this node may have voted for anybody in any term that another voter has reached.
 
-        So all of them are asked, and it votes for itself in the latest: for nobody else in any of them.
+        So all of them are asked, and it votes for itself in the latest: for nobody else in any of them. When
+        only a majority answers for PATIENCE_S, the silent ones may have reached later terms, by one a
+        campaign: VOTE_GAP more than they can have had.
         """
         term, voters = await in_thread(self._last_known)
         asked = [*self._peers, *(voter for voter in voters if voter not in (*self._peers, self._node_id))]
         pause_s = _RETRY_FIRST_S
+        until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
+        voters_count = len(asked) + 1
         while asked:
             answers = await asyncio.gather(
                 *(self._calls.ask(peer, self._log_id, TermRequest, ANSWER_TIMEOUT_S) for peer in asked)
@@ -258,6 +276,13 @@ class LogRepair:
                 if isinstance(answer, TermAnswer):
                     term = max(term, answer.term)
                     asked.remove(peer)
+            if (
+                voters_count - len(asked) >= voters_count // 2 + 1
+                and asked
+                and self._clock.monotonic_ms() >= until_ms
+            ):
+                term += VOTE_GAP
+                break
             if asked:
                 self._wait(f"the vote is lost: the terms of {', '.join(asked)} are needed")
                 await self._pause(pause_s)
@@ -307,23 +332,31 @@ class LogRepair:
             try:
                 await self._mend(trouble)
                 self.state = RepairState.OPENING
-                return await in_thread(partial(self._host.open_log, sound=self._keeps_promises))
+                driver = await in_thread(partial(self._host.open_log, sound=self._keeps_promises))
+                await self._forget_held()  # from here on the leader may cut what was not committed
+                return driver
             except (CorruptLog, CorruptFile) as error:
                 logger.warning("log %s: still damaged: %s", self._log_name, error)
                 trouble = error
 
+    async def _forget_held(self) -> None:
+        self._held_index = NO_INDEX
+        await in_thread(self._marker.forget_held)
+
     async def _mend(self, trouble: Damaged) -> None:
         """Mend one trouble. One that keeps coming back ends with a fresh start."""
         self._seen[trouble.path] = self._seen.get(trouble.path, 0) + 1
-        if not isinstance(trouble, CorruptLog):
-            await self._doubt()
         name = trouble.path.rpartition("/")[2]
         if self._seen[trouble.path] > SAME_TROUBLE_MAX:
             await self._set_aside(f"damaged again and again: {trouble}")
         elif name == "vote":
             await self._mend_vote()
-        elif name in ("checkpoint", "state"):
-            # What is committed the leader says; the state is replayed, or taken from it (state_transfer.py).
+        elif name == "checkpoint":
+            # The leader tells what is committed. But only the checkpoint told damage from a torn tail.
+            if await in_thread(self._recovery().has_torn_tail):
+                await self._doubt(lacks_records=True)
+            await in_thread(lambda: self._remove(name))
+        elif name == "state":  # it is replayed, or taken from the leader (state_transfer.py)
             await in_thread(lambda: self._remove(name))
         else:
             await self._mend_batches()
@@ -335,8 +368,13 @@ class LogRepair:
             self._files.sync_folder(self._folder)
         self.mended.small_files[name] = None
 
+    def _recovery(self) -> Recovery:
+        return Recovery(self._files, self._folder, self._log_id, self._committed_index())
+
     async def _mend_batches(self) -> None:
         self.state = RepairState.SURVEYING
+        if not await in_thread(lambda: self._files.exists(f"{self._folder}/{MANIFEST_NAME}")):
+            await self._doubt(lacks_records=True)  # the survey makes an empty log of a missing one
         found = await in_thread(self._survey)
         if found.structural:
             await self._set_aside(found.structural)
@@ -359,10 +397,13 @@ class LogRepair:
         return survey(self._files, self._folder, self._log_id, self._committed_index())
 
     def _committed_index(self) -> int:
+        """Up to here the log was committed or durable before the damage."""
+        held_index = max(self._held_index, self._marker.held_index)
         try:
-            return CheckpointFile(self._files, f"{self._folder}/checkpoint").load().committed_index
+            checkpoint = CheckpointFile(self._files, f"{self._folder}/checkpoint").load()
         except CorruptFile:
-            return NO_INDEX
+            return held_index
+        return max(held_index, checkpoint.committed_index)
 
     async def _mend_stretch(self, damage: Damage) -> bool:
         """Fetch one stretch and put it in place, piece by piece; whether any peer has it as it stood here."""
@@ -423,6 +464,7 @@ class LogRepair:
         logger.error("log %s: set aside, it starts anew from its leader: %s", self._log_name, reason)
 
         await self._doubt(lacks_records=True)
+        await self._forget_held()
         await in_thread(lambda: set_aside(self._files, self._folder))
         self.left = []
         self.mended.set_aside = True

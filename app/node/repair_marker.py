@@ -9,6 +9,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from app.replication import NO_INDEX
+from storage.errors import DiskError
 from storage.file_system import FileSystem, write_durably
 
 FOLDER: Final = "repairing"
@@ -20,6 +22,9 @@ class Note(msgspec.Struct, frozen=True):
     keeps_promises: once all stretches are mended, everything that this replica ever acknowledged or voted is
     there again. Never true again after it was false. lacks_records: some are gone that this replica held, and
     with them perhaps what they said of the group. Never false again after it was true.
+    intact: the files are not damaged, so the log opens without a repair. lost_vote: the term and vote may be
+    older than what this replica last gave. held_index: up to here the log was durable when the damage was
+    found: what is missing of it is damage, not a torn tail.
     """
 
     reason: str
@@ -27,6 +32,9 @@ class Note(msgspec.Struct, frozen=True):
     since_ms: int
     keeps_promises: bool = False
     lacks_records: bool = True
+    intact: bool = False
+    lost_vote: bool = False
+    held_index: int = NO_INDEX
 
 
 class RepairMarker:
@@ -51,6 +59,21 @@ class RepairMarker:
         note = self._load()
         return note is None or note.lacks_records
 
+    @property
+    def intact(self) -> bool:
+        note = self._load()
+        return note is not None and note.intact
+
+    @property
+    def lost_vote(self) -> bool:
+        note = self._load()
+        return note is None or note.lost_vote
+
+    @property
+    def held_index(self) -> int:
+        note = self._load()
+        return NO_INDEX if note is None else note.held_index
+
     def save(self, note: Note) -> None:
         """Durable on return; the first note of a repair stays, but for its promises and what it lacks. Raises
         DiskError."""
@@ -62,16 +85,27 @@ class RepairMarker:
                 first,
                 keeps_promises=first.keeps_promises and note.keeps_promises,
                 lacks_records=first.lacks_records or note.lacks_records,
+                intact=first.intact and note.intact,
+                lost_vote=first.lost_vote or note.lost_vote,
+                held_index=max(first.held_index, note.held_index),
             )
             if note == first:
                 return
         self._files.make_folders(self._folder)
         write_durably(self._files, self._path, msgspec.json.encode(note) + b"\n")
 
+    def forget_held(self) -> None:
+        """What was durable is there again, or given up; durable on return. Raises DiskError."""
+        note = self._load()
+        if note is not None and note.held_index != NO_INDEX:
+            write_durably(
+                self._files, self._path, msgspec.json.encode(replace(note, held_index=NO_INDEX)) + b"\n"
+            )
+
     def _load(self) -> Note | None:
         try:
             return msgspec.json.decode(self._files.read(self._path), type=Note)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, DiskError):
             return None
 
     def remove(self) -> None:

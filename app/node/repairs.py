@@ -15,7 +15,7 @@ from app.node.repair_server import RepairServer, reread
 from app.node.tasks import TaskSupervisor
 from app.node.verify import Comparison, ReplicaState
 from app.raft.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
-from app.replication import Clock, Lanes, Transport
+from app.replication import NO_INDEX, Clock, Lanes, Transport
 from app.settings import Settings
 from storage.errors import CorruptLog, DiskError, StorageError, StorageFull
 from storage.file_system import FileSystem
@@ -62,7 +62,10 @@ class Repairs:
         self._server = RepairServer(files, clock, transport.send, self._found)
 
     def marker_of(self, hosted: HostedLog) -> RepairMarker:
-        return RepairMarker(self._files, self._data, hosted.name)
+        return self.marker_named(hosted.name)
+
+    def marker_named(self, log_name: str) -> RepairMarker:
+        return RepairMarker(self._files, self._data, log_name)
 
     # --- messages ---------------------------------------------------------------------------------------
 
@@ -117,6 +120,7 @@ class Repairs:
             clock=self._clock,
             trouble=trouble,
             found_by=found_by,
+            held_index=NO_INDEX if driver is None else driver.log.durable_index,
         )
         hosted.repairs_begun += 1
         if driver is not None:
@@ -168,19 +172,31 @@ class Repairs:
         have named other voters. Raises CorruptLog, CorruptFile, DiskError."""
         return self._open_log(hosted, sound=sound, sound_if_alone=not self.marker_of(hosted).lacks_records)
 
-    def healed(self, hosted: HostedLog) -> None:
-        """The replica holds all that its leader has committed: the note goes, and it votes again."""
+    def healed(self, hosted: HostedLog, before: Callable[[], None] = lambda: None) -> None:
+        """The replica holds all that its leader has committed: the note is removed, and it votes again.
+
+        before: what must be durable first; it may block.
+        """
         marker = self.marker_of(hosted)
 
-        def then(_result: Any, error: BaseException | None) -> None:
+        def work() -> bool:
+            before()
+            intact = marker.intact
+            marker.remove()
+            return intact
+
+        def then(intact: Any, error: BaseException | None) -> None:
             if isinstance(error, StorageFull):
                 logger.warning("log %s: no room to remove the note of its repair", hosted.name)
             elif error is not None:
                 self._fail(f"log {hosted.name}: note of a repair", error)
+            elif hosted.repair is None and intact:
+                hosted.healing = False  # no file was damaged: nothing was repaired
+                logger.info("log has its vote", extra={"log": hosted.name})
             elif hosted.repair is None:
                 self._told_healed(hosted)
 
-        self._disk.lane(hosted.name).submit(marker.remove, then)
+        self._disk.lane(hosted.name).submit(work, then)
 
     def _told_healed(self, hosted: HostedLog) -> None:
         mended, hosted.mended, hosted.healing = hosted.mended, None, False

@@ -1,8 +1,8 @@
 """Raft's core of one log at one member: terms, votes and leadership; the other files here do the rest.
 
 Pure (app/replication.py says how a driver runs it). Elections: a follower that misses its leader asks for
-pre-votes (R-03), then for votes (R-02); a leader that misses its majority stands down (R-04). A member that
-lost what it had promised (`sound` is false) only follows, until it holds all that its leader has committed.
+pre-votes (R-03), then for votes (R-02); a leader that misses its majority stands down (R-04). What a member
+may do that lost what it had promised (`sound` is false): doubt.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 from app.errors import CommitlogError, InvariantError, StorageFull, TransferFailed
 from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
+from app.raft.doubt import Doubt
 from app.raft.election_timer import ElectionTimer
 from app.raft.entry_handler import EntryHandler
 from app.raft.member_core import MemberCore
@@ -71,11 +72,13 @@ class RaftCore(MemberCore):
         config: RaftConfig,
         random: Random,
         sound: bool = True,
+        knows_vote: bool = True,
         preferred_leader: str | None = None,
     ) -> None:
         """committed_index: of the checkpoint. random: draws timeouts, and ids that no other life uses.
 
-        sound: false when this member's disk may have lost what it acknowledged or voted.
+        sound: false when this member's disk may have lost what it acknowledged or voted. knows_vote: false
+        when it may have lost its term and vote; then it is not sound either.
         """
         self._config = config
         self._random = random
@@ -99,6 +102,7 @@ class RaftCore(MemberCore):
         self._leader_reads = LeaderReads(self._member, log, self._outbox, config)
         self._follower_reads = FollowerReads(self._member, self._outbox, config, random)
         self._ballot = Ballot(self._member, log, self._outbox)
+        self._doubt = None if sound else Doubt(self._member, self._handler, self._follower_reads, knows_vote)
         self._transfer = Transfer(
             self._member, log, self._outbox, self._quorum, self._peers, config, preferred_leader
         )
@@ -124,6 +128,10 @@ class RaftCore(MemberCore):
     @property
     def sound(self) -> bool:
         return self._member.sound
+
+    @property
+    def knows_vote(self) -> bool:
+        return self._doubt is None or self._doubt.knows_vote
 
     @property
     def electable(self) -> bool:
@@ -213,16 +221,19 @@ class RaftCore(MemberCore):
         elif isinstance(message, PushAnswer):
             if self._member.leads:
                 self._peers.hear(source, now_ms)
+                self._quorum.set_sound(source, message.sound)
                 self._peers.dispatchers[source].answer(message, now_ms)
         elif isinstance(message, Heartbeat):
             if self._follow(source, message.leader_id, now_ms):
-                self._outbox.send(source, HeartbeatAnswer(message.term, message.round, self.has_room))
+                answer = HeartbeatAnswer(message.term, message.round, self.has_room, self._member.sound)
+                self._outbox.send(source, answer)
                 self._handler.adopt_committed(message.committed_index)
         elif isinstance(message, HeartbeatAnswer):
             if self._member.leads:
                 self._peers.hear(source, now_ms)
                 self._peers.has_room[source] = message.has_room
-                self._leader_reads.answered(source, message.round)
+                self._quorum.set_sound(source, message.sound)
+                self._leader_reads.answered(source, message.round, sound=message.sound)
         elif isinstance(message, VoteRequest):
             self._vote(source, message, now_ms)
         elif isinstance(message, VoteAnswer):
@@ -233,7 +244,7 @@ class RaftCore(MemberCore):
                 self._standing.take(message.group)
                 self._idle()
         elif isinstance(message, TimeoutNow):
-            if source == self._member.leader_id and self._standing.may_campaign:
+            if source == self._member.leader_id and self._standing.may_campaign and self._member.sound:
                 self._campaign(now_ms, transfer=True)
         elif isinstance(message, ReadIndexRequest):
             if self._member.leads:
@@ -262,6 +273,8 @@ class RaftCore(MemberCore):
         else:
             self._handler.tick(now_ms)
             self._follower_reads.tick(now_ms)
+            if self._doubt is not None:
+                self._doubt.tick(now_ms)
             if now_ms >= self._timer.due_ms:
                 self._ask_pre_votes(now_ms)
         self._settle(now_ms)
@@ -363,8 +376,8 @@ class RaftCore(MemberCore):
             outside = not self._standing.is_voter and self._standing.is_settled
             if outside and not self._transfer.leaves(now_ms):
                 self._stand_down(now_ms)
-        elif not self._member.sound:
-            self._member.sound = self._handler.holds_all_committed
+        elif self._doubt is not None and self._doubt.is_over:
+            self._member.sound, self._doubt = True, None
         self._announce()
 
     # --- terms and votes -----------------------------------------------------------------------------------
@@ -457,10 +470,10 @@ class RaftCore(MemberCore):
                 self._save(now_ms)
             self._restart_election_timer(now_ms)
         if granted:
-            self._outbox.send(source, VoteAnswer(request.term, True, request.pre_vote))
+            self._outbox.send(source, VoteAnswer(request.term, True, request.pre_vote, sound=member.sound))
             return
         notice = self._standing.notice_for(source, member.leader_id) if request.pre_vote else None
-        self._outbox.send(source, VoteAnswer(member.term, False, request.pre_vote, notice))
+        self._outbox.send(source, VoteAnswer(member.term, False, request.pre_vote, notice, member.sound))
 
     def _count_votes(self, now_ms: int) -> None:
         if not self._ballot.is_won:
@@ -474,6 +487,7 @@ class RaftCore(MemberCore):
         """Open the term: first a control record (R-05), and every peer is compared (D-02)."""
         member = self._member
         member.role, member.leader_id = Role.LEADER, member.node_id
+        member.sound, self._doubt = True, None  # what the voters have let it lead with is the log
         self._handler.reset()
         self._opening = {"kind": "term", "leader": member.node_id}
         if (

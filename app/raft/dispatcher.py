@@ -61,6 +61,7 @@ class Dispatcher:
         self._leader_id: str | None = None
         self.session = session
         self.peer_may_lead = False  # as its last answer of this term says
+        self._peer_is_sound = True  # the same
         self._life = 0
         self._asked_ms: int | None = None  # when the COMPARE or TRUNCATE under way was sent
         self._compare_index = NO_INDEX
@@ -92,7 +93,7 @@ class Dispatcher:
         """Take in an answer of the current term; a stale one, of an earlier session, changes nothing."""
         if not self._refresh() or answer.session != self.session:
             return
-        self.peer_may_lead = answer.may_lead
+        self.peer_may_lead, self._peer_is_sound = answer.may_lead, answer.sound
         if self.state is DispatcherState.APPEND:
             if answer.type in (PushType.APPEND, PushType.COMMIT):
                 self._acknowledged(answer)
@@ -229,7 +230,7 @@ class Dispatcher:
 
     def _commit(self, now_ms: int) -> None:
         """Everything is pushed: tell the committed index, and check that the peer holds what it said."""
-        news = self._told_committed < self._member.committed_index
+        news = self._told_committed < self._member.committed_index or not self._peer_is_sound
         config = self._config
         interval_ms = config.commit_interval_ms if news else config.idle_commit_interval_ms
         if now_ms - self._last_push_ms >= interval_ms:

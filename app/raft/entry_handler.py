@@ -60,6 +60,7 @@ class EntryHandler:
         self._owes_ack = False
         self._acked_index = NO_INDEX  # the last one told since the last comparison
         self._leader_committed = NO_INDEX
+        self._is_vouched = False
         self._vouched_index = NO_INDEX  # the committed index, told to this very life after a comparison
         self._last_check_ms = 0
 
@@ -73,6 +74,7 @@ class EntryHandler:
         self._session = request.session
         self._leader_committed = max(self._leader_committed, request.committed_index)
         if request.type in (PushType.APPEND, PushType.COMMIT):
+            self._is_vouched = True
             self._vouched_index = max(self._vouched_index, request.committed_index)
         if request.type is PushType.APPEND:
             self._append(request, now_ms)
@@ -98,17 +100,15 @@ class EntryHandler:
 
     @property
     def holds_all_committed(self) -> bool:
-        """Whether nothing that is committed could be missing here: what a damaged member must reach.
+        """Whether nothing that is committed could be missing here: what an unsound member must reach.
 
-        The leader told its committed index after it had compared with this life of the member, so it counts
-        on no acknowledgement of an earlier one; and its own term had begun to commit, so it knew all.
+        A record of the leader's term follows everything that was committed before that term. What its own
+        term has committed with the help of an earlier life of this member the leader told after it had
+        compared with this one: from then on it counts no acknowledgement of the earlier life.
         """
-        member, log, index = self._member, self._log, self._vouched_index
-        return (
-            index != NO_INDEX
-            and min(member.committed_index, member.held_index(log)) >= index
-            and is_of_term(log, index, member.term)
-        )
+        index = self._acknowledged_index
+        vouched = self._is_vouched and index >= self._vouched_index
+        return vouched and is_of_term(self._log, index, self._member.term)
 
     def written(self, now_ms: int) -> None:
         """The log is as the last push asked; not necessarily on disk."""
@@ -342,6 +342,7 @@ class EntryHandler:
             conflict_term,
             conflict_index,
             self._member.sound and self._member.electable,
+            self._member.sound,
         )
         self._outbox.send(leader, answer)
 

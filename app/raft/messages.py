@@ -34,12 +34,16 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
 
 
 class VoteRequest(Message, frozen=True, array_like=True, tag=1):
-    """last_index, last_term: the candidate's log (R-02). transfer: its leader told it to (R-09)."""
+    """last_index, last_term: the candidate's log (R-02). transfer: its leader told it to (R-09).
+
+    weighs: the candidate counts votes of unsound members only when every voter grants its vote.
+    """
 
     last_index: int
     last_term: int
     pre_vote: bool = False
     transfer: bool = False
+    weighs: bool = False
 
 
 class GroupNotice(msgspec.Struct, frozen=True, array_like=True):
@@ -58,11 +62,12 @@ class GroupNotice(msgspec.Struct, frozen=True, array_like=True):
 
 class VoteAnswer(Message, frozen=True, array_like=True, tag=2):
     """term: of the request when granted, else the voter's own. group: with a refused pre-vote of a node that
-    is not a member; older versions neither send nor read it."""
+    is not a member; older versions neither send nor read it. sound: whether the voter is."""
 
     granted: bool
     pre_vote: bool = False
     group: GroupNotice | None = None
+    sound: bool = True
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=3):
@@ -74,10 +79,12 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=3):
 
 
 class HeartbeatAnswer(Message, frozen=True, array_like=True, tag=4):
-    """round: NO_INDEX when the heartbeat was of an older term. has_room: on this member's disk."""
+    """round: NO_INDEX when the heartbeat was of an older term. has_room: on this member's disk. sound: false
+    while the follower may have forgotten a newer term."""
 
     round: int
     has_room: bool = True
+    sound: bool = True
 
 
 class PushHead(Message, frozen=True, array_like=True, tag=5):
@@ -121,6 +128,7 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
     conflict_term, conflict_index: with INCONSISTENT_STATE to a COMPARE, the follower's last index at or below
         the compare index whose term is at most the leader's there, and that record's term (D-13).
     may_lead: false while the follower lacks the log's state, or something that it once acknowledged.
+    sound: false while it may lack something that it once acknowledged or voted: its answers do not count.
     """
 
     type: PushType
@@ -133,6 +141,7 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
     conflict_term: int = 0
     conflict_index: int = -1
     may_lead: bool = True
+    sound: bool = True
 
 
 class ReadIndexRequest(Message, frozen=True, array_like=True, tag=7):

@@ -37,6 +37,7 @@ class QuorumChecker:
         self._outbox = outbox
         self._config = config
         self._watermarks: dict[str, int] = {}
+        self._unsound: dict[str, None] = {}  # peers whose acknowledgements do not count
         self._pending: dict[Acks, deque[PendingAppend]] = {acks: deque() for acks in Acks}
         self._next_deadline_ms = NEVER_MS  # no append times out before it
         self._last_leak_check_ms = 0
@@ -56,6 +57,7 @@ class QuorumChecker:
     def open_term(self, now_ms: int) -> None:
         """This member leads from now on: nobody has acknowledged anything in this term."""
         group = self._state.group
+        self._unsound = {}  # no peer has a watermark before its first answer, which tells
         self._watermarks = dict.fromkeys((*group.voters, *group.learners), NO_INDEX)
         self._watermarks[self._state.node_id] = self._state.held_index(self._log)
         self._last_leak_check_ms = now_ms
@@ -91,6 +93,18 @@ class QuorumChecker:
             self._watermarks[peer] = index
             self.needs_check = True
 
+    def set_sound(self, peer: str, sound: bool) -> None:
+        """The peer has told whether its acknowledgements count."""
+        if sound is not (peer not in self._unsound):
+            if sound:
+                del self._unsound[peer]
+            else:
+                self._unsound[peer] = None
+            self.needs_check = True
+
+    def _counted(self, voter: str) -> int:
+        return NO_INDEX if voter in self._unsound else self._watermarks[voter]
+
     def add(self, appends: Sequence[PendingAppend]) -> None:
         """New appends of one batch, in index order, behind all that wait."""
         for append in appends:
@@ -114,7 +128,7 @@ class QuorumChecker:
         self.needs_check = False
         state = self._state
         self._watermarks[state.node_id] = state.held_index(self._log)
-        index = quorum_index(self._watermarks[voter] for voter in state.group.voters)
+        index = quorum_index(self._counted(voter) for voter in state.group.voters)
         if index > state.committed_index and is_of_term(self._log, index, state.term):
             state.committed_index = index
         self._release()
@@ -163,7 +177,7 @@ class QuorumChecker:
         reached = {
             Acks.LEADER: marks[self._state.node_id],
             Acks.QUORUM: committed,
-            Acks.ALL: min(committed, *(marks[voter] for voter in self._state.group.voters)),
+            Acks.ALL: min(committed, *(self._counted(voter) for voter in self._state.group.voters)),
         }
         done: list[PendingAppend] = []
         for acks, waiting in self._pending.items():

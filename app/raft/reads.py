@@ -30,6 +30,17 @@ class PeerReader:
     id: int
 
 
+class Confirmation:
+    """A reader that wants the leader's read index for this core itself."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self.index: int | None = None
+
+    def give(self, index: int | None) -> None:
+        self.is_asked, self.index = False, index
+
+
 class LeaderReads:
     """Hands out read indexes while its member leads. A reader is a driver's token or a PeerReader.
 
@@ -88,9 +99,10 @@ class LeaderReads:
             self._settle()
         return self._round
 
-    def answered(self, peer: str, number: int) -> None:
-        """The peer has answered a heartbeat of this term."""
-        if number > self._answered.get(peer, 0):
+    def answered(self, peer: str, number: int, *, sound: bool) -> None:
+        """The peer has answered a heartbeat of this term; an unsound one confirms nothing: it may have
+        forgotten a newer term."""
+        if sound and number > self._answered.get(peer, 0):
             self._answered[peer] = number
             self._settle()
 
@@ -137,7 +149,7 @@ class FollowerReads:
     def ask(self, token: Any, now_ms: int) -> None:
         """Gather a reader; with no leader to ask, or too many waiting, it is refused at once."""
         if self._member.leader_id is None or self.waiting_count >= self._config.max_waiting_reads:
-            self._outbox.reads.append((token, None))
+            self._give(token, None)
             return
         self._queued.append(token)
         if not self._asking:
@@ -163,8 +175,15 @@ class FollowerReads:
         self._finish(None)
 
     def _finish(self, index: int | None) -> None:
-        self._outbox.reads.extend((token, index) for token in self._asking)
-        self._asking = []
+        asking, self._asking = self._asking, []
+        for token in asking:
+            self._give(token, index)
+
+    def _give(self, token: Any, index: int | None) -> None:
+        if isinstance(token, Confirmation):
+            token.give(index)
+        else:
+            self._outbox.reads.append((token, index))
 
     def _send(self, now_ms: int) -> None:
         leader = self._member.leader_id

@@ -23,9 +23,9 @@ def refuse_older(
     if isinstance(message, PushRequest):
         refuse_push(member, log, outbox, source, message)
     elif isinstance(message, Heartbeat):
-        outbox.send(source, HeartbeatAnswer(member.term, NO_INDEX))
+        outbox.send(source, HeartbeatAnswer(member.term, NO_INDEX, sound=member.sound))
     elif isinstance(message, VoteRequest):
-        outbox.send(source, VoteAnswer(member.term, False, message.pre_vote))
+        outbox.send(source, VoteAnswer(member.term, False, message.pre_vote, sound=member.sound))
     elif isinstance(message, ReadIndexRequest):
         outbox.send(source, ReadIndexAnswer(member.term, message.id, None))
 
@@ -42,5 +42,6 @@ def refuse_push(
         request.index,
         log.begin_index,
         log.end_index,
+        sound=member.sound,
     )
     outbox.send(source, answer)

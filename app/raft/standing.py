@@ -56,10 +56,16 @@ class Standing:
 
     @property
     def may_campaign(self) -> bool:
-        """Whether the group may need this member as its leader."""
+        """Whether the group may need this member as its leader.
+
+        An unsound member may ask: it is elected by all, or by sound voters (ballot.py). One that knows of no
+        other voter may have lost the record that named them.
+        """
         member, former = self._member, self._former
-        if self.notice is not None or not (member.sound and member.electable):
+        if self.notice is not None or not member.electable:
             return False
+        if not member.sound:
+            return self.is_voter and len(member.group.voters) > 1
         in_doubt = former is not None and not self.is_settled and member.node_id in former.voters
         return self.is_voter or in_doubt
 

@@ -24,8 +24,9 @@ from storage.hard_state import HardState
 class MemberState:
     """The member as it stands. core.py alone sets role, term, vote and leader; committed_index grows.
 
-    sound: it holds all that it ever acknowledged; a damaged member neither votes nor campaigns. electable: it
-    holds the log's state; without that it does not campaign.
+    sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
+    reads do not count, and its vote counts only when every voter grants (ballot.py). electable: it holds the
+    log's state; without that it does not campaign.
     """
 
     node_id: str

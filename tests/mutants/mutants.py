@@ -30,6 +30,7 @@ from app.raft import quorum as quorum_module
 from app.raft.ballot import Ballot
 from app.raft.core import RaftCore
 from app.raft.dispatcher import Dispatcher, DispatcherState
+from app.raft.doubt import Doubt
 from app.raft.entry_handler import EntryHandler
 from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType, TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.peers import Peers
@@ -45,9 +46,11 @@ from storage.hard_state import HardState
 from storage.recovery import Recovery
 from tests.unit import test_log_state
 from tests.unit.api import test_reader
+from tests.unit.node import test_opening
 from tests.unit.raft import (
     test_confirmed_answers,
     test_dispatcher,
+    test_doubt,
     test_driver,
     test_driver_commands,
     test_driver_disk,
@@ -58,6 +61,7 @@ from tests.unit.raft import (
     test_reads,
     test_removal,
 )
+from tests.unit.raft import test_opening as test_raft_opening
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 Killer = Callable[[Path], None]
@@ -454,7 +458,7 @@ def a_returning_member_is_pushed_to_in_old_sessions(patch: pytest.MonkeyPatch) -
     patch.setattr(Peers, "_sessions", property(lambda self: {}, lambda self, value: None), raising=False)
 
 
-@mutant("R-10", lambda _: test_membership.test_a_damaged_member_gives_no_vote_and_does_not_campaign())
+@mutant("R-10", lambda _: test_membership.test_a_damaged_member_is_no_witness_in_an_election())
 def a_damaged_member_votes(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, core_module, "grants")
     def grants(
@@ -462,6 +466,50 @@ def a_damaged_member_votes(patch: pytest.MonkeyPatch) -> None:
     ) -> bool:
         member.sound = True
         return original(member, log, source, request, hears_leader=hears_leader)
+
+
+@mutant("R-02", lambda _: test_doubt.test_a_ballot_is_won_by_sound_votes_or_by_all())
+def unsound_votes_are_witnesses(patch: pytest.MonkeyPatch) -> None:
+    def is_won(self: Ballot) -> bool:
+        voters = self._member.group.voters
+        votes = [vote for voter in voters if (vote := self._votes.get(voter))]
+        return sum(vote.granted for vote in votes) >= self._member.majority
+
+    patch.setattr(Ballot, "is_won", property(is_won))
+
+
+@mutant("D-24", lambda _: test_doubt.test_the_acknowledgement_of_an_unsound_voter_does_not_count())
+def acknowledgements_of_unsound_voters_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(QuorumChecker, "set_sound", lambda _self, _peer, _sound: None)
+
+
+@mutant("R-08", lambda _: test_doubt.test_an_unsound_voter_confirms_no_read())
+def unsound_voters_confirm_reads(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, LeaderReads, "answered")
+    def answered(original: Any, self: LeaderReads, peer: str, number: int, *, sound: bool) -> None:
+        original(self, peer, number, sound=True)
+
+
+@mutant("R-01", lambda _: test_doubt.test_a_lost_vote_in_a_newer_term_does_not_elect_two_leaders())
+def a_replaced_disk_remembers_its_vote(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Doubt, "_leader_is_confirmed", property(lambda _self: True))
+
+
+@mutant(
+    "R-02",
+    lambda folder: test_opening.test_an_empty_folder_of_a_voter_opens_without_a_vote_and_stays_so(folder),
+)
+def an_empty_folder_opens_sound(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, open_log, "judge_opening")
+    def judge_opening(original: Any, *given: Any, is_empty: bool, **options: Any) -> Any:
+        return original(*given, is_empty=False, **options)
+
+
+@mutant(
+    "D-20", lambda folder: test_raft_opening.test_a_reset_survives_a_crash_before_the_next_checkpoint(folder)
+)
+def a_restart_believes_the_checkpoint_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(core_module, "committed_at_open", lambda log, index: min(index, log.end_index))
 
 
 @mutant("R-10", lambda _: test_membership.test_no_change_before_a_record_of_the_own_term_is_committed())
@@ -492,7 +540,7 @@ def a_leader_that_leaves_counts_itself(patch: pytest.MonkeyPatch) -> None:
 @mutant("R-10", lambda _: OUTSIDE())
 def a_candidate_outside_its_group_votes_for_itself(patch: pytest.MonkeyPatch) -> None:
     def is_won(self: Ballot) -> bool:
-        return sum(self._votes.values()) >= self._member.majority
+        return sum(vote.granted for vote in self._votes.values()) >= self._member.majority
 
     patch.setattr(Ballot, "is_won", property(is_won))
 

@@ -18,7 +18,7 @@ from app.node.repair import LogRepair
 from app.node.repair_marker import RepairMarker
 from app.node.repair_server import RepairServer
 from app.raft.repair_messages import FetchRequest, PeerCall, TermRequest
-from app.replication import AppendRequest, AppendResult, Durability, GroupConfig, Role
+from app.replication import NO_INDEX, AppendRequest, AppendResult, Durability, GroupConfig, Role
 from storage.batch import log_id_of
 from storage.commitlog import Commitlog
 from storage.errors import CorruptFile, CorruptLog, DiskError, StorageError, StorageFull, SyncFailed
@@ -105,9 +105,9 @@ class SimulatedNode:
         try:
             self._note_intent()
             self._start_process()
-            if self._marker.exists:
+            if self._marker.exists and not self._marker.intact:
                 raise CorruptLog(FOLDER, 0, "a repair was cut short")
-            driver = self._open(sound=True)
+            driver = self._open(sound=not self._marker.exists)
         except PowerCut:
             cluster.sometimes.hit("crash-in-recovery")
             self.crash(power=True)
@@ -229,6 +229,7 @@ class SimulatedNode:
             clock=self.clock,
             trouble=error,
             found_by=found_by,
+            held_index=NO_INDEX if ended is None else ended.log.durable_index,
         )
         self._loop.create_task(self._mend(ended))
 
@@ -249,8 +250,9 @@ class SimulatedNode:
 
     def _healed(self) -> None:
         """The replica holds all that its leader has committed."""
-        self._cluster.sometimes.hit("repair-done")
-        self.files.flips.clear()
+        if not self._marker.intact:
+            self._cluster.sometimes.hit("repair-done")
+            self.files.flips.clear()
         self.may_lack = False
         assert self._disk is not None
         self._disk.submit(self._marker.remove, self._marker_removed)

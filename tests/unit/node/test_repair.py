@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
+from app.node import repair as repair_module
 from app.node.driver import LogDriver
 from app.node.peer_calls import PeerCalls
 from app.node.repair import LogRepair, RepairState
@@ -16,7 +18,9 @@ from storage.batch import stamp
 from storage.commitlog import Commitlog, CommitlogConfig
 from storage.errors import CorruptFile, CorruptLog
 from storage.hard_state import HardState, HardStateFile
+from storage.manifest import ManifestFile
 from storage.records import encode_control
+from storage.segment_format import segment_name
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.test_repair_fetch import history
 from tests.unit.node.test_repair_server import Clock
@@ -215,8 +219,77 @@ def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others() -> None:
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(12, "n1")
     assert [peer for peer, _ in peers.asked] == ["n2", "n3", "n3"]  # who has answered is not asked again
     assert list(repair.mended.small_files) == ["vote"]
-    assert scene.host.sound is False
+    assert scene.host.sound  # every record is there, and the vote forbids what it may have promised
     assert ("repair", "waiting") in [(kind, data.get("state")) for kind, data in scene.host.events]
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_does_not_wait_for_a_voter_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This node may have elected it in a later term, but not in one that is days of elections away."""
+    monkeypatch.setattr(repair_module, "PATIENCE_S", 0)
+    monkeypatch.setattr(repair_module, "ANSWER_TIMEOUT_S", 0.01)
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    scene.run(
+        Peers(lambda peer, message: TermAnswer(message.id, 9) if peer == "n2" else None),
+        CorruptFile(f"{FOLDER}/vote", "checksum"),
+    )
+    promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
+    assert promise == HardState(9 + repair_module.VOTE_GAP, "n1")
+    assert scene.host.sound
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "state"])
+def test_a_damaged_small_file_takes_nothing_that_was_promised(name: str) -> None:
+    scene = Scene()
+    scene.files.open(f"{FOLDER}/{name}", create=True).pwrite(b"noise", 0)
+    repair = scene.run(Peers(gives_all), CorruptFile(f"{FOLDER}/{name}", "checksum"))
+    assert list(repair.mended.small_files) == [name]
+    assert not scene.files.exists(f"{FOLDER}/{name}")
+    assert scene.host.sound
+
+
+@pytest.mark.rule("R-02")
+def test_a_torn_tail_without_its_checkpoint_may_have_been_committed() -> None:
+    """The checkpoint alone tells damage past the durable point from what no sync has covered."""
+    scene = Scene()
+    log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
+    offset = log.end_offset
+    scene.files.open(f"{FOLDER}/{segment_name(log._segments[-1].base_offset)}").pwrite(
+        b"noise", offset - log._segments[-1].base_offset
+    )
+    scene.files.open(f"{FOLDER}/checkpoint", create=True).pwrite(b"noise", 0)
+    scene.run(Peers(gives_all), CorruptFile(f"{FOLDER}/checkpoint", "checksum"))
+    assert scene.host.sound is False
+    assert RepairMarker(scene.files, "data", "log").lacks_records
+
+
+@pytest.mark.rule("R-02")
+def test_a_log_of_which_only_the_vote_is_left_may_lack_everything() -> None:
+    scene = Scene()
+    for name in scene.files.list(FOLDER):
+        if name != "vote":
+            scene.files.remove(f"{FOLDER}/{name}")
+    scene.run(Peers(gives_all), CorruptLog(FOLDER, 0, "all of the log is missing but its vote"))
+    assert scene.host.sound is False
+
+
+@pytest.mark.rule("R-02")
+def test_what_was_durable_while_the_log_ran_is_mended_not_cut() -> None:
+    """The process found the damage and was killed before it could move the durable point up."""
+    scene = Scene()
+    manifest_file = ManifestFile(scene.files, f"{FOLDER}/manifest")
+    manifest = manifest_file.load()
+    assert manifest is not None
+    manifest_file.save(replace(manifest, durable_index=9, durable_offset=BATCHES[5].offset))
+    trouble = scene.damage(20)
+    marker = RepairMarker(scene.files, "data", "log")
+    marker.save(Note("noise", "read", 1, keeps_promises=True, lacks_records=False, held_index=79))
+    scene.run(Peers(gives_all), trouble)
+    assert scene.host.log is not None
+    assert [scene.host.log.batch_at(index) for index in range(0, 80, 2)] == BATCHES
+    assert scene.host.sound
+    assert marker.held_index == -1  # the leader may cut from here on
 
 
 @pytest.mark.rule("R-01")

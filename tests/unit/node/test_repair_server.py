@@ -34,6 +34,7 @@ class Replica:
     committed_index: int
     term: int = 7
     log_name: str = "log"
+    knows_vote: bool = True
 
 
 class Clock:

@@ -128,6 +128,7 @@ class Node:
             sound_if_alone=sound_if_alone,
             damaged=self.options.get("damaged"),
             reserve=self.options.get("reserve"),
+            begins=self.options.get("begins", True),
         )
 
     def restart(self) -> None:

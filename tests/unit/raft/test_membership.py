@@ -215,12 +215,13 @@ def damaged_group() -> tuple[Group, Member, Member]:
 
 
 @pytest.mark.rule("R-02")
-def test_a_damaged_member_gives_no_vote_and_does_not_campaign() -> None:
+def test_a_damaged_member_is_no_witness_in_an_election() -> None:
     group, _, member = damaged_group()
     group.pass_time(5_000, "n2")
-    assert (member.core.role, member.core.term) == (Role.FOLLOWER, 1)
-    group.pass_time(5_000, "n2", "n3")  # n3 has everything, but alone it is no majority
+    assert member.core.term == 1  # it asks, and raises no term
+    group.pass_time(5_000, "n2", "n3")  # n3 has everything, but it is the only witness
     assert not group["n3"].leads
+    assert not member.leads
 
 
 @pytest.mark.rule("R-02")

@@ -1,0 +1,50 @@
+"""When a node's data folder began, by the metadata: which logs may have had another folder at this node.
+
+DATA/born is one line: CRC32C in hexadecimal, a space, JSON. A log that was created later than the folder
+opens for the first time at each of its replicas with an empty folder, and no disk was replaced. A log that is
+older than the folder may have been here before: then its empty folder is a doubt (opening.py).
+"""
+
+from typing import Final
+
+import msgspec
+
+from app.node.repair_marker import RepairMarker
+from storage.checksum import crc32c
+from storage.file_system import FileSystem, write_durably
+
+_NEVER: Final = 1 << 62
+
+
+class _Line(msgspec.Struct, frozen=True):
+    index: int
+
+
+class FolderBirth:
+    """Of one node. Every method may block on the disk."""
+
+    def __init__(self, files: FileSystem, data_folder: str, metadata_marker: RepairMarker) -> None:
+        """metadata_marker: the note of the replica of `__controller`. While that may lack what is committed,
+        every log may be older than the folder."""
+        self._files = files
+        self._path = f"{data_folder}/born"
+        self._marker = metadata_marker
+
+    @property
+    def index(self) -> int:
+        """Index of `__controller` below or at which a log was created before this folder; NO_INDEX for a
+        folder that an earlier version made."""
+        if self._marker.exists and self._marker.intact:
+            return _NEVER
+        if not self._files.exists(self._path):
+            return -1
+        checksum, _, text = self._files.read(self._path).strip().partition(b" ")
+        if checksum != b"%08x" % crc32c(text):
+            return _NEVER
+        return msgspec.json.decode(text, type=_Line).index
+
+    def save(self, index: int) -> None:
+        """Keep the first index; durable on return. Raises DiskError."""
+        if not self._files.exists(self._path):
+            text = msgspec.json.encode(_Line(index))
+            write_durably(self._files, self._path, b"%08x %s\n" % (crc32c(text), text))

@@ -1,0 +1,77 @@
+"""What a Raft replica may believe about itself when its folder is opened: the doubt is noted before any use.
+
+The note (repair_marker.py) lies outside the log's folder and stays until the replica is sound again, so a
+crash at any moment changes nothing. It is made for
+
+- an empty folder: its disk may have been replaced, and what it acknowledged and voted is lost. At the first
+  start of a group all folders are empty; then the votes of all end the doubt (app/raft/doubt.py).
+- a log that acknowledges before it syncs (`replicated`), after a power failure: its end may be lost.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from app.node.repair_marker import Note, RepairMarker
+from app.replication import Clock
+from storage.clean_stop import CleanStop
+
+logger = logging.getLogger(__name__)
+
+_EMPTY = "the folder is empty: its disk may have been replaced"
+_POWER = "the power failed before the last acknowledged records were synced"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """sound: nothing that was acknowledged or voted may be missing. sound_if_alone: it is sound if the log
+    names no other voter. knows_vote: term and vote are the last that were given."""
+
+    sound: bool
+    sound_if_alone: bool
+    knows_vote: bool
+
+
+def judge_opening(
+    log_name: str,
+    marker: RepairMarker,
+    clean_stop: CleanStop,
+    clock: Clock,
+    *,
+    sound: bool,
+    sound_if_alone: bool,
+    is_empty: bool,
+) -> Trust:
+    """Return how far the replica is to be trusted, the reason noted durably by then. Blocks.
+
+    sound, sound_if_alone: what the caller knows. is_empty: no file of the log, its vote or its journal is
+    there, and there may have been one before. Raises DiskError.
+    """
+    trust = _as_noted(marker, sound, sound_if_alone)
+    is_empty = is_empty and trust.sound
+    power = clean_stop.may_have_lost()
+    if not (is_empty or power):
+        return trust
+    reason = _EMPTY if is_empty else _POWER
+    logger.warning("log opens without a vote", extra={"log": log_name, "reason": reason})
+    note = Note(
+        reason,
+        "start",
+        clock.now_ms(),
+        keeps_promises=False,
+        lacks_records=is_empty,
+        intact=True,
+        lost_vote=is_empty,
+    )
+    marker.save(note)
+    return Trust(
+        sound=False,
+        sound_if_alone=not is_empty and (trust.sound or trust.sound_if_alone),
+        knows_vote=trust.knows_vote and not is_empty,
+    )
+
+
+def _as_noted(marker: RepairMarker, sound: bool, sound_if_alone: bool) -> Trust:
+    if not marker.exists:
+        return Trust(sound, sound_if_alone, knows_vote=True)
+    alone = sound_if_alone or (marker.intact and not marker.lacks_records)
+    return Trust(sound and marker.keeps_promises, alone, not marker.lost_vote)

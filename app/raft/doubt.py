@@ -1,0 +1,53 @@
+"""A member that may have lost what it acknowledged or voted, and how it becomes as good as any other. PURE.
+
+An unsound member follows; its acknowledgements and confirmed reads do not count at the leader, and its vote
+counts only when every voter grants (ballot.py). It becomes sound by one of
+
+- an election that it wins: by every voter, or by a majority of sound ones;
+- a leader whose log it holds, up to a record of the leader's term and to all that the leader has committed
+  (EntryHandler.holds_all_committed). When it has lost its vote, too, it may have helped to elect a leader of
+  a newer term than this one's. That is ruled out when it has voted for this leader since, when there is no
+  other voter, or when a quorum of sound voters has confirmed this leader since: a majority that is in this
+  term now was in no newer one before.
+"""
+
+from app.raft.entry_handler import EntryHandler
+from app.raft.reads import Confirmation, FollowerReads
+from app.raft.state import MemberState
+
+
+class Doubt:
+    """Of one member that is not sound."""
+
+    def __init__(
+        self, member: MemberState, handler: EntryHandler, reads: FollowerReads, knows_vote: bool
+    ) -> None:
+        """knows_vote: the term and vote on its disk are the last that it gave."""
+        self._member = member
+        self._handler = handler
+        self._reads = reads
+        self.knows_vote = knows_vote
+        self._confirmation = Confirmation()
+        self._asked_term = -1
+
+    def tick(self, now_ms: int) -> None:
+        """Ask the leader to be confirmed, one question at a time; reads.py limits how long it may take."""
+        member, confirmation = self._member, self._confirmation
+        if self.knows_vote or member.leader_id is None or confirmation.is_asked:
+            return
+        if self._asked_term == member.term and confirmation.index is not None:
+            return
+        confirmation.is_asked, confirmation.index = True, None
+        self._asked_term = member.term
+        self._reads.ask(confirmation, now_ms)
+
+    @property
+    def is_over(self) -> bool:
+        return self._handler.holds_all_committed and (self.knows_vote or self._leader_is_confirmed)
+
+    @property
+    def _leader_is_confirmed(self) -> bool:
+        member = self._member
+        others = [voter for voter in member.group.voters if voter not in (member.node_id, member.leader_id)]
+        confirmed = self._asked_term == member.term and self._confirmation.index is not None
+        return not others or member.voted_for == member.leader_id or confirmed

@@ -1,0 +1,150 @@
+"""What a Raft replica believes about itself when its folder is opened: empty folders, power failures."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.node.folder_birth import FolderBirth
+from app.node.repair_marker import Note, RepairMarker
+from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
+from app.replication import Durability, Role
+from storage.clean_stop import CleanStop
+from storage.files import OsFileSystem
+from tests.support.memory_files import MemoryFiles
+from tests.unit.raft.driver_support import Node, Seams
+
+
+def marker_in(folder: Path) -> RepairMarker:
+    return RepairMarker(OsFileSystem(), str(folder), "default")
+
+
+def reopen(node: Node) -> None:
+    """kill -9, and open again without a start."""
+    node.seams.work.clear()
+    node.seams = Seams(now=node.seams.now + 1_000)
+    node.driver = node.open()
+
+
+def boot_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The power fails; here everything that was written happens to be on the disk."""
+    monkeypatch.setattr(OsFileSystem, "boot_id", lambda _self: "another")
+
+
+@pytest.mark.rule("R-02")
+def test_an_empty_folder_of_a_voter_opens_without_a_vote_and_stays_so(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3", begins=False)
+    assert not node.driver.sound
+    assert not node.driver.knows_vote
+    assert marker_in(tmp_path).intact
+    reopen(node)  # by now there is a vote file
+    assert not node.driver.sound
+    assert not node.driver.knows_vote
+    node.driver.start()
+    node.driver.deliver("n2", VoteRequest(5, 9, 4))
+    node.driver.deliver("n2", TimeoutNow(5))
+    node.seams.run()
+    assert [m.granted for _, m in node.seams.sent if isinstance(m, VoteAnswer)] == [False]
+    assert node.driver.term == 5
+
+
+@pytest.mark.rule("R-02")
+def test_a_crash_right_after_the_note_changes_nothing(tmp_path: Path) -> None:
+    marker_in(tmp_path).save(Note("empty", "start", 1, intact=True, lost_vote=True))
+    node = Node(tmp_path, "n1", "n2", "n3", begins=False)
+    assert not node.driver.sound
+    assert not node.driver.knows_vote
+
+
+def test_a_new_log_and_the_only_voter_begin_sound(tmp_path: Path) -> None:
+    assert Node(tmp_path / "new", "n1", "n2", "n3", begins=True).driver.sound
+    alone = Node(tmp_path / "alone", "n1", begins=False)
+    assert alone.driver.sound
+    assert alone.driver.role is Role.LEADER
+    assert not marker_in(tmp_path / "alone").exists
+
+
+@pytest.mark.rule("R-02")
+def test_an_empty_folder_is_sound_once_all_voters_have_elected_it(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3", begins=False)
+    node.tick(2_000)
+    for pre_vote in (True, False):
+        node.driver.deliver("n2", VoteAnswer(1, True, pre_vote, sound=False))
+        node.seams.run()
+        assert node.driver.role is not Role.LEADER
+        node.driver.deliver("n3", VoteAnswer(1, True, pre_vote, sound=False))
+        node.seams.run()
+    assert node.driver.role is Role.LEADER
+    assert node.driver.sound
+    assert not marker_in(tmp_path).exists
+    node.restart()
+    assert node.driver.sound
+
+
+@pytest.mark.rule("R-11")
+def test_a_power_failure_takes_the_vote_of_a_log_that_acknowledges_before_it_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3", durability=Durability.REPLICATED)
+    reopen(node)
+    assert node.driver.sound  # the operating system has kept everything
+    boot_again(monkeypatch)
+    reopen(node)
+    assert not node.driver.sound
+    assert node.driver.knows_vote  # term and vote are always synced
+    reopen(node)  # in the same boot: the doubt stays
+    assert not node.driver.sound
+    assert marker_in(tmp_path).intact
+
+
+@pytest.mark.rule("R-11")
+def test_a_clean_stop_outlives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3", durability=Durability.REPLICATED)
+    stopped: list[bool] = []
+    node.driver.stop(lambda: stopped.append(True))
+    node.seams.run()
+    assert stopped == [True]
+    boot_again(monkeypatch)
+    reopen(node)
+    assert node.driver.sound
+
+
+@pytest.mark.rule("R-11")
+@pytest.mark.parametrize(
+    ("voters", "durability"),
+    [(("n1", "n2", "n3"), Durability.FSYNC), (("n1",), Durability.REPLICATED)],
+)
+def test_a_power_failure_that_no_other_voter_could_notice_takes_no_vote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, voters: tuple[str, ...], durability: Durability
+) -> None:
+    node = Node(tmp_path, *voters, durability=durability)
+    boot_again(monkeypatch)
+    node.restart()
+    assert node.driver.sound
+    assert not CleanStop(OsFileSystem(), str(tmp_path)).may_have_lost()
+
+
+def birth_of(files: MemoryFiles) -> tuple[FolderBirth, RepairMarker]:
+    marker = RepairMarker(files, "data", "__controller")
+    return FolderBirth(files, "data", marker), marker
+
+
+@pytest.mark.parametrize("spoil", [lambda data: b"x" + data[1:], lambda data: b""])
+def test_logs_that_are_older_than_the_folder_may_have_been_here_before(
+    spoil: Callable[[bytes], bytes],
+) -> None:
+    files = MemoryFiles()
+    birth, marker = birth_of(files)
+    assert birth.index == -1  # a folder of an earlier version
+    marker.save(Note("empty", "start", 1, intact=True, lost_vote=True))
+    assert birth.index > 10**9  # nothing is known of the metadata yet
+    birth.save(41)
+    marker.remove()
+    birth.save(99)
+    assert birth.index == 41
+    path = "data/born"
+    spoiled = spoil(files.read(path))
+    file = files.open(path)
+    file.truncate(0)
+    file.pwrite(spoiled, 0)
+    assert birth.index > 10**9

@@ -1,0 +1,198 @@
+"""Members that may have lost what they acknowledged or voted: what counts of them, and how the doubt ends."""
+
+import pytest
+
+from app.raft.ballot import Ballot
+from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
+from app.raft.state import MemberState, Outbox
+from app.replication import NO_INDEX, Durability, Role
+from storage.hard_state import HardState
+from tests.unit.raft.support import Group, Member, MemoryLog, log_of
+
+
+def wipe(member: Member) -> None:
+    """The member's disk is replaced by an empty one."""
+    member.log = MemoryLog()
+    member.saved = [HardState()]
+    member.restart(sound=False, knows_vote=False)
+
+
+def blank_group(count: int = 3) -> Group:
+    """Members whose folders are empty: none of them can know whether there was a log before."""
+    group = Group(count)
+    for member in group.members.values():
+        wipe(member)
+    return group
+
+
+@pytest.mark.rule("R-02")
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_fresh_group_elects_a_leader_once_every_voter_is_there(count: int) -> None:
+    group = blank_group(count)
+    names = tuple(group.members)
+    group.pass_time(5_000, *names[:-1])
+    assert not any(member.leads for member in group.members.values())
+    assert all(member.core.term == 0 for member in group.members.values())
+    group.pass_time(3_000)
+    leader = group.leader
+    leader.append()
+    group.pass_time(100)
+    assert leader.core.committed_index == leader.log.end_index
+    assert all(member.core.sound for member in group.members.values())
+
+
+@pytest.mark.rule("R-02")
+def test_a_replaced_disk_neither_votes_nor_counts_until_it_holds_what_was_committed() -> None:
+    """n1 and n2 hold what is committed; n2's disk is replaced while n1 is away, and n3 comes back."""
+    group = Group(3)
+    leader = group.elect("n1")
+    group.settle()
+    for _ in range(3):
+        leader.append()
+        group.settle("n1", "n2")
+    committed = leader.core.committed_index
+    assert committed == 3
+    wipe(group["n2"])
+    group.take()
+    group.pass_time(10_000, "n2", "n3")
+    assert not group["n2"].leads
+    assert not group["n3"].leads
+    group.pass_time(10_000)
+    assert group.leader.name == "n1"
+    group.leader.append()
+    group.pass_time(200)
+    assert group["n2"].core.sound
+    assert all(member.log.batches == leader.log.batches for member in group.members.values())
+
+
+@pytest.mark.rule("R-02")
+def test_two_replaced_disks_get_everything_from_the_third() -> None:
+    group = Group(3)
+    leader = group.elect("n3")
+    leader.append()
+    group.pass_time(500)
+    wipe(group["n1"])
+    wipe(group["n2"])
+    leader.restart()
+    group.take()
+    group.pass_time(10_000, "n1", "n2")  # they alone begin no other log
+    assert not group["n1"].leads
+    assert not group["n2"].leads
+    group.pass_time(5_000)
+    assert group.leader.name == "n3"
+    assert group["n1"].log.batches == group["n2"].log.batches == leader.log.batches
+    assert group["n1"].core.sound
+    assert group["n2"].core.sound
+
+
+@pytest.mark.rule("D-24")
+def test_the_acknowledgement_of_an_unsound_voter_does_not_count() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(500)
+    wipe(group["n2"])
+    group.take()
+    group.pass_time(300, "n1", "n2")  # n3 is away: nobody can confirm the leader to n2
+    batch = leader.append()
+    group.pass_time(300, "n1", "n2")
+    assert group["n2"].log.end_index == batch.last_index
+    assert leader.core.watermarks()[1]["n2"] == batch.last_index
+    assert leader.core.committed_index < batch.last_index
+    group.pass_time(1_500)
+    assert leader.core.committed_index == batch.last_index
+    assert group["n2"].core.sound
+
+
+@pytest.mark.rule("R-08")
+def test_an_unsound_voter_confirms_no_read() -> None:
+    """It may have helped to elect somebody in a newer term, and have forgotten."""
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(500)
+    wipe(group["n2"])
+    group.take()
+    group.pass_time(200, "n1", "n2")
+    leader.core.read_index("r", group.now_ms)
+    group.pass_time(200, "n1", "n2")
+    assert leader.reads == []
+    group.pass_time(500)
+    assert [token for token, index in leader.reads if index is not None] == ["r"]
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_in_a_newer_term_does_not_elect_two_leaders() -> None:
+    """n2 elects n3 in term 2 and loses its disk; n1, still the leader of term 1, brings it all it has."""
+    group = Group(3)
+    first = group.elect("n1")
+    group.pass_time(500)
+    group["n3"].step("n1", TimeoutNow(1))
+    group.settle("n2", "n3")
+    assert (group["n3"].leads, group["n3"].core.term) == (True, 2)
+    group.take()
+    wipe(group["n2"])
+    first.append()
+    for _ in range(40):
+        group.now_ms += 20
+        first.tick()
+        group["n2"].tick()
+        group.settle("n1", "n2")
+    assert group["n2"].log.batches == first.log.batches
+    assert not group["n2"].core.sound
+    group.take()
+    group.pass_time(20_000, "n1", "n2")
+    assert not [m.name for m in (first, group["n2"]) if m.leads and m.core.term >= 2]
+    group.pass_time(5_000)
+    assert all(member.core.sound for member in group.members.values())
+    assert group.leader.core.term >= 2
+
+
+@pytest.mark.rule("R-02")
+def test_two_voters_serve_again_though_one_may_have_lost_its_end() -> None:
+    group = Group({"n1": log_of(1, 1, 1), "n2": log_of(1, 1)}, committed={"n1": 2, "n2": 1})
+    group["n2"].restart(sound=False)
+    group.pass_time(5_000)
+    assert group.leader.name == "n1"
+    assert group["n2"].core.sound
+    assert group["n2"].log.batches == group["n1"].log.batches
+
+
+@pytest.mark.rule("R-02")
+def test_all_voters_may_have_lost_their_end_and_serve_again_with_the_longest_log() -> None:
+    """A common power failure with `replicated`."""
+    group = Group({"n1": log_of(1, 1), "n2": log_of(1, 1, 1), "n3": log_of(1)})
+    for member in group.members.values():
+        member.restart(sound=False)
+    group.take()
+    group.pass_time(5_000, "n1", "n3")
+    assert not any(member.leads for member in group.members.values())
+    group.pass_time(5_000)
+    assert group.leader.log.terms[:3] == [1, 1, 1]
+    assert all(member.core.sound for member in group.members.values())
+
+
+@pytest.mark.rule("R-02")
+def test_an_unsound_member_grants_nothing_to_a_candidate_that_would_count_it() -> None:
+    """A candidate of an older version does not know that votes may be unsound."""
+    group = Group(3)
+    member = group["n2"]
+    member.restart(sound=False)
+    group.take()
+    member.step("n1", VoteRequest(1, 5, 1))
+    assert [answer.granted for answer in group.take(source="n2")] == [False]  # type: ignore[union-attr]
+    member.step("n1", VoteRequest(2, 5, 1, weighs=True))
+    [answer] = group.take(source="n2")
+    assert (answer.granted, answer.sound) == (True, False)  # type: ignore[union-attr]
+
+
+def test_a_ballot_is_won_by_sound_votes_or_by_all() -> None:
+    group = Group(3)
+    member = MemberState("n1", group.config, Durability.FSYNC, Role.CANDIDATE, 1, None, NO_INDEX)
+    ballot = Ballot(member, MemoryLog(), Outbox())
+    ballot.open(1)
+    ballot.count("n2", VoteAnswer(1, True, sound=False))
+    assert not ballot.is_won
+    ballot.count("n3", VoteAnswer(1, True, sound=False))
+    assert ballot.is_won
+    ballot.open(1)
+    ballot.count("n2", VoteAnswer(1, True))
+    assert ballot.is_won
