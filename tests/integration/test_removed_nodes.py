@@ -25,8 +25,14 @@ def is_removed(cluster: Cluster, node: str) -> bool:
 
 
 def remove(cluster: Cluster, asked: str, node: str, **params: Any) -> None:
-    answer = cluster.call("DELETE", asked, f"/v1/cluster/members/{node}", params=params)
-    assert answer.status_code == 200, answer.text
+    """The logs change one after another: one of them may just elect a leader, and the call is repeated."""
+
+    def removed() -> bool:
+        answer = cluster.call("DELETE", asked, f"/v1/cluster/members/{node}", params=params)
+        assert answer.status_code == 200 or answer.json()["retryable"], answer.text
+        return answer.status_code == 200
+
+    eventually(removed, what=f"{node} is removed")
 
 
 def check_passes_calls_on(cluster: Cluster, node: str) -> None:
