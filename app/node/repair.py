@@ -153,9 +153,11 @@ class LogRepair:
         trouble: Damaged,
         found_by: str,
         held_index: int = NO_INDEX,
+        votes: bool = True,
     ) -> None:
         """trouble: what was found first. voters: of the group, this node among them. held_index: up to here
-        the log was durable when that was found."""
+        the log was durable when that was found. votes: the group elects; without it controllers or the
+        configuration do, and the vote file only holds which epoch this copy has opened."""
         self.trouble = trouble
         self.found_by = found_by
         self.state = RepairState.SURVEYING
@@ -170,6 +172,7 @@ class LogRepair:
         self._keeps_promises = sound  # nothing that was acknowledged or voted before is missing
         self._lacks_records = False
         self._held_index = held_index
+        self._votes = votes
         self._peers = tuple(voter for voter in voters if voter != node_id)
         self._majority = len(voters) // 2 + 1
         self._storage = storage
@@ -292,6 +295,14 @@ class LogRepair:
         await in_thread(lambda: self._save_vote(promise))
         self.mended.small_files["vote"] = None
 
+    async def _mend_epoch(self) -> None:
+        """A lost epoch: this copy may have opened a later one than its log shows, and must not open it again.
+        As another replica it is never told to: epochs are given to one replica each (C-04)."""
+        await self._doubt()
+        term, _ = await in_thread(self._last_known)
+        await in_thread(lambda: self._save_vote(HardState(term, self._node_id)))
+        self.mended.small_files["vote"] = None
+
     def _last_known(self) -> tuple[int, tuple[str, ...]]:
         """The term of the log's last batch, and the voters that the log itself names (R-10).
 
@@ -350,7 +361,7 @@ class LogRepair:
         if self._seen[trouble.path] > SAME_TROUBLE_MAX:
             await self._set_aside(f"damaged again and again: {trouble}")
         elif name == "vote":
-            await self._mend_vote()
+            await (self._mend_vote() if self._votes else self._mend_epoch())
         elif name == "checkpoint":
             # The leader tells what is committed. But only the checkpoint told damage from a torn tail.
             if await in_thread(self._recovery().has_torn_tail):

@@ -16,7 +16,7 @@ from app.node.tasks import TaskSupervisor
 from app.node.verify import Comparison, ReplicaState
 from app.raft.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
 from app.replication import NO_INDEX, Clock, Lanes, Transport
-from app.settings import Settings
+from app.settings import Replication, Settings
 from storage.errors import CorruptLog, DiskError, StorageError, StorageFull
 from storage.file_system import FileSystem
 
@@ -121,6 +121,7 @@ class Repairs:
             trouble=trouble,
             found_by=found_by,
             held_index=NO_INDEX if driver is None else driver.log.durable_index,
+            votes=hosted.settings.replication is Replication.RAFT,
         )
         hosted.repairs_begun += 1
         if driver is not None:

@@ -290,3 +290,29 @@ def test_a_damaged_copy_is_repaired_and_stays_the_same_replica(cluster: Cluster,
     cluster.wait_ready()
     assert cluster.values(slave, name) == [f"v{number}" for number in range(20)]
     assert (folder / "replica").read_bytes() == identity
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_damaged_small_files_of_the_only_copy_in_sync_cost_it_nothing(cluster: Cluster, name: str) -> None:
+    """Its records are all there: it keeps its identity, and with it the place in the SyncStateSet."""
+    create(cluster, name, replicas=["n1", "n2"], preferred="n1")
+    wait_in_sync(cluster, name, "n1", "n2")
+    wait_acknowledged(cluster, name, "both")
+    cluster.kill("n2")
+    wait_in_sync(cluster, name, "n1")
+    wait_acknowledged(cluster, name, "n1 alone")
+    assert cluster.stop("n1") == 0
+    folder = cluster.folder / "n1" / "logs" / name
+    for file in ("checkpoint", "state"):
+        data = bytearray((folder / file).read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        (folder / file).write_bytes(data)
+    cluster.start("n1")
+    wait_in_sync(cluster, name, "n1")
+    wait_acknowledged(cluster, name, "after")
+    values = cluster.values("n1", name)
+    assert [value for value in ("both", "n1 alone", "after") if value in values] == [
+        "both",
+        "n1 alone",
+        "after",
+    ]

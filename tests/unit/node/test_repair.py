@@ -95,6 +95,7 @@ class Scene:
         log.close()
         HardStateFile(self.files, f"{FOLDER}/vote").save(HardState(4, "n2"))
         self.host = Host(self.files)
+        self.votes = True
 
     def repair(
         self, peers: Peers, trouble: CorruptLog | CorruptFile, voters: tuple[str, ...], sound: bool
@@ -114,6 +115,7 @@ class Scene:
             clock=Clock(),
             trouble=trouble,
             found_by="start",
+            votes=self.votes,
         )
 
     def run(
@@ -357,3 +359,14 @@ def test_a_disk_that_rots_at_once_is_no_endless_loop() -> None:
     scene.run(peers, scene.damage(3), meanwhile=meanwhile)
     kept = [name for name in scene.files.list(f"{FOLDER}/aside") if name.endswith(".log")]
     assert len(kept) > 3  # what was set aside first is still there
+
+
+@pytest.mark.rule("C-04", "C-03")
+def test_a_lost_epoch_of_a_log_that_does_not_vote_needs_no_peer_and_another_identity() -> None:
+    """A term that no controller has given would make the copy deaf to every role."""
+    scene, peers = Scene(), Peers(lambda _peer, _message: None)
+    scene.votes = False
+    scene.files.remove(f"{FOLDER}/vote")
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(BATCHES[-1].term, "n1")
+    assert scene.host.sound is False
