@@ -253,9 +253,14 @@ class SimulatedNode:
         if not self._marker.intact:
             self._cluster.sometimes.hit("repair-done")
             self.files.flips.clear()
-        self.may_lack = False
+        if self.may_lack:
+            self._hold_all_again()
         assert self._disk is not None
         self._disk.submit(self._marker.remove, self._marker_removed)
+
+    def _hold_all_again(self) -> None:
+        self.may_lack = False
+        self._cluster.sometimes.hit("caught-up-again")
 
     def _marker_removed(self, _result: Any, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, StorageFull):
@@ -398,8 +403,7 @@ class SimulatedNode:
         if driver is self.driver and self._serves:
             driver.tick()
             if self.may_lack and driver.sound and not self.files.flips:
-                self.may_lack = False
-                self._cluster.sometimes.hit("caught-up-again")
+                self._hold_all_again()
             tick_us = self.settings.raft.tick_interval_ms * 1_000
             self._cluster.world.after(tick_us, partial(self._tick, life, driver), life)
 
