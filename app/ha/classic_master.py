@@ -29,6 +29,7 @@ from app.replication import (
     CoreStatus,
     Durability,
     GroupConfig,
+    LogOptions,
     PeerStatus,
     PendingAppend,
     Ready,
@@ -75,7 +76,7 @@ class ClassicMasterCore(StaticGroup):
         self._replicas = replicas
         self._config = config
         self._min_slaves = min_in_sync_replicas - 1
-        self._sync_slaves = max(sync_slaves, self._min_slaves)
+        self._asked_slaves = sync_slaves
         self._auto = auto_in_sync_replicas
         self._unclean = unclean
         self._now_ms = 0
@@ -137,6 +138,11 @@ class ClassicMasterCore(StaticGroup):
                 "master, or set unclean = true to lose them"
             )
         return self._before_opening.reason
+
+    @property
+    def _sync_slaves(self) -> int:
+        """How many slaves a synchronous append waits for when all are in sync."""
+        return max(self._asked_slaves, self._min_slaves)
 
     @property
     def _slaves_in_sync(self) -> int:
@@ -430,6 +436,11 @@ class ClassicMasterCore(StaticGroup):
         self._outbox.answers += self._pending.close()
         for slave in list(self._slaves.values()):
             self._drop(slave, "this node stops")
+
+    def apply_options(self, options: LogOptions, now_ms: int) -> None:
+        self._min_slaves = options.min_in_sync_replicas - 1
+        super().apply_options(options, now_ms)
+        self._check(now_ms)
 
     # --- sending and acks ----------------------------------------------------------------------------------
 

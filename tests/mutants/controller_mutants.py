@@ -664,7 +664,7 @@ def a_slave_asks_not_where_a_frame_belongs(patch: pytest.MonkeyPatch) -> None:
 def a_synchronous_append_waits_for_nobody(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, ClassicMasterCore, "_check")
     def check(original: Any, self: ClassicMasterCore, now_ms: int) -> None:
-        self._sync_slaves = 0
+        self._asked_slaves = self._min_slaves = 0
         original(self, now_ms)
 
 

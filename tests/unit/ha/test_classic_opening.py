@@ -7,7 +7,7 @@ from app.ha.config import HaConfig
 from app.ha.flow import Flow
 from app.ha.frames import ClassicFrame, ClassicReport
 from app.ha.messages import Closed, Disconnect
-from app.replication import Acks
+from app.replication import Acks, LogOptions
 from storage.commitlog import Commitlog
 from storage.hard_state import HardState
 from tests.unit.ha.lab import CONFIG, copy, write
@@ -254,6 +254,23 @@ def test_never_fewer_than_the_floor_and_then_refused() -> None:
     assert master.core.takes_unreplicated  # acks=leader promises nothing of slaves
     connect(master, master.log, place=2)
     assert master.core.refusal is None
+
+
+@pytest.mark.rule("H-07")
+def test_the_floor_can_be_changed_while_the_log_runs() -> None:
+    master = Master(log_of(b"a", opened_by="n1"), hard_state=HardState(1, "n1"), sync_slaves=1)
+    connect(master, master.log, place=2)
+    assert (master.core.status().acks_needed, master.core.refusal) == (1, None)
+
+    def floor(replicas: int) -> None:
+        options = LogOptions(durability=master.durability, min_in_sync_replicas=replicas)
+        master.core.apply_options(options, master.now_ms)
+
+    floor(3)
+    assert master.core.status().acks_needed == 2
+    assert isinstance(master.core.refusal, NotEnoughInSync)
+    floor(1)
+    assert (master.core.status().acks_needed, master.core.refusal) == (1, None)
 
 
 def test_without_degradation_the_number_stays() -> None:
