@@ -83,6 +83,7 @@ class HaSimNode:
         self._is_controller = name in cluster.plan.controller_names
         self._cluster = cluster
         self._fsync = cluster.plan.durability is Durability.FSYNC
+        self.sound = True  # at the next start: no repair has found that records may be lost
 
     @property
     def alive(self) -> bool:
@@ -217,7 +218,9 @@ class HaSimNode:
             replicas=plan.broker_names,
             durability=plan.durability,
             min_in_sync_replicas=plan.min_in_sync,
+            sound=self.sound,
         )
+        self.sound = True
         driver = self.driver = opened.driver
         self.core, self.log = opened.core, driver.log
         driver.start()

@@ -13,7 +13,7 @@ from tests.simulation.network import LinkFaults
 def set_copy_aside(node: HaSimNode) -> None:
     """What a repair does that finds the records nowhere: the copy that takes part from now on is empty."""
     set_aside(node.files, f"data/logs/{LOG_NAME}")
-    node.files.remove(f"data/logs/{LOG_NAME}/replica")
+    node.sound = False
 
 
 @pytest.mark.rule("C-03", "C-08", "C-12")
