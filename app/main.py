@@ -9,8 +9,16 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from app.api import (
-    append_stream,
+from app.api.append import stream as append_stream
+from app.api.append.fast_front import AppendFront
+from app.api.append.handler import AppendHandler
+from app.api.append.openapi import OPENAPI_EXTRA, RESPONSES
+from app.api.http import problems
+from app.api.http.dependencies import ExactResponse, LogName
+from app.api.http.in_flight_limit import Room
+from app.api.http.openapi import PROBLEM_SCHEMA
+from app.api.http.tokens import Tokens
+from app.api.routes import (
     block_digests,
     cluster,
     elect,
@@ -20,24 +28,16 @@ from app.api import (
     live_page,
     logs,
     members,
-    problems,
     reads,
     receipts,
     tables,
     upkeep,
 )
-from app.api.append_front import AppendFront
-from app.api.append_openapi import OPENAPI_EXTRA, RESPONSES
-from app.api.appends import AppendHandler
-from app.api.edge import Edge
-from app.api.openapi import PROBLEM_SCHEMA
-from app.api.room import Room
-from app.api.routing import ExactResponse, LogName
-from app.api.tables import KnownTables
-from app.api.tokens import Tokens
+from app.api.routes.tables import KnownTables
+from app.middleware import Edge
 from app.node.broker import Broker
-from app.settings import AppendFront as AppendFrontChoice
-from app.settings import Settings
+from app.settings.model import AppendFront as AppendFrontChoice
+from app.settings.model import Settings
 from app.version import VERSION
 
 _PARTS: Final = (

@@ -21,10 +21,10 @@ import os
 
 from app.client import CommitlogClient, Record
 from pyspark.sql import functions as F
-from spark_jobs.plots import delays_by_hour_figure, watermarks_figure
+from spark_jobs.analytics.plots import delays_by_hour_figure, watermarks_figure
 from spark_jobs.source import CommitlogDataSource
-from spark_jobs.tables import ENTRIES, EPOCHS, WATERMARKS, read_table, table_path
-from spark_jobs.transforms import delays_by_hour, index_check, json_values, latest_watermarks
+from spark_jobs.tables.table import ENTRIES, EPOCHS, WATERMARKS, read_table, table_path
+from spark_jobs.tables.transforms import delays_by_hour, index_check, json_values, latest_watermarks
 
 spark.dataSource.register(CommitlogDataSource)
 endpoint, log, tables = (dbutils.widgets.get(name) for name in ("endpoint", "log", "tables"))

@@ -16,10 +16,10 @@ dbutils.widgets.text("tables", "demo-data/tables", "Folder of the Delta tables")
 
 # COMMAND ----------
 
-from spark_jobs import gold
-from spark_jobs.plots import watermarks_figure
-from spark_jobs.service_plots import lag_figure
-from spark_jobs.views import create_views
+from spark_jobs.analytics import gold
+from spark_jobs.analytics.plots import watermarks_figure
+from spark_jobs.analytics.service_plots import lag_figure
+from spark_jobs.tables.views import create_views
 
 views = create_views(spark, dbutils.widgets.get("tables"), dbutils.widgets.get("log"))
 watermarks, epochs = spark.table("watermarks"), spark.table("epochs").orderBy("epoch")

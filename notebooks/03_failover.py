@@ -17,9 +17,9 @@ dbutils.widgets.text("tables", "commitlog-data/tables", "Folder of the Delta tab
 
 # COMMAND ----------
 
-from spark_jobs import failovers
-from spark_jobs.failover_plots import pauses_figure, story_figure
-from spark_jobs.views import create_views
+from spark_jobs.analytics import failovers
+from spark_jobs.analytics.failover_plots import pauses_figure, story_figure
+from spark_jobs.tables.views import create_views
 
 create_views(spark, dbutils.widgets.get("tables"), dbutils.widgets.get("log"))
 events, sets, epochs = (spark.table(name) for name in ("events", "sync_state_sets", "epochs"))

@@ -20,11 +20,11 @@ dbutils.widgets.text("tables", "demo-data/tables", "Folder of the Delta tables")
 import os
 
 from pyspark.sql import functions as F
-from spark_jobs.entries import APPLICATION
-from spark_jobs.service_plots import commits_figure, cuts_figure
-from spark_jobs.tables import ENTRIES, EPOCHS, append_once, identifier, read_table, table_path
-from spark_jobs.transforms import commit_ranges, index_check
-from spark_jobs.travel import at
+from spark_jobs.analytics.service_plots import commits_figure, cuts_figure
+from spark_jobs.materialize.entries import APPLICATION
+from spark_jobs.tables.table import ENTRIES, EPOCHS, append_once, identifier, read_table, table_path
+from spark_jobs.tables.transforms import commit_ranges, index_check
+from spark_jobs.tables.travel import at
 from spark_jobs.verify import verify_tables
 
 endpoint, log, tables = (dbutils.widgets.get(name) for name in ("endpoint", "log", "tables"))

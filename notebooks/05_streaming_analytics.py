@@ -20,10 +20,10 @@ dbutils.widgets.text("tables", "demo-data/tables", "Folder of the Delta tables")
 import tempfile
 
 from pyspark.sql import functions as F
-from spark_jobs import gold
-from spark_jobs.service_plots import carriers_figure, late_figure, service_figure
-from spark_jobs.silver import DELAYS, LATE, DelaysJob, delays, flights_of
-from spark_jobs.tables import ENTRIES, EPOCHS, WATERMARKS, read_table, table_path
+from spark_jobs.analytics import gold
+from spark_jobs.analytics.service_plots import carriers_figure, late_figure, service_figure
+from spark_jobs.analytics.silver import DELAYS, LATE, DelaysJob, delays, flights_of
+from spark_jobs.tables.table import ENTRIES, EPOCHS, WATERMARKS, read_table, table_path
 
 log, tables = dbutils.widgets.get("log"), dbutils.widgets.get("tables")
 entries, watermarks, epochs, parts, late = (

@@ -30,10 +30,10 @@ from matplotlib.figure import Figure
 from pyspark.sql import DataFrame, SparkSession
 
 from app.errors import ConfigError
-from spark_jobs.jars import JarsUnavailable
-from spark_jobs.session import JavaNotFound, open_session
-from spark_jobs.settings import add_arguments, settings_of
-from spark_jobs.tables import SPARK_ERRORS
+from spark_jobs.session.jars import JarsUnavailable
+from spark_jobs.session.settings import add_arguments, settings_of
+from spark_jobs.session.spark_session import JavaNotFound, open_session
+from spark_jobs.tables.table import SPARK_ERRORS
 
 HEADER = "# Databricks notebook source"
 SEPARATOR = re.compile(r"^# COMMAND -+[ \t]*$", re.MULTILINE)

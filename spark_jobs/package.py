@@ -67,10 +67,10 @@ def properties(settings: dict[str, str]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Write both files, and tell how to use them. Exit code 2 for a configuration that cannot work."""
     from app.errors import ConfigError
-    from spark_jobs.jars import JarsUnavailable, ensure_jars
-    from spark_jobs.java import JavaNotFound, find_java
-    from spark_jobs.session import launch_settings, with_extra
-    from spark_jobs.settings import add_arguments, settings_of
+    from spark_jobs.session.jars import JarsUnavailable, ensure_jars
+    from spark_jobs.session.java import JavaNotFound, find_java
+    from spark_jobs.session.settings import add_arguments, settings_of
+    from spark_jobs.session.spark_session import launch_settings, with_extra
 
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs.package", description="Make what spark-submit needs of this package."

@@ -23,24 +23,24 @@ from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
 from app.errors import ConfigError
-from spark_jobs.client import GIVE_UP_S, LogClient
-from spark_jobs.entries import EntriesJob
-from spark_jobs.epochs import EpochsJob
 from spark_jobs.errors import OptionError, Refused, SourceError, Trimmed, Unreachable
-from spark_jobs.events import EventsJob
-from spark_jobs.groups import FAILURES as GROUP_FAILURES
-from spark_jobs.groups import Groups, split_names
-from spark_jobs.jars import JarsUnavailable
-from spark_jobs.lease import MOVE_EACH_S, Lease, LeasedEntries
-from spark_jobs.locations import is_url, location
-from spark_jobs.options import parse_endpoints
-from spark_jobs.progress import LogProgress, Progress, ProgressFile
-from spark_jobs.remote import RemoteWrite
-from spark_jobs.session import INTERPRETED, JavaNotFound, is_remote, open_session
-from spark_jobs.settings import SparkSettings, add_arguments, settings_of
+from spark_jobs.materialize.entries import EntriesJob
+from spark_jobs.materialize.epochs import EpochsJob
+from spark_jobs.materialize.events import EventsJob
+from spark_jobs.materialize.groups import FAILURES as GROUP_FAILURES
+from spark_jobs.materialize.groups import Groups, split_names
+from spark_jobs.materialize.lease import MOVE_EACH_S, Lease, LeasedEntries
+from spark_jobs.materialize.progress import LogProgress, Progress, ProgressFile
+from spark_jobs.materialize.remote import RemoteWrite
+from spark_jobs.materialize.supervisor import MAX_FAILURES, Job, MaterializeFailed, Supervisor, reason_of
+from spark_jobs.session.jars import JarsUnavailable
+from spark_jobs.session.locations import is_url, location
+from spark_jobs.session.settings import SparkSettings, add_arguments, settings_of
+from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, is_remote, open_session
 from spark_jobs.source import CommitlogDataSource
-from spark_jobs.supervisor import MAX_FAILURES, Job, MaterializeFailed, Supervisor, reason_of
-from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, table_path
+from spark_jobs.source.client import GIVE_UP_S, LogClient
+from spark_jobs.source.options import parse_endpoints
+from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, table_path
 
 LOOK_EACH_S = 0.25
 EPOCHS_EACH_S = 1.0
@@ -386,7 +386,7 @@ def tell_json(progress: Progress) -> None:
 
 
 def exit_code(error: Exception) -> int:
-    """2 usage, 4 no such log, 5 no answer, else 1 (API.md §7). Spark hands on the errors of its Python
+    """2 usage, 4 no such log, 5 no answer, else 1 (docs/api.md §7). Spark hands on the errors of its Python
     processes as text."""
     reason = error.__cause__ if isinstance(error, MaterializeFailed) and error.__cause__ else error
     if isinstance(reason, ConfigError | OptionError):

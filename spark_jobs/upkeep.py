@@ -19,14 +19,14 @@ from pyspark.sql import Row, SparkSession
 
 from app.errors import ConfigError
 from app.tables.delta_log import folders
+from spark_jobs.analytics.silver import DELAYS, LATE
 from spark_jobs.errors import OptionError
-from spark_jobs.groups import named
-from spark_jobs.jars import JarsUnavailable
-from spark_jobs.locations import location
-from spark_jobs.session import JavaNotFound, open_session
-from spark_jobs.settings import add_arguments, settings_of
-from spark_jobs.silver import DELAYS, LATE
-from spark_jobs.tables import SPARK_ERRORS, TABLES, identifier, is_table, table_path
+from spark_jobs.materialize.groups import named
+from spark_jobs.session.jars import JarsUnavailable
+from spark_jobs.session.locations import location
+from spark_jobs.session.settings import add_arguments, settings_of
+from spark_jobs.session.spark_session import JavaNotFound, open_session
+from spark_jobs.tables.table import SPARK_ERRORS, TABLES, identifier, is_table, table_path
 
 ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5

@@ -24,12 +24,12 @@ from app.errors import ConfigError
 from app.tables.catalog import LOG_ID_PROPERTY
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
 from spark_jobs.errors import OptionError
-from spark_jobs.groups import named
-from spark_jobs.jars import JarsUnavailable
-from spark_jobs.session import JavaNotFound, open_session
-from spark_jobs.settings import add_arguments, settings_of
-from spark_jobs.tables import EPOCH_FILES, EPOCHS, table_properties
-from spark_jobs.transforms import epoch_differences
+from spark_jobs.materialize.groups import named
+from spark_jobs.session.jars import JarsUnavailable
+from spark_jobs.session.settings import add_arguments, settings_of
+from spark_jobs.session.spark_session import JavaNotFound, open_session
+from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
+from spark_jobs.tables.transforms import epoch_differences
 
 SUMS = "first bigint, count bigint, high bigint, low bigint"
 HALF = 1 << 32

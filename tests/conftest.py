@@ -12,8 +12,13 @@ from tests.rules import read_rules
 
 SPARK = "tests/spark/"
 SPARKS = f"{SPARK}own"
-OWN_PROCESSES = ("test_connect.py", "test_kills.py", "test_standalone_cluster.py")
-EITHER = ("test_failover_notebook.py", "test_quarantine.py", "test_program.py", "test_sink.py")
+OWN_PROCESSES = ("session/test_connect.py", "materialize/test_kills.py", "session/test_standalone_cluster.py")
+EITHER = (
+    "notebooks/test_failover_notebook.py",
+    "materialize/test_quarantine.py",
+    "materialize/test_program.py",
+    "sink/test_sink.py",
+)
 LONGEST = (
     SPARK,
     SPARKS,

@@ -28,7 +28,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class ExitCode(IntEnum):
-    """How `commitlog` ends (API, section 7)."""
+    """How `commitlog` ends (docs/api.md §7)."""
 
     OK = 0
     FAILED = 1

@@ -9,7 +9,6 @@ import click
 from rich.console import Console
 
 from app.cli.context import CommandFailed, json_option, print_json
-from app.cli.processes import StopRequested, ending_on_signals
 from app.cli.up import check_ports
 from app.demo.flights import FLIGHTS_OF_2013, DataSetMissing
 from app.demo.folder import FolderRefused, prepare
@@ -17,6 +16,7 @@ from app.demo.proofs import Sent
 from app.demo.report import leaders_table, nodes_table, proofs_table, watermarks_table
 from app.demo.show import Show
 from app.demo.story import Demo, DemoFailed, Story
+from app.local.processes import StopRequested, ending_on_signals
 from app.setup.checks import State, check_data_set, check_jars, check_java
 
 NODES = 3

@@ -41,9 +41,9 @@ def rebuild_controllers_command(
     clients write.
     """
     from app.errors import ConfigError
-    from app.node.rebuild_metadata import NodeFolder, rebuild
-    from app.node.stamp import check_stamp
-    from app.settings_file import load
+    from app.node.metadata.rebuild import NodeFolder, rebuild
+    from app.node.node_identity import check_stamp
+    from app.settings.file import load
     from storage.errors import StorageError
     from storage.files import OsFileSystem
 

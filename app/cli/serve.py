@@ -24,8 +24,8 @@ def serve_command(config: Path, node: str, as_json: bool) -> None:
     Log lines go to standard error; with --json one line tells on standard output when the node serves. Exit
     codes: 0 a clean stop, 2 a wrong configuration, 1 anything else.
     """
-    from app.node.server import serve  # the whole service: loaded only here
-    from app.settings import Settings
+    from app.serve import serve  # the whole service: loaded only here
+    from app.settings.model import Settings
 
     def tell(settings: Settings) -> None:
         if as_json:

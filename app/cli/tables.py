@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table as View
 
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, target_options
-from app.cli.spark_job import JOB, VERIFY_JOB, job_arguments
 from app.client.tables import Cut, Tables
 from app.client.tables import Table as DeltaTable
+from app.local.spark_job import JOB, VERIFY_JOB, job_arguments
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
 
 MIB = 1024 * 1024

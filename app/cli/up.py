@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from app.cli.context import CommandFailed, person_watches, print_json
-from app.cli.local_cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
-from app.cli.processes import StopRequested, describe_exit, ending_on_signals
-from app.cli.spark_job import SparkJob
+from app.local.cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
+from app.local.processes import StopRequested, describe_exit, ending_on_signals
+from app.local.spark_job import SparkJob
 from app.setup.checks import port_is_free
 
 WATCH_INTERVAL_S = 0.2

@@ -52,7 +52,7 @@ class Operations:
         return self._call("POST", "/v1/cluster/leader:transfer", asked)[0]
 
     def create_log(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Create a log (API.md §5: name, replication, replicas, ...); the same again is the same log."""
+        """Create a log (docs/api.md §5: name, replication, replicas, ...); the same again is the same log."""
         return self._call("POST", "/v1/logs", settings)[0]
 
     def delete_log(self, name: str) -> dict[str, Any]:

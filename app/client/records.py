@@ -1,4 +1,4 @@
-"""Records as a client gives them, and their JSON form (API, section 2)."""
+"""Records as a client gives them, and their JSON form (docs/api.md §2)."""
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -12,12 +12,12 @@ import msgspec
 
 from app.controller.events import AnyEvent, decode_event, encode_event
 from app.controller.state_machine import Metadata
-from app.log_snapshot import Capture
-from app.log_state import DAY_MS, LogState, WholeRestoring
-from storage.batch import Batch
+from app.log.snapshot import Capture
+from app.log.state import DAY_MS, LogState, WholeRestoring
 from storage.errors import CorruptBatch
 from storage.file_system import Bytes
-from storage.records import read_columns
+from storage.format.batch import Batch
+from storage.format.records import read_columns
 
 NEWS_MAX: Final = 10_000
 

@@ -1,4 +1,5 @@
-"""What nodes say to controllers and back, on the connections of the peers (app/raft/wire.py, tags 30-39).
+"""What nodes say to controllers and back, on the connections of the peers (app/node/network/wire.py, tags
+30-39).
 
 The log id of the frame is that of `__controller`. `id` is drawn by the asker, the same in every repeat of one
 request; an answer names it. A request may go to any controller: one that is not active says who is.

@@ -30,7 +30,7 @@ class Replica(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client chooses when it creates a log; replication, durability: as API.md §2 spells them.
+    """What a client chooses when it creates a log; replication, durability: as docs/api.md §2 spells them.
 
     replicas: nodes that keep the log; classic: the first one is the master. learners: those of them that
     neither join the SyncStateSet nor are elected (C-11). min_in_sync_replicas: appends are refused while

@@ -1,4 +1,4 @@
-"""Logs come and go: what a client may choose, and what it may change later (API.md §5)."""
+"""Logs come and go: what a client may choose, and what it may change later (docs/api.md §5)."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Final

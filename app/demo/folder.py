@@ -5,7 +5,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from app.cli.local_cluster import LOCK
+from app.local.cluster import LOCK
 
 MARKER = ".commitlog-demo"
 MADE_BY_DEMOS = ("n[1-9]", "cluster.toml", "spark", "tables", "checkpoints", "proofs.*", "notebook*.*")

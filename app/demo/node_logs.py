@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.cli.local_cluster import LocalNode
 from app.client import CommitlogClient
+from app.local.cluster import LocalNode
 
 PAGE_RECORDS = 100_000
 PAGE_BYTES = 32 * 1024 * 1024

@@ -15,11 +15,20 @@ from pyspark.sql import functions as F
 
 from app.demo.flights import ContentHash
 from app.setup.environment import ROOT
-from spark_jobs.jars import DEFAULT_JARS_FOLDER
 from spark_jobs.notebook import NotebookFailed, run_notebook
-from spark_jobs.session import build_session
-from spark_jobs.tables import ENTRIES, EPOCH_FILES, EPOCHS, EVENTS, WATERMARKS, Table, read_table, table_path
-from spark_jobs.transforms import index_check, latest_watermarks
+from spark_jobs.session.jars import DEFAULT_JARS_FOLDER
+from spark_jobs.session.spark_session import build_session
+from spark_jobs.tables.table import (
+    ENTRIES,
+    EPOCH_FILES,
+    EPOCHS,
+    EVENTS,
+    WATERMARKS,
+    Table,
+    read_table,
+    table_path,
+)
+from spark_jobs.tables.transforms import index_check, latest_watermarks
 
 LOG = "default"
 NOTEBOOK = ROOT / "notebooks" / "01_append_and_read.py"

@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.cli.local_cluster import ClusterError, LocalCluster
-from app.cli.processes import ChildProcess, describe_exit
-from app.cli.spark_job import SparkJob
 from app.client import ClientError, CommitlogClient, NotFound
 from app.client.operations import Operations
 from app.demo.flights import read_flights
@@ -19,6 +16,9 @@ from app.demo.node_logs import NodeLog, NodesDiffer, count_events, read_node_log
 from app.demo.proofs import Proof, Sent, prove_entries, prove_epochs, prove_nodes, prove_watermarks
 from app.demo.sender import Sender, gap_ms
 from app.demo.show import Show
+from app.local.cluster import ClusterError, LocalCluster
+from app.local.processes import ChildProcess, describe_exit
+from app.local.spark_job import SparkJob
 from app.tables.catalog import CURSOR
 
 LOOK_EACH_S = 0.05

@@ -1,4 +1,4 @@
-"""Refusals to a caller: one tree, each class one problem of API.md §2 (RFC 9457).
+"""Refusals to a caller: one tree, each class one problem of docs/api.md §2 (RFC 9457).
 
 base.py        what all have; ConfigError
 client.py      the caller's doing: 4xx

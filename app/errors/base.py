@@ -1,4 +1,4 @@
-"""What every refusal has (API.md §2, RFC 9457), and the errors that are none."""
+"""What every refusal has (docs/api.md §2, RFC 9457), and the errors that are none."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -44,7 +44,7 @@ class CommitlogError(Exception):
             yield "retry-after", str(self.retry_after_s)
 
     def problem(self, instance: str, request_id: str) -> dict[str, Any]:
-        """The problem document (API.md §2). instance: path of the request."""
+        """The problem document (docs/api.md §2). instance: path of the request."""
         return {
             "type": f"/problems/{self.code}",
             "title": self.title,

@@ -3,11 +3,11 @@
 import struct
 from typing import Final
 
-from storage.batch import HEADER_SIZE_BYTES, Batch, decode_batch
 from storage.errors import PartialBatch
+from storage.format.batch import HEADER_SIZE_BYTES, Batch, decode_batch
 
 _SIZE: Final = struct.Struct("<I")
-_SIZE_AT: Final = 8  # storage/batch.py
+_SIZE_AT: Final = 8  # storage/format/batch.py
 
 
 class Assembler:

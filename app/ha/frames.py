@@ -77,7 +77,7 @@ class History:
     """Proof of what a classic slave holds. end_offset: byte after its last batch, 0 for an empty log.
 
     next_index: index after its last record. epoch: of that record, 0 for none. chain: of its last batch, 8
-    bytes (storage/batch.py).
+    bytes (storage/format/batch.py).
     """
 
     end_offset: int

@@ -6,13 +6,13 @@ from typing import Protocol
 
 from app.ha.epochs import EpochSpan, spans
 from app.ha.frames import EpochStart
-from app.replication import NO_INDEX, Durability, ReplicaLog
-from storage.batch import FIRST_CHAIN, Batch, follows_chain
-from storage.epoch_file import Epoch
+from app.log.contract import NO_INDEX, Durability, ReplicaLog
+from storage.format.batch import FIRST_CHAIN, Batch, follows_chain
+from storage.format.epoch_file import Epoch
 
 
 class HaLog(ReplicaLog, Protocol):
-    """What an HA core reads of its log beyond app.replication.ReplicaLog; storage's Commitlog has it."""
+    """What an HA core reads of its log beyond app.log.contract.ReplicaLog; storage's Commitlog has it."""
 
     @property
     def begin_offset(self) -> int: ...

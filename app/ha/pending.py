@@ -4,7 +4,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from app.replication import Acks, AppendFate, PendingAppend
+from app.log.contract import Acks, AppendFate, PendingAppend
 
 NEVER_MS = 1 << 62
 

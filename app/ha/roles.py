@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from app.replication import Role
+from app.log.contract import Role
 
 MANAGER: Final = "@manager"  # the source of these messages; no connection or node has such a name
 NO_EPOCH: Final = 0  # before the first election

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.ha.log import Boundaries, HaLog
-from app.replication import NO_INDEX
-from storage.batch import BATCH_MAX_BYTES, Batch
+from app.log.contract import NO_INDEX
+from storage.format.batch import BATCH_MAX_BYTES, Batch
 
 READ_AHEAD_BYTES: Final = 256 * 1024
 UNACKNOWLEDGED_MAX_BYTES: Final = 2 * BATCH_MAX_BYTES  # whole batches alone are acknowledged

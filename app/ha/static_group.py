@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from app.errors import CommitlogError, InvalidRequest, TransferFailed
+from app.log.contract import ChangeKind, GroupConfig, LogOptions
 from app.raft.member_core import MemberCore
-from app.replication import ChangeKind, GroupConfig, LogOptions
 
 
 class StaticGroup(MemberCore):

@@ -30,41 +30,41 @@ from app.errors import (
     LogUnsupported,
     NoLeader,
 )
-from app.log_state import Address
+from app.log.state import Address
 from app.node.clock import LoopScheduler, SystemClock
-from app.node.directory import Directory
 from app.node.disk import DiskThreads
-from app.node.driver import LogDriver
 from app.node.folder_birth import FolderBirth
-from app.node.forward import Forwarder
-from app.node.ha_transport import HaLink, HaTransport, Protocol
 from app.node.hosted_log import HostedLog
-from app.node.journal_keeper import JournalKeeper
-from app.node.metadata_folders import LogFolders
-from app.node.metadata_logs import MetadataLogs, Unsupported
-from app.node.metadata_service import CONTROLLER_LOG, MetadataService, controller_log
+from app.node.metadata.folders import LogFolders
+from app.node.metadata.logs import MetadataLogs, Unsupported
+from app.node.metadata.service import CONTROLLER_LOG, MetadataService, controller_log
+from app.node.network.ha_transport import HaLink, HaTransport, Protocol
+from app.node.network.http_forwarder import Forwarder
+from app.node.network.node_directory import Directory
+from app.node.network.peer_transport import PeerTransport, RetryConfig
+from app.node.network.repair_messages import PeerCall
+from app.node.node_identity import check_stamp
 from app.node.open_log import open_journal
 from app.node.opener import LogOpener
-from app.node.repair import Damaged
-from app.node.repairs import Repairs
+from app.node.repair.log_repair import Damaged
+from app.node.repair.registry import Repairs
+from app.node.repair.rollbacks import RollBacks
+from app.node.repair.scrub import Scrubber
+from app.node.replica.driver import LogDriver
+from app.node.request_waits import Waits
 from app.node.reserve import RESERVE_NAME, Reserve, ReservedFiles
-from app.node.retention import RetentionKeeper
-from app.node.rollbacks import RollBacks
-from app.node.scrub import Scrubber
-from app.node.stamp import check_stamp
+from app.node.retention.journals import JournalKeeper
+from app.node.retention.records import RetentionKeeper
 from app.node.tasks import TaskSupervisor
-from app.node.transport import PeerTransport, RetryConfig
-from app.node.waits import Waits
 from app.raft.messages import PushRequest
-from app.raft.repair_messages import PeerCall
-from app.settings import LOG_NAME, LogSettings, NodeSettings, Replication, Settings
+from app.settings.model import LOG_NAME, LogSettings, NodeSettings, Replication, Settings
 from app.telemetry import Meter
-from storage.batch import log_id_of
 from storage.errors import CorruptFile, CorruptLog, ForeignLog
 from storage.file_system import FileSystem, Lock
 from storage.files import OsFileSystem
-from storage.journal import Journal
-from storage.log_folder import MANIFEST_NAME
+from storage.format.batch import log_id_of
+from storage.log.journal import Journal
+from storage.log.log_folder import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
 

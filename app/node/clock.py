@@ -1,4 +1,4 @@
-"""The seams of time and turns, for real: Clock and Scheduler of app/replication.py."""
+"""The seams of time and turns, for real: Clock and Scheduler of app/log/contract.py."""
 
 import asyncio
 import logging

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from app.replication import SyncSource
+from app.log.contract import SyncSource
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ Then = Callable[[Any, BaseException | None], None]
 
 
 class DiskThreads:
-    """The pool; satisfies Lanes of app/replication.py. Everything but `_work` runs on the event loop.
+    """The pool; satisfies Lanes of app/log/contract.py. Everything but `_work` runs on the event loop.
 
     Invariant: a node has at most `threads` calls to the disk under way. The queue is bounded by its callers:
     a lane hands over one piece of work, or one sync for each of its sources, and waits for the answer.
@@ -118,7 +118,7 @@ class DiskThreads:
 
 
 class DiskLane:
-    """The Disk of app/replication.py for one log and its journal. Owned by the event loop."""
+    """The Disk of app/log/contract.py for one log and its journal. Owned by the event loop."""
 
     def __init__(self, threads: DiskThreads) -> None:
         self._threads = threads

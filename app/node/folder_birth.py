@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from app.node.repair_marker import RepairMarker
-from storage.checksum import crc32c
+from app.node.repair.marker import RepairMarker
 from storage.file_system import FileSystem, write_durably
+from storage.format.checksum import crc32c
 
 _NEVER: Final = 1 << 62
 

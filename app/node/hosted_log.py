@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from app.node.driver import LogDriver
-from app.replication import GroupConfig, Role
-from app.settings import LogSettings
-from storage.journal import Journal
+from app.log.contract import GroupConfig, Role
+from app.node.replica.driver import LogDriver
+from app.settings.model import LogSettings
+from storage.log.journal import Journal
 
 if TYPE_CHECKING:
-    from app.ha.auto_switch import AutoSwitchCore
-    from app.node.repair import LogRepair, Mended
+    from app.ha.auto_switch.core import AutoSwitchCore
+    from app.node.repair.log_repair import LogRepair, Mended
 
 REPLACED_GRACE_S: Final = 0.2
 CONFIGURED: Final = -1  # the generation of a log of the configuration file

@@ -9,16 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from app.ha.auto_switch import AutoSwitchCore
-from app.ha.classic_master import ClassicMasterCore
-from app.ha.classic_slave import ClassicSlaveCore
+from app.ha.auto_switch.core import AutoSwitchCore
+from app.ha.classic.master import ClassicMasterCore
+from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.config import HaConfig
-from app.log_state import LogState
-from app.node.checkpoints import load_state
-from app.node.driver import LogDriver
-from app.node.identity_file import IdentityFile
-from app.node.open_log import LogLimits, open_journal
-from app.replication import (
+from app.log.contract import (
     Clock,
     Disk,
     DriverConfig,
@@ -29,14 +24,19 @@ from app.replication import (
     SpaceReserve,
     Transport,
 )
-from storage.checkpoint import CheckpointFile, SnapshotFile
-from storage.clean_stop import CleanStop
-from storage.commitlog import Commitlog, CommitlogConfig
+from app.log.state import LogState
+from app.node.metadata.replica_identity import IdentityFile
+from app.node.open_log import LogLimits, open_journal
+from app.node.replica.checkpoints import load_state
+from app.node.replica.driver import LogDriver
 from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem
-from storage.hard_state import HardState, HardStateFile
-from storage.journal import Journal
-from storage.log_folder import MANIFEST_NAME
+from storage.log.checkpoint import CheckpointFile, SnapshotFile
+from storage.log.clean_stop import CleanStop
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardState, HardStateFile
+from storage.log.journal import Journal
+from storage.log.log_folder import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
 

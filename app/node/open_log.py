@@ -1,6 +1,6 @@
 """From a node's folders to a driver that can start: recovery of one log and all that belongs to it.
 
-DATA/logs/NAME/     segments, manifest, epochs (storage/commitlog.py), vote, checkpoint, state, group
+DATA/logs/NAME/     segments, manifest, epochs (storage/log/commitlog.py), vote, checkpoint, state, group
 DATA/journal/NAME/  the node's journal of the log
 """
 
@@ -9,15 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-from app.log_state import LogState
-from app.node.checkpoints import load_state
-from app.node.driver import LogDriver
-from app.node.group_file import first_group
-from app.node.opening import judge_opening
-from app.node.repair_marker import RepairMarker
-from app.raft.config import RaftConfig
-from app.raft.core import RaftCore
-from app.replication import (
+from app.log.contract import (
     AppendLimits,
     Clock,
     Disk,
@@ -28,14 +20,22 @@ from app.replication import (
     SpaceReserve,
     Transport,
 )
-from storage.checkpoint import CheckpointFile, SnapshotFile
-from storage.clean_stop import CleanStop
-from storage.commitlog import Commitlog, CommitlogConfig
+from app.log.state import LogState
+from app.node.opening import judge_opening
+from app.node.repair.marker import RepairMarker
+from app.node.replica.checkpoints import load_state
+from app.node.replica.driver import LogDriver
+from app.node.replica.group_file import first_group
+from app.raft.config import RaftConfig
+from app.raft.core import RaftCore
 from storage.errors import CorruptFile, CorruptLog, StorageFull
 from storage.file_system import FileSystem
-from storage.hard_state import HardState, HardStateFile
-from storage.journal import Journal, begin_anew
-from storage.log_folder import MANIFEST_NAME
+from storage.log.checkpoint import CheckpointFile, SnapshotFile
+from storage.log.clean_stop import CleanStop
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardState, HardStateFile
+from storage.log.journal import Journal, begin_anew
+from storage.log.log_folder import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
 

@@ -5,15 +5,15 @@ import random
 from collections.abc import Callable
 
 from app.controller.log_state import MetadataLogState
-from app.log_state import LogState
+from app.log.contract import Clock, GroupConfig, Lanes, SpaceReserve, Transport
+from app.log.state import LogState
 from app.node.clock import LoopScheduler
-from app.node.driver import LogDriver
 from app.node.hosted_log import HostedLog
-from app.node.metadata_service import CONTROLLER_LOG, controller_raft
+from app.node.metadata.service import CONTROLLER_LOG, controller_raft
 from app.node.open_ha_log import HaNode, open_auto_switch_log, open_classic_log
 from app.node.open_log import open_raft_log
-from app.replication import Clock, GroupConfig, Lanes, SpaceReserve, Transport
-from app.settings import Replication, Settings
+from app.node.replica.driver import LogDriver
+from app.settings.model import Replication, Settings
 from app.version import VERSION
 from storage.errors import CorruptLog
 from storage.file_system import FileSystem

@@ -11,9 +11,9 @@ crash at any moment changes nothing. It is made for
 import logging
 from dataclasses import dataclass
 
-from app.node.repair_marker import Note, RepairMarker
-from app.replication import Clock
-from storage.clean_stop import CleanStop
+from app.log.contract import Clock
+from app.node.repair.marker import Note, RepairMarker
+from storage.log.clean_stop import CleanStop
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from storage.errors import DiskError, StorageFull
 from storage.file_system import Bytes, File, FileSystem, Lock
-from storage.segment_format import segment_offset
+from storage.format.segment_format import segment_offset
 
 logger = logging.getLogger(__name__)
 

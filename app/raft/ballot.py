@@ -1,8 +1,8 @@
 """One election as a candidate sees it, and how a member judges somebody else's (R-01 to R-03, R-09)."""
 
+from app.log.contract import ReplicaLog
 from app.raft.messages import VoteAnswer, VoteRequest
 from app.raft.state import MemberState, Outbox
-from app.replication import ReplicaLog
 
 
 class Ballot:

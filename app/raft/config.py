@@ -1,4 +1,5 @@
-"""The constants of the D and R rules, with our defaults: `[raft]` of the configuration file (API.md §7)."""
+"""The constants of the D and R rules, with our defaults: `[raft]` of the configuration file (docs/api.md
+§7)."""
 
 from dataclasses import dataclass, fields
 

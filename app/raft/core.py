@@ -1,6 +1,6 @@
 """Raft's core of one log at one member: terms, votes and leadership; the other files here do the rest.
 
-Pure (app/replication.py says how a driver runs it). Elections: a follower that misses its leader asks for
+Pure (app/log/contract.py says how a driver runs it). Elections: a follower that misses its leader asks for
 pre-votes (R-03), then for votes (R-02); a leader that misses its majority stands down (R-04). What a member
 may do that lost what it had promised (`sound` is false): doubt.py.
 """
@@ -10,6 +10,18 @@ from random import Random
 from typing import Any
 
 from app.errors import CommitlogError, InvariantError, StorageFull, TransferFailed
+from app.log.contract import (
+    NO_INDEX,
+    ChangeKind,
+    CoreStatus,
+    Durability,
+    GroupConfig,
+    LogOptions,
+    PendingAppend,
+    Ready,
+    ReplicaLog,
+    Role,
+)
 from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
 from app.raft.doubt import Doubt
@@ -37,20 +49,8 @@ from app.raft.refusals import refuse_older, refuse_push
 from app.raft.standing import NO_NODES, Standing
 from app.raft.state import MemberState, committed_at_open
 from app.raft.transfer import Transfer
-from app.replication import (
-    NO_INDEX,
-    ChangeKind,
-    CoreStatus,
-    Durability,
-    GroupConfig,
-    LogOptions,
-    PendingAppend,
-    Ready,
-    ReplicaLog,
-    Role,
-)
-from storage.batch import Batch
-from storage.hard_state import HardState
+from storage.format.batch import Batch
+from storage.log.hard_state import HardState
 
 
 class RaftCore(MemberCore):

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from app.log.contract import NO_INDEX, PeerStatus, ReplicaLog
 from app.raft.config import RaftConfig
 from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType
 from app.raft.quorum import QuorumChecker
 from app.raft.state import MemberState, Outbox
-from app.replication import NO_INDEX, PeerStatus, ReplicaLog
-from storage.batch import Batch
+from storage.format.batch import Batch
 
 
 class DispatcherState(StrEnum):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from app.log.contract import NO_INDEX, ReplicaLog, Reset, TruncateAfter
 from app.raft.config import RaftConfig
 from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType
 from app.raft.state import MemberState, Outbox, is_of_term
-from app.replication import NO_INDEX, ReplicaLog, Reset, TruncateAfter
 
 
 @dataclass(slots=True)

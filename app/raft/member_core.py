@@ -1,7 +1,7 @@
 """What every core says of its member in the same way, whatever the replication mode. PURE."""
 
+from app.log.contract import Ready, Role
 from app.raft.state import MemberState, Outbox
-from app.replication import Ready, Role
 
 
 class MemberCore:

@@ -6,7 +6,7 @@ Majorities of two groups that differ in one voter overlap, so no joint phase is 
 from dataclasses import dataclass
 
 from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound, WouldLoseQuorum
-from app.replication import ChangeKind, GroupConfig
+from app.log.contract import ChangeKind, GroupConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from storage.batch import Batch
+from storage.format.batch import Batch
 
 
 class PushType(IntEnum):

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from app.log.contract import NO_INDEX, ReplicaLog
 from app.raft.config import RaftConfig
 from app.raft.dispatcher import Dispatcher
 from app.raft.membership import GroupView
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.state import MemberState, Outbox
-from app.replication import NO_INDEX, ReplicaLog
-from storage.batch import Batch
+from storage.format.batch import Batch
 
 
 class Peers:

@@ -4,9 +4,9 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from app.log.contract import NO_INDEX, Acks, AppendFate, PendingAppend, ReplicaLog
 from app.raft.config import RaftConfig
 from app.raft.state import MemberState, Outbox, is_of_term
-from app.replication import NO_INDEX, Acks, AppendFate, PendingAppend, ReplicaLog
 
 NEVER_MS = 1 << 62
 

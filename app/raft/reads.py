@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from app.log.contract import ReplicaLog
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.quorum import quorum_index
 from app.raft.state import MemberState, Outbox, is_of_term
-from app.replication import ReplicaLog
 
 
 def _deadline_ms(queued: tuple[int, Any]) -> int:

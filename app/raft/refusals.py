@@ -1,5 +1,6 @@
 """What a member answers to a sender that it does not follow (D-21): the sender learns the term, no more."""
 
+from app.log.contract import NO_INDEX, ReplicaLog
 from app.raft.messages import (
     Heartbeat,
     HeartbeatAnswer,
@@ -13,7 +14,6 @@ from app.raft.messages import (
     VoteRequest,
 )
 from app.raft.state import MemberState, Outbox
-from app.replication import NO_INDEX, ReplicaLog
 
 
 def refuse_older(

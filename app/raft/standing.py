@@ -8,9 +8,9 @@ its pre-vote with a GroupNotice.
 
 from collections.abc import Mapping
 
+from app.log.contract import NO_INDEX, GroupConfig, Role
 from app.raft.messages import GroupNotice
 from app.raft.state import MemberState, Outbox
-from app.replication import NO_INDEX, GroupConfig, Role
 
 NO_NODES: Mapping[str, tuple[str, str]] = {}
 

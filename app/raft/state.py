@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from app.replication import (
+from app.log.contract import (
     NO_INDEX,
     AppendFate,
     CoreEvent,
@@ -16,8 +16,8 @@ from app.replication import (
     Role,
     TruncateAfter,
 )
-from storage.batch import Batch
-from storage.hard_state import HardState
+from storage.format.batch import Batch
+from storage.log.hard_state import HardState
 
 
 @dataclass(slots=True)

@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from app.errors import AlreadyLeader, TransferFailed
+from app.log.contract import NO_INDEX, ReplicaLog
 from app.raft.config import RaftConfig
 from app.raft.messages import TimeoutNow
 from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker
 from app.raft.state import MemberState, Outbox
-from app.replication import NO_INDEX, ReplicaLog
 
 
 @dataclass(slots=True)

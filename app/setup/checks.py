@@ -125,7 +125,7 @@ def check_packages(environment: Environment) -> Check:
 
 
 def check_java() -> Check:
-    from spark_jobs.java import JavaNotFound, find_java_home
+    from spark_jobs.session.java import JavaNotFound, find_java_home
 
     try:
         java = find_java_home()
@@ -135,7 +135,7 @@ def check_java() -> Check:
 
 
 def check_jars() -> Check:
-    from spark_jobs.jars import DEFAULT_JARS_FOLDER, missing_jars
+    from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, missing_jars
 
     if missing := missing_jars():
         names = ", ".join(missing)

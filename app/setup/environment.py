@@ -131,11 +131,12 @@ class Environment:
 
     def _prepare_spark(self) -> None:
         look = (
-            "import spark_jobs.java as j; java = j.find_java_home(); print(java.version, 'from', java.source)"
+            "from spark_jobs.session.java import find_java_home; java = find_java_home(); "
+            "print(java.version, 'from', java.source)"
         )
         _say(f"4/5 Java: {self._run([str(self.python), '-c', look], 'find Java').strip()}")
         _say("5/5 jars: Delta's, fetched once, checked by their sha1; ours, compiled")
-        self._run([str(self.python), "-m", "spark_jobs.jars"], "have the jars")
+        self._run([str(self.python), "-m", "spark_jobs.session.jars"], "have the jars")
 
     def _write_stamp(self) -> None:
         self.stamp.write_text(json.dumps(self.fingerprint(), indent=2) + "\n")

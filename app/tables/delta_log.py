@@ -4,7 +4,7 @@ TABLE/_delta_log/00000000000000000007.json          one commit: an action a line
 TABLE/_delta_log/00000000000000000100.checkpoint.parquet  the actions that hold after a commit
 
 Source: the Delta transaction log protocol, sections Actions and Checkpoints; the classic checkpoints that our
-tables have (spark_jobs/tables.py). A table is a folder or a URL that pyarrow can open. Blocks on I/O.
+tables have (spark_jobs/tables/table.py). A table is a folder or a URL that pyarrow can open. Blocks on I/O.
 """
 
 import json

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars
-from spark_jobs.tables import ENTRIES, table_path
+from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
+from spark_jobs.tables.table import ENTRIES, table_path
 from tests.bench.local_cluster import print_figure
 from tests.bench.log_to_delta import fill
 from tests.support.cluster import running

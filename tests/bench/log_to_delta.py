@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.run import MaterializeConfig, materialize
-from spark_jobs.session import build_session
+from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
+from spark_jobs.session.spark_session import build_session
 from spark_jobs.source import CommitlogDataSource
 from tests.bench.local_cluster import print_figure
 from tests.support.cluster import Cluster, running

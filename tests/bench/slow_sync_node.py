@@ -5,7 +5,7 @@ import sys
 import time
 from typing import Final
 
-from app.node.server import main
+from app.serve import main
 from storage.files import OsFile, OsFileSystem
 
 DELAY_ENV: Final = "SYNC_DELAY_MS"

@@ -9,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from spark_jobs.options import parse_options
-from spark_jobs.reading import RecordsPartition, read_records
+from spark_jobs.source.options import parse_options
+from spark_jobs.source.reading import RecordsPartition, read_records
 from tests.bench.local_cluster import print_figure
 from tests.bench.log_to_delta import fill
 from tests.support.cluster import running

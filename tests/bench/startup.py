@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from storage.batch import log_id_of, stamp
-from storage.checkpoint import Checkpoint, CheckpointFile
-from storage.commitlog import Commitlog
 from storage.files import OsFileSystem
-from storage.hard_state import HardState, HardStateFile
-from storage.records import RecordColumns, encode_body
+from storage.format.batch import log_id_of, stamp
+from storage.format.records import RecordColumns, encode_body
+from storage.log.checkpoint import Checkpoint, CheckpointFile
+from storage.log.commitlog import Commitlog
+from storage.log.hard_state import HardState, HardStateFile
 from tests.bench.local_cluster import print_figure
 from tests.support.cluster import Cluster, eventually
 

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from app.log_state import LogState
-from storage.batch import FIRST_CHAIN, AppendMark, Batch, decode_batch, stamp
-from storage.checksum import crc32c
-from storage.commitlog import Commitlog, CommitlogConfig
+from app.log.state import LogState
 from storage.files import OsFileSystem
-from storage.hard_state import HardState, HardStateFile
-from storage.records import RecordColumns, encode_body, read_columns
+from storage.format.batch import FIRST_CHAIN, AppendMark, Batch, decode_batch, stamp
+from storage.format.checksum import crc32c
+from storage.format.records import RecordColumns, encode_body, read_columns
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardState, HardStateFile
 
 KIB = 1024
 LOG_ID = 1

@@ -18,15 +18,15 @@ from typing import Any
 import psutil
 
 from app.tables.delta_log import DeltaLog
-from spark_jobs.jars import JarsUnavailable, ensure_jars
-from spark_jobs.java import JavaNotFound, find_java
+from spark_jobs.session.jars import JarsUnavailable, ensure_jars
+from spark_jobs.session.java import JavaNotFound, find_java
 from tests.chaos.report import CannotRun
 from tests.chaos.session import World
 from tests.chaos.table_judge import LogCopy, TableFiles, differences
 
 LOG = "default"
 JOB = "spark_jobs.run"
-MORTAL_JOB = "tests.spark.driver_to_kill"
+MORTAL_JOB = "tests.spark.materialize.driver_to_kill"
 WAIT_S = 240.0  # a JVM starts in 5 to 10 s on two cores that do nothing else
 LOOK_S = 0.05
 STARTING, BETWEEN = "while it started", "between two micro-batches"

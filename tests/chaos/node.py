@@ -15,7 +15,7 @@ def main() -> int:
     data = Path(next(table["data"] for table in tables if table["id"] == node))
     files = FaultyFileSystem(data)
     storage.files.OsFileSystem = lambda: files  # type: ignore[assignment,misc]  # before anything asks for one
-    from app.node.server import main as serve
+    from app.serve import main as serve
 
     return serve()
 

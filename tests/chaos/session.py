@@ -95,7 +95,7 @@ async def open_cluster(
     world: World,
     *,
     nodes: int = 3,
-    entry: str = "app.node.server",
+    entry: str = "app.serve",
     sections: Mapping[str, Mapping[str, object]] | None = None,
     logs: tuple[Mapping[str, object], ...] = (),
     folder: Path | None = None,

@@ -80,7 +80,16 @@ class Sink:
     def start(self, point: str) -> Driver:
         urls = ",".join(self.session.cluster.url(node) for node in self.session.cluster.ids)
         rows = str(self.chunks * ROWS_A_CHUNK)
-        command = [sys.executable, "-m", "tests.spark.sink_to_kill", urls, str(self.folder), point, rows, LOG]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.spark.sink.sink_to_kill",
+            urls,
+            str(self.folder),
+            point,
+            rows,
+            LOG,
+        ]
         with (self.folder / "drivers.log").open("ab") as lines:
             process = subprocess.Popen(command, stdout=lines, stderr=lines, start_new_session=True)
         return Driver(self.folder, process)

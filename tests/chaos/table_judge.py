@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from app.tables.delta_log import DeltaLog
-from storage.records import READ_SCHEMA
+from storage.format.records import READ_SCHEMA
 
 ROW = pa.schema([field for field in READ_SCHEMA if field.name != "type"])
 ARROW = "application/vnd.apache.arrow.stream"

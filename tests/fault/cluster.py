@@ -20,7 +20,7 @@ class FaultCluster(Cluster):
         folder: Path,
         network: Network,
         *,
-        entry: str = "app.node.server",
+        entry: str = "app.serve",
         logs: tuple[Mapping[str, object], ...] = (),
         sections: Mapping[str, Mapping[str, object]] | None = None,
         joining: int = 0,

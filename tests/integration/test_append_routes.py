@@ -40,7 +40,7 @@ def stored(cluster: Cluster, answer: httpx.Response, **params: Any) -> list[dict
 
 
 def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The problem document of an answer, with what every one of them must say (API.md §2)."""
+    """The problem document of an answer, with what every one of them must say (docs/api.md §2)."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     problem: dict[str, Any] = answer.json()

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from app.api.append_front import AppendFront
+from app.api.append.fast_front import AppendFront
 from app.main import build_app
 from app.node import tasks
 from app.node.broker import Broker
-from app.node.journal_keeper import JournalKeeper
-from app.node.metadata_logs import MetadataLogs
+from app.node.metadata.logs import MetadataLogs
+from app.node.repair.scrub import Scrubber
 from app.node.reserve import Reserve
-from app.node.retention import RetentionKeeper
-from app.node.scrub import Scrubber
-from app.settings_file import parse
+from app.node.retention.journals import JournalKeeper
+from app.node.retention.records import RetentionKeeper
+from app.settings.file import parse
 
 KEPT = {
     "reserve": (Reserve, "keep"),

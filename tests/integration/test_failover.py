@@ -230,7 +230,7 @@ def test_many_clients_at_once(cluster: Cluster) -> None:
 
 
 def test_clients_that_disconnect_disturb_nobody(cluster: Cluster) -> None:
-    """DESIGN §4: an answer to a client that has gone must never reach replication."""
+    """docs/design.md: an answer to a client that has gone must never reach replication."""
     leader = cluster.leader()
     term = cluster.status(leader)["term"]
     address = ("127.0.0.1", cluster.rest_ports[leader])

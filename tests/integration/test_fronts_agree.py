@@ -1,4 +1,4 @@
-"""The plain ASGI front and the FastAPI route it stands before give the same bytes (DESIGN §4)."""
+"""The plain ASGI front and the FastAPI route it stands before give the same bytes (docs/design.md)."""
 
 import gzip
 import re

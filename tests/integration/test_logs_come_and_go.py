@@ -1,4 +1,4 @@
-"""Logs that are created, changed and deleted while the cluster runs (API.md §5), whatever their mode."""
+"""Logs that are created, changed and deleted while the cluster runs (docs/api.md §5), whatever their mode."""
 
 import json
 from collections.abc import Iterator

@@ -7,7 +7,7 @@ import pytest
 
 from app.cli.status import node_views
 from app.client import CommitlogClient
-from app.settings_file import load
+from app.settings.file import load
 from tests.support.cluster import Cluster, eventually
 
 WAIT_S = 60.0

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from storage.batch import decode_batch
-from storage.records import READ_SCHEMA
+from storage.format.batch import decode_batch
+from storage.format.records import READ_SCHEMA
 from tests.integration.test_append_routes import refused
 from tests.support.cluster import Cluster, running
 

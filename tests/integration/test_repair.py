@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.node.repair_marker import Note, RepairMarker
+from app.node.repair.marker import Note, RepairMarker
 from storage.files import OsFileSystem
 from tests.support import damage
 from tests.support.cluster import Cluster, eventually, running

@@ -16,8 +16,8 @@ from app.client import CommitlogClient, NotFound, Unavailable
 from app.client.tables import Tables
 from app.tables.catalog import LOG_ID_PROPERTY
 from app.tables.digests import BlockSum, block_sums
-from spark_jobs.client import LogClient
 from spark_jobs.errors import Unreachable
+from spark_jobs.source.client import LogClient
 from tests.support.cluster import Cluster, eventually, running
 from tests.support.delta_files import DeltaFiles
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
-from storage.batch import decode_batch, stamp
-from storage.records import RecordColumns, encode_body, read_columns
+from storage.format.batch import decode_batch, stamp
+from storage.format.records import RecordColumns, encode_body, read_columns
 from tests.integration.test_append_routes import refused
 from tests.support.cluster import Cluster, eventually, running
 from tests.support.damage import log_folder, overwrite, segments

@@ -21,17 +21,18 @@ from app.controller.liveness import Liveness
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import Log
 from app.controller.replicas_manager import Action, Ask, ReplicasManager, Tell
-from app.ha import classic_slave, master_side, slave_side
-from app.ha.auto_switch import AutoSwitchCore
-from app.ha.classic_master import ClassicMasterCore
-from app.ha.classic_slave import ClassicSlaveCore
+from app.ha.auto_switch import master_side, slave_side
+from app.ha.auto_switch.core import AutoSwitchCore
+from app.ha.auto_switch.master_side import MasterSide
+from app.ha.auto_switch.slave_side import SlaveSide
+from app.ha.auto_switch.sync_state_set import SyncStateSet
+from app.ha.classic import slave as classic_slave
+from app.ha.classic.master import ClassicMasterCore
+from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.epochs import EpochSpan
-from app.ha.master_side import MasterSide
 from app.ha.roles import HaView, Lease, MasterRole, Replica, SlaveRole
 from app.ha.sending import _Cutter
-from app.ha.slave_side import SlaveSide
-from app.ha.sync_state_set import SyncStateSet
-from app.node.identity_file import IdentityFile
+from app.node.metadata.replica_identity import IdentityFile
 from tests.mutants.mutants import Killer, Mutant, Patch, planted
 from tests.simulation.ha import classic, run, test_power_failure
 from tests.unit.controller import (
@@ -45,8 +46,7 @@ from tests.unit.controller import (
     test_replicas_manager,
     test_sync_state_set,
 )
-from tests.unit.ha import (
-    test_classic,
+from tests.unit.ha.auto_switch import (
     test_electable,
     test_master,
     test_master_acks,
@@ -54,6 +54,7 @@ from tests.unit.ha import (
     test_replaced_copy,
     test_slave,
 )
+from tests.unit.ha.classic import test_classic
 
 GROUP_SEEDS, GROUP_SECONDS = 12, 20.0  # that are tried
 

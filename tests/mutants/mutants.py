@@ -13,16 +13,19 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from app.api.reader import Reader
+from app.api.read.reader import Reader
 from app.errors import QuorumTimeout, TermChanged
 from app.errors.base import Outcome
-from app.log_state import LogState, Restoring
-from app.node import checkpoints, door, open_log
-from app.node.answers import OpenAppends
-from app.node.confirmed_answers import ConfirmedAnswer
-from app.node.read_gate import ReadGate
-from app.node.state_transfer import StateTransfer
-from app.node.trimming import Trimmer
+from app.log.contract import NO_INDEX, Acks, Durability, PendingAppend
+from app.log.state import LogState, Restoring
+from app.node import open_log
+from app.node.replica import append_queue as door
+from app.node.replica import checkpoints
+from app.node.replica.confirmed_answers import ConfirmedAnswer
+from app.node.replica.open_appends import OpenAppends
+from app.node.replica.read_index_queue import ReadGate
+from app.node.replica.state_transfer import StateTransfer
+from app.node.replica.trimming import Trimmer
 from app.raft import core as core_module
 from app.raft import membership as membership_module
 from app.raft import peers as peers_module
@@ -39,21 +42,22 @@ from app.raft.reads import LeaderReads
 from app.raft.standing import Standing
 from app.raft.state import MemberState
 from app.raft.transfer import Transfer
-from app.replication import NO_INDEX, Acks, Durability, PendingAppend
-from storage.commitlog import SyncTicket
 from storage.errors import SyncFailed
-from storage.hard_state import HardState
-from storage.recovery import Recovery
-from tests.unit import test_log_state
-from tests.unit.api import test_reader
+from storage.log.commitlog import SyncTicket
+from storage.log.hard_state import HardState
+from storage.log.recovery import Recovery
+from tests.unit.api.read import test_reader
+from tests.unit.log import test_state as test_log_state
 from tests.unit.node import test_opening
-from tests.unit.raft import (
+from tests.unit.node.replica import (
     test_confirmed_answers,
-    test_dispatcher,
-    test_doubt,
     test_driver,
     test_driver_commands,
     test_driver_disk,
+)
+from tests.unit.raft import (
+    test_dispatcher,
+    test_doubt,
     test_elections,
     test_entry_handler,
     test_membership,

@@ -6,30 +6,24 @@ A test that was there killed fourteen of them. The tests of the other six are in
 from collections.abc import Callable
 from pathlib import Path
 
+from app.log.producers import ProducerTable, SequenceGap
 from app.node import open_log
-from app.node.checkpoints import Checkpointer
-from app.node.door import Door
-from app.node.state_transfer import StateTransfer
-from app.producers import ProducerTable, SequenceGap
+from app.node.replica.append_queue import Door
+from app.node.replica.checkpoints import Checkpointer
+from app.node.replica.state_transfer import StateTransfer
 from app.raft import core
 from app.raft.ballot import Ballot
 from app.raft.dispatcher import Dispatcher
 from app.raft.entry_handler import EntryHandler
 from app.raft.quorum import QuorumChecker
 from app.raft.reads import FollowerReads, LeaderReads
-from storage.commitlog import Commitlog
-from storage.recovery import Recovery
+from storage.log.commitlog import Commitlog
+from storage.log.recovery import Recovery
 from tests.mutants.edited import plant
 from tests.mutants.mutants import Killer
-from tests.unit import test_log_state
-from tests.unit.raft import (
-    test_dispatcher,
-    test_driver,
-    test_entry_handler,
-    test_planted_bugs,
-    test_quorum,
-    test_reads,
-)
+from tests.unit.log import test_state as test_log_state
+from tests.unit.node.replica import test_driver
+from tests.unit.raft import test_dispatcher, test_entry_handler, test_planted_bugs, test_quorum, test_reads
 from tests.unit.storage import test_commitlog, test_recovery
 
 

@@ -1,11 +1,11 @@
 """Bugs that a review planted and no test had noticed; a test at the lowest level kills each."""
 
-from app.api.reader import Reader
-from app.api.reading import Consistency
-from app.log_state import LogState
-from app.node.driver import LogDriver
-from app.node.read_gate import ReadGate
-from app.node.state_transfer import StateTransfer
+from app.api.read.reader import Reader
+from app.api.read.selection import Consistency
+from app.log.state import LogState
+from app.node.replica.driver import LogDriver
+from app.node.replica.read_index_queue import ReadGate
+from app.node.replica.state_transfer import StateTransfer
 from app.raft.core import RaftCore
 from app.raft.dispatcher import Dispatcher
 from app.raft.entry_handler import EntryHandler
@@ -13,14 +13,9 @@ from app.raft.messages import PushCode
 from app.raft.quorum import QuorumChecker
 from app.raft.reads import LeaderReads
 from tests.mutants.edited import plant
-from tests.unit import test_log_state
-from tests.unit.raft import (
-    test_dispatcher,
-    test_driver_commands,
-    test_membership,
-    test_planted_bugs,
-    test_reads,
-)
+from tests.unit.log import test_state as test_log_state
+from tests.unit.node.replica import test_driver_commands
+from tests.unit.raft import test_dispatcher, test_membership, test_planted_bugs, test_reads
 
 plant(
     "answers_of_an_older_term_confirm_reads",

@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from app.log.contract import NO_INDEX
 from app.raft.messages import (
     Heartbeat,
     HeartbeatAnswer,
@@ -33,8 +34,7 @@ from app.raft.messages import (
     VoteAnswer,
     VoteRequest,
 )
-from app.replication import NO_INDEX
-from storage.hard_state import HardState
+from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, MemoryLog, log_of
 
 FOLDER = Path(__file__).parent

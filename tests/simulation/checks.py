@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from app.node.driver import LogDriver
-from app.replication import NO_INDEX, AppendResult, Role
-from storage.batch import Batch, marks_of
-from storage.commitlog import Commitlog
-from storage.records import control_value, decode_body
+from app.log.contract import NO_INDEX, AppendResult, Role
+from app.node.replica.driver import LogDriver
+from storage.format.batch import Batch, marks_of
+from storage.format.records import control_value, decode_body
+from storage.log.commitlog import Commitlog
 from tests.simulation.sometimes import Sometimes
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from app.api.reading import Consistency
+from app.api.read.selection import Consistency
 from app.errors import CommitlogError, CursorNotFound, IdempotencyKeyReused
 from app.errors.base import Outcome
-from app.log_commands import Command, CommandResult, MoveCursor
-from app.log_state import Cursor
-from app.replication import Acks, AppendRequest, AppendResult, Producer
-from storage.records import RecordColumns
+from app.log.commands import Command, CommandResult, MoveCursor
+from app.log.contract import Acks, AppendRequest, AppendResult, Producer
+from app.log.state import Cursor
+from storage.format.records import RecordColumns
 from tests.simulation.checks import SafetyChecker, Violation, value_of
 from tests.simulation.reads import SHOWN_BEFORE, Asked, CursorDone, PageDone, ReadChecker, Shown
 from tests.simulation.sometimes import Sometimes

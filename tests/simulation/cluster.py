@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
-from app.replication import Role
+from app.log.contract import Role
 from storage.errors import CorruptLog, DiskError
 from tests.simulation.checks import SafetyChecker, Violation
 from tests.simulation.clients import Client, Ledger, OneShotClient, ProducingClient, Reader

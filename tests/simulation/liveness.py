@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from app.node.driver import LogDriver
-from app.replication import Role
+from app.log.contract import Role
+from app.node.replica.driver import LogDriver
 from tests.simulation.checks import Violation
 from tests.simulation.network import Network
 from tests.simulation.world import World

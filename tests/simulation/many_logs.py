@@ -11,15 +11,15 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from app.api.reading import Consistency
+from app.api.read.selection import Consistency
 from app.errors import CommitlogError
-from app.log_commands import Command, CommandResult
-from app.node.driver import LogDriver
+from app.log.commands import Command, CommandResult
+from app.log.contract import AppendRequest, AppendResult, DriverConfig, Durability, GroupConfig, Role
 from app.node.open_log import open_raft_log
+from app.node.replica.driver import LogDriver
 from app.raft.config import RaftConfig
-from app.replication import AppendRequest, AppendResult, DriverConfig, Durability, GroupConfig, Role
-from storage.batch import log_id_of
-from storage.commitlog import Commitlog
+from storage.format.batch import log_id_of
+from storage.log.commitlog import Commitlog
 from tests.simulation.checks import SafetyChecker, Violation
 from tests.simulation.clients import Client, Ledger, ProducingClient
 from tests.simulation.disk import DiskThread, DiskTiming

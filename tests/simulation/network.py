@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from app.raft.wire import decode, encode
+from app.node.network.wire import decode, encode
 from tests.simulation.world import Life, World
 
 MAX_DELAY_FACTOR = 50  # of a frame that the network holds back
@@ -145,7 +145,7 @@ def _decrease(counts: dict[Link, int], link: Link) -> None:
 
 
 class NodeTransport:
-    """app.replication.Transport of one life of a node."""
+    """app.log.contract.Transport of one life of a node."""
 
     def __init__(self, network: Network, node: str, life: Life) -> None:
         self._network = network

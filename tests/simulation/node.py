@@ -8,24 +8,24 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from app.api.reading import Consistency
+from app.api.read.selection import Consistency
 from app.errors import CommitlogError
-from app.log_commands import Command, CommandResult
-from app.node.driver import LogDriver
+from app.log.commands import Command, CommandResult
+from app.log.contract import NO_INDEX, AppendRequest, AppendResult, Durability, GroupConfig, Role
+from app.node.network.peer_calls import PeerCalls
+from app.node.network.repair_messages import FetchRequest, PeerCall, TermRequest
 from app.node.open_log import open_journal, open_raft_log
-from app.node.peer_calls import PeerCalls
-from app.node.repair import LogRepair
-from app.node.repair_marker import RepairMarker
-from app.node.repair_server import RepairServer
-from app.raft.repair_messages import FetchRequest, PeerCall, TermRequest
-from app.replication import NO_INDEX, AppendRequest, AppendResult, Durability, GroupConfig, Role
-from storage.batch import log_id_of
-from storage.commitlog import Commitlog
+from app.node.repair.log_repair import LogRepair
+from app.node.repair.marker import RepairMarker
+from app.node.repair.server import RepairServer
+from app.node.replica.driver import LogDriver
+from storage.care.scrub import Scrub
 from storage.errors import CorruptFile, CorruptLog, DiskError, StorageError, StorageFull, SyncFailed
-from storage.journal import Journal
-from storage.manifest import Intent, ManifestFile
-from storage.scrub import Scrub
-from storage.segment_format import segment_offset
+from storage.format.batch import log_id_of
+from storage.format.segment_format import segment_offset
+from storage.log.commitlog import Commitlog
+from storage.log.journal import Journal
+from storage.log.manifest import Intent, ManifestFile
 from tests.simulation.checks import Violation
 from tests.simulation.disk import DiskThread
 from tests.simulation.network import NodeTransport
@@ -234,7 +234,8 @@ class SimulatedNode:
         self._loop.create_task(self._mend(ended))
 
     async def _mend(self, ended: LogDriver | None) -> None:
-        """As app.node.repairs: once the disk thread has done what it was given, the files are nobody's."""
+        """As app.node.repair.registry: once the disk thread has done what it was given, the files are
+        nobody's."""
         assert self._disk is not None
         done = self._loop.create_future()
         self._disk.submit(lambda: None, lambda _result, _error: done.set_result(None))
@@ -266,7 +267,7 @@ class SimulatedNode:
         if error is not None and not isinstance(error, StorageFull):
             self._fail("note of a repair", error)
 
-    # app.node.repair.RepairHost
+    # app.node.repair.log_repair.RepairHost
 
     def tell(self, kind: str, data: dict[str, Any]) -> None:
         try:

@@ -6,8 +6,8 @@ from random import Random
 from typing import Protocol
 
 from app.errors import CommitlogError, Fenced
-from app.log_commands import ChangeMembers, Command, CommandResult, SetFence, Trim
-from app.replication import ChangeKind
+from app.log.commands import ChangeMembers, Command, CommandResult, SetFence, Trim
+from app.log.contract import ChangeKind
 from tests.simulation.checks import SafetyChecker
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.world import World

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from app.log.contract import DriverConfig, Durability
 from app.raft.config import RaftConfig
-from app.replication import DriverConfig, Durability
-from storage.commitlog import CommitlogConfig
+from storage.log.commitlog import CommitlogConfig
 from tests.simulation.disk import DiskTiming
 from tests.simulation.faults import WEIGHTS, FaultPlan
 from tests.simulation.network import LinkFaults

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from app.api.log_calls import Served
-from app.api.read_query import ReadQuery
-from app.api.reader import Reader
-from app.api.reading import Consistency
+from app.api.http.leader_proxy import Served
+from app.api.read.query import ReadQuery
+from app.api.read.reader import Reader
+from app.api.read.selection import Consistency
 from app.errors import CommitlogError, CursorNotFound, NotLeader, ReadIndexUnavailable
-from app.log_state import Cursor
-from app.node.driver import LogDriver
-from app.node.waits import Waits
-from app.replication import Role
+from app.log.contract import Role
+from app.log.state import Cursor
+from app.node.replica.driver import LogDriver
+from app.node.request_waits import Waits
 from tests.simulation.checks import SafetyChecker
 from tests.simulation.sometimes import Sometimes
 

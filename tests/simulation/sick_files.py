@@ -4,8 +4,8 @@ from random import Random
 from typing import NamedTuple
 
 from storage.errors import DiskError
-from storage.manifest import ManifestFile
-from storage.segment_format import segment_offset
+from storage.format.segment_format import segment_offset
+from storage.log.manifest import ManifestFile
 from tests.support.memory_files import MemoryFiles
 
 FREE_BYTES = 4_096  # what a disk that runs full has left at most

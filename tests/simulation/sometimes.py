@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from app.errors import CommitlogError
+from app.log.contract import NO_INDEX, AppendResult, ReplicaLog
 from app.raft.messages import (
     HeartbeatAnswer,
     PushAnswer,
@@ -18,7 +19,6 @@ from app.raft.messages import (
     TimeoutNow,
     VoteAnswer,
 )
-from app.replication import NO_INDEX, AppendResult, ReplicaLog
 
 # name -> rule and meaning. Cases (4) and (7) of D-12 are not among them: only committed records are trimmed,
 # and those never conflict: a correct cluster does not reach them, and test_dispatcher.py proves them.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from app.log_state import LogState
+from app.log.contract import Durability
+from app.log.state import LogState
 from app.node import open_log
-from app.replication import Durability
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.many_logs import ManyLogs, run_many_logs, without_faults
 from tests.simulation.plans import ClusterPlan

@@ -6,7 +6,7 @@ from asyncio import events
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from app.node import repair
+from app.node.repair import log_repair as repair
 from tests.simulation.world import Life, World
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ _really_in_thread = repair.in_thread
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """app.node.repair.in_thread, wherever the loop is: a thread, or an event."""
+    """app.node.repair.log_repair.in_thread, wherever the loop is: a thread, or an event."""
     loop = asyncio.get_running_loop()
     if isinstance(loop, WorldLoop):
         return await loop.in_thread(work)

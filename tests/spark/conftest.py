@@ -10,7 +10,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from spark_jobs.source import CommitlogDataSource
 from tests.spark.fast import fast_session
-from tests.spark.log_server import FakeLog, FakeReplica
+from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.support.cluster import Cluster, running
 
 

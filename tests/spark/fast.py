@@ -2,9 +2,9 @@
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars
 from spark_jobs.run import SETTINGS
-from spark_jobs.session import DRIVER_JAVA, EXECUTOR_JAVA, build_session
+from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars
+from spark_jobs.session.spark_session import DRIVER_JAVA, EXECUTOR_JAVA, build_session
 
 # The first compiler alone, and classes that the jars' own makers have verified: a third less for a start.
 QUICKLY = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UnlockDiagnosticVMOptions"

@@ -141,7 +141,7 @@ class Cluster:
     def command(self, node: str) -> list[str]:
         """The command line of a node."""
         config = self.folder / f"{node}.toml" if node in self.joining else self.config
-        return [sys.executable, "-m", "app.node.server", "--config", str(config), "--node", node]
+        return [sys.executable, "-m", "app.serve", "--config", str(config), "--node", node]
 
     def kill(self, node: str) -> None:
         """End a node by SIGKILL, and wait until it is gone."""

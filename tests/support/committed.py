@@ -3,9 +3,9 @@ promised: for the checkers of simulated groups."""
 
 from collections.abc import Callable, Mapping
 
-from storage.batch import Batch
-from storage.commitlog import Commitlog
-from storage.records import decode_body
+from storage.format.batch import Batch
+from storage.format.records import decode_body
+from storage.log.commitlog import Commitlog
 
 
 def values_of(batch: Batch) -> list[str]:

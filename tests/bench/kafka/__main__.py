@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_jobs.java import JavaNotFound, find_java
+from spark_jobs.session.java import JavaNotFound, find_java
 from tests.bench.kafka.brokers import running_brokers
 from tests.bench.kafka.maven import MavenFailed, jars_of
 from tests.bench.local_cluster import print_figure

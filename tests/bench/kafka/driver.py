@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.jars import DEFAULT_JARS_FOLDER, ensure_jars, jar_paths
 from spark_jobs.run import MaterializeConfig, materialize
-from spark_jobs.session import DRIVER_JAVA, build_session
+from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, ensure_jars, jar_paths
+from spark_jobs.session.spark_session import DRIVER_JAVA, build_session
 from spark_jobs.source import CommitlogDataSource
-from spark_jobs.tables import ENTRIES, read_table, table_path
-from spark_jobs.transforms import entries
+from spark_jobs.tables.table import ENTRIES, read_table, table_path
+from spark_jobs.tables.transforms import entries
 from tests.bench.backlog import commits, micro_batches
 from tests.bench.local_cluster import print_figure
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from app.controller.events import AnyEvent, MasterElected, decode_event, encode_event
 from app.controller.state_machine import Metadata
-from app.replication import NO_INDEX, AppendResult
-from storage.batch import Batch
+from app.log.contract import NO_INDEX, AppendResult
+from storage.format.batch import Batch
 from tests.simulation.checks import Violation
 from tests.simulation.ha.plan import LOG_NAME
 from tests.simulation.world import Life

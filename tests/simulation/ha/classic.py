@@ -19,9 +19,9 @@ from typing import Any
 from app.errors import CommitlogError
 from app.ha.config import HaConfig
 from app.ha.messages import INCOMING, Opened
-from app.node.driver import LogDriver
+from app.log.contract import AppendRequest, AppendResult, Durability
 from app.node.open_ha_log import HaNode, open_classic_log
-from app.replication import AppendRequest, AppendResult, Durability
+from app.node.replica.driver import LogDriver
 from storage.errors import StorageError
 from tests.simulation.checks import Violation
 from tests.simulation.disk import DiskThread

@@ -1,7 +1,7 @@
 """Promises of a classic group: acks that slaves really hold, and one history of all that was served."""
 
-from app.node.driver import LogDriver
-from app.replication import NO_INDEX
+from app.log.contract import NO_INDEX
+from app.node.replica.driver import LogDriver
 from tests.simulation.checks import Violation
 from tests.unit.ha.clients import Ledger
 

@@ -4,8 +4,8 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from app.log_commands import Trim
-from app.replication import NO_INDEX
+from app.log.commands import Trim
+from app.log.contract import NO_INDEX
 from tests.support.memory_files import MemoryFiles
 
 if TYPE_CHECKING:

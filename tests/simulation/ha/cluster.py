@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 
 from app.controller.commands import ElectMaster
-from app.replication import AppendResult
+from app.log.contract import AppendResult
 from tests.simulation.checks import Violation
 from tests.simulation.ha.checks import HaChecker
 from tests.simulation.ha.node import HaSimNode

@@ -21,20 +21,20 @@ from app.controller.messages import (
     CommandRequest,
 )
 from app.errors import CommitlogError
-from app.ha.auto_switch import AutoSwitchCore
+from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.messages import INCOMING, OUTGOING
-from app.node.controller_client import ControllerClient
-from app.node.controller_server import ControllerServer
-from app.node.driver import LogDriver
-from app.node.ha_loss import roll_back
-from app.node.metadata_service import CONTROLLER_LOG
+from app.log.contract import AppendRequest, AppendResult, Durability, GroupConfig, Role
+from app.node.metadata.controller_client import ControllerClient
+from app.node.metadata.controller_server import ControllerServer
+from app.node.metadata.replica_managers import ReplicasManagers
+from app.node.metadata.service import CONTROLLER_LOG
 from app.node.open_ha_log import HaNode, open_auto_switch_log
 from app.node.open_log import open_raft_log
-from app.node.replicas_manager import ReplicasManagers
-from app.replication import AppendRequest, AppendResult, Durability, GroupConfig, Role
-from storage.batch import log_id_of
-from storage.commitlog import Commitlog
+from app.node.repair.ha_loss import roll_back
+from app.node.replica.driver import LogDriver
 from storage.errors import StorageError
+from storage.format.batch import log_id_of
+from storage.log.commitlog import Commitlog
 from tests.simulation.checks import Violation
 from tests.simulation.disk import DiskThread, DiskTiming
 from tests.simulation.ha.plan import CONTROLLERS, DRIVER, GENERATION, HA, LOG_NAME, RAFT, STORAGE, TICK_US
@@ -52,7 +52,7 @@ DISK = DiskTiming(slow_us=60_000)
 
 
 class Link:
-    """app.replication.Transport of one life: connections of HA, and messages between nodes."""
+    """app.log.contract.Transport of one life: connections of HA, and messages between nodes."""
 
     def __init__(self, cluster: HaCluster, name: str, life: Life, host: Host) -> None:
         self._cluster = cluster

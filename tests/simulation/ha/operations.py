@@ -4,9 +4,9 @@ from random import Random
 
 from app.controller.metadata import Log
 from app.errors import CommitlogError
-from app.log_commands import Trim
-from app.replication import AppendRequest, AppendResult
-from storage.records import RecordColumns
+from app.log.commands import Trim
+from app.log.contract import AppendRequest, AppendResult
+from storage.format.records import RecordColumns
 from tests.simulation.ha.cluster import HaCluster
 from tests.simulation.ha.node import HaSimNode
 from tests.simulation.ha.plan import LOG_NAME

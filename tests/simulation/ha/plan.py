@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from app.controller.config import ControllerConfig
 from app.controller.metadata import LogSpec
 from app.ha.config import HaConfig
+from app.log.contract import DriverConfig, Durability
 from app.raft.config import RaftConfig
-from app.replication import DriverConfig, Durability
-from storage.commitlog import CommitlogConfig
+from storage.log.commitlog import CommitlogConfig
 from tests.simulation.network import LinkFaults
 
 LOG_NAME = "default"

@@ -6,7 +6,7 @@ The full size, 5 000 master changes: `commitlog sim --mode controller --full`.
 import pytest
 
 from app.controller.commands import ElectMaster
-from app.replication import NO_INDEX
+from app.log.contract import NO_INDEX
 from tests.simulation.ha import classic
 from tests.simulation.ha.cluster import HaCluster
 from tests.simulation.ha.plan import LOG_NAME, HaPlan

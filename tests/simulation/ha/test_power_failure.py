@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.replication import Durability
+from app.log.contract import Durability
 from tests.simulation.ha.cluster import HaCluster
 from tests.simulation.ha.node import HaSimNode
 from tests.simulation.ha.operations import append_at, master_of, replica_id_of, request, truth

@@ -6,9 +6,9 @@ import pytest
 
 from app.controller.metadata import Log
 from app.errors import ConfigError
-from app.node.rebuild_metadata import NodeFolder, Rebuilt, rebuild
-from app.replication import AppendResult
-from storage.hard_state import HardState, HardStateFile
+from app.log.contract import AppendResult
+from app.node.metadata.rebuild import NodeFolder, Rebuilt, rebuild
+from storage.log.hard_state import HardState, HardStateFile
 from tests.simulation.ha.cluster import HaCluster
 from tests.simulation.ha.operations import append_at, master_of, request, truth
 from tests.simulation.ha.plan import STORAGE, HaPlan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.patch import set_aside
+from storage.log.aside import set_aside
 from tests.simulation.ha.cluster import HaCluster
 from tests.simulation.ha.node import HaSimNode
 from tests.simulation.ha.operations import append_at, master_of, replace_disk, truth

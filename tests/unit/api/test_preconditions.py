@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.api.preconditions import NEVER, wanted_version
+from app.api.http.preconditions import NEVER, wanted_version
 
 
 @pytest.mark.parametrize(

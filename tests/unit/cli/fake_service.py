@@ -86,7 +86,7 @@ def fake_service(answer: Callable[[Asked], Told]) -> Iterator[FakeService]:
 
 
 def committed(first_index: int = 0, count: int = 1, term: int = 1, replayed: bool = False) -> dict[str, Any]:
-    """An append's answer (API, section 2)."""
+    """An append's answer (docs/api.md §2)."""
     return {
         "log": "default",
         "first_index": first_index,
@@ -106,6 +106,6 @@ def committed(first_index: int = 0, count: int = 1, term: int = 1, replayed: boo
 
 
 def problem(code: str, status: int, outcome: str, *, retryable: bool, **more: Any) -> Told:
-    """A refusal (API, section 2)."""
+    """A refusal (docs/api.md §2)."""
     document = {"code": code, "status": status, "title": code, "detail": f"{code} it is", "outcome": outcome}
     return Told(status, {**document, "retryable": retryable, **more})

@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from app.cli.local_cluster import LocalNode
 from app.client import CommitlogClient, Record
 from app.demo.flights import ContentHash, read_flights
 from app.demo.folder import MARKER, FolderRefused, prepare
 from app.demo.node_logs import ColumnsHash, NodeLog, count_events
 from app.demo.proofs import Sent, prove_entries, prove_epochs, prove_nodes, prove_watermarks
 from app.demo.sender import Acknowledgement, gap_ms
-from storage.records import READ_SCHEMA
+from app.local.cluster import LocalNode
+from storage.format.records import READ_SCHEMA
 from tests.unit.cli.fake_service import Asked, Told, fake_service
 
 SENT = Sent(records=100, content_hash="aa", last_index=101)

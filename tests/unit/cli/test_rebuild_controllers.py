@@ -8,11 +8,11 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from app.controller.events import LogCreated, encode_event
 from app.controller.metadata import LogSpec
-from storage.batch import log_id_of, stamp
-from storage.commitlog import Commitlog, CommitlogConfig
 from storage.files import OsFileSystem
-from storage.hard_state import HardState, HardStateFile
-from storage.records import RecordColumns, encode_body
+from storage.format.batch import log_id_of, stamp
+from storage.format.records import RecordColumns, encode_body
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardState, HardStateFile
 
 NODE = """
 [[nodes]]

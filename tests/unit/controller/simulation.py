@@ -18,7 +18,7 @@ from app.controller.metadata import Log, LogSpec
 from app.controller.replicas_manager import Ask, HeartbeatNow, Identity, ReplicasManager, Save, Tell
 from app.controller.state_machine import Metadata
 from app.ha.roles import Lease, MasterRole, SetRequest, SlaveRole, SyncStateSetChanged
-from app.replication import Role
+from app.log.contract import Role
 from tests.unit.controller.support import hash_of
 
 CONFIG = ControllerConfig()

@@ -4,9 +4,9 @@ import pytest
 
 from app.controller.events import AnyEvent, LogCreated, encode_event
 from app.controller.log_state import MetadataLogState
-from storage.batch import Batch, stamp
 from storage.errors import CorruptBatch
-from storage.records import RecordColumns, encode_body, encode_control
+from storage.format.batch import Batch, stamp
+from storage.format.records import RecordColumns, encode_body, encode_control
 from tests.unit.controller.support import spec
 
 LOG_ID = 7

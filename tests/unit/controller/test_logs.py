@@ -1,4 +1,4 @@
-"""Logs come and go by the controllers: settings, versions, retries, generations (API.md §5)."""
+"""Logs come and go by the controllers: settings, versions, retries, generations (docs/api.md §5)."""
 
 import pytest
 

@@ -19,7 +19,7 @@ from app.controller.commands import (
 )
 from app.controller.replicas_manager import Action, Ask, HeartbeatNow, Identity, ReplicasManager, Save, Tell
 from app.ha.roles import Lease, MasterRole, RoleMessage, SetRequest, SlaveRole, SyncStateSetChanged
-from app.replication import Role
+from app.log.contract import Role
 from tests.unit.controller.support import CONFIG, Quorum
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from app.errors import CommitlogError
-from app.replication import AppendRequest, AppendResult
-from storage.records import RecordColumns
+from app.log.contract import AppendRequest, AppendResult
+from storage.format.records import RecordColumns
 from tests.simulation.world import World
 
 PATIENCE_US = 3_000_000  # then the answer is taken for lost

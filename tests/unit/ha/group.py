@@ -8,16 +8,16 @@ from random import Random
 import pyarrow as pa
 
 from app.errors import CommitlogError
-from app.ha.auto_switch import AutoSwitchCore
+from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.config import HaConfig
 from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SetRequest, SlaveRole, SyncStateSetChanged
-from app.node.driver import LogDriver
-from app.node.ha_loss import roll_back
+from app.log.contract import NO_INDEX, AppendRequest, AppendResult, DriverConfig, Durability, Role
 from app.node.open_ha_log import HaNode, open_auto_switch_log
-from app.replication import NO_INDEX, AppendRequest, AppendResult, DriverConfig, Durability, Role
-from storage.batch import Batch, log_id_of
-from storage.commitlog import Commitlog, CommitlogConfig
+from app.node.repair.ha_loss import roll_back
+from app.node.replica.driver import LogDriver
 from storage.errors import StorageError
+from storage.format.batch import Batch, log_id_of
+from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.simulation.disk import DiskThread, DiskTiming
 from tests.simulation.world import Life, World, WorldClock, WorldScheduler
 from tests.support.committed import broken_promise

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from app.ha.auto_switch import AutoSwitchCore
-from app.ha.classic_master import ClassicMasterCore
-from app.ha.classic_slave import ClassicSlaveCore
+from app.ha.auto_switch.core import AutoSwitchCore
+from app.ha.classic.master import ClassicMasterCore
+from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.config import HaConfig
 from app.ha.frames import History
 from app.ha.messages import INCOMING, Connect, Opened
 from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SlaveRole
-from app.replication import (
+from app.log.contract import (
     NO_INDEX,
     Acks,
     AppendFate,
@@ -22,10 +22,10 @@ from app.replication import (
     Reset,
     TruncateAfter,
 )
-from storage.batch import Batch, stamp
-from storage.commitlog import Commitlog, CommitlogConfig
-from storage.hard_state import HardState
-from storage.records import RecordColumns, encode_body, encode_control
+from storage.format.batch import Batch, stamp
+from storage.format.records import RecordColumns, encode_body, encode_control
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardState
 from tests.support.memory_files import MemoryFiles
 
 LOG_ID = 7

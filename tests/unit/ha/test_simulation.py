@@ -6,7 +6,7 @@ confirmed never changes anywhere; whatever is acknowledged is held by every memb
 
 import pytest
 
-from app.replication import Durability
+from app.log.contract import Durability
 from tests.unit.ha.group import Group
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from app.controller.replicas_manager import Identity
-from app.node.identity_file import IdentityFile
+from app.node.metadata.replica_identity import IdentityFile
 from storage.errors import CorruptLog
 from tests.unit.ha.group import LOG_NAME, Group
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from app.log.contract import Durability, Role
 from app.node.folder_birth import FolderBirth
-from app.node.repair_marker import Note, RepairMarker
+from app.node.repair.marker import Note, RepairMarker
 from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
-from app.replication import Durability, Role
-from storage.clean_stop import CleanStop
 from storage.files import OsFileSystem
+from storage.log.clean_stop import CleanStop
 from tests.support.memory_files import MemoryFiles
-from tests.unit.raft.driver_support import Node, Seams
+from tests.unit.node.replica.driver_support import Node, Seams
 
 
 def marker_in(folder: Path) -> RepairMarker:

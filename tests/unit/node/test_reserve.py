@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from app.errors import CommitlogError
-from app.log_commands import CommandResult, Trim
+from app.log.commands import CommandResult, Trim
+from app.log.contract import Durability
 from app.node.reserve import Reserve, ReservedFiles
-from app.replication import Durability
-from storage.commitlog import CommitlogConfig
 from storage.errors import StorageFull
 from storage.file_system import write_durably
+from storage.log.commitlog import CommitlogConfig
 from tests.support.memory_files import MemoryFiles
-from tests.unit.raft.driver_support import Node, code, result
+from tests.unit.node.replica.driver_support import Node, code, result
 
 KIB, MIB = 1024, 1024 * 1024
 RESERVE = 4 * MIB

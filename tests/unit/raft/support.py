@@ -6,10 +6,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from app.raft.config import RaftConfig
-from app.raft.core import RaftCore
-from app.raft.messages import PushRequest, RaftMessage
-from app.replication import (
+from app.log.contract import (
     NO_INDEX,
     Acks,
     AppendFate,
@@ -23,9 +20,12 @@ from app.replication import (
     Role,
     TruncateAfter,
 )
-from storage.batch import FIRST_CHAIN, AppendMark, Batch, EncodedBody, stamp
-from storage.hard_state import HardState
-from storage.records import RecordColumns, control_value, encode_body, encode_control
+from app.raft.config import RaftConfig
+from app.raft.core import RaftCore
+from app.raft.messages import PushRequest, RaftMessage
+from storage.format.batch import FIRST_CHAIN, AppendMark, Batch, EncodedBody, stamp
+from storage.format.records import RecordColumns, control_value, encode_body, encode_control
+from storage.log.hard_state import HardState
 
 LOG_ID = 7
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from app.log.contract import NO_INDEX, Reset, TruncateAfter
 from app.raft.config import RaftConfig
 from app.raft.messages import HeartbeatAnswer, PushAnswer, PushCode, PushRequest, PushType
-from app.replication import NO_INDEX, Reset, TruncateAfter
 from tests.unit.raft.support import Group, MemoryLog, log_of
 
 

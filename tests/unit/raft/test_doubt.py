@@ -2,11 +2,11 @@
 
 import pytest
 
+from app.log.contract import NO_INDEX, Durability, Role
 from app.raft.ballot import Ballot
 from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.state import MemberState, Outbox
-from app.replication import NO_INDEX, Durability, Role
-from storage.hard_state import HardState
+from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member, MemoryLog, log_of
 
 

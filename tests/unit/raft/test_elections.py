@@ -2,9 +2,9 @@
 
 import pytest
 
+from app.log.contract import NO_INDEX, Role
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushRequest, VoteAnswer, VoteRequest
-from app.replication import NO_INDEX, Role
-from storage.hard_state import HardState
+from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, MemoryLog, log_of
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from app.log.contract import NO_INDEX, Durability, Reset, TruncateAfter
 from app.raft.config import RaftConfig
 from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest, PushType
-from app.replication import NO_INDEX, Durability, Reset, TruncateAfter
-from storage.batch import Batch
+from storage.format.batch import Batch
 from tests.unit.raft.support import Group, Member, MemoryLog, log_of
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound, WouldLoseQuorum
+from app.log.contract import ChangeKind, GroupConfig, Role
 from app.raft.messages import PushRequest, PushType, VoteRequest
-from app.replication import ChangeKind, GroupConfig, Role
-from storage.hard_state import HardState
+from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from app.log_commands import Trim
+from app.log.commands import Trim
+from app.log.contract import NO_INDEX
 from app.raft.messages import Heartbeat, PushRequest, PushType
 from app.raft.state import committed_at_open
-from app.replication import NO_INDEX
-from tests.unit.raft.driver_support import Node, Seams, follower_of_n2, push_to, result
+from tests.unit.node.replica.driver_support import Node, Seams, follower_of_n2, push_to, result
 from tests.unit.raft.support import Group, MemoryLog, log_of
 
 

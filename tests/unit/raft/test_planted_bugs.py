@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from app.api.reader import Reader
-from app.api.reading import Consistency
-from app.log_state import DAY_MS, LogState
+from app.api.read.reader import Reader
+from app.api.read.selection import Consistency
+from app.log.contract import NO_INDEX, ChangeKind, DriverConfig, Role
+from app.log.state import DAY_MS, LogState
 from app.node import open_log
-from app.node.checkpoints import Checkpointer, _Taken
-from app.node.read_gate import ReadGate
-from app.node.waiters import CommitWaiters
+from app.node.replica.checkpoints import Checkpointer, _Taken
+from app.node.replica.commit_waiters import CommitWaiters
+from app.node.replica.read_index_queue import ReadGate
 from app.raft.messages import Heartbeat, PushAnswer, PushRequest, PushType, VoteAnswer, VoteRequest
-from app.replication import NO_INDEX, ChangeKind, DriverConfig, Role
-from storage.batch import AppendMark
-from storage.records import encode_control
-from tests.unit.raft.driver_support import Node, follower_of_n2, push_to, result
+from storage.format.batch import AppendMark
+from storage.format.records import encode_control
+from tests.unit.node.replica.driver_support import Node, follower_of_n2, push_to, result
+from tests.unit.node.replica.test_driver_commands import transferred
 from tests.unit.raft.support import Group, MemoryLog, body_of, log_of
-from tests.unit.raft.test_driver_commands import transferred
 from tests.unit.raft.test_entry_handler import Leader
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from app.log.contract import NO_INDEX, Acks, AppendFate, CoreEvent, Durability, PendingAppend
 from app.raft.config import RaftConfig
 from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushType
 from app.raft.quorum import quorum_index
-from app.replication import NO_INDEX, Acks, AppendFate, CoreEvent, Durability, PendingAppend
-from storage.hard_state import HardState
+from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member, MemoryLog, log_of
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from app.log.contract import NO_INDEX, ChangeKind, GroupConfig, Role
 from app.raft.messages import GroupNotice, Heartbeat, VoteAnswer, VoteRequest
-from app.replication import NO_INDEX, ChangeKind, GroupConfig, Role
-from storage.hard_state import HardState
+from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member, MemoryLog
 
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 
 from app.errors import AlreadyLeader, StorageFull, TransferFailed
+from app.log.contract import AppendFate
 from app.raft.config import RaftConfig
 from app.raft.messages import TimeoutNow, VoteRequest
-from app.replication import AppendFate
 from tests.unit.raft.support import Group, Member
 
 

@@ -7,12 +7,13 @@ for what a node does with its peers.
 from collections.abc import Callable
 from random import Random
 
-from storage.batch import Batch
-from storage.commitlog import NO_INDEX, Commitlog
+from storage.care.patch import patch
+from storage.care.survey import Damage, survey
 from storage.errors import PatchRefused
 from storage.file_system import FileSystem
-from storage.patch import patch, set_aside
-from storage.survey import Damage, survey
+from storage.format.batch import Batch
+from storage.log.aside import set_aside
+from storage.log.commitlog import NO_INDEX, Commitlog
 from tests.unit.storage.support import FOLDER, LOG_ID, content
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from storage.batch import AppendMark, Batch, stamp
-from storage.commitlog import NO_INDEX, Commitlog, CommitlogConfig
-from storage.epoch_file import decode_epochs
 from storage.file_system import FileSystem
-from storage.records import RecordColumns, encode_body, encode_control
+from storage.format.batch import AppendMark, Batch, stamp
+from storage.format.epoch_file import decode_epochs
+from storage.format.records import RecordColumns, encode_body, encode_control
+from storage.log.commitlog import NO_INDEX, Commitlog, CommitlogConfig
 from tests.support.memory_files import MemoryFiles, PowerCut
 
 LOG_ID = 7

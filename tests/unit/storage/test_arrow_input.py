@@ -7,10 +7,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.arrow_input import table_from_batches, table_from_stream
-from storage.batch import FIRST_CHAIN, stamp
 from storage.errors import BodyTooLarge, InvalidBody
-from storage.records import BODY_SCHEMA, HEADERS_TYPE, RecordColumns, RecordTable, encode_body, encode_control
+from storage.format.arrow_input import table_from_batches, table_from_stream
+from storage.format.batch import FIRST_CHAIN, stamp
+from storage.format.records import (
+    BODY_SCHEMA,
+    HEADERS_TYPE,
+    RecordColumns,
+    RecordTable,
+    encode_body,
+    encode_control,
+)
 
 LIMITS = {"max_records": 100, "max_bytes": 100_000, "max_record_bytes": 10_000}
 

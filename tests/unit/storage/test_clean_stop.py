@@ -2,8 +2,8 @@
 
 import pytest
 
-from storage.clean_stop import UNKNOWN_BOOT, CleanStop, Opened, may_have_lost
 from storage.files import OsFileSystem
+from storage.log.clean_stop import UNKNOWN_BOOT, CleanStop, Opened, may_have_lost
 from tests.support.memory_files import MemoryFiles, PowerCut
 
 FOLDER = "data/logs/default"

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.batch import (
+from storage.errors import CorruptBatch, CorruptFile, InvalidBody, PartialBatch
+from storage.format.batch import (
     FIRST_CHAIN,
     AppendMark,
     Batch,
@@ -19,12 +20,9 @@ from storage.batch import (
     marks_of,
     stamp,
 )
-from storage.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
-from storage.checksum import crc32c
-from storage.epoch_file import Epoch, decode_epochs, encode_epochs, epoch_of
-from storage.errors import CorruptBatch, CorruptFile, InvalidBody, PartialBatch
-from storage.hard_state import MAGIC, HardState, HardStateFile, decode_hard_state, encode_hard_state
-from storage.records import (
+from storage.format.checksum import crc32c
+from storage.format.epoch_file import Epoch, decode_epochs, encode_epochs, epoch_of
+from storage.format.records import (
     BODY_SCHEMA,
     MAX_TIMESTAMP_MS,
     MIN_TIMESTAMP_MS,
@@ -36,8 +34,10 @@ from storage.records import (
     encode_control,
     read_columns,
 )
-from storage.segment_format import DamagedIndex, SegmentIndex, index_name, segment_name, segment_offset
-from storage.slots import SLOT_SIZE_BYTES, decode_slot, encode_slot
+from storage.format.segment_format import DamagedIndex, SegmentIndex, index_name, segment_name, segment_offset
+from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
+from storage.log.hard_state import MAGIC, HardState, HardStateFile, decode_hard_state, encode_hard_state
+from storage.log.slots import SLOT_SIZE_BYTES, decode_slot, encode_slot
 from tests.support.memory_files import MemoryFiles, PowerCut
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from storage.batch import FIRST_CHAIN, Batch
-from storage.commitlog import NO_INDEX, Commitlog, CommitlogConfig
 from storage.errors import InvariantError, StorageFull, SyncFailed
 from storage.files import OsFileSystem
+from storage.format.batch import FIRST_CHAIN, Batch
+from storage.log.commitlog import NO_INDEX, Commitlog, CommitlogConfig
 from tests.support.memory_files import MemoryFiles
 from tests.unit.storage.support import (
     DURABLE_LOAD_OPERATIONS,

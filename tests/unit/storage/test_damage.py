@@ -4,11 +4,12 @@ from random import Random
 
 import pytest
 
-from storage.batch import Batch
-from storage.commitlog import Commitlog
+from storage.care.patch import patch
+from storage.care.survey import NO_OFFSET, survey
 from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, StorageError
-from storage.patch import ASIDE_FOLDER, patch, set_aside
-from storage.survey import NO_OFFSET, survey
+from storage.format.batch import Batch
+from storage.log.aside import ASIDE_FOLDER, set_aside
+from storage.log.commitlog import Commitlog
 from tests.support.memory_files import MemoryFile, MemoryFiles, PowerCut
 from tests.unit.storage.damages import damage_once, heal, refill
 from tests.unit.storage.support import (

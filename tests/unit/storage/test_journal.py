@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from storage.commitlog import CommitlogConfig
 from storage.errors import CorruptLog
-from storage.journal import KEPT_EVENTS, LIMIT_BURST, LIMIT_REFILL_MS, Event, Journal, begin_anew
+from storage.log.commitlog import CommitlogConfig
+from storage.log.journal import KEPT_EVENTS, LIMIT_BURST, LIMIT_REFILL_MS, Event, Journal, begin_anew
 from tests.support.memory_files import MemoryFiles
 
 FOLDER = "/data/journal/default"

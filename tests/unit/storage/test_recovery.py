@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from storage.batch import Batch
-from storage.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
-from storage.commitlog import NO_INDEX, Commitlog
 from storage.errors import CorruptFile, CorruptLog
-from storage.hard_state import HardState, HardStateFile
-from storage.segment_format import ENTRY_SIZE_BYTES
+from storage.format.batch import Batch
+from storage.format.segment_format import ENTRY_SIZE_BYTES
+from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
+from storage.log.commitlog import NO_INDEX, Commitlog
+from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.storage.support import (
     FOLDER,

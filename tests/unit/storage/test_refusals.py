@@ -11,15 +11,16 @@ from random import Random
 
 import pytest
 
-from storage.batch import Batch
-from storage.commitlog import NO_INDEX, Commitlog
-from storage.epoch_file import decode_epochs
+from storage.care.patch import patch
+from storage.care.scrub import Scrub
+from storage.care.survey import survey
 from storage.errors import DiskError, InvariantError, StorageError, StorageFull, SyncFailed
 from storage.files import OsFileSystem
-from storage.hard_state import HardState, HardStateFile
-from storage.patch import patch, set_aside
-from storage.scrub import Scrub
-from storage.survey import survey
+from storage.format.batch import Batch
+from storage.format.epoch_file import decode_epochs
+from storage.log.aside import set_aside
+from storage.log.commitlog import NO_INDEX, Commitlog
+from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.storage.support import (
     FOLDER,

@@ -4,13 +4,13 @@ from random import Random
 
 import pytest
 
-from storage.batch import FIRST_CHAIN, Batch, next_chain
-from storage.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
-from storage.commitlog import Commitlog
+from storage.care.scrub import Scrub
 from storage.errors import CorruptFile, CorruptLog
 from storage.files import OsFileSystem
-from storage.hard_state import HardState, HardStateFile
-from storage.scrub import Scrub
+from storage.format.batch import FIRST_CHAIN, Batch, next_chain
+from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
+from storage.log.commitlog import Commitlog
+from storage.log.hard_state import HardState, HardStateFile
 from tests.support.memory_files import MemoryFiles
 from tests.unit.storage.support import (
     FOLDER,

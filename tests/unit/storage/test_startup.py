@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from storage.commitlog import Commitlog, CommitlogConfig
 from storage.files import OsFileSystem
+from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.support.memory_files import MemoryFiles
 from tests.unit.storage.support import FOLDER, check_whole, content, grow, open_log, open_term, sync_log
 

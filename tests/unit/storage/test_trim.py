@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from storage.batch import Batch
-from storage.commitlog import NO_INDEX, Commitlog, SyncTicket, TrimTicket
-from storage.epoch_file import Epoch
 from storage.errors import InvariantError, StorageFull
+from storage.format.batch import Batch
+from storage.format.epoch_file import Epoch
+from storage.log.commitlog import NO_INDEX, Commitlog, SyncTicket, TrimTicket
 from tests.support.memory_files import MemoryFiles, PowerCut
 from tests.unit.storage.support import (
     FOLDER,
@@ -285,7 +285,7 @@ def test_a_trim_that_met_a_full_disk_may_run_again(monkeypatch: pytest.MonkeyPat
     assert ticket is not None
     with monkeypatch.context() as patch:
         patch.setattr(
-            "storage.slots.SlotFile.save",
+            "storage.log.slots.SlotFile.save",
             lambda *_: (_ for _ in ()).throw(StorageFull("manifest", "write", "full")),
         )
         with pytest.raises(StorageFull):

@@ -7,8 +7,8 @@ with stride 1 are every byte of a 64 KiB tail, four ways, and every bit of the l
 from random import Random
 from typing import Final
 
-from storage.batch import Batch
-from storage.commitlog import CommitlogConfig
+from storage.format.batch import Batch
+from storage.log.commitlog import CommitlogConfig
 from tests.support.memory_files import MemoryFiles
 from tests.unit.storage.support import (
     DURABLE_LOAD_OPERATIONS,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.tables.digests import BlockSum, block_sums, digest_of, first_unequal
-from storage.records import READ_SCHEMA
+from storage.format.records import READ_SCHEMA
 
 GOLDEN = 0x8213A4701B531B60
 RECORD: dict[str, Any] = {

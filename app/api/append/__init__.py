@@ -1,0 +1,1 @@
+"""Appends over HTTP: bodies, parameters, the handler, streams."""

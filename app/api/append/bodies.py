@@ -1,0 +1,155 @@
+"""From the bytes of an append to the request that a leader queues: every check of a body happens here, before
+anything is stored (docs/api.md §3). Nothing in this module knows of a framework.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import storage.errors
+from app.api.append.append_digest import append_digest
+from app.api.append.call import AppendCall
+from app.api.append.json_bodies import AppendIn, check_record_size, decode_append, decode_lines, records_of
+from app.api.append.parameters import AppendParameters, parse_idempotency_key
+from app.api.http.compression import too_large, unpack
+from app.errors import InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaType
+from app.log.contract import AppendRequest, Producer
+from app.settings.model import Limits
+from storage.errors import BodyTooLarge, EmptyBody
+from storage.format.arrow_input import table_from_batches, table_from_stream
+from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, RecordColumns, RecordTable
+
+JSON: Final = b"application/json"
+NDJSON: Final = b"application/x-ndjson"
+OCTETS: Final = b"application/octet-stream"
+ARROW: Final = b"application/vnd.apache.arrow.stream"
+BATCHES: Final = b"application/vnd.commitlog.batch"
+MEDIA_TYPES: Final = (JSON, NDJSON, OCTETS, ARROW, BATCHES)
+
+Heads = Mapping[bytes, bytes]
+
+
+def media_type_of(heads: Heads) -> bytes:
+    """The Content-Type without its parameters. Raises UnsupportedMediaType when it is missing or unknown."""
+    given = heads.get(b"content-type")
+    if given in MEDIA_TYPES:
+        return given
+    name = (given or b"").partition(b";")[0].strip().lower()
+    if name in MEDIA_TYPES:
+        return name
+    known = ", ".join(known.decode() for known in MEDIA_TYPES)
+    problem = (
+        f"Content-Type {name.decode('latin-1')!r} is" if given else "Content-Type is missing: it must be"
+    )
+    raise UnsupportedMediaType(f"{problem} {'not ' if given else ''}one of {known}")
+
+
+def read_append(
+    call: AppendCall, heads: Heads, parameters: AppendParameters, media_type: bytes, limits: Limits
+) -> AppendRequest:
+    """Decode and check a whole append. heads: the headers of `call` by lower-case name.
+
+    Raises InvalidJson, InvalidBody, InvalidRequest, TooLarge or UnsupportedMediaType.
+    """
+    key = parse_idempotency_key(heads.get(b"idempotency-key"))
+    body = call.body
+    encoding = heads.get(b"content-encoding")
+    if encoding is not None:
+        body = unpack(body, encoding, limits.max_request_bytes)
+    elif len(body) > limits.max_request_bytes:
+        raise too_large(limits.max_request_bytes)
+    records: RecordColumns | RecordTable
+    stated: AppendIn | None = None
+    if media_type == OCTETS:
+        records = _one_record(body, heads, limits)
+    elif media_type == JSON:
+        stated = decode_append(body)
+        records = records_of(stated, limits)
+    elif media_type == NDJSON:
+        records = decode_lines(body, limits)
+    else:
+        records = _arrow(body, media_type, limits)
+    request = AppendRequest(
+        records,
+        parameters.acks,
+        parameters.timeout_ms,
+        parameters.match_index,
+        parameters.match_term,
+        parameters.fencing_token,
+        key,
+        parameters.producer,
+    )
+    request.stream = call.stream
+    if stated is not None:
+        _take_conditions(request, stated)
+    if key is not None or request.producer is not None:
+        request.digest = append_digest(request)
+    return request
+
+
+def _one_record(body: bytes, heads: Heads, limits: Limits) -> RecordColumns:
+    key = parse_key(heads)
+    raw_timestamp = heads.get(b"commitlog-timestamp")
+    timestamp_ms = None if raw_timestamp is None else _timestamp(raw_timestamp)
+    records = RecordColumns()
+    records.add(body, key, timestamp_ms)
+    check_record_size(records.size_bytes, "", limits)
+    return records
+
+
+def parse_key(heads: Heads) -> bytes | None:
+    """The Commitlog-Key header, UTF-8. Raises InvalidRequest."""
+    key = heads.get(b"commitlog-key")
+    if key is not None and not key.isascii():
+        try:
+            key.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(("/headers/Commitlog-Key", "is not UTF-8")) from error
+    return key
+
+
+def _timestamp(raw: bytes) -> int:
+    digits = raw.removeprefix(b"-")
+    if digits.isdigit() and len(digits) <= 15 and MIN_TIMESTAMP_MS <= int(raw) <= MAX_TIMESTAMP_MS:
+        return int(raw)
+    raise InvalidRequest(
+        (
+            "/headers/Commitlog-Timestamp",
+            "is milliseconds since 1970 UTC, a whole number of the years 1 to 9999",
+        )
+    )
+
+
+def _arrow(body: bytes, media_type: bytes, limits: Limits) -> RecordTable:
+    """The records of an Arrow stream or of packed batches, checked to the last offset."""
+    decode = table_from_stream if media_type == ARROW else table_from_batches
+    try:
+        return decode(
+            body,
+            max_records=limits.max_request_records,
+            max_bytes=limits.max_request_bytes,
+            max_record_bytes=limits.max_record_bytes,
+        )
+    except EmptyBody as error:
+        raise InvalidRequest(("", str(error))) from error
+    except BodyTooLarge as error:
+        raise TooLarge(str(error), limits.max_request_bytes) from error
+    except storage.errors.InvalidBody as error:
+        raise InvalidBody(str(error)) from error
+
+
+def _take_conditions(request: AppendRequest, stated: AppendIn) -> None:
+    """Add the conditions of a JSON body; one that stands in the query too is a 422."""
+    twice: list[tuple[str, str]] = []
+    for name in ("match_index", "match_term", "fencing_token"):
+        given = getattr(stated, name)
+        if given is not None:
+            if getattr(request, name) is not None:
+                twice += [(f"/{name}", "stands in the query too"), (f"/query/{name}", "is in the body too")]
+            setattr(request, name, given)
+    producer = stated.producer
+    if producer is not None:
+        if request.producer is not None:
+            twice += [("/producer", "stands in the query too"), ("/query/producer_id", "is in the body too")]
+        request.producer = Producer(producer.id, producer.epoch, producer.sequence, producer.allow_gap)
+    if twice:
+        raise InvalidRequest(*twice)

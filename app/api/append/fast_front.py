@@ -1,0 +1,161 @@
+"""Two doors to the append handler: a plain ASGI one for speed, and the FastAPI route that is its reference.
+
+Both read the call in the same way and give the same bytes back; `[http] append_front` chooses.
+"""
+
+import asyncio
+import time
+from functools import partial
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from app.api.append.call import AppendCall
+from app.api.append.handler import AppendHandler
+from app.api.http.in_flight_limit import Room
+from app.api.http.messages import REQUEST_ID, Response, problem_response, request_id_of
+from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
+from app.settings.model import Limits
+
+PREFIX = "/v1/logs/"
+SUFFIX = "/records"
+
+
+def append_log_of(path: str) -> str | None:
+    """The log's name in the path of an append, None for any other path."""
+    if path.startswith(PREFIX) and path.endswith(SUFFIX):
+        name = path[len(PREFIX) : -len(SUFFIX)]
+        if name and "/" not in name:
+            return name
+    return None
+
+
+class AppendFront:
+    """An ASGI application for `POST /v1/logs/{log}/records`, and nothing else. `sweep` runs beside it."""
+
+    def __init__(self, handler: AppendHandler, limits: Limits, body_timeout_ms: int) -> None:
+        self._handler = handler
+        self._room = handler.room
+        self._limits = limits
+        self._body_timeout_s = body_timeout_ms / 1000
+        self._reading: dict[asyncio.Task[Any], float] = {}  # who waits for a body, since when
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self.answer(scope, receive)
+        if response is None:
+            return
+        await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
+        await send({"type": "http.response.body", "body": response.body})
+
+    async def answer(self, scope: Scope, receive: Receive) -> Response | None:
+        """Read the call and wait for its answer; None when the client has gone before it was whole."""
+        headers = scope["headers"]
+        length = request_id = None
+        for name, value in headers:
+            if name == b"content-length":
+                length = value
+            elif name == REQUEST_ID:
+                request_id = value
+        request_id = scope.get("commitlog.request_id") or request_id_of(request_id)
+        log = append_log_of(scope["path"])
+        assert log is not None
+        try:
+            self._handler.check_log(log)
+            announced = self._announced(length)
+            self._room.enter(announced)
+        except CommitlogError as error:
+            return problem_response(error, instance=scope["path"], request_id=request_id)
+        incoming = _Incoming(self._room, announced, self._limits.max_request_bytes)
+        task = asyncio.current_task()
+        assert task is not None
+        self._reading[task] = time.monotonic()
+        future: asyncio.Future[Response] | None = None
+        try:
+            body = await incoming.whole(receive)
+            if body is None:
+                return None
+            del self._reading[task]
+            future = asyncio.get_running_loop().create_future()
+            self._handler.handle(
+                AppendCall(
+                    log, scope["path"], scope["query_string"], headers, body, request_id, incoming.reserved
+                ),
+                partial(_settle, future),
+            )
+        except CommitlogError as error:
+            return problem_response(error, instance=scope["path"], request_id=request_id)
+        except asyncio.CancelledError:
+            if task in self._reading:
+                raise
+            task.uncancel()
+            late = InvalidBody(f"the body did not come within {self._body_timeout_s:g} s")
+            return problem_response(late, instance=scope["path"], request_id=request_id)
+        finally:
+            self._reading.pop(task, None)
+            if future is None:  # the handler has not taken it over
+                self._room.leave(incoming.reserved)
+        return await future
+
+    async def sweep(self) -> None:
+        """End, until cancelled, the waiting for bodies that do not come: one timer for all of them."""
+        while True:
+            await asyncio.sleep(min(1.0, self._body_timeout_s / 2))
+            oldest = time.monotonic() - self._body_timeout_s
+            for task, since in list(self._reading.items()):
+                if since < oldest:
+                    del self._reading[task]
+                    task.cancel()
+
+    def _announced(self, length: bytes | None) -> int:
+        """The Content-Length, 0 for a chunked body. Raises TooLarge, InvalidRequest."""
+        if length is None:
+            return 0
+        limit = self._limits.max_request_bytes
+        if not length.isdigit():
+            raise InvalidRequest(("/headers/Content-Length", "is a whole number"))
+        announced = int(length)
+        if announced > limit:
+            raise TooLarge(f"the body has {announced} bytes, at most {limit}", limit)
+        return announced
+
+
+def _settle(future: asyncio.Future[Response], response: Response) -> None:
+    if not future.done():  # else the client's task was cancelled: the append goes on without it
+        future.set_result(response)
+
+
+class _Incoming:
+    """A body on its way in. `reserved` is what it has entered into the room so far."""
+
+    __slots__ = ("_limit", "_room", "reserved")
+
+    def __init__(self, room: Room, announced: int, limit: int) -> None:
+        self.reserved = announced
+        self._room = room
+        self._limit = limit
+
+    async def whole(self, receive: Receive) -> bytes | None:
+        """The whole body, None when the client disconnects. Raises TooLarge or RateLimited."""
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._take(len(body))
+            return body
+        parts: list[bytes] = []
+        size = 0
+        while message["type"] != "http.disconnect":
+            part: bytes = message.get("body", b"")
+            parts.append(part)
+            size += len(part)
+            self._take(size)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+            message = await receive()
+        return None
+
+    def _take(self, size: int) -> None:
+        if size > self._limit:
+            raise TooLarge(f"the body has more than {self._limit} bytes", self._limit)
+        if size > self.reserved:
+            self._room.grow(size - self.reserved)
+            self.reserved = size

@@ -1,0 +1,164 @@
+"""JSON bodies of an append (docs/api.md §2, §3): strict shapes, and pointers to what is wrong with them.
+
+Numbers of `value_json` are never read as floats: the text is kept, only its blanks go and its strings are
+written in plain UTF-8.
+"""
+
+import io
+import re
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from app.api.http.json_decoding import Name, Ordinal, decode
+from app.errors import InvalidRequest, TooLarge
+from app.settings.model import Limits
+from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, RecordColumns
+
+TimestampMs = Annotated[int, msgspec.Meta(ge=MIN_TIMESTAMP_MS, le=MAX_TIMESTAMP_MS)]
+
+
+class HeaderBytes(msgspec.Struct, forbid_unknown_fields=True):
+    base64: bytes
+
+
+class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
+    """A record as a client writes it: exactly one of the three values; null is a tombstone."""
+
+    value: str | UnsetType | None = UNSET
+    value_json: Raw | UnsetType = UNSET
+    value_base64: bytes | UnsetType = UNSET
+    key: str | None = None
+    key_base64: bytes | None = None
+    timestamp: TimestampMs | None = None
+    headers: list[tuple[str, str | HeaderBytes]] | None = None
+
+
+class ProducerIn(msgspec.Struct, forbid_unknown_fields=True):
+    id: Name
+    epoch: Ordinal
+    sequence: Ordinal
+    allow_gap: bool = False
+
+
+class AppendIn(RecordIn, forbid_unknown_fields=True):
+    """An append request, or (without `records`) one record by itself."""
+
+    records: list[RecordIn] | UnsetType = UNSET
+    match_index: Ordinal | None = None
+    match_term: Ordinal | None = None
+    fencing_token: Name | None = None
+    producer: ProducerIn | None = None
+
+
+_APPEND = msgspec.json.Decoder(AppendIn)
+_RECORD = msgspec.json.Decoder(RecordIn)
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_CONDITIONS: Final = ("match_index", "match_term", "fencing_token", "producer")
+
+
+def decode_append(body: bytes) -> AppendIn:
+    """Read an application/json body. Raises InvalidJson or InvalidRequest."""
+    request: AppendIn = decode(_APPEND, body, "")
+    if request.records is UNSET:
+        extra = [name for name in _CONDITIONS if getattr(request, name) is not None]
+        if extra:
+            raise InvalidRequest(("/records", "an append request needs records"))
+    else:
+        extra = [
+            name
+            for name in RecordIn.__struct_fields__
+            if getattr(request, name) is not (UNSET if name.startswith("value") else None)
+        ]
+        if extra:
+            raise InvalidRequest(*((f"/{name}", "stands in a record, not beside records") for name in extra))
+    return request
+
+
+def records_of(request: AppendIn, limits: Limits) -> RecordColumns:
+    """The records of a decoded append. Raises InvalidRequest or TooLarge."""
+    columns = RecordColumns()
+    records = request.records
+    if isinstance(records, UnsetType):
+        add_record(columns, request, "", limits)
+        return columns
+    if not records:
+        raise InvalidRequest(("/records", "at least one record is needed"))
+    if len(records) > limits.max_request_records:
+        raise too_many(limits)
+    for position, record in enumerate(records):
+        add_record(columns, record, f"/records/{position}", limits)
+    return columns
+
+
+def decode_lines(body: bytes, limits: Limits) -> RecordColumns:
+    """Read an application/x-ndjson body: one record a line; pointers begin with the line.
+
+    Raises InvalidJson, InvalidRequest or TooLarge.
+    """
+    columns = RecordColumns()
+    for position, line in enumerate(io.BytesIO(body)):  # one by one: nobody else may run during a split
+        if line and not line.isspace():
+            if columns.count == limits.max_request_records:
+                raise too_many(limits)
+            pointer = f"/{position}"
+            add_record(columns, decode(_RECORD, line, pointer), pointer, limits)
+    if columns.count == 0:
+        raise InvalidRequest(("", "at least one record is needed"))
+    return columns
+
+
+def too_many(limits: Limits) -> TooLarge:
+    limit = limits.max_request_records
+    return TooLarge(f"a request has at most {limit} records", limit)
+
+
+def check_record_size(size_bytes: int, pointer: str, limits: Limits) -> None:
+    """size_bytes: value + key + headers. Raises TooLarge."""
+    limit = limits.max_record_bytes
+    if size_bytes > limit:
+        raise TooLarge(f"{pointer or 'the record'}: {size_bytes} bytes, at most {limit}", limit)
+
+
+def add_record(columns: RecordColumns, record: RecordIn, pointer: str, limits: Limits) -> None:
+    """Add one decoded record. Raises InvalidRequest or TooLarge, led by `pointer`."""
+    values = [
+        value
+        for value in (record.value, record.value_json, record.value_base64)
+        if not isinstance(value, UnsetType)
+    ]
+    if len(values) != 1:
+        raise InvalidRequest((pointer, "exactly one of value, value_json and value_base64 is needed"))
+    value = values[0]
+    if isinstance(value, str):
+        value = value.encode()
+    elif isinstance(value, Raw):
+        value = compact_json(bytes(value))
+    key = record.key_base64
+    if record.key is not None:
+        if key is not None:
+            raise InvalidRequest((f"{pointer}/key", "give key or key_base64, not both"))
+        key = record.key.encode()
+    headers = None
+    if record.headers:
+        headers = [
+            (name, content.base64 if isinstance(content, HeaderBytes) else content.encode())
+            for name, content in record.headers
+        ]
+    before = columns.size_bytes
+    columns.add(value, key, record.timestamp, headers)
+    check_record_size(columns.size_bytes - before, pointer, limits)
+
+
+def compact_json(text: bytes) -> bytes:
+    """Valid JSON text without blanks, its strings in plain UTF-8; numbers stay as they were written."""
+    compact = msgspec.json.format(text, indent=-1)
+    if b"\\" not in compact:
+        return compact
+    return _STRING.sub(_plain_string, compact)
+
+
+def _plain_string(match: re.Match[bytes]) -> bytes:
+    text = match.group()
+    return msgspec.json.encode(msgspec.json.decode(text)) if b"\\" in text else text

@@ -1,0 +1,188 @@
+"""The append route as the OpenAPI document shows it: its body in every type, its parameters, its answers."""
+
+from typing import Any, Final
+
+from app.api.append.parameters import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
+from app.api.http.openapi import APPEND_ANSWER_EXAMPLE, answers
+
+_TEXT: Final = {"type": "string"}
+_INTEGER: Final = {"type": "integer", "minimum": 0}
+_RECORD: Final[dict[str, Any]] = {
+    "type": "object",
+    "additionalProperties": False,
+    "description": "Exactly one of value, value_json and value_base64; `value: null` is a tombstone.",
+    "properties": {
+        "value": {"type": ["string", "null"]},
+        "value_json": {"description": "Any JSON; stored as compact UTF-8 text, numbers as they are written"},
+        "value_base64": {"type": "string", "contentEncoding": "base64"},
+        "key": {"type": ["string", "null"]},
+        "key_base64": {"type": "string", "contentEncoding": "base64"},
+        "timestamp": {"type": ["integer", "null"], "description": "Milliseconds since 1970 UTC"},
+        "headers": {
+            "type": ["array", "null"],
+            "items": {
+                "type": "array",
+                "minItems": 2,
+                "maxItems": 2,
+                "description": 'Name and value; the value is text or {"base64": "..."}',
+            },
+        },
+    },
+}
+_PRODUCER: Final[dict[str, Any]] = {
+    "type": ["object", "null"],
+    "additionalProperties": False,
+    "properties": {
+        "id": _TEXT,
+        "epoch": _INTEGER,
+        "sequence": _INTEGER,
+        "allow_gap": {"type": "boolean", "default": False},
+    },
+    "required": ["id", "epoch", "sequence"],
+}
+_REQUEST: Final[dict[str, Any]] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "records": {"type": "array", "minItems": 1, "items": _RECORD},
+        "match_index": {"type": ["integer", "null"], "minimum": 0},
+        "match_term": {"type": ["integer", "null"], "minimum": 0},
+        "fencing_token": {"type": ["string", "null"], "minLength": 1, "maxLength": 255},
+        "producer": _PRODUCER,
+    },
+    "required": ["records"],
+}
+_RECORDS_EXAMPLE: Final = {
+    "records": [
+        {"key": "k1", "value": "text", "headers": [["name", "v"]], "timestamp": 1730000000000},
+        {"value_json": {"temperature": 21.50}},
+        {"value_base64": "3q2+7w=="},
+    ]
+}
+_BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+
+
+def _parameter(place: str, name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"in": place, "name": name, "required": False, "schema": schema, "description": text}
+
+
+OPENAPI_EXTRA: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"oneOf": [_REQUEST, _RECORD]},
+                "examples": {
+                    "records": {"summary": "Several records, one append", "value": _RECORDS_EXAMPLE},
+                    "record": {"summary": "One record by itself", "value": {"key": "k1", "value": "text"}},
+                    "conditional": {
+                        "summary": "Only if the log is where the client thinks",
+                        "value": {"records": [{"value": "text"}], "match_index": 42, "match_term": 7},
+                    },
+                },
+            },
+            "application/x-ndjson": {
+                "schema": {"type": "string", "description": "One record object a line"},
+                "example": '{"value":"first"}\n{"value":"second"}\n',
+            },
+            "application/octet-stream": {
+                **_BINARY,
+                "example": "one raw record; may be empty",
+            },
+            "application/vnd.apache.arrow.stream": _BINARY,
+            "application/vnd.commitlog.batch": _BINARY,
+        },
+    },
+    "parameters": [
+        _parameter(
+            "query",
+            "acks",
+            {"type": "string", "enum": ["leader", "quorum", "all"], "default": "quorum"},
+            "Who must hold the append before the answer; `leader` answers 202 and may still be lost",
+        ),
+        _parameter(
+            "query",
+            "timeout_ms",
+            {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS, "default": DEFAULT_TIMEOUT_MS},
+            "After it the answer is 504 and the outcome unknown",
+        ),
+        _parameter(
+            "query",
+            "match_index",
+            _INTEGER,
+            "At most the leader's next index, and no data record at it or after it",
+        ),
+        _parameter("query", "match_term", _INTEGER, "The leader's term must be this"),
+        _parameter("query", "fencing_token", _TEXT, "The log's fence must be this"),
+        _parameter("query", "producer_id", _TEXT, "An idempotent producer; with epoch and sequence"),
+        _parameter("query", "producer_epoch", _INTEGER, "A lower one than the newest is fenced"),
+        _parameter("query", "producer_sequence", _INTEGER, "Counts appends: the last one + 1"),
+        _parameter("query", "producer_allow_gap", {"type": "boolean"}, "Any larger sequence will do"),
+        _parameter(
+            "header",
+            "Idempotency-Key",
+            _TEXT,
+            "1-255 visible ASCII characters; a repeat gets the first answer",
+        ),
+        _parameter("header", "Content-Encoding", {"type": "string", "enum": ["gzip", "zstd"]}, "Of the body"),
+        _parameter("header", "Commitlog-Key", _TEXT, "Key of an octet-stream record"),
+        _parameter(
+            "header", "Commitlog-Timestamp", {"type": "integer"}, "Timestamp of an octet-stream record"
+        ),
+        _parameter("header", "Commitlog-No-Forward", {"type": "string", "enum": ["1"]}, "421 instead"),
+    ],
+}
+
+STREAM_EXTRA: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/x-ndjson": {
+                "schema": {"type": "string", "description": "One append request or record object a line"},
+                "example": '{"value":"first"}\n{"records":[{"value":"second"},{"value":"third"}]}\n',
+            },
+            "application/vnd.apache.arrow.stream": _BINARY,
+            "application/vnd.commitlog.batch": _BINARY,
+        },
+    },
+    "parameters": [
+        parameter
+        for parameter in OPENAPI_EXTRA["parameters"]
+        if parameter["in"] == "query" or parameter["name"] == "Commitlog-No-Forward"
+    ],
+}
+
+STREAM_RESPONSES: Final = answers(
+    "unsupported-media-type",
+    "not-leader",
+    example=APPEND_ANSWER_EXAMPLE,
+    description="One answer a line, application/x-ndjson; after a failure its problem, and the end",
+)
+
+RESPONSES: Final = {
+    **answers(
+        "invalid-json",
+        "invalid-body",
+        "producer-fenced",
+        "sequence-gap",
+        "request-outstanding",
+        "index-mismatch",
+        "term-mismatch",
+        "fenced",
+        "too-large",
+        "unsupported-media-type",
+        "not-leader",
+        "idempotency-key-reused",
+        "leader-pending-full",
+        "term-changed",
+        "leader-transferring",
+        "quorum-timeout",
+        "storage-full",
+        example=APPEND_ANSWER_EXAMPLE,
+        description="Committed",
+    ),
+    202: {
+        "description": "acks=leader: at the leader, may still be lost",
+        "content": {"application/json": {"example": {**APPEND_ANSWER_EXAMPLE, "acks": "leader"}}},
+    },
+}

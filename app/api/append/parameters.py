@@ -1,0 +1,131 @@
+"""The query of an append: acks, timeout_ms, and the conditions, which a JSON body may state instead."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+from urllib.parse import unquote_plus
+
+from app.api.http.json_decoding import MAX_ORDINAL
+from app.errors import InvalidRequest
+from app.log.contract import Acks, Producer
+
+MAX_TIMEOUT_MS: Final = 60_000
+DEFAULT_TIMEOUT_MS: Final = 5_000
+_PRODUCER: Final = ("producer_id", "producer_epoch", "producer_sequence")
+_NAMES: Final = (
+    "acks",
+    "timeout_ms",
+    "match_index",
+    "match_term",
+    "fencing_token",
+    *_PRODUCER,
+    "producer_allow_gap",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendParameters:
+    """What the query says. None: not given."""
+
+    acks: Acks = Acks.QUORUM
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
+    match_index: int | None = None
+    match_term: int | None = None
+    fencing_token: str | None = None
+    producer: Producer | None = None
+
+
+_DEFAULTS: Final = AppendParameters()
+
+
+def parse_append_query(query: bytes) -> AppendParameters:
+    """Read the query string of an append. Raises InvalidRequest with all complaints."""
+    return _parse(query) if query else _DEFAULTS
+
+
+@lru_cache(maxsize=256)  # most clients repeat one query; what fails is not kept
+def _parse(query: bytes) -> AppendParameters:
+    errors: list[tuple[str, str]] = []
+    given = _split(query, errors)
+    acks = Acks.QUORUM
+    if "acks" in given:
+        try:
+            acks = Acks(given["acks"])
+        except ValueError:
+            errors.append(("/query/acks", "is one of leader, quorum, all"))
+    timeout_ms = _number(given, "timeout_ms", 1, MAX_TIMEOUT_MS, errors)
+    parameters = AppendParameters(
+        acks=acks,
+        timeout_ms=DEFAULT_TIMEOUT_MS if timeout_ms is None else timeout_ms,
+        match_index=_number(given, "match_index", 0, MAX_ORDINAL, errors),
+        match_term=_number(given, "match_term", 0, MAX_ORDINAL, errors),
+        fencing_token=_name(given, "fencing_token", errors),
+        producer=_producer(given, errors),
+    )
+    if errors:
+        raise InvalidRequest(*errors)
+    return parameters
+
+
+def _split(query: bytes, errors: list[tuple[str, str]]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for part in query.split(b"&"):
+        if not part:
+            continue
+        raw_name, _, raw_value = part.partition(b"=")
+        name = unquote_plus(raw_name.decode("latin-1"))
+        if name not in _NAMES:
+            errors.append((f"/query/{name}", "unknown parameter"))
+        elif name in given:
+            errors.append((f"/query/{name}", "given twice"))
+        else:
+            given[name] = unquote_plus(raw_value.decode("latin-1"))
+    return given
+
+
+def _number(
+    given: dict[str, str], name: str, least: int, most: int, errors: list[tuple[str, str]]
+) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most:
+        return int(text)
+    errors.append((f"/query/{name}", f"is a whole number from {least} to {most}"))
+    return None
+
+
+def _name(given: dict[str, str], name: str, errors: list[tuple[str, str]]) -> str | None:
+    text = given.get(name)
+    if text is None or 1 <= len(text) <= 255:
+        return text
+    errors.append((f"/query/{name}", "has 1 to 255 characters"))
+    return None
+
+
+def _producer(given: dict[str, str], errors: list[tuple[str, str]]) -> Producer | None:
+    allow_gap = given.get("producer_allow_gap")
+    if allow_gap not in (None, "true", "false"):
+        errors.append(("/query/producer_allow_gap", "is true or false"))
+    present = [name for name in _PRODUCER if name in given]
+    if not present:
+        if allow_gap is not None:
+            errors.append(("/query/producer_allow_gap", "belongs to a producer_id"))
+        return None
+    missing = [name for name in _PRODUCER if name not in given]
+    errors.extend((f"/query/{name}", f"is needed beside {present[0]}") for name in missing)
+    producer_id = _name(given, "producer_id", errors)
+    epoch = _number(given, "producer_epoch", 0, MAX_ORDINAL, errors)
+    sequence = _number(given, "producer_sequence", 0, MAX_ORDINAL, errors)
+    if producer_id is None or epoch is None or sequence is None:
+        return None
+    return Producer(producer_id, epoch, sequence, allow_gap == "true")
+
+
+def parse_idempotency_key(raw: bytes | None) -> str | None:
+    """The Idempotency-Key header: 1 to 255 visible ASCII characters. Raises InvalidRequest."""
+    if raw is None:
+        return None
+    if 1 <= len(raw) <= 255 and all(0x21 <= byte <= 0x7E for byte in raw):
+        return raw.decode("ascii")
+    raise InvalidRequest(("/headers/Idempotency-Key", "has 1 to 255 visible ASCII characters"))

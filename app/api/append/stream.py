@@ -1,0 +1,258 @@
+"""`POST …/records:stream`: appends one after the other on one connection, answered in order as they commit.
+
+Up to WINDOW appends are in flight; the log holds them in the order of the stream. After the first failure
+nothing more of the stream is stored, and its problem is the last line. A node that does not lead hands the
+stream to the leader as it comes.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from app.api.append.bodies import media_type_of
+from app.api.append.call import AppendCall
+from app.api.append.handler import AppendHandler
+from app.api.append.openapi import STREAM_EXTRA, STREAM_RESPONSES
+from app.api.append.parameters import AppendParameters, parse_append_query
+from app.api.append.stream_pieces import pieces_of
+from app.api.http.dependencies import LogName, Node, request_id_of, target_of
+from app.api.http.leader_headers import log_headers, not_leader
+from app.api.http.messages import NO_FORWARD, problem_response
+from app.api.http.messages import Response as Answer
+from app.errors import CommitlogError, InvalidRequest, NoLeader, NotLeader
+from app.log.contract import AppendStream
+from app.node.broker import Broker
+from app.node.hosted_log import HostedLog
+from app.node.network.http_forwarder import Lost, NotSent
+
+router = APIRouter(tags=["records"])
+
+WINDOW: Final = 256  # appends in flight
+WINDOW_BYTES: Final = 16 * 1024 * 1024
+IN_ORDER_BYTES: Final = 128 * 1024  # a larger append is decoded aside: nothing else is begun meanwhile
+LINES: Final = "application/x-ndjson"
+_RETRY_S: Final = 0.1
+_ASK_TIMEOUT_S: Final = 2.0
+
+
+@router.post(
+    "/v1/logs/{log}/records:stream",
+    summary="Append many times on one connection",
+    description="Each line, Arrow record batch or packed batch is one append, with one answer or problem a "
+    "line, in order. Nothing is stored after the first failure. Of the query, match_index and match_term are "
+    "for the first append, and producer_sequence counts on.",
+    responses=STREAM_RESPONSES,
+    openapi_extra=STREAM_EXTRA,
+    response_class=Response,
+)
+async def append_stream(request: Request, broker: Node, log: LogName) -> Response:
+    hosted = broker.find(log)
+    headers = {name.lower(): value for name, value in request.headers.raw}
+    if b"idempotency-key" in headers or b"content-encoding" in headers:
+        name = "Idempotency-Key" if b"idempotency-key" in headers else "Content-Encoding"
+        raise InvalidRequest((f"/headers/{name}", "a stream has none; producers make its appends idempotent"))
+    media_type = media_type_of(headers)
+    parameters = parse_append_query(request.scope["query_string"])
+    limit = broker.settings.limits.max_request_bytes
+    if not await _leads(broker, hosted):
+        if headers.get(NO_FORWARD) == b"1":
+            raise not_leader(broker, hosted)
+        return await _at_leader(request, broker, hosted)
+    piece_type, pieces = pieces_of(request.stream(), media_type, limit)
+    handler: AppendHandler = request.app.state.appends
+    stream = _Stream(request, handler, hosted.name, piece_type, parameters)
+    return _Answers(stream.lines(pieces), media_type=LINES, headers=_text(broker, hosted))
+
+
+def _text(broker: Broker, hosted: HostedLog) -> dict[str, str]:
+    return {name.decode(): value.decode("latin-1") for name, value in log_headers(broker, hosted)}
+
+
+async def _leads(broker: Broker, hosted: HostedLog) -> bool:
+    """Whether this node leads the log; waits for a leader, at most `leader_wait_ms`. Raises NoLeader."""
+    deadline_ms = broker.clock.monotonic_ms() + broker.settings.http.leader_wait_ms
+    while hosted.serving is not None and hosted.leader_id is None:
+        if broker.clock.monotonic_ms() >= deadline_ms:
+            raise NoLeader()
+        await hosted.leadership_changed(_RETRY_S)
+    return hosted.leads
+
+
+async def _at_leader(request: Request, broker: Broker, hosted: HostedLog) -> Response:
+    """Hand the stream to the leader; what it answers goes back as it comes."""
+    known = hosted.serving is not None
+    leader_id = hosted.leader_id if known else await _asked_for(request, broker, hosted)
+    node = broker.nodes.find(leader_id)
+    if node is None:
+        raise NoLeader()
+    try:
+        stream = await broker.forwarder.pass_stream(
+            node,
+            target_of(request),
+            request.headers.raw,
+            request.stream(),
+            request_id_of(request),
+        )
+    except (NotSent, Lost) as error:
+        raise NoLeader(str(error)) from error
+    if stream.status == NotLeader.http_status:
+        stream.close()
+        raise NoLeader()
+    response = _Answers(stream.pieces(), status_code=stream.status)
+    response.raw_headers = stream.headers
+    return response
+
+
+async def _asked_for(request: Request, broker: Broker, hosted: HostedLog) -> str | None:
+    """Who leads a log that is not kept here, as its replicas say: a stream can be handed on only once."""
+    path = f"/v1/logs/{hosted.name}/status".encode()
+    token = [(name, value) for name, value in request.headers.raw if name.lower() == b"authorization"]
+    for node_id in hosted.answering(broker.node.id):
+        node = broker.nodes.find(node_id)
+        if node is None:
+            continue
+        try:
+            answer = await broker.forwarder.send(
+                node, "GET", path, token, b"", request_id_of(request), _ASK_TIMEOUT_S
+            )
+        except (NotSent, Lost):
+            continue
+        leader = msgspec.json.decode(answer.body)["leader"] if answer.status == 200 else None
+        if leader is not None:
+            return str(leader)
+    return None
+
+
+class _Answers(StreamingResponse):
+    """An answer that goes out while the request comes in: what arrives is the request's, not this one's."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            await self.stream_response(send)
+
+
+class _Stream:
+    """One client's stream at the leader. Invariant: answers leave in the order of the appends."""
+
+    def __init__(
+        self,
+        request: Request,
+        handler: AppendHandler,
+        log: str,
+        media_type: bytes,
+        parameters: AppendParameters,
+    ) -> None:
+        self._handler = handler
+        self._log = log
+        self._path = request.url.path
+        self._request_id = request_id_of(request)
+        self._headers = [
+            (name, value) for name, value in request.headers.raw if name.lower() != b"content-type"
+        ]
+        self._headers += [(b"content-type", media_type), (NO_FORWARD, b"1")]
+        self._parameters = parameters
+        self._order = AppendStream()
+        self._open: deque[tuple[asyncio.Future[Answer], int]] = deque()
+        self._open_bytes = 0
+        self._count = 0
+
+    async def lines(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The answers, until the stream ends or an append fails."""
+        problem: CommitlogError | None = None
+        piece: asyncio.Future[bytes | None] | None = None
+        try:
+            while True:
+                piece = piece or asyncio.ensure_future(anext(pieces, None))
+                waiting: list[asyncio.Future[Any]] = [] if self._is_full else [piece]
+                if self._open:
+                    waiting.append(self._open[0][0])
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                while self._open and self._open[0][0].done():
+                    answer = self._take_answer()
+                    yield answer.body + b"\n"
+                    if answer.status >= 300:
+                        return
+                if piece.done() and not self._is_full:
+                    try:
+                        data = piece.result()
+                    except CommitlogError as error:
+                        problem, data = error, None
+                    piece = None
+                    if data is None:
+                        break
+                    self._begin(data)
+            while self._open:
+                await asyncio.wait([self._open[0][0]])
+                answer = self._take_answer()
+                yield answer.body + b"\n"
+                if answer.status >= 300:
+                    return
+            if problem is not None:
+                yield self._problem(problem).body + b"\n"
+        finally:
+            self._order.broken = True
+            if piece is not None:
+                piece.cancel()
+
+    @property
+    def _is_full(self) -> bool:
+        large = self._open and self._open[-1][1] > IN_ORDER_BYTES
+        return bool(large) or len(self._open) >= WINDOW or self._open_bytes >= WINDOW_BYTES
+
+    def _begin(self, data: bytes) -> None:
+        """Let the next append enter the log behind the one before."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open.append((future, len(data)))
+        self._open_bytes += len(data)
+        call = AppendCall(
+            self._log,
+            self._path,
+            b"",
+            self._headers,
+            data,
+            self._request_id,
+            len(data),
+            self._next_parameters(),
+            self._order,
+        )
+        try:
+            self._handler.room.enter(len(data))
+        except CommitlogError as error:
+            self._order.broken = True
+            future.set_result(self._problem(error))
+            return
+
+        def answered(answer: Answer) -> None:
+            if answer.status >= 300:
+                self._order.broken = True
+            if not future.done():
+                future.set_result(answer)
+
+        self._handler.handle(call, answered)
+
+    def _next_parameters(self) -> AppendParameters:
+        parameters = self._parameters
+        producer = parameters.producer
+        if self._count:
+            if producer is not None:
+                producer = replace(producer, sequence=producer.sequence + self._count)
+            parameters = replace(parameters, match_index=None, match_term=None, producer=producer)
+        self._count += 1
+        return parameters
+
+    def _take_answer(self) -> Answer:
+        future, size = self._open.popleft()
+        self._open_bytes -= size
+        return future.result()
+
+    def _problem(self, error: CommitlogError) -> Answer:
+        return problem_response(error, instance=self._path, request_id=self._request_id)

@@ -1,0 +1,139 @@
+"""Cuts the body of `records:stream` into appends as it comes: lines, Arrow record batches, packed batches."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import pyarrow as pa
+
+from app.api.append.bodies import ARROW, BATCHES, JSON, NDJSON
+from app.errors import InvalidBody, TooLarge, UnsupportedMediaType
+from storage.format.batch import HEADER_SIZE_BYTES, stored_size
+
+STREAM_TYPES: Final = (NDJSON, ARROW, BATCHES)
+
+
+def pieces_of(
+    body: AsyncIterator[bytes], media_type: bytes, max_bytes: int
+) -> tuple[bytes, AsyncIterator[bytes]]:
+    """The Content-Type of one piece, and the pieces: each is the body of one append, at most max_bytes.
+
+    The iterator raises TooLarge or InvalidBody. Raises UnsupportedMediaType.
+    """
+    if media_type == NDJSON:
+        return JSON, _lines(body, max_bytes)
+    if media_type == BATCHES:
+        return BATCHES, _batches(body, max_bytes)
+    if media_type == ARROW:
+        return ARROW, _arrow(body, max_bytes)
+    known = ", ".join(known.decode() for known in STREAM_TYPES)
+    raise UnsupportedMediaType(f"a stream is one of {known}")
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"an append of a stream has at most {max_bytes} bytes", max_bytes)
+
+
+async def _lines(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+    rest = b""
+    async for part in body:
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line and not line.isspace():
+                yield line
+        if len(rest) > max_bytes:
+            raise _too_large(max_bytes)
+    if rest and not rest.isspace():
+        yield rest
+
+
+async def _batches(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+    held = bytearray()
+    async for part in body:
+        held += part
+        while len(held) >= HEADER_SIZE_BYTES:
+            size = stored_size(held)
+            if not HEADER_SIZE_BYTES <= size <= max_bytes:
+                raise _too_large(max_bytes) if size > max_bytes else InvalidBody("not a packed batch")
+            if len(held) < size:
+                break
+            yield bytes(held[:size])
+            del held[:size]
+    if held:
+        raise InvalidBody("the stream ends within a batch")
+
+
+async def _arrow(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+    """Arrow's own reader wants to read and to wait, so it does in a thread of its own."""
+    loop = asyncio.get_running_loop()
+    source = _BlockingBody(body, loop, max_bytes)
+    with ThreadPoolExecutor(1, "arrow stream") as thread:
+        try:
+            reader = await loop.run_in_executor(thread, pa.ipc.open_stream, source)
+            while (batch := await loop.run_in_executor(thread, _next_batch, reader)) is not None:
+                source.unread_bytes = 0
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, batch.schema) as writer:
+                    writer.write_batch(batch)
+                yield sink.getvalue().to_pybytes()
+        except (pa.ArrowException, EOFError) as error:
+            if source.exceeded:
+                raise _too_large(max_bytes) from error
+            raise InvalidBody(f"not an Arrow stream: {error}") from error
+        finally:
+            source.abandon()
+
+
+def _next_batch(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
+    try:
+        return reader.read_next_batch()
+    except StopIteration:
+        return None
+
+
+class _BlockingBody(io.RawIOBase):
+    """The body for a thread that reads it. unread_bytes: read since the last whole batch."""
+
+    def __init__(self, body: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
+        self.unread_bytes = 0
+        self.exceeded = False
+        self._body = body
+        self._loop = loop
+        self._max_bytes = max_bytes
+        self._held = b""
+        self._abandoned = asyncio.Event()
+
+    def readable(self) -> bool:
+        return True
+
+    def abandon(self) -> None:
+        """Let a thread that still waits for more see the end."""
+        self._abandoned.set()
+
+    def read(self, size: int = -1) -> bytes:
+        while size < 0 or len(self._held) < size:
+            part = asyncio.run_coroutine_threadsafe(self._next_part(), self._loop).result()
+            if not part:
+                break
+            self._held += part
+            self.unread_bytes += len(part)
+            if self.unread_bytes > 2 * self._max_bytes:
+                self.exceeded = True
+                break
+        if size < 0:
+            size = len(self._held)
+        data, self._held = self._held[:size], self._held[size:]
+        return data
+
+    async def _next_part(self) -> bytes:
+        """The next bytes, b"" at the end, or when nobody wants them any more."""
+        part = asyncio.ensure_future(anext(self._body, b""))
+        abandoned = asyncio.ensure_future(self._abandoned.wait())
+        done, _ = await asyncio.wait((part, abandoned), return_when=asyncio.FIRST_COMPLETED)
+        abandoned.cancel()
+        if part in done:
+            return part.result()
+        part.cancel()
+        return b""

@@ -1,0 +1,1 @@
+"""What all routes share: messages, dependencies, limits, tokens, problem documents."""

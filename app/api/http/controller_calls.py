@@ -1,0 +1,58 @@
+"""Calls that the active controller decides: asked over the connections of the nodes, answered here."""
+
+from typing import Final
+
+from fastapi import Request
+
+from app.api.http.dependencies import stays_here
+from app.controller.commands import AnyCommand, Done, Reason, Refusal
+from app.errors import (
+    CommitlogError,
+    ConfigChanged,
+    Internal,
+    InvalidRequest,
+    LogDeleting,
+    LogExists,
+    LogNotFound,
+    NoEligibleReplica,
+    NotLeader,
+)
+from app.node.broker import Broker
+
+_AS_SUCH: Final[dict[Reason, type[CommitlogError]]] = {
+    Reason.LOG_EXISTS: LogExists,
+    Reason.CONFIG_CHANGED: ConfigChanged,
+    Reason.OTHER_GENERATION: ConfigChanged,  # deleted and created again meanwhile
+    Reason.NO_ELIGIBLE_REPLICA: NoEligibleReplica,
+}
+_INVALID: Final = {
+    Reason.CONFIGURED_LOG: "/path/log",
+    Reason.WRONG_MODE: "/path/log",
+    Reason.INVALID: "",
+}
+
+
+async def decided(request: Request, broker: Broker, command: AnyCommand) -> Done:
+    """The active controller's answer, when it carried the command out; this node knows the result then.
+
+    Raises NotLeader for a call that must not be forwarded, QuorumTimeout when nobody answered, and what the
+    controller refused it for.
+    """
+    if stays_here(request) and not broker.metadata.server.is_active:
+        active = broker.nodes.find(broker.metadata.hosted.leader_id or "")
+        raise NotLeader(None) if active is None else NotLeader(active.id, active.url)
+    answer = await broker.metadata.ask(command)
+    if isinstance(answer, Refusal):
+        raise _refusal(command.log, answer)
+    return answer
+
+
+def _refusal(log: str, refusal: Refusal) -> CommitlogError:
+    if refusal.reason is Reason.UNKNOWN_LOG:
+        return LogNotFound(log)
+    if refusal.reason is Reason.LOG_DELETING:
+        return LogDeleting(log)
+    if refusal.reason in _INVALID:
+        return InvalidRequest((_INVALID[refusal.reason], refusal.detail))
+    kind = _AS_SUCH.get(refusal.reason)
+    return Internal(refusal.detail) if kind is None else kind(refusal.detail)

@@ -1,0 +1,76 @@
+"""What every FastAPI route shares: the node, the log in the path, answers, and what was asked."""
+
+from collections.abc import Sequence
+from typing import Annotated, cast
+
+from fastapi import Depends, Path, Query, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.api.http.messages import NO_FORWARD, as_json
+from app.api.http.messages import Response as Answer
+from app.api.http.negotiation import JSON
+from app.api.http.query import NoQuery
+from app.node.broker import Broker
+
+
+def broker_of(request: Request) -> Broker:
+    return cast(Broker, request.app.state.broker)
+
+
+def request_id_of(request: Request) -> bytes:
+    return cast(bytes, request.scope["commitlog.request_id"])
+
+
+LogName = Annotated[
+    str, Path(description="Name of the log: `[a-z0-9][a-z0-9._-]{0,127}`", examples=["default"])
+]
+Node = Annotated[Broker, Depends(broker_of)]
+Nothing = Annotated[NoQuery, Query()]  # no query parameter at all
+
+
+class ExactResponse(Response):
+    """An answer of the framework-free part, sent with its very headers."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(status_code=answer.status)
+        self.body = answer.body
+        self.raw_headers = answer.headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def json_answer(
+    content: object, *, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> Response:
+    return body_answer(as_json(content), JSON, status=status, headers=headers)
+
+
+def body_answer(
+    body: bytes, media_type: str, *, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> Response:
+    return ExactResponse(
+        Answer(
+            status,
+            [
+                (b"content-type", media_type.encode("ascii")),
+                (b"content-length", b"%d" % len(body)),
+                *headers,
+            ],
+            body,
+        )
+    )
+
+
+def stays_here(request: Request) -> bool:
+    """Whether the client wants this node's own answer (Commitlog-No-Forward)."""
+    return request.headers.get(NO_FORWARD.decode()) == "1"
+
+
+def target_of(request: Request, query: bytes = b"") -> bytes:
+    """Path and query of the call as it came, with more of a query behind it: to be asked of another node."""
+    path: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    queries = b"&".join(part for part in (request.scope["query_string"], query) if part)
+    return path + (b"?" + queries if queries else b"")

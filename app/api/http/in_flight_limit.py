@@ -1,0 +1,39 @@
+"""How much may be under way at this node at once: overload is refused early, never buffered
+(docs/design.md)."""
+
+from app.errors import RateLimited
+
+
+class Room:
+    """Counts requests and the bytes of their bodies. A `leave` makes up for an `enter` and its `grow`s."""
+
+    __slots__ = ("_max_bytes", "_max_requests", "bytes", "requests")
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self.requests = 0
+        self.bytes = 0
+
+    def enter(self, size_bytes: int) -> None:
+        """A request begins; size_bytes: of its body, as announced. Raises RateLimited: it has not entered."""
+        if self.requests >= self._max_requests:
+            raise RateLimited(f"{self.requests} requests are under way at this node")
+        self._check(size_bytes)
+        self.requests += 1
+        self.bytes += size_bytes
+
+    def grow(self, size_bytes: int) -> None:
+        """More of a body has come than was announced. Raises RateLimited."""
+        self._check(size_bytes)
+        self.bytes += size_bytes
+
+    def leave(self, size_bytes: int) -> None:
+        """A request has been answered; size_bytes: all that it entered and grew by."""
+        self.requests -= 1
+        self.bytes -= size_bytes
+
+    def _check(self, size_bytes: int) -> None:
+        # A single request always fits: its own limit is smaller than any sensible bound here.
+        if self.bytes and self.bytes + size_bytes > self._max_bytes:
+            raise RateLimited(f"{self.bytes} bytes of requests are under way at this node")

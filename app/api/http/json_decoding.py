@@ -1,0 +1,66 @@
+"""Strict JSON of requests: one shape, and a JSON pointer to whatever does not fit it."""
+
+import re
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from app.errors import InvalidJson, InvalidRequest
+
+MAX_ORDINAL: Final = 2**63 - 1
+Ordinal = Annotated[int, msgspec.Meta(ge=0, le=MAX_ORDINAL)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+
+_SYNTAX = msgspec.json.Decoder(Raw)
+_T = TypeVar("_T")
+_S = TypeVar("_S", bound=msgspec.Struct)
+_PLACE = re.compile(r"^(?P<detail>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
+
+
+def decode_as(kind: type[_S], body: bytes) -> _S:
+    """Read a JSON body. Raises InvalidJson or InvalidRequest."""
+    return decode(msgspec.json.Decoder(kind), body, "")
+
+
+def decode(decoder: msgspec.json.Decoder[_T], text: bytes, pointer: str) -> _T:
+    try:
+        text.decode()  # msgspec looks only at the strings it builds
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        _check_syntax(text, pointer)  # the decoder stops at the first wrong shape, whatever comes behind it
+        raise InvalidRequest(_placed(str(error), pointer)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _invalid_json(error, pointer) from error
+
+
+def _check_syntax(text: bytes, pointer: str) -> None:
+    """Raise InvalidJson unless `text` is one JSON value."""
+    try:
+        _SYNTAX.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _invalid_json(error, pointer) from error
+
+
+def _invalid_json(error: Exception, pointer: str) -> InvalidJson:
+    detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return InvalidJson(f"{pointer}: {detail}" if pointer else detail)
+
+
+def _placed(complaint: str, pointer: str) -> tuple[str, str]:
+    """msgspec's complaint as (JSON pointer, detail)."""
+    match = _PLACE.match(complaint)
+    assert match is not None  # the pattern matches any text
+    detail = match["detail"]
+    parts = [name or number for name, number in _STEP.findall(match["path"] or "")]
+    if field := _FIELD.fullmatch(detail):
+        parts.append(field["name"])
+        detail = "unknown field" if "unknown" in field["kind"] else "required field is missing"
+    return pointer + "".join(f"/{escape_pointer(part)}" for part in parts), detail
+
+
+def escape_pointer(part: str) -> str:
+    """One step of a JSON pointer (RFC 6901)."""
+    return part.replace("~", "~0").replace("/", "~1")

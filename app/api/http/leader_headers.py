@@ -1,0 +1,34 @@
+"""What this node knows of a log and tells a client beside the answer: headers, and who leads (docs/api.md
+§4).
+
+Free of any framework: the append handler uses it too.
+"""
+
+from app.errors import CommitlogError, NoLeader, NotLeader, Repairing
+from app.node.broker import Broker
+from app.node.hosted_log import HostedLog
+
+
+def log_headers(broker: Broker, hosted: HostedLog) -> list[tuple[bytes, bytes]]:
+    """Term, committed index and leader of a log that this node serves; none of another."""
+    driver = hosted.serving
+    if driver is None:
+        return []
+    headers = [
+        (b"commitlog-term", b"%d" % driver.term),
+        (b"commitlog-committed-index", b"%d" % driver.committed_index),
+    ]
+    leader = broker.nodes.find(driver.leader_id)
+    if leader is not None:
+        headers.insert(0, (b"commitlog-leader", leader.url.encode("latin-1")))
+    return headers
+
+
+def not_leader(broker: Broker, hosted: HostedLog) -> CommitlogError:
+    """What a node that does not lead tells a client that wants no other node's answer."""
+    if hosted.repair is not None:
+        return Repairing()
+    leader = broker.nodes.find(hosted.leader_id)
+    if leader is not None:
+        return NotLeader(leader.id, leader.url)
+    return NotLeader(None) if hosted.serving is None else NoLeader()

@@ -1,0 +1,81 @@
+"""Whole answers and request ids, free of any framework."""
+
+import itertools
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from app.errors import CommitlogError
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+JSON_TYPE: Final = b"application/json"
+PROBLEM_TYPE: Final = b"application/problem+json"
+NO_FORWARD: Final = b"commitlog-no-forward"
+REQUEST_ID: Final = b"x-request-id"
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_PREFIX = secrets.token_hex(6)
+_NUMBERS = itertools.count(1)
+_ENCODE = msgspec.json.Encoder().encode
+
+
+def new_request_id() -> bytes:
+    """An id that no other request of this process has, and hardly one of another process."""
+    return f"{_PREFIX}-{next(_NUMBERS):x}".encode()
+
+
+def request_id_of(given: bytes | None) -> bytes:
+    """The client's id if it is 1 to 128 visible ASCII characters, else a new one."""
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return new_request_id()
+
+
+@dataclass(slots=True)
+class Response:
+    """A whole answer. `headers` has everything but the Date and Connection of the server."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def json_response(
+    status: int, content: object, headers: Iterable[tuple[bytes, bytes]] = (), media_type: bytes = JSON_TYPE
+) -> Response:
+    body = _ENCODE(content)
+    return Response(
+        status,
+        [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), *headers],
+        body,
+    )
+
+
+def problem_response(
+    error: CommitlogError,
+    *,
+    instance: str,
+    request_id: bytes,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+) -> Response:
+    """The problem document of `error` (docs/api.md §2), with the headers that belong to it."""
+    return json_response(
+        error.http_status,
+        error.problem(instance, request_id.decode("ascii")),
+        (
+            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in error.headers()),
+            *headers,
+            (REQUEST_ID, request_id),
+        ),
+        PROBLEM_TYPE,
+    )
+
+
+def as_json(content: object) -> bytes:
+    """Return compact JSON."""
+    return _ENCODE(content)

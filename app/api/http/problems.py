@@ -1,0 +1,104 @@
+"""FastAPI's own errors as problem documents: its bodies never show (docs/api.md §5)."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from app.api.http.dependencies import ExactResponse, broker_of, request_id_of
+from app.api.http.json_decoding import escape_pointer
+from app.api.http.leader_proxy import AnsweredElsewhere
+from app.api.http.messages import problem_response
+from app.errors import CommitlogError, Internal, InvalidRequest, MethodNotAllowed, NotFound, Repairing
+from app.tables.delta_log import DeltaLogError
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(CommitlogError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(StorageError, _storage)
+    app.add_exception_handler(DeltaLogError, _table)
+    app.add_exception_handler(AnsweredElsewhere, _elsewhere)
+
+
+def problem(request: Request, error: CommitlogError) -> Response:
+    answer = problem_response(error, instance=request.url.path, request_id=request_id_of(request))
+    return ExactResponse(answer)
+
+
+async def _elsewhere(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AnsweredElsewhere)
+    return error.response
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, CommitlogError)
+    return problem(request, error)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    # A log that does not exist is the first thing to be told, whatever else is wrong (docs/api.md §3).
+    log = request.path_params.get("log")
+    if log is not None:
+        try:
+            broker_of(request).find(log)
+        except CommitlogError as unknown:
+            return problem(request, unknown)
+    return problem(request, InvalidRequest(*(_complaint(item) for item in error.errors())))
+
+
+def _complaint(item: Any) -> tuple[str, str]:
+    place, *rest = (str(part) for part in item["loc"])
+    detail = "unknown parameter" if item["type"] == "extra_forbidden" else str(item["msg"])
+    place = {"header": "headers"}.get(place, place)
+    return "/" + "/".join(escape_pointer(part) for part in (place, *rest)), detail
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        return problem(request, MethodNotAllowed(_method(request), _allowed(request)))
+    if error.status_code == 404:
+        return problem(request, NotFound(f"there is nothing at {request.url.path}"))
+    logger.error("unexpected %s from the framework: %s", error.status_code, error.detail)
+    return problem(request, Internal())
+
+
+async def _table(request: Request, error: Exception) -> Response:
+    """A table that somebody damaged, or that asks more of its readers than ours can."""
+    logger.error("tables: %s", error, extra={"request_id": request_id_of(request).decode("ascii")})
+    return problem(request, Internal(str(error)))
+
+
+async def _storage(request: Request, error: Exception) -> Response:
+    """A read met damage, which begins a repair, or a failed disk: the details are for the node's own log."""
+    assert isinstance(error, StorageError)
+    if broker_of(request).repairs.report(error, "read"):
+        return problem(request, Repairing())
+    logger.error("storage: %s", error, extra={"request_id": request_id_of(request).decode("ascii")})
+    return problem(request, Internal())
+
+
+def _method(request: Request) -> str:
+    return "HEAD" if request.scope.get("commitlog.head") else request.method
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of every route that has this path."""
+    allowed: dict[str, None] = {}
+    for route in request.app.state.routes:
+        if route.path_regex.match(request.url.path):
+            allowed.update(dict.fromkeys(route.methods))
+    if request.url.path == request.app.openapi_url:  # the framework's own route
+        allowed["GET"] = None
+    if "GET" in allowed:
+        allowed["HEAD"] = None
+    return list(allowed)

@@ -1,0 +1,1 @@
+"""Reads over HTTP: selection, waiting, rendering."""

@@ -1,0 +1,32 @@
+"""A page of records as the read answer of docs/api.md §2, rendered where it disturbs least."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from app.api.read.reader import Reader
+from app.api.read.rendering import record_objects
+from app.api.read.selection import Encoding, Page
+
+_IN_PLACE_RECORDS: Final = 200
+_IN_PLACE_BYTES: Final = 128 * 1024
+
+
+def page_object(reader: Reader, page: Page, has_more: bool, encoding: Encoding) -> dict[str, Any]:
+    return {
+        "log": reader.hosted.name,
+        "records": record_objects(page.columns, encoding),
+        "next_index": page.next_index,
+        "begin_index": reader.log.begin_index,
+        "end_index": reader.log.end_index,
+        "committed_index": reader.committed_index,
+        "term": reader.driver.term,
+        "has_more": has_more,
+    }
+
+
+async def rendered(page: Page, render: Callable[[], bytes]) -> bytes:
+    """Render a small page here, a large one in a thread: the loop also carries replication."""
+    if page.size_bytes <= _IN_PLACE_BYTES and page.count <= _IN_PLACE_RECORDS:
+        return render()
+    return await asyncio.to_thread(render)

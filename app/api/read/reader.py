@@ -1,0 +1,206 @@
+"""Reads of one log at this node: how far they may see, where they start, and their waiting."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from app.api.http.leader_proxy import Served
+from app.api.read.query import ReadQuery, Start
+from app.api.read.selection import SCAN_MAX_BYTES, Consistency, Page, Selection, select, window_of_last
+from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
+from app.log.contract import NO_INDEX
+from storage.format.batch import Batch
+
+_IN_PLACE_BYTES: Final = 128 * 1024  # more than that is cut and rendered in a thread
+_CHUNK_MIN_BYTES: Final = 64 * 1024
+_POLL_S: Final = 0.05  # neither uncommitted records announce themselves, nor what another node knows
+DEFAULT_MIN_INDEX_WAIT_MS: Final = 5_000
+
+
+@dataclass(slots=True)
+class Range:
+    """From start_index to the end of what may be seen, or to `until_index`.
+
+    until_timestamp_ms: ends the range too, at the first record at or after it; None once that is known.
+    """
+
+    start_index: int
+    until_index: int | None  # exclusive
+    until_timestamp_ms: int | None = None
+
+    def last_index(self, visible_end: int) -> int:
+        return visible_end if self.until_index is None else min(visible_end, self.until_index - 1)
+
+
+class Reader:
+    """One log, one request. `visible_end` is the last index that the request may see.
+
+    A replica that runs ahead of its leader shows a linearizable read no more than the leader gave it: the
+    next reader, elsewhere, would not see it (R-08).
+    """
+
+    def __init__(self, here: Served, consistency: Consistency) -> None:
+        self.here = here
+        self.broker = here.broker
+        self.hosted = here.hosted
+        self.driver = here.driver
+        self.log = here.driver.log
+        self.consistency = consistency
+        self._given: int | None = None  # by the leader, where that bounds what may be seen
+
+    @property
+    def visible_end(self) -> int:
+        if self.consistency is Consistency.LOCAL:
+            return self.log.end_index
+        return self.committed_index
+
+    @property
+    def committed_index(self) -> int:
+        """As this request may know it."""
+        committed = self.driver.committed_index
+        return committed if self._given is None else min(committed, self._given)
+
+    async def confirm(self) -> None:
+        """For a linearizable read: wait until this node has what was committed at the call (R-08).
+
+        Raises ReadIndexUnavailable, Repairing.
+        """
+        if self.consistency is Consistency.LINEARIZABLE:
+            index = await self.broker.waits.read_index(self.hosted)
+            if self.driver.runs_ahead:
+                self._given = index
+
+    async def reach(self, min_index: int | None, wait_ms: int = DEFAULT_MIN_INDEX_WAIT_MS) -> None:
+        """Commitlog-Min-Index: wait until this node has it, else raise NotYetReplicated."""
+        if min_index is not None and not await self.grown(min_index, wait_ms / 1000):
+            raise NotYetReplicated(self.visible_end + 1)
+
+    async def grown(self, index: int, timeout_s: float) -> bool:
+        """Wait until `index` may be seen, at most so long; whether it may."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        if self.consistency is not Consistency.LOCAL:
+            grown = await self.broker.waits.committed(self.hosted, index, timeout_s)
+            self.check_served()
+            if self._given is None or not grown:
+                return grown
+            await self.confirm()
+        while self.visible_end < index and not self.broker.waits.stopping:
+            left_s = deadline - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                break
+            await self.broker.waits.pause(min(left_s, _POLL_S))
+            self.check_served()
+            await self.confirm()
+        return self.visible_end >= index
+
+    def check_served(self) -> None:
+        """Raises Repairing when the log was found damaged since this read began."""
+        if self.hosted.driver is not self.driver:
+            raise Repairing()
+
+    # --- where a read starts and ends ---------------------------------------------------------------------
+
+    async def range_of(self, query: ReadQuery, last_event_id: int | None = None) -> Range:
+        """Resolve the start and the end of a query. Raises IndexTrimmed, IndexOutOfRange, CursorNotFound."""
+        end = self.visible_end
+        if last_event_id is not None:
+            start = self._checked(last_event_id + 1, end)
+        elif query.from_index is not None:
+            start = self._checked(query.from_index, end)
+        elif query.from_timestamp is not None:
+            start = self._at_timestamp(query.from_timestamp, end)
+        elif query.last is not None:
+            start = await self._last(query.last, end)
+        elif query.cursor is not None:
+            state = self.driver.state
+            local = self.consistency is Consistency.LOCAL
+            cursor = state.cursors.get(query.cursor) if local else state.committed_cursor(query.cursor)
+            if cursor is None:
+                raise CursorNotFound(query.cursor)
+            start = self._checked(cursor.position, end)
+        elif query.from_ is Start.LATEST:
+            start = self.committed_index + 1
+        else:
+            start = max(self.log.begin_index, 0)
+        range_ = Range(start, query.until_index, query.until_timestamp)
+        self.bound(range_)
+        return range_
+
+    def bound(self, range_: Range) -> None:
+        """Take note of the record that ends the range by its timestamp, if it has come by now."""
+        if range_.until_timestamp_ms is not None:
+            found = self.log.first_index_at_or_after(range_.until_timestamp_ms)
+            if found is not None:
+                until = range_.until_index
+                range_.until_index = found if until is None else min(until, found)
+                range_.until_timestamp_ms = None
+
+    def check_index(self, index: int) -> None:
+        """One record by its index. Raises IndexTrimmed, IndexOutOfRange."""
+        end = self.visible_end
+        if index > end:
+            raise IndexOutOfRange(end + 1)
+        if index < self.log.begin_index:
+            raise IndexTrimmed(self.log.begin_index)
+
+    def _checked(self, index: int, end: int) -> int:
+        begin = self.log.begin_index
+        if begin != NO_INDEX and index < begin:
+            raise IndexTrimmed(begin)
+        if index > end + 1 and self.consistency is not Consistency.COMMITTED:
+            raise IndexOutOfRange(end + 1)
+        return index
+
+    def _at_timestamp(self, timestamp_ms: int, end: int) -> int:
+        found = self.log.first_index_at_or_after(timestamp_ms)
+        return end + 1 if found is None else min(found, end + 1)
+
+    async def _last(self, wanted: int, end: int) -> int:
+        begin = self.log.begin_index
+        start = end + 1
+        while wanted > 0 and begin != NO_INDEX and start > begin:
+            start, wanted = window_of_last(self.log, start - 1, wanted)
+            await asyncio.sleep(0)  # counting far back must not hold up replication
+        return start
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    async def page(self, range_: Range, wanted: Selection, wait_ms: int) -> Page:
+        """The wanted records of the range; when there are none, wait for the first one, up to wait_ms."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        page = Page(range_.start_index)
+        while True:
+            self.bound(range_)
+            await self.fill(page, range_, wanted)
+            if page.count or self.has_more(page, range_):
+                return page
+            if range_.until_index is not None and page.next_index >= range_.until_index:
+                return page
+            left_s = deadline - loop.time()
+            if left_s <= 0 or not await self.grown(page.next_index, left_s):
+                return page
+
+    def has_more(self, page: Page, range_: Range) -> bool:
+        return page.next_index <= range_.last_index(self.visible_end)
+
+    async def fill(self, page: Page, range_: Range, wanted: Selection) -> None:
+        """Look at what may be seen from page.next_index on, until the page is full or enough was seen."""
+        scanned = 0
+        end = range_.last_index(self.visible_end)
+        while not page.full and page.next_index <= end and scanned < SCAN_MAX_BYTES:
+            begin = self.log.begin_index
+            if page.next_index < begin:
+                raise IndexTrimmed(begin)
+            batches = self.raw(page.next_index, end, wanted.max_bytes - page.size_bytes)
+            size = sum(batch.size_bytes for batch in batches)
+            scanned += size
+            if size <= _IN_PLACE_BYTES:
+                select(batches, page, end, wanted)
+            else:
+                await asyncio.to_thread(select, batches, page, end, wanted)
+
+    def raw(self, from_index: int, end: int, max_bytes: int) -> list[Batch]:
+        """Whole batches from the one that holds from_index; the last one may reach past `end`."""
+        self.check_served()
+        return self.log.read_batches(from_index, max(max_bytes, _CHUNK_MIN_BYTES), end)

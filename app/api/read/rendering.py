@@ -1,0 +1,113 @@
+"""Records as clients want them: JSON objects, lines, Arrow, Parquet. Pure: may run in a thread."""
+
+import base64
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet
+
+from app.api.read.selection import Encoding
+from storage.format.records import READ_SCHEMA
+
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+PARQUET: Final = "application/vnd.apache.parquet"
+BATCHES: Final = "application/vnd.commitlog.batch"
+EVENTS: Final = "text/event-stream"
+
+_ENCODER = msgspec.json.Encoder()
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+_SMALL_ROWS: Final = 512  # Arrow batches with fewer rows on average are joined before they are sent
+
+
+def record_objects(columns: Sequence[pa.RecordBatch], encoding: Encoding) -> list[dict[str, Any]]:
+    """Records as docs/api.md §2 shows them; bytes as `encoding` says."""
+    return [record for rows in columns for record in _objects(rows, encoding)]
+
+
+def _objects(rows: pa.RecordBatch, encoding: Encoding) -> Iterator[dict[str, Any]]:
+    plain = partial(_text, encoding=encoding)
+    stamps = rows.column(3).view(pa.int64())
+    for index, term, offset, timestamp_us, key, value, headers, kind in zip(
+        rows.column(0).to_pylist(),
+        rows.column(1).to_pylist(),
+        rows.column(2).to_pylist(),
+        stamps.to_pylist(),
+        rows.column(4).to_pylist(),
+        rows.column(5).to_pylist(),
+        rows.column(6).to_pylist(),
+        rows.column(7).to_pylist(),
+        strict=True,
+    ):
+        record: dict[str, Any] = {
+            "index": index,
+            "term": term,
+            "offset": offset,
+            "timestamp": timestamp_us // 1000,
+        }
+        _put(record, "key", key, encoding)
+        if encoding is Encoding.JSON and value is not None and (raw := _raw_json(value)) is not None:
+            record["value_json"] = raw
+        else:
+            _put(record, "value", value, encoding)
+        record["headers"] = (
+            [] if headers is None else [[pair["name"], plain(pair["value"])] for pair in headers]
+        )
+        record["type"] = kind
+        yield record
+
+
+def _put(record: dict[str, Any], name: str, data: bytes | None, encoding: Encoding) -> None:
+    """`name` where the bytes are given as text (or are null), else `name`_base64."""
+    text = None if data is None else _text(data, encoding)
+    if isinstance(text, dict):
+        record[f"{name}_base64"] = text["base64"]
+    else:
+        record[name] = text
+
+
+def _text(data: bytes | None, encoding: Encoding) -> str | dict[str, str] | None:
+    if data is None:
+        return None
+    if encoding is not Encoding.BASE64:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            if encoding is Encoding.TEXT:
+                return data.decode(errors="replace")
+    return {"base64": base64.b64encode(data).decode("ascii")}
+
+
+def _raw_json(value: bytes) -> msgspec.Raw | None:
+    """The value as it stands in a JSON document, None when it is no JSON."""
+    try:
+        value.decode()
+        return _RAW.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def as_lines(columns: Sequence[pa.RecordBatch], encoding: Encoding) -> bytes:
+    return _ENCODER.encode_lines(record_objects(columns, encoding))
+
+
+def as_arrow(columns: Sequence[pa.RecordBatch]) -> bytes:
+    """An Arrow IPC stream of READ_SCHEMA."""
+    rows = sum(batch.num_rows for batch in columns)
+    if rows < _SMALL_ROWS * len(columns):
+        columns = pa.Table.from_batches(columns, READ_SCHEMA).combine_chunks().to_batches()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, READ_SCHEMA) as stream:
+        for batch in columns:
+            stream.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def as_parquet(columns: Sequence[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pyarrow.parquet.write_table(pa.Table.from_batches(columns, READ_SCHEMA), sink)
+    return bytes(sink.getvalue().to_pybytes())

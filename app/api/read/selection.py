@@ -1,0 +1,147 @@
+"""What a read looks at: where it starts, how far it may see, and which records it gives.
+
+The log is read on the event loop, batch by batch and without copying; records are cut, filtered and rendered
+elsewhere (app/api/read/rendering.py) from Arrow columns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.format.batch import Batch
+from storage.format.records import READ_SCHEMA, read_columns
+from storage.log.commitlog import Commitlog
+
+SCAN_MAX_BYTES: Final = 64 * 1024 * 1024  # of stored batches that one answer looks at
+WINDOW: Final = 1024  # records looked at in one step when counting back
+_KEY: Final = READ_SCHEMA.get_field_index("key")
+_VALUE: Final = READ_SCHEMA.get_field_index("value")
+_HEADERS: Final = READ_SCHEMA.get_field_index("headers")
+
+
+class Consistency(StrEnum):
+    LINEARIZABLE = "linearizable"
+    COMMITTED = "committed"
+    LOCAL = "local"
+
+
+class Encoding(StrEnum):
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+    BASE64 = "base64"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which records of a range to give, and how many.
+
+    `limit` records, `max_bytes` of value, key and headers.
+    """
+
+    limit: int = 1_000
+    max_bytes: int = 4 * 1024 * 1024
+    include_control: bool = False
+    key: bytes | None = None
+    term: int | None = None
+
+
+@dataclass(slots=True)
+class Page:
+    """What was found. columns: READ_SCHEMA. next_index: one past the last index looked at."""
+
+    next_index: int
+    columns: list[pa.RecordBatch] = field(default_factory=list)
+    count: int = 0
+    size_bytes: int = 0
+    full: bool = False
+
+
+def select(batches: Sequence[Batch], page: Page, end_index: int, wanted: Selection) -> None:
+    """Look at the records of `batches` from page.next_index to end_index (inclusive); add what is wanted.
+
+    Pure and free of the event loop: may run in a thread. Stops when the page is full.
+    """
+    for batch in batches:
+        if page.next_index > end_index:
+            return
+        last_index = min(batch.last_index, end_index)
+        skip = (batch.is_control and not wanted.include_control) or (
+            wanted.term is not None and batch.term != wanted.term
+        )
+        if not skip:
+            start = page.next_index - batch.base_index
+            rows = read_columns(batch)
+            if start > 0 or last_index < batch.last_index:
+                rows = rows.slice(start, last_index - page.next_index + 1)
+            if wanted.key is not None:
+                rows = rows.filter(pc.equal(rows.column(_KEY), pa.scalar(wanted.key, pa.binary())))
+            if rows.num_rows and not _take(rows, page, wanted):
+                return
+        page.next_index = last_index + 1
+
+
+def _take(rows: pa.RecordBatch, page: Page, wanted: Selection) -> bool:
+    """Add as many rows as fit, at least one to an empty page; whether all did."""
+    sizes = record_sizes(rows)
+    room = min(wanted.limit - page.count, rows.num_rows)
+    if page.size_bytes + int(sizes.sum()) > wanted.max_bytes:
+        room = min(room, int(np.searchsorted(sizes.cumsum(), wanted.max_bytes - page.size_bytes, "right")))
+        if page.count == 0:
+            room = max(room, 1)
+    if room > 0:
+        taken = rows if room == rows.num_rows else rows.slice(0, room)
+        page.columns.append(taken)
+        page.count += room
+        page.size_bytes += int(sizes[:room].sum())
+        page.next_index = taken.column(0)[room - 1].as_py() + 1
+    if room < rows.num_rows or page.count >= wanted.limit or page.size_bytes >= wanted.max_bytes:
+        page.full = True
+    return bool(room == rows.num_rows)
+
+
+def record_sizes(rows: pa.RecordBatch) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Bytes of value, key and headers of each row."""
+    sizes = _lengths(rows.column(_VALUE)) + _lengths(rows.column(_KEY))
+    headers = rows.column(_HEADERS)
+    if headers.null_count < len(headers):
+        ends = _offsets(headers)
+        pairs = headers.values
+        within = np.concatenate(([0], (_lengths(pairs.field(0)) + _lengths(pairs.field(1))).cumsum()))
+        sizes = sizes + within[ends[1:]] - within[ends[:-1]]
+    return sizes
+
+
+def _offsets(array: pa.Array) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    width = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+    return width.astype(np.int64)
+
+
+def _lengths(array: pa.Array) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    if array.null_count == len(array):
+        return np.zeros(len(array), np.int64)
+    return np.diff(_offsets(array))
+
+
+def window_of_last(log: Commitlog, end_index: int, wanted: int) -> tuple[int, int]:
+    """Count data records back from end_index, over one window.
+
+    Return (start, missing): `missing` 0 when the `wanted` last data records begin at `start`, else how
+    many are still wanted before `start`.
+    """
+    start = max(log.begin_index, end_index - WINDOW + 1)
+    batches = log.read_batches(start, SCAN_MAX_BYTES, end_index)
+    while batches[-1].last_index < end_index and batches[-1].next_index <= end_index:
+        batches.extend(log.read_batches(batches[-1].next_index, SCAN_MAX_BYTES, end_index))
+    for batch in reversed(batches):
+        if not batch.is_control:
+            rows = min(batch.last_index, end_index) - batch.base_index + 1
+            if rows >= wanted:
+                return batch.base_index + rows - wanted, 0
+            wanted -= rows
+    return batches[0].base_index, wanted

@@ -1,0 +1,1 @@
+"""The routes of the REST contract (docs/api.md, section 5)."""

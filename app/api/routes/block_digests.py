@@ -1,0 +1,98 @@
+"""Digests of blocks of a log, to be compared with those of its table `entries` (app/tables/digests.py)."""
+
+import asyncio
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from starlette.responses import Response
+
+from app.api.http.dependencies import LogName
+from app.api.http.leader_proxy import Call
+from app.api.http.openapi import answers
+from app.api.http.query import Query as Parameters
+from app.api.read.query import Index
+from app.api.read.reader import Reader
+from app.api.read.selection import Consistency
+from app.errors import IndexTrimmed
+from app.tables.digests import BLOCK, BlockSum, block_sums
+from storage.format.batch import Batch
+from storage.format.records import read_columns
+
+router = APIRouter(tags=["tables"])
+
+_PAGE_BYTES: Final = 8 * 1024 * 1024  # of log; a page of many small records ends earlier
+_PAGE_RECORDS: Final = 50_000
+_STEP_BYTES: Final = 256 * 1024  # between them the loop is free for others
+EXAMPLE: Final[dict[str, Any]] = {
+    "log": "default",
+    "block": BLOCK,
+    "from_index": 0,
+    "next_index": 45,
+    "has_more": False,
+    "blocks": [{"first_index": 0, "count": 43, "digest": "9d1cf1a8f0c1b2d3"}],
+}
+
+
+class DigestsQuery(Parameters):
+    from_index: Index | None = Field(None, description="Start here, else at the log's begin")
+    until_index: Index | None = Field(None, description="Exclusive; else all that is committed")
+    block: int = Field(BLOCK, ge=1, le=1_000_000, description="Indexes in a block; 1: each record alone")
+
+
+@router.get(
+    "/v1/logs/{log}/digests",
+    summary="Digests of the data records, summed by blocks of indexes",
+    description="A page ends after a while, in mid-block too: go on at `next_index`, and add up what two "
+    "pages tell of one block, modulo 2^64.",
+    responses=answers("index-trimmed", "read-index-unavailable", example=EXAMPLE),
+    response_class=Response,
+)
+async def digests(call: Call, log: LogName, query: Annotated[DigestsQuery, Query()]) -> Response:
+    here = await call.replica(log)
+    reader = Reader(here, Consistency.LINEARIZABLE)
+    await reader.confirm()
+    first = max(reader.log.begin_index, 0) if query.from_index is None else query.from_index
+    end = reader.visible_end if query.until_index is None else min(query.until_index - 1, reader.visible_end)
+    sums, at = await _sums(reader, first, end, query.block)
+    content = {
+        "log": log,
+        "block": query.block,
+        "from_index": first,
+        "next_index": at,
+        "has_more": at <= end,
+        "blocks": [
+            {"first_index": start, "count": part.count, "digest": f"{part.digest:016x}"}
+            for start, part in sums.items()
+        ],
+    }
+    return here.answer(content)
+
+
+async def _sums(reader: Reader, first: int, end: int, block: int) -> tuple[dict[int, BlockSum], int]:
+    """The sums of a page, and where the next begins. Raises IndexTrimmed."""
+    sums: dict[int, BlockSum] = {}
+    at, size_bytes = first, 0
+    while at <= end and size_bytes < _PAGE_BYTES and at - first < _PAGE_RECORDS:
+        begin = reader.log.begin_index
+        if at < begin:
+            raise IndexTrimmed(begin)
+        batches = reader.raw(at, end, _STEP_BYTES)
+        for start, part in (await asyncio.to_thread(_of_batches, batches, at, end, block)).items():
+            sums[start] = sums.get(start, BlockSum()) + part
+        size_bytes += sum(batch.size_bytes for batch in batches)
+        at = min(batches[-1].last_index, end) + 1
+    return sums, at
+
+
+def _of_batches(batches: list[Batch], first: int, end: int, block: int) -> dict[int, BlockSum]:
+    """Of the data records with an index in [first, end]."""
+    sums: dict[int, BlockSum] = {}
+    for batch in batches:
+        if batch.is_control:
+            continue
+        start = max(0, first - batch.base_index)
+        rows = read_columns(batch).slice(start, min(batch.last_index, end) - batch.base_index + 1 - start)
+        for at, part in block_sums(rows, block).items():
+            sums[at] = sums.get(at, BlockSum()) + part
+    return sums

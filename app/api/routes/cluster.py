@@ -1,0 +1,190 @@
+"""Looking at the cluster and its logs: status, epochs, watermarks, journals."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from starlette.responses import Response
+
+from app.api.http.dependencies import LogName, Nothing, json_answer
+from app.api.http.json_decoding import MAX_ORDINAL
+from app.api.http.leader_headers import log_headers
+from app.api.http.leader_proxy import Call, Served
+from app.api.http.openapi import (
+    CLUSTER_EXAMPLE,
+    EPOCH_EXAMPLE,
+    EVENT_EXAMPLE,
+    STATUS_EXAMPLE,
+    answers,
+)
+from app.api.read.epochs import epoch_object
+from app.api.read.query import EventsQuery, WatermarksQuery
+from app.api.routes.members import member_objects
+from app.errors import EpochNotFound, EventsTrimmed
+from storage.log.journal import Event
+
+router = APIRouter()
+_JOURNAL_POLL_S = 0.05
+
+
+@router.get(
+    "/v1/cluster",
+    tags=["cluster"],
+    summary="Nodes, logs and limits",
+    responses=answers(example=CLUSTER_EXAMPLE, of_a_log=False),
+    response_class=Response,
+)
+async def cluster(call: Call, query: Nothing) -> Response:
+    call.wants_json()
+    broker = call.broker
+    settings = broker.settings
+    content = {
+        "id": settings.cluster_id,
+        "nodes": member_objects(broker),
+        "logs": list(broker.logs),
+        "limits": asdict(settings.limits),
+    }
+    return json_answer(content)
+
+
+@router.get(
+    "/v1/logs/{log}/status",
+    tags=["logs"],
+    summary="This node's view of a log",
+    responses=answers(example=STATUS_EXAMPLE),
+    response_class=Response,
+)
+async def status(call: Call, log: LogName, query: Nothing) -> Response:
+    here = await call.replica(log, own=True)
+    return here.answer(status_object(here))
+
+
+def status_object(here: Served) -> dict[str, Any]:
+    broker, hosted, seen = here.broker, here.hosted, here.driver.status()
+    core = seen.core
+    peers = []
+    for peer in core.peers:
+        node = broker.nodes.find(peer.id)
+        peers.append(
+            {
+                "id": peer.id,
+                "url": None if node is None else node.url,
+                "state": peer.state,
+                "watermark": peer.watermark,
+                "pending": peer.pending,
+                "lag_bytes": peer.lag_bytes,
+            }
+        )
+    return {
+        "log": hosted.name,
+        "node": broker.node.id,
+        "replication": hosted.settings.replication,
+        "role": core.role,
+        "term": core.term,
+        "leader": core.leader_id,
+        "begin_index": seen.begin_index,
+        "end_index": seen.end_index,
+        "committed_index": core.committed_index,
+        "next_index": seen.next_index,
+        "end_offset": seen.end_offset,
+        "durability": seen.durability,
+        "peers": peers,
+        "learners": list(core.learners),
+        "master": core.master,
+        "epoch": core.epoch,
+        "sync_state_set": None if core.sync_state_set is None else list(core.sync_state_set),
+        "confirm_offset": core.confirm_offset,
+    }
+
+
+@router.get(
+    "/v1/logs/{log}/epochs",
+    tags=["logs"],
+    summary="This node's epoch file",
+    responses=answers(example={"epochs": [EPOCH_EXAMPLE]}),
+    response_class=Response,
+)
+async def epochs(call: Call, log: LogName, query: Nothing) -> Response:
+    here = await call.replica(log, own=True)
+    held = here.driver.log.epochs
+    return here.answer({"epochs": [epoch_object(held, position) for position in range(len(held))]})
+
+
+@router.get(
+    "/v1/logs/{log}/epochs/{epoch}",
+    tags=["logs"],
+    summary="One epoch of this node's epoch file",
+    responses=answers("epoch-not-found", example=EPOCH_EXAMPLE),
+    response_class=Response,
+)
+async def one_epoch(
+    call: Call,
+    log: LogName,
+    epoch: Annotated[int, Path(ge=0, le=MAX_ORDINAL)],
+    query: Nothing,
+) -> Response:
+    here = await call.replica(log, own=True)
+    held = here.driver.log.epochs
+    for position, known in enumerate(held):
+        if known.epoch == epoch:
+            return here.answer(epoch_object(held, position))
+    raise EpochNotFound(epoch)
+
+
+@router.get(
+    "/v1/logs/{log}/watermarks",
+    tags=["logs"],
+    summary="How far the leader knows each peer to be",
+    description="By term and peer, the leader with its durable end. Other nodes ask the leader.",
+    responses=answers("not-leader", example={"7": {"n1": 44, "n2": 44, "n3": 41}}),
+    response_class=Response,
+)
+async def watermarks(call: Call, log: LogName, query: Annotated[WatermarksQuery, Query()]) -> Response:
+    here = await call.leader(log)
+    held = here.driver.watermarks(query.term)
+    return here.answer({str(term): marks for term, marks in held.items()})
+
+
+@router.get(
+    "/v1/logs/{log}/events",
+    tags=["logs"],
+    summary="This node's journal of a log",
+    description="From the oldest event on without `from_seq`, or with 0. A larger `from_seq` before the "
+    "oldest event that the journal's retention has left is 410 `events-trimmed`, with `first_seq`.",
+    responses=answers(
+        "events-trimmed", example={"events": [EVENT_EXAMPLE], "next_seq": 18, "has_more": False}
+    ),
+    response_class=Response,
+)
+async def events(call: Call, log: LogName, query: Annotated[EventsQuery, Query()]) -> Response:
+    broker, hosted = call.broker, call.find(log)
+    journal = hosted.journal
+    if journal is None:
+        await call.elsewhere(hosted)
+    if 0 < query.from_seq < journal.begin_seq:
+        raise EventsTrimmed(journal.begin_seq)
+    deadline_ms = broker.clock.monotonic_ms() + query.wait_ms
+    while True:
+        found, next_seq, has_more = journal.read(query.from_seq, query.limit)
+        left_ms = deadline_ms - broker.clock.monotonic_ms()
+        if found or left_ms <= 0 or broker.waits.stopping:
+            break
+        await broker.waits.pause(min(_JOURNAL_POLL_S, left_ms / 1000))
+    content = {
+        "events": [event_object(event) for event in found],
+        "next_seq": next_seq,
+        "has_more": has_more,
+    }
+    return json_answer(content, headers=log_headers(broker, hosted))
+
+
+def event_object(event: Event) -> dict[str, Any]:
+    return {
+        "seq": event.seq,
+        "node": event.node,
+        "log": event.log,
+        "timestamp": event.timestamp_ms,
+        "kind": event.kind,
+        "term": event.term,
+        "data": event.data,
+    }

@@ -1,0 +1,75 @@
+"""Elections by an operator (C-05): `POST /v1/logs/{log}:elect`."""
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.api.http.controller_calls import decided
+from app.api.http.dependencies import LogName, Nothing, json_answer
+from app.api.http.json_decoding import Name
+from app.api.http.leader_headers import log_headers
+from app.api.http.leader_proxy import Call
+from app.api.http.openapi import OF_A_BODY, answers, json_request
+from app.controller.commands import ElectMaster
+from app.errors import InvalidRequest, LogNotFound
+from app.settings.model import Replication
+
+router = APIRouter(tags=["logs"])
+
+ELECT_EXAMPLE = {
+    "log": "default",
+    "master": "n2",
+    "epoch": 8,
+    "sync_state_set": ["n2"],
+    "set_epoch": 12,
+    "elected": True,
+    "unclean": False,
+}
+
+
+class ElectIn(msgspec.Struct, forbid_unknown_fields=True):
+    """candidate: the node wanted, null for any; then a living master stays. unclean: it may be one that is
+    not in sync: what only the others hold is lost, and each of them writes a receipt of it."""
+
+    candidate: Name | None = None
+    unclean: bool = False
+
+
+@router.post(
+    "/v1/logs/{log}:elect",
+    summary="Elect a master",
+    description="Of a log in controller mode: by the controllers, from the SyncStateSet.",
+    responses=answers(
+        "no-eligible-replica",
+        "log-deleting",
+        "quorum-timeout",
+        "read-index-unavailable",
+        *OF_A_BODY,
+        example=ELECT_EXAMPLE,
+    ),
+    openapi_extra=json_request(ElectIn, {"candidate": "n2", "unclean": False}),
+    response_class=Response,
+)
+async def elect(call: Call, log: LogName, query: Nothing) -> Response:
+    broker, hosted = call.broker, call.find(log)
+    asked = await call.asked(ElectIn)
+    if hosted.settings.replication is not Replication.CONTROLLER:
+        hint = "a leader in Raft mode moves by leader:transfer"
+        raise InvalidRequest(("/path/log", f"log {log} is not in controller mode; {hint}"))
+    await broker.waits.read_index(broker.metadata.hosted)  # the epoch to be left behind is the newest one
+    before = broker.metadata.log(log)
+    if before is None:
+        raise LogNotFound(log)
+    command = ElectMaster(log, asked.candidate, asked.unclean, before.master_epoch, before.generation)
+    await decided(call.request, broker, command)
+    after = broker.metadata.log(log) or before
+    content = {
+        "log": log,
+        "master": after.master_node,
+        "epoch": after.master_epoch,
+        "sync_state_set": list(after.set_nodes),
+        "set_epoch": after.set_epoch,
+        "elected": after.master_epoch > before.master_epoch,
+        "unclean": after.master_epoch > before.master_epoch and after.unclean_epoch == after.master_epoch,
+    }
+    return json_answer(content, headers=log_headers(broker, hosted))

@@ -1,0 +1,128 @@
+"""Fences of writers and cursors of readers: small facts that stand in the log itself (docs/api.md §3, §5)."""
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Path, Request
+from starlette.responses import Response
+
+from app.api.http.dependencies import LogName, Nothing
+from app.api.http.json_decoding import Name, Ordinal
+from app.api.http.leader_proxy import Call, Served
+from app.api.http.openapi import OF_A_BODY, answers, json_request
+from app.api.http.preconditions import wanted_version
+from app.errors import CursorNotFound
+from app.log.commands import ABSENT, UNSET, DropCursor, MoveCursor, SetFence
+from app.log.state import Cursor
+
+router = APIRouter(tags=["logs"])
+
+CursorName = Annotated[
+    str,
+    Path(description="A reader", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", examples=["etl"]),
+]
+FENCE_EXAMPLE = {"log": "default", "token": "w-a", "index": 45, "term": 7}
+CURSOR_EXAMPLE = {"log": "default", "name": "etl", "index": 42, "fence": True}
+
+
+class FenceIn(msgspec.Struct, forbid_unknown_fields=True):
+    """token: what every append must carry, null lifts the fence. match_token: what must be set now."""
+
+    token: Name | None
+    match_token: Name | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class CursorIn(msgspec.Struct, forbid_unknown_fields=True):
+    """index: the next one to read. fence: nothing from there on is trimmed."""
+
+    index: Ordinal
+    fence: bool = False
+
+
+@router.post(
+    "/v1/logs/{log}:fence",
+    summary="Let only writers with this token append",
+    description="With `match_token` (null: none set) only if that is the token now; `token` null lifts it.",
+    responses=answers("fenced", "storage-full", "quorum-timeout", *OF_A_BODY, example=FENCE_EXAMPLE),
+    openapi_extra=json_request(FenceIn, {"token": "w-a", "match_token": None}),
+    response_class=Response,
+)
+async def fence(call: Call, log: LogName, query: Nothing) -> Response:
+    hosted = call.find(log)
+    asked = await call.asked(FenceIn)
+    match = UNSET if isinstance(asked.match_token, msgspec.UnsetType) else asked.match_token
+
+    async def act(here: Served) -> Response:
+        result = await here.commit(SetFence(asked.token, match))
+        return here.answer({"log": log, "token": asked.token, "index": result.index, "term": result.term})
+
+    return await call.at_leader(hosted, act)
+
+
+@router.get(
+    "/v1/logs/{log}/cursors/{name}",
+    summary="Where a reader goes on",
+    responses=answers("cursor-not-found", "read-index-unavailable", example=CURSOR_EXAMPLE),
+    response_class=Response,
+)
+async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
+    here = await call.leader(log)
+    await here.broker.waits.read_index(here.hosted)
+    found = here.driver.state.committed_cursor(name)
+    if found is None:
+        raise CursorNotFound(name)
+    return _cursor_answer(here, name, found)
+
+
+@router.put(
+    "/v1/logs/{log}/cursors/{name}",
+    summary="Move a reader's cursor, or make one",
+    description="With `If-Match` only from that version on, with `If-None-Match: *` only if there is none. "
+    "A cursor with `fence` keeps retention and trims away from what its reader has not read.",
+    responses=answers("cursor-moved", "storage-full", "quorum-timeout", *OF_A_BODY, example=CURSOR_EXAMPLE),
+    openapi_extra=json_request(CursorIn, {"index": 42, "fence": True}),
+    response_class=Response,
+)
+async def move_cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
+    hosted = call.find(log)
+    asked = await call.asked(CursorIn)
+
+    async def act(here: Served) -> Response:
+        if_match = _revision(call.request, here.driver.state.cursors.get(name))
+        result = await here.commit(MoveCursor(name, asked.index, asked.fence, if_match))
+        return _cursor_answer(here, name, Cursor(asked.index, asked.fence, result.index))
+
+    return await call.at_leader(hosted, act)
+
+
+@router.delete(
+    "/v1/logs/{log}/cursors/{name}",
+    summary="Forget a reader's cursor",
+    responses=answers("cursor-not-found", "cursor-moved", "quorum-timeout", example=CURSOR_EXAMPLE),
+    response_class=Response,
+)
+async def drop_cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:
+    hosted = call.find(log)
+
+    async def act(here: Served) -> Response:
+        before = here.driver.state.cursors.get(name)
+        await here.commit(DropCursor(name, _revision(call.request, before)))
+        if before is None:
+            raise CursorNotFound(name)
+        return _cursor_answer(here, name, before)
+
+    return await call.at_leader(hosted, act)
+
+
+def _revision(request: Request, found: Cursor | None) -> int | None:
+    """The revision that the caller wants to be there; ABSENT for `If-None-Match: *`, None for any."""
+    if request.headers.get("if-none-match") == "*":
+        return ABSENT
+    if_match = request.headers.get("if-match")
+    current = None if found is None else found.revision
+    return None if if_match is None else wanted_version(if_match, current)
+
+
+def _cursor_answer(here: Served, name: str, found: Cursor) -> Response:
+    content = {"log": here.hosted.name, "name": name, "index": found.position, "fence": found.fence}
+    return here.answer(content, headers=[(b"etag", b'"%d"' % found.revision)])

@@ -1,0 +1,285 @@
+"""Logs as such: which there are, how one is set, and how they come and go (docs/api.md §5)."""
+
+import secrets
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.api.http.controller_calls import decided
+from app.api.http.dependencies import LogName, Nothing, json_answer
+from app.api.http.leader_headers import log_headers
+from app.api.http.leader_proxy import Call
+from app.api.http.openapi import LOG_EXAMPLE, OF_A_BODY, answers, json_request
+from app.api.http.preconditions import wanted_version
+from app.controller.commands import ChangeLog, CreateLog, DeleteLog
+from app.controller.metadata import LOG_CREATED, LOG_DELETING, Log, LogSpec
+from app.controller.settings_of_logs import complaints_about
+from app.errors import InvalidRequest, LogExists
+from app.node.broker import Broker
+from app.node.hosted_log import CONFIGURED, HostedLog
+from app.settings.model import LOG_NAME
+
+router = APIRouter(tags=["logs"])
+
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+NodeIds = tuple[str, ...]
+_NEW_LOG: Final = {**LOG_EXAMPLE, "name": "orders"}
+UNSUPPORTED: Final = "unsupported"  # as a log's state
+_NO_VERSION: Final = 0  # the ETag of a log of the configuration file that the controllers do not know yet
+
+
+class RetentionIn(msgspec.Struct, forbid_unknown_fields=True):
+    """ms since a record's timestamp, bytes as stored; null: for ever."""
+
+    ms: Positive | None = None
+    bytes: Positive | None = None
+
+
+class LogIn(msgspec.Struct, forbid_unknown_fields=True):
+    """replicas: how many, or which nodes; absent: all. The rest: app/controller/metadata.py (LogSpec)."""
+
+    name: Annotated[str, msgspec.Meta(pattern=f"^{LOG_NAME.pattern}$")]
+    replication: str = "raft"
+    replicas: Positive | NodeIds | None = None
+    retention: RetentionIn | None = None
+    durability: str = "fsync"
+    learners: NodeIds = ()
+    min_in_sync_replicas: Positive = 1
+    unclean: bool = False
+    preferred: str | None = None
+
+
+class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
+    """What is absent stays. Replicas change by membership, name and replication never."""
+
+    durability: str | msgspec.UnsetType = msgspec.UNSET
+    retention: RetentionIn | msgspec.UnsetType | None = msgspec.UNSET
+    min_in_sync_replicas: Positive | msgspec.UnsetType = msgspec.UNSET
+    unclean: bool | msgspec.UnsetType = msgspec.UNSET
+    preferred: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+@router.get(
+    "/v1/logs",
+    summary="All logs",
+    responses=answers(example={"logs": [LOG_EXAMPLE]}, of_a_log=False),
+    response_class=Response,
+)
+async def logs(call: Call, query: Nothing) -> Response:
+    call.wants_json()
+    broker = call.broker
+    known = [_log_object(broker, hosted) for hosted in broker.logs.values()]
+    foreign = [each for name, each in broker.unsupported.items() if name not in broker.logs]
+    return json_answer({"logs": [*known, *(_unsupported_object(each.log) for each in foreign)]})
+
+
+@router.post(
+    "/v1/logs",
+    status_code=201,
+    summary="Create a log",
+    description="The same settings again: 200. Every living node knows the log when the answer comes.",
+    responses=answers(
+        "log-exists", "log-deleting", "quorum-timeout", *OF_A_BODY, example=_NEW_LOG, of_a_log=False
+    )
+    | answers(example=_NEW_LOG, of_a_log=False, status=201),
+    openapi_extra=json_request(LogIn, {"name": "orders", "replication": "controller", "replicas": 3}),
+    response_class=Response,
+)
+async def create_log(call: Call, query: Nothing) -> Response:
+    call.wants_json()
+    broker, asked = call.broker, await call.asked(LogIn)
+    spec = _spec_of(broker, asked)
+    complaints = complaints_about(spec, [node.id for node in broker.nodes])
+    if complaints:
+        raise InvalidRequest(*complaints)
+    known = broker.logs.get(asked.name)
+    if known is not None and known.generation == CONFIGURED:
+        if known.settings.spec != spec:
+            raise LogExists(f"log {asked.name} is one of the configuration file, with other settings")
+        return _log_answer(broker, known)
+    done = await decided(call.request, broker, CreateLog(asked.name, spec, secrets.token_hex(16)))
+    hosted = await broker.known_log(asked.name)
+    return _log_answer(broker, hosted, status=201 if done.created else 200)
+
+
+@router.get(
+    "/v1/logs/{log}",
+    summary="One log's settings",
+    responses=answers(example=LOG_EXAMPLE),
+    response_class=Response,
+)
+async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
+    broker = call.broker
+    hosted = broker.hosted(log) or broker.find(log)
+    call.wants_json()
+    return _log_answer(broker, hosted)
+
+
+@router.patch(
+    "/v1/logs/{log}",
+    summary="Change a log's settings",
+    description=(
+        "With `If-Match` only from that version on. Every living node has carried the change out when the "
+        "answer arrives. Of a log of the configuration file the newest change holds, here or in the file."
+    ),
+    responses=answers("config-changed", "log-deleting", "quorum-timeout", *OF_A_BODY, example=LOG_EXAMPLE),
+    openapi_extra=json_request(LogChangeIn, {"retention": {"ms": 604_800_000}}),
+    response_class=Response,
+)
+async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
+    broker, hosted = call.broker, call.broker.find(log)
+    call.wants_json()
+    asked = await call.asked(LogChangeIn)
+    changes = {
+        name: msgspec.to_builtins(value)
+        for name in asked.__struct_fields__
+        if not isinstance(value := getattr(asked, name), msgspec.UnsetType)
+    }
+    command = ChangeLog(log, changes, secrets.token_hex(16), _version(call, hosted), hosted.generation)
+    await decided(call.request, broker, command)
+    return _log_answer(broker, broker.find(log))
+
+
+@router.delete(
+    "/v1/logs/{log}",
+    status_code=202,
+    summary="Delete a log",
+    description="Its nodes remove their replicas; until that is done every call about it is `log-deleting`.",
+    responses=answers("config-changed", "log-deleting", "quorum-timeout", example=LOG_EXAMPLE, status=202),
+    response_class=Response,
+)
+async def delete_log(call: Call, log: LogName, query: Nothing) -> Response:
+    broker, hosted = call.broker, _deletable(call, log)
+    command = DeleteLog(log, _version(call, hosted), hosted.generation, secrets.token_hex(16))
+    await decided(call.request, broker, command)
+    return json_answer({**_log_object(broker, hosted), "state": LOG_DELETING}, status=202)
+
+
+def _deletable(call: Call, log: str) -> HostedLog:
+    """Raises what LogCall.find raises; InvalidRequest for a log that is as the configuration file says."""
+    hosted = call.broker.find(log)
+    if hosted.generation == CONFIGURED:
+        raise InvalidRequest(
+            ("/path/log", f"log {hosted.name} is in the configuration file: remove it there")
+        )
+    call.wants_json()
+    return hosted
+
+
+def _spec_of(broker: Broker, asked: LogIn) -> LogSpec:
+    retention = None if asked.retention is None else msgspec.to_builtins(asked.retention)
+    return LogSpec(
+        replication=asked.replication,
+        replicas=_replicas(broker, asked),
+        durability=asked.durability,
+        retention=retention,
+        min_in_sync_replicas=asked.min_in_sync_replicas,
+        learners=asked.learners,
+        unclean=asked.unclean,
+        preferred=asked.preferred,
+    )
+
+
+def _replicas(broker: Broker, asked: LogIn) -> tuple[str, ...]:
+    """The nodes that were named, all, or so many of those that keep the fewest logs.
+
+    A number stands for the nodes that an existing log of the name has, if it is their number: so the same
+    request again is the same log. Raises InvalidRequest.
+    """
+    brokers = broker.settings.brokers
+    wanted = brokers if asked.replicas is None else asked.replicas
+    if not isinstance(wanted, int):
+        return tuple(wanted)
+    if wanted > len(brokers):
+        raise InvalidRequest(("/replicas", f"the cluster has {len(brokers)} nodes that keep logs"))
+    known = broker.logs.get(asked.name)
+    if known is not None and len(known.settings.replicas) == wanted:
+        return known.settings.replicas
+    kept = dict.fromkeys(brokers, 0)
+    for hosted in broker.logs.values():
+        for node in hosted.settings.replicas:
+            kept[node] = kept.get(node, 0) + 1
+    chosen = sorted(brokers, key=lambda node: (kept[node], brokers.index(node)))[:wanted]
+    return tuple(chosen)
+
+
+def _version(call: Call, hosted: HostedLog) -> int | None:
+    """The version that `If-Match` names, None for any."""
+    if_match = call.request.headers.get("if-match")
+    return None if if_match is None else wanted_version(if_match, _version_of(call.broker, hosted))
+
+
+def _log_answer(broker: Broker, hosted: HostedLog, *, status: int = 200) -> Response:
+    headers = [*log_headers(broker, hosted), (b"etag", b'"%d"' % _version_of(broker, hosted))]
+    if status == 201:
+        headers.append((b"location", f"/v1/logs/{hosted.name}".encode()))
+    return json_answer(_log_object(broker, hosted), status=status, headers=headers)
+
+
+def _version_of(broker: Broker, hosted: HostedLog) -> int:
+    log = _metadata_of(broker, hosted)
+    return _NO_VERSION if log is None else log.version
+
+
+def _metadata_of(broker: Broker, hosted: HostedLog) -> Log | None:
+    log = broker.metadata.log(hosted.name)
+    return log if log is not None and log.generation == hosted.generation else None
+
+
+def _unsupported_object(log: Log) -> dict[str, Any]:
+    """A log that this node's version leaves alone, as the metadata have it."""
+    return {
+        "name": log.name,
+        "id": f"{log.log_id:016x}",
+        "replication": log.spec.replication,
+        "replicas": list(log.spec.replicas),
+        "durability": log.spec.durability,
+        "retention": log.spec.retention,
+        "learners": list(log.spec.learners),
+        "min_in_sync_replicas": log.spec.min_in_sync_replicas,
+        "unclean": log.spec.unclean,
+        "preferred": log.spec.preferred,
+        "state": UNSUPPORTED,
+        "master": None,
+        "epoch": None,
+        "sync_state_set": None,
+        "set_epoch": None,
+    }
+
+
+def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
+    """The log as this node knows it. master to set_epoch: of controller mode as the controllers have it; of
+    classic mode the master of the configuration, its epoch at a node that serves the log, and who is in sync
+    at the master alone."""
+    settings, log = hosted.settings, _metadata_of(broker, hosted)
+    found: dict[str, Any] = {
+        "name": settings.name,
+        "id": f"{hosted.log_id:016x}",
+        "replication": settings.replication,
+        "replicas": list(settings.replicas),
+        "durability": settings.durability,
+        "retention": None if settings.retention is None else dict(settings.retention),
+        "learners": list(settings.learners),
+        "min_in_sync_replicas": settings.min_in_sync_replicas,
+        "unclean": settings.unclean,
+        "preferred": settings.preferred,
+        "state": LOG_DELETING if hosted.deleting else LOG_CREATED,
+        "master": None,
+        "epoch": None,
+        "sync_state_set": None,
+        "set_epoch": None,
+    }
+    if log is not None and settings.replication == "controller":
+        found["master"] = log.master_node
+        found["epoch"] = log.master_epoch
+        found["sync_state_set"] = [node for node in log.spec.replicas if node in log.set_nodes]
+        found["set_epoch"] = log.set_epoch
+    elif settings.replication == "classic":
+        found["master"] = settings.replicas[0]
+        if hosted.driver is not None:
+            seen = hosted.driver.status().core
+            found["epoch"] = seen.epoch
+            found["sync_state_set"] = list(seen.sync_state_set) if seen.sync_state_set else None
+    return found

@@ -1,0 +1,240 @@
+"""Who is in the cluster and who leads: members come, are promoted, leave; the lead moves (R-09, R-10)."""
+
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import msgspec
+from fastapi import APIRouter, Path, Query
+from starlette.responses import Response
+
+from app.api.http.dependencies import Nothing, json_answer
+from app.api.http.json_decoding import Name
+from app.api.http.leader_proxy import Call, Served
+from app.api.http.openapi import OF_A_BODY, answers, json_request
+from app.api.read.query import OneLogQuery
+from app.errors import InvalidRequest, NotFound, TransferFailed
+from app.log.commands import ChangeMembers
+from app.log.contract import ChangeKind
+from app.log.state import Address
+from app.node.broker import Broker
+from app.node.hosted_log import HostedLog
+from app.node.metadata.service import CONTROLLER_LOG
+from app.settings.addresses import split_address
+from app.settings.model import Replication
+from app.version import VERSION
+
+router = APIRouter(tags=["cluster"])
+
+MemberId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$", examples=["n4"])]
+MEMBER_EXAMPLE: Final = {
+    "id": "n4",
+    "url": "http://127.0.0.1:8104",
+    "peer_address": "127.0.0.1:9104",
+    "voter": False,
+    "alive": True,
+    "version": VERSION,
+}
+_TRANSFER_POLL_S: Final = 0.05
+_REFUSALS: Final = ("change-in-progress", "not-caught-up", "would-lose-quorum", "no-leader", "quorum-timeout")
+
+
+OneLog = Annotated[OneLogQuery, Query()]
+
+
+class MemberIn(msgspec.Struct, forbid_unknown_fields=True):
+    """url: base URL of its REST. peer_address: host:port for the other nodes."""
+
+    id: Name
+    url: Name
+    peer_address: Name
+
+
+class TransferIn(msgspec.Struct, forbid_unknown_fields=True):
+    """to: the voter that is to lead; without it the most up to date one."""
+
+    to: Name | None = None
+    log: Name = "default"
+
+
+def member_objects(broker: Broker) -> list[dict[str, Any]]:
+    """Every known node as docs/api.md §2 shows it. voter: of some log, by the newest group that is known
+    here."""
+    voters: dict[str, None] = {}
+    for hosted in broker.logs.values():
+        voters.update(dict.fromkeys(hosted.voters))
+    members = []
+    for node in broker.nodes:
+        version = VERSION if node.id == broker.node.id else broker.transport.peer_version(node.id)
+        members.append(
+            {
+                "id": node.id,
+                "url": node.url,
+                "peer_address": node.peer_address,
+                "voter": node.id in voters,
+                "alive": version is not None,
+                "version": version,
+            }
+        )
+    return members
+
+
+@router.get(
+    "/v1/cluster/members",
+    summary="The nodes of the cluster",
+    responses=answers(example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    response_class=Response,
+)
+async def members(call: Call, query: Nothing) -> Response:
+    call.wants_json()
+    return _members_answer(call.broker)
+
+
+def _members_answer(broker: Broker) -> Response:
+    return json_answer({"members": member_objects(broker)})
+
+
+@router.post(
+    "/v1/cluster/members",
+    summary="Let a node join as a learner",
+    description="It gets the log and counts for nothing yet. One change of a log at a time.",
+    responses=answers(*_REFUSALS, *OF_A_BODY, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    openapi_extra=json_request(
+        MemberIn, {"id": "n4", "url": "http://127.0.0.1:8104", "peer_address": "127.0.0.1:9104"}
+    ),
+    response_class=Response,
+)
+async def add_member(call: Call, query: OneLog) -> Response:
+    call.wants_json()
+    asked = await call.asked(MemberIn)
+    _check_address(asked)
+    change = ChangeMembers(ChangeKind.ADD, asked.id, Address(asked.url, asked.peer_address))
+    return await _change(call, query.log, change)
+
+
+@router.post(
+    "/v1/cluster/members/{id}:promote",
+    summary="Make a learner a voter",
+    responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    response_class=Response,
+)
+async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
+    call.wants_json()
+    return await _change(call, query.log, ChangeMembers(ChangeKind.PROMOTE, id))
+
+
+@router.delete(
+    "/v1/cluster/members/{id}",
+    summary="Let a node leave",
+    description="Without `log` it leaves every Raft log, and at last the log of the metadata; that one it "
+    "keeps while it has replicas of logs in controller or classic mode. A leader that is removed hands over "
+    "the lead once its removal is committed.",
+    responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    response_class=Response,
+)
+async def remove_member(call: Call, id: MemberId, query: OneLog) -> Response:
+    call.wants_json()
+    return await _change(call, query.log, ChangeMembers(ChangeKind.REMOVE, id))
+
+
+async def _change(call: Call, log: str | None, change: ChangeMembers) -> Response:
+    """The change in one log, or in each Raft log in turn; the first refusal ends it."""
+    broker = call.broker
+
+    async def act(here: Served) -> Response:
+        await here.commit(change)
+        return _members_answer(broker)
+
+    if log is not None:
+        return await call.at_leader(broker.hosted(log) or broker.find(log), act)
+    found = change.kind is ChangeKind.ADD
+    for hosted in logs_of_the_change(broker, change):
+        try:
+            answer = await call.at_leader(hosted, act, b"log=" + quote(hosted.name).encode())
+        except NotFound:
+            continue
+        if answer.status_code == NotFound.http_status:
+            continue  # the node is not a member of that log
+        if answer.status_code != 200:
+            return answer
+        found = True
+    if not found:
+        raise NotFound(f"{change.node_id} is not a member of any log")
+    return _members_answer(broker)
+
+
+def logs_of_the_change(broker: Broker, change: ChangeMembers) -> list[HostedLog]:
+    """The logs that a change without a log concerns, the metadata's own as the last one.
+
+    A node that keeps replicas of logs in controller or classic mode needs the metadata: it stays a member of
+    their log until a call names that log. Raises InvalidRequest when no other log is left to change.
+    """
+    logs = list(broker.logs.values())
+    chosen = [hosted for hosted in logs if hosted.settings.replication is Replication.RAFT]
+    if change.kind is ChangeKind.ADD:
+        chosen = [hosted for hosted in chosen if hosted.driver is not None]
+    else:
+        chosen = [hosted for hosted in chosen if hosted.driver is None or change.node_id in hosted.members]
+    metadata = broker.metadata.hosted
+    concerned = change.kind is ChangeKind.ADD or change.node_id in metadata.members
+    if broker.settings.controller.nodes or not concerned:
+        return chosen  # controllers on nodes of their own: their group does not change with the brokers
+    needing = [
+        hosted.name
+        for hosted in logs
+        if hosted.settings.replication is not Replication.RAFT and change.node_id in hosted.settings.replicas
+    ]
+    if change.kind is not ChangeKind.REMOVE or not needing:
+        return [*chosen, metadata]
+    if not chosen:
+        raise InvalidRequest(
+            (
+                "/query/log",
+                f"{change.node_id} keeps replicas of {', '.join(needing)}, whose members are not changed "
+                f"here; name log={CONTROLLER_LOG} to remove it from the group of the metadata alone",
+            )
+        )
+    return chosen
+
+
+def _check_address(asked: MemberIn) -> None:
+    if not asked.url.startswith(("http://", "https://")):
+        raise InvalidRequest(("/url", "a base URL such as http://127.0.0.1:8104"))
+    try:
+        split_address(asked.peer_address)
+    except ValueError as error:
+        raise InvalidRequest(("/peer_address", str(error))) from error
+
+
+@router.post(
+    "/v1/cluster/leader:transfer",
+    summary="Hand over the lead of a log",
+    description="Appends go on while the chosen voter catches up, and wait only while it takes over.",
+    responses=answers(
+        "transfer-failed",
+        "already-leader",
+        "no-leader",
+        *OF_A_BODY,
+        example={"log": "default", "leader": "n2", "term": 8},
+    ),
+    openapi_extra=json_request(TransferIn, {"to": "n2", "log": "default"}),
+    response_class=Response,
+)
+async def transfer(call: Call, query: Nothing) -> Response:
+    call.wants_json()
+    asked = await call.asked(TransferIn)
+    broker, hosted = call.broker, call.broker.find(asked.log)
+
+    async def act(here: Served) -> Response:
+        driver = here.driver
+        target = driver.transfer(asked.to)
+        term = driver.term
+        raft = broker.settings.raft
+        longest_ms = raft.transfer_catch_up_ms + 2 * raft.election_timeout_ms[1]
+        deadline_ms = broker.clock.monotonic_ms() + longest_ms
+        while driver.leader_id != target:
+            if broker.clock.monotonic_ms() >= deadline_ms or (hosted.leads and not driver.is_transferring):
+                raise TransferFailed(f"{target} did not take over")
+            await hosted.leadership_changed(_TRANSFER_POLL_S)
+        return json_answer({"log": asked.log, "leader": target, "term": max(driver.term, term)})
+
+    return await call.at_leader(hosted, act)

@@ -1,0 +1,204 @@
+"""Reading records: pages in every format, single records, the tail."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Path, Query
+from starlette.responses import Response
+
+from app.api.http.dependencies import LogName, body_answer, request_id_of
+from app.api.http.json_decoding import MAX_ORDINAL
+from app.api.http.leader_headers import log_headers
+from app.api.http.leader_proxy import Call
+from app.api.http.messages import as_json
+from app.api.http.negotiation import negotiate
+from app.api.http.openapi import READ_EXAMPLE, RECORD_EXAMPLE, TAIL_EXAMPLE, answers, schema_of
+from app.api.read.event_stream import event_stream
+from app.api.read.page_rendering import page_object, rendered
+from app.api.read.query import ConsistencyQuery, ReadQuery, RecordQuery
+from app.api.read.reader import Range, Reader
+from app.api.read.rendering import (
+    ARROW,
+    BATCHES,
+    EVENTS,
+    JSON,
+    NDJSON,
+    PARQUET,
+    as_arrow,
+    as_lines,
+    as_parquet,
+    record_objects,
+)
+from app.api.read.selection import Consistency, Page, Selection, select
+from app.errors import InvalidRequest
+
+router = APIRouter(tags=["records"])
+
+FORMATS: Final = (JSON, NDJSON, ARROW, PARQUET, EVENTS, BATCHES)
+_BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+_READ_CONTENT: Final[dict[str, Any]] = {
+    JSON: {"schema": schema_of(READ_EXAMPLE), "example": READ_EXAMPLE},
+    NDJSON: {"schema": {"type": "string", "description": "One record a line"}},
+    ARROW: _BINARY,
+    PARQUET: _BINARY,
+    BATCHES: _BINARY,
+    EVENTS: {"schema": {"type": "string", "description": "Events batch, epoch, ping and error"}},
+}
+MinIndex = Annotated[
+    str | None,
+    Header(alias="Commitlog-Min-Index", description="Wait until this node has the index, else 504"),
+]
+LastEventId = Annotated[
+    str | None, Header(alias="Last-Event-ID", description="Of an event stream: go on behind it; wins")
+]
+
+
+@router.get(
+    "/v1/logs/{log}/records",
+    summary="Read records",
+    responses=answers(
+        "index-trimmed",
+        "index-out-of-range",
+        "cursor-not-found",
+        "read-index-unavailable",
+        "not-yet-replicated",
+        content=_READ_CONTENT,
+        description="Records from the start on; none at the tail",
+    ),
+    response_class=Response,
+)
+async def read(
+    call: Call,
+    log: LogName,
+    query: Annotated[ReadQuery, Query()],
+    min_index: MinIndex = None,
+    last_event_id: LastEventId = None,
+) -> Response:
+    request, hosted = call.request, call.broker.find(log)
+    query.check_one_start()
+    media_type = negotiate(request.headers.get("accept"), FORMATS)
+    wanted_min = header_index("Commitlog-Min-Index", min_index)
+    resume = header_index("Last-Event-ID", last_event_id, least=-1) if media_type == EVENTS else None
+    if media_type == BATCHES and (query.key is not None or query.term is not None):
+        raise InvalidRequest(("/query/key", "whole batches are not filtered: leave key and term out"))
+    own = query.consistency is Consistency.LOCAL
+    reader = Reader(await call.replica_of(hosted, own=own), query.consistency)
+    await reader.confirm()
+    waits = {"wait_ms": query.wait_ms} if "wait_ms" in query.model_fields_set else {}
+    await reader.reach(wanted_min, **waits)
+    range_ = await reader.range_of(query, resume)
+    if media_type == EVENTS:
+        return event_stream(
+            reader,
+            range_,
+            query,
+            request_id_of(request).decode("ascii"),
+            request.url.path,
+            head=bool(request.scope.get("commitlog.head")),
+        )
+    if media_type == BATCHES:
+        return await _batches(reader, range_, query)
+    page = await reader.page(range_, query.selection(), query.wait_ms)
+    has_more = reader.has_more(page, range_)
+    if media_type == JSON:
+        body = await rendered(page, lambda: as_json(page_object(reader, page, has_more, query.encoding)))
+    elif media_type == NDJSON:
+        body = await rendered(page, lambda: as_lines(page.columns, query.encoding))
+    elif media_type == ARROW:
+        body = await rendered(page, lambda: as_arrow(page.columns))
+    else:
+        body = await rendered(page, lambda: as_parquet(page.columns))
+    return body_answer(
+        body, media_type, headers=_page_headers(reader, page, has_more, with_more=media_type != JSON)
+    )
+
+
+def _page_headers(
+    reader: Reader, page: Page, has_more: bool, *, with_more: bool
+) -> list[tuple[bytes, bytes]]:
+    headers = [*log_headers(reader.broker, reader.hosted), _next_index(page.next_index)]
+    if with_more:
+        headers.append((b"commitlog-has-more", b"true" if has_more else b"false"))
+    return headers
+
+
+def _next_index(index: int) -> tuple[bytes, bytes]:
+    return b"commitlog-next-index", b"%d" % index
+
+
+async def _batches(reader: Reader, range_: Range, query: ReadQuery) -> Response:
+    """Whole stored batches, control too: the first holds the start, the last may pass the end wanted."""
+    page = await reader.page(range_, Selection(limit=1, max_bytes=1, include_control=True), query.wait_ms)
+    body = b""
+    if page.count:
+        end = range_.last_index(reader.visible_end)
+        last = range_.start_index + query.limit - 1
+        batches = [
+            batch
+            for batch in reader.log.read_batches(range_.start_index, query.max_bytes, min(end, last))
+            if batch.last_index <= reader.visible_end
+        ]
+        body = b"".join(batch.data for batch in batches)
+        page.next_index = batches[-1].next_index if batches else range_.start_index
+    has_more = reader.has_more(page, range_)
+    return body_answer(body, BATCHES, headers=_page_headers(reader, page, has_more, with_more=True))
+
+
+def header_index(name: str, raw: str | None, *, least: int = 0) -> int | None:
+    """A header that is an index. Raises InvalidRequest."""
+    if raw is None:
+        return None
+    digits = raw.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and len(digits) <= 19 and least <= int(raw) <= MAX_ORDINAL:
+        return int(raw)
+    raise InvalidRequest((f"/headers/{name}", f"is a whole number from {least} on"))
+
+
+@router.get(
+    "/v1/logs/{log}/records/{index}",
+    summary="Read one record",
+    responses=answers(
+        "index-trimmed", "index-out-of-range", "read-index-unavailable", example=RECORD_EXAMPLE
+    ),
+    response_class=Response,
+)
+async def read_one(
+    call: Call,
+    log: LogName,
+    index: Annotated[int, Path(ge=0, le=MAX_ORDINAL)],
+    query: Annotated[RecordQuery, Query()],
+    min_index: MinIndex = None,
+) -> Response:
+    """Control records too."""
+    hosted = call.find(log)
+    wanted_min = header_index("Commitlog-Min-Index", min_index)
+    own = query.consistency is Consistency.LOCAL
+    reader = Reader(await call.replica_of(hosted, own=own), query.consistency)
+    await reader.confirm()
+    await reader.reach(wanted_min)
+    reader.check_index(index)
+    page = Page(index)
+    select(reader.raw(index, index, 1), page, index, Selection(limit=1, include_control=True))
+    (record,) = record_objects(page.columns, query.encoding)
+    return reader.here.answer(record, headers=[_next_index(index + 1)])
+
+
+@router.get(
+    "/v1/logs/{log}/tail",
+    summary="Where the log ends",
+    responses=answers("read-index-unavailable", example=TAIL_EXAMPLE),
+    response_class=Response,
+)
+async def tail(call: Call, log: LogName, query: Annotated[ConsistencyQuery, Query()]) -> Response:
+    here = await call.replica(log, own=query.consistency is Consistency.LOCAL)
+    reader = Reader(here, query.consistency)
+    await reader.confirm()
+    driver = here.driver
+    content = {
+        "begin_index": driver.log.begin_index,
+        "end_index": driver.log.end_index,
+        "committed_index": reader.committed_index,
+        "next_index": driver.log.next_index,
+        "term": driver.term,
+        "leader": driver.leader_id,
+    }
+    return here.answer(content, headers=[_next_index(driver.log.next_index)])

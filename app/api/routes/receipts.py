@@ -1,0 +1,46 @@
+"""Loss receipts over HTTP: the records that an unclean election took from this node's copy (A-04)."""
+
+import asyncio
+import re
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path
+from starlette.responses import Response
+
+from app.api.http.dependencies import LogName, Nothing, body_answer
+from app.api.http.leader_headers import log_headers
+from app.api.http.leader_proxy import Call
+from app.api.http.negotiation import negotiate
+from app.api.http.openapi import answers
+from app.errors import NotFound
+from app.node.repair.receipts import FOLDER
+from storage.files import OsFileSystem
+
+router = APIRouter(tags=["logs"])
+
+ARROW_FILE: Final = "application/vnd.apache.arrow.file"
+_NAME: Final = re.compile(r"\d{20}-\d{20}-\d{20}\.arrow")
+
+
+@router.get(
+    "/v1/logs/{log}/receipts/{name}",
+    summary="Records that an unclean election took from this node",
+    description="An Arrow file with the columns of a read. The event `truncate` of this node's journal names "
+    "it; no other node has it.",
+    responses=answers(content={ARROW_FILE: {"schema": {"type": "string", "format": "binary"}}}),
+    response_class=Response,
+)
+async def receipt(
+    call: Call,
+    log: LogName,
+    name: Annotated[str, Path(description="File name of the receipt")],
+    query: Nothing,
+) -> Response:
+    broker, hosted = call.broker, call.broker.find(log)
+    negotiate(call.request.headers.get("accept"), (ARROW_FILE,))
+    files = OsFileSystem()
+    path = f"{broker.node.data.absolute()}/{FOLDER}/{hosted.name}/{name}"
+    if _NAME.fullmatch(name) is None or not await asyncio.to_thread(files.exists, path):
+        raise NotFound(f"{broker.node.id} has no receipt {name!r}")
+    body = await asyncio.to_thread(files.read, path)
+    return body_answer(body, ARROW_FILE, headers=log_headers(broker, hosted))

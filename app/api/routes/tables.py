@@ -1,0 +1,269 @@
+"""The Delta tables of a log: how far they are, and which versions belong to a point of the log
+(docs/api.md §5).
+
+What the tables hold is read from their own logs (app/tables); how far that lags is seen against this node's
+committed prefix. Control records are never rows: those behind the last row count as held.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Final, TypeVar
+
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
+from starlette.responses import Response
+
+from app.api.http.dependencies import LogName
+from app.api.http.leader_proxy import Call, Served
+from app.api.http.openapi import answers
+from app.api.http.query import Query as Parameters
+from app.api.read.query import Index, TimestampMs
+from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
+from app.node.replica.driver import LogDriver
+from app.tables.catalog import CURSOR, ENTRIES, NONE, LogTables, TableState
+from storage.log.commitlog import Commitlog
+
+router = APIRouter(tags=["tables"])
+
+_POLL_S: Final = 0.1
+_LOOK_BYTES: Final = 1024 * 1024  # at once
+_COUNT_BYTES: Final = 16 * 1024 * 1024  # of log, for an exact lag; beyond it control records count as data
+TABLE_EXAMPLE: Final[dict[str, Any]] = {
+    "name": "entries",
+    "path": "/data/tables/default/entries",
+    "version": 17,
+    "materialized_index": 44,
+    "lag_records": 0,
+    "lag_ms": 0,
+}
+CUT_EXAMPLE: Final[dict[str, Any]] = {
+    "index": 42,
+    "tables": {"entries": 17, "epochs": 3, "events": 9},
+    "exact": True,
+}
+TableName = Annotated[str, Path(description="One of the log's tables", examples=[ENTRIES])]
+Result = TypeVar("Result")
+
+
+class KnownTables:
+    """The tables of all logs, as last looked at. One look at a log's tables at a time, in a thread."""
+
+    def __init__(self, root: str | None) -> None:
+        self.root = root if root is None or "://" in root else str(FilePath(root).absolute())
+        self._logs: dict[str, tuple[LogTables, asyncio.Lock]] = {}
+
+    async def look(self, log: str, ask: Callable[[LogTables], Result]) -> Result | None:
+        """What `ask` finds; None when nobody said where tables lie."""
+        if self.root is None:
+            return None
+        if log not in self._logs:
+            self._logs[log] = (LogTables(self.root, log), asyncio.Lock())
+        tables, lock = self._logs[log]
+        async with lock:
+            return await asyncio.to_thread(ask, tables)
+
+
+class WaitQuery(Parameters):
+    index: Index = Field(description="Of the record to wait for")
+    timeout_ms: int = Field(5_000, ge=0, le=60_000, description="After that: 504")
+
+
+class LookQuery(Parameters):
+    timeout_ms: int | None = Field(
+        None, ge=0, le=60_000, description="As of every call about tables; the answer comes at once"
+    )
+
+
+class AtQuery(Parameters):
+    """Exactly one of index, timestamp and epoch."""
+
+    index: Index | None = Field(None, description="All records up to it")
+    timestamp: TimestampMs | None = Field(None, description="All records before the first later one, ms")
+    epoch: Index | None = Field(None, description="All records up to its end, or the log's while it is open")
+    timeout_ms: int = Field(0, ge=0, le=60_000, description="How long the tables may take to get there")
+
+
+def known_tables(call: Call) -> KnownTables:
+    known: KnownTables = call.request.app.state.tables
+    return known
+
+
+@router.get(
+    "/v1/logs/{log}/tables",
+    summary="The log's Delta tables",
+    description="`materialized_index`: every committed record up to it is in `entries`, or is a control "
+    "record. `lag_records`, `lag_ms`: how many records are not in it yet, and how old the oldest of them is. "
+    "All three are null for tables that hold no records.",
+    responses=answers(example={"tables": [TABLE_EXAMPLE]}),
+    response_class=Response,
+)
+async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()]) -> Response:
+    here = await call.replica(log)
+    found = await known_tables(call).look(log, LogTables.all) or []
+    return here.answer({"tables": [await _table_object(here, state) for state in found]})
+
+
+@router.get(
+    "/v1/logs/{log}/tables/{table}:wait",
+    summary="Wait until a record is in a table",
+    responses=answers("table-not-found", "not-yet-materialized", example=TABLE_EXAMPLE),
+    response_class=Response,
+)
+async def wait(call: Call, log: LogName, table: TableName, query: Annotated[WaitQuery, Query()]) -> Response:
+    here = await call.replica(log)
+    if table != ENTRIES:
+        await _found(call, log, table)
+        raise InvalidRequest(("/path/table", f"only {ENTRIES!r} holds the log's records by their index"))
+    broker = call.broker
+    deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
+    while True:
+        left_ms = deadline_ms - broker.clock.monotonic_ms()
+        over = left_ms <= 0 or broker.waits.stopping
+        state = await known_tables(call).look(log, lambda found: found.find(table))
+        if state is None:  # the job that makes it may just have begun
+            if over or known_tables(call).root is None:
+                raise TableNotFound(table, log)
+        else:
+            content = await _table_object(here, state)
+            if content["materialized_index"] >= query.index:
+                return here.answer(content)
+            if over:
+                raise NotYetMaterialized(query.index, content["materialized_index"])
+        await broker.waits.pause(max(0.0, min(_POLL_S, left_ms / 1000)))
+
+
+@router.get(
+    "/v1/logs/{log}/tables/{table}",
+    summary="One of the log's Delta tables",
+    responses=answers("table-not-found", example=TABLE_EXAMPLE),
+    response_class=Response,
+)
+async def one_table(
+    call: Call, log: LogName, table: TableName, query: Annotated[LookQuery, Query()]
+) -> Response:
+    here = await call.replica(log)
+    return here.answer(await _table_object(here, await _found(call, log, table)))
+
+
+@router.get(
+    "/v1/logs/{log}/tables:at",
+    summary="The versions of all tables that belong to a point of the log",
+    description="Of `entries` the first version that holds every record up to `index`; `exact` when it holds "
+    "nothing past it. Of the others the newest that were committed before `entries` went on.",
+    responses=answers("no-such-cut", example=CUT_EXAMPLE),
+    response_class=Response,
+)
+async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Response:
+    hosted = call.find(log)
+    if len(query.model_fields_set - {"timeout_ms"}) != 1:
+        raise InvalidRequest(("/query", "needs one of index, timestamp and epoch"))
+    here = await call.replica_of(hosted)
+    broker = call.broker
+    deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
+    while True:
+        try:
+            return here.answer(await _cut(call, here, log, query))
+        except NoSuchCut:
+            left_ms = deadline_ms - broker.clock.monotonic_ms()
+            if left_ms <= 0 or broker.waits.stopping:
+                raise
+        await broker.waits.pause(min(_POLL_S, left_ms / 1000))
+
+
+async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, Any]:
+    """Raises NoSuchCut."""
+    state = await known_tables(call).look(log, lambda found: found.find(ENTRIES))
+    if state is None or not _is_ours(here, state):
+        raise NoSuchCut(f"log {log!r} has no table {ENTRIES!r}", None)
+    held_index = (await _table_object(here, state))["materialized_index"]
+    index = _point(here.driver, query)
+    if index > held_index:
+        raise NoSuchCut(f"index {index} is not in the tables yet: they hold {held_index}", held_index)
+    cut = await known_tables(call).look(log, lambda found: found.cut(index, held_index))
+    if cut is None:
+        raise NoSuchCut(f"no version of the tables is known to hold index {index}", held_index)
+    return {"index": index, "tables": dict(cut.versions), "exact": cut.exact}
+
+
+async def _found(call: Call, log: str, table: str) -> TableState:
+    """Raises TableNotFound."""
+    state = await known_tables(call).look(log, lambda found: found.find(table))
+    if state is None:
+        raise TableNotFound(table, log)
+    return state
+
+
+async def _table_object(here: Served, state: TableState) -> dict[str, Any]:
+    if state.held_index is None:
+        held_index, lag_records, lag_ms = None, None, None
+    else:
+        held = state.held_index if _is_ours(here, state) else NONE
+        held_index, lag_records, oldest_ms = await _lag(here.driver, held)
+        lag_ms = 0 if oldest_ms is None else max(0, here.broker.clock.now_ms() - oldest_ms)
+    return {
+        "name": state.name,
+        "path": state.path,
+        "version": state.version,
+        "materialized_index": held_index,
+        "lag_records": lag_records,
+        "lag_ms": lag_ms,
+    }
+
+
+def _is_ours(here: Served, state: TableState) -> bool:
+    """Whether it holds the records of this log, not of one that had its name before."""
+    return state.log_id in (None, f"{here.hosted.log_id:016x}")
+
+
+async def _lag(driver: LogDriver, held_index: int) -> tuple[int, int, int | None]:
+    """What a table lacks that holds every record up to `held_index`: up to where it really does (control
+    records behind that are none of its rows), how many records it lacks, and when the first was appended.
+
+    Where the log begins behind what its writer has seen, records went that no table holds: it ends before.
+    """
+    log = driver.log
+    committed_index = driver.committed_index
+    cursor = driver.state.committed_cursor(CURSOR)
+    seen = max(held_index + 1, 0 if cursor is None else cursor.position)
+    lost = log.begin_index > seen
+    at = max(held_index + 1, log.begin_index)
+    missing, first, oldest_ms, looked = 0, None, None, 0
+    while at <= committed_index and looked < _COUNT_BYTES:
+        at = max(at, log.begin_index)  # a trim may have come in between
+        for batch in log.read_batches(at, _LOOK_BYTES, committed_index):
+            if not batch.is_control:
+                if first is None:
+                    first, oldest_ms = max(at, batch.base_index), batch.timestamp_ms
+                missing += batch.next_index - max(at, batch.base_index)
+            looked += batch.size_bytes
+            at = batch.next_index
+        await asyncio.sleep(0)  # replication goes first
+    missing += max(0, committed_index + 1 - at)
+    through = (at if first is None else first) - 1
+    return held_index if lost else max(held_index, through), missing, oldest_ms
+
+
+def _point(driver: LogDriver, query: AtQuery) -> int:
+    """The last index of the point that is asked for. Raises NoSuchCut."""
+    if query.index is not None:
+        return query.index
+    log, committed_index = driver.log, driver.committed_index
+    if query.timestamp is not None:
+        return _last_before(log, query.timestamp + 1, committed_index)
+    epochs = [epoch.epoch for epoch in log.epochs]
+    if query.epoch not in epochs or log.epochs[epochs.index(query.epoch)].start_index > committed_index:
+        raise NoSuchCut(f"this node knows no committed epoch {query.epoch}", None)
+    position = epochs.index(query.epoch)
+    if position + 1 < len(epochs):
+        return min(log.epochs[position + 1].start_index - 1, committed_index)
+    return committed_index
+
+
+def _last_before(log: Commitlog, timestamp_ms: int, committed_index: int) -> int:
+    """The index before the first record at or after a time. Raises NoSuchCut where the log does not tell."""
+    found = log.first_index_at_or_after(timestamp_ms)
+    index = committed_index if found is None else min(found - 1, committed_index)
+    if index < log.begin_index or index < 0:
+        raise NoSuchCut(f"the log begins at index {max(0, log.begin_index)}, which is later", None)
+    return index

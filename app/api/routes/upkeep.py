@@ -1,0 +1,177 @@
+"""Keeping a log in order: trimming it, and comparing its replicas."""
+
+import contextlib
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.api.http.dependencies import LogName, Nothing
+from app.api.http.json_decoding import Ordinal
+from app.api.http.leader_proxy import Call, Served
+from app.api.http.openapi import OF_A_BODY, answers, json_request
+from app.errors import IndexTrimmed, InvalidRequest, ReadIndexUnavailable, Repairing
+from app.log.commands import Trim
+from app.node.repair.verify import Comparison, Verifier, settled_end
+from app.node.replica.driver import LogDriver
+from storage.errors import CorruptLog
+
+router = APIRouter(tags=["logs"])
+
+_TRIM_WAIT_MS: Final = 2_000
+_TRIM_POLL_S: Final = 0.01
+TRIM_EXAMPLE = {"log": "default", "begin_index": 40, "until_index": 42}
+VERIFY_EXAMPLE: dict[str, Any] = {
+    "log": "default",
+    "node": "n1",
+    "from_index": 0,
+    "until_index": 45,
+    "has_more": False,
+    "deep": False,
+    "equal": False,
+    "complete": True,
+    "first_difference": 17,
+    "groups": [["n1", "n2"], ["n3"]],
+    "replicas": [
+        {"node": "n1", "state": "same", "until_index": 45, "first_difference": None},
+        {"node": "n2", "state": "same", "until_index": 45, "first_difference": None},
+        {"node": "n3", "state": "differs", "until_index": 17, "first_difference": 17},
+    ],
+    "batches": 40,
+    "bytes": 65536,
+}
+
+
+class TrimIn(msgspec.Struct, forbid_unknown_fields=True):
+    """until_index: the first one to keep. force: although a reader's fence stands before it."""
+
+    until_index: Ordinal
+    force: bool = False
+
+
+@router.post(
+    "/v1/logs/{log}:trim",
+    summary="Remove the oldest records",
+    description="Every replica removes what is below `until_index`, but for the batch that holds it and the "
+    "newest committed batch: `begin_index` says where the log begins now. A fence of a reader forbids it, "
+    "unless `force` is set.",
+    responses=answers("not-materialized", "storage-full", "quorum-timeout", *OF_A_BODY, example=TRIM_EXAMPLE),
+    openapi_extra=json_request(TrimIn, {"until_index": 42}),
+    response_class=Response,
+)
+async def trim(call: Call, log: LogName, query: Nothing) -> Response:
+    hosted = call.find(log)
+    asked = await call.asked(TrimIn)
+
+    async def act(here: Served) -> Response:
+        await here.commit(Trim(asked.until_index, asked.force))
+        await _trimmed(here, asked.until_index)
+        begin_index = here.driver.log.begin_index
+        return here.answer({"log": log, "begin_index": begin_index, "until_index": asked.until_index})
+
+    return await call.at_leader(hosted, act)
+
+
+async def _trimmed(here: Served, until_index: int) -> None:
+    """Wait until this replica has begun with what a committed trim allows: it saves its state before."""
+    broker, log = here.broker, here.driver.log
+    kept = min(until_index, here.driver.committed_index)
+    deadline_ms = broker.clock.monotonic_ms() + _TRIM_WAIT_MS
+    while log.begin_index < kept and broker.clock.monotonic_ms() < deadline_ms:
+        if log.batch_at(kept).base_index <= log.begin_index:
+            return
+        await broker.waits.pause(_TRIM_POLL_S)
+
+
+class VerifyIn(msgspec.Struct, forbid_unknown_fields=True):
+    """from_index: null: the log's begin. until_index: exclusive; null: all that is committed. deep: from the
+    disk, every chain made anew."""
+
+    from_index: Ordinal | None = None
+    until_index: Ordinal | None = None
+    deep: bool = False
+
+
+@router.post(
+    "/v1/logs/{log}:verify",
+    summary="Compare the replicas of a log",
+    description="Compares this node's replica with every other, batch by batch, by their hash chains and "
+    "checksums. `first_difference` is the first index at which two differ, `groups` says who is like whom "
+    "there. Takes a few seconds at most: with `has_more` go on at `until_index`. A damaged one mends itself; "
+    "a difference is only reported. `complete` is false when a replica could not be compared.",
+    responses=answers("index-trimmed", *OF_A_BODY, example=VERIFY_EXAMPLE),
+    openapi_extra=json_request(VerifyIn, {"from_index": 0, "deep": False}),
+    response_class=Response,
+)
+async def verify(call: Call, log: LogName, query: Nothing) -> Response:
+    broker, hosted = call.broker, call.find(log)
+    asked = await call.asked(VerifyIn)
+    if hosted.repair is not None:
+        raise Repairing()
+
+    async def act(here: Served) -> Response:
+        driver = here.driver
+        with contextlib.suppress(ReadIndexUnavailable):  # without a leader what is known here is compared
+            await broker.waits.read_index(hosted)
+        first, until = _range_of(driver, asked)
+        reread = broker.repairs.reread if asked.deep else None
+        verifier = Verifier(broker.repairs.calls, driver, _others(here), reread)
+        try:
+            result = await verifier.compare(first, until)
+        except CorruptLog as error:
+            broker.repairs.begin(hosted, error, "verify")
+            raise Repairing() from error
+        if not result.equal:
+            broker.repairs.differs(hosted, result)
+        content = {"log": log, "node": broker.node.id, **_report(result, until), "deep": asked.deep}
+        return here.answer({name: content[name] for name in VERIFY_EXAMPLE})
+
+    driver = hosted.serving
+    if driver is not None:
+        return await act(Served(broker, hosted, driver))
+    return await call.at_leader(hosted, act)
+
+
+def _range_of(driver: LogDriver, asked: VerifyIn) -> tuple[int, int]:
+    """Raises IndexTrimmed, InvalidRequest."""
+    begin, end = max(driver.log.begin_index, 0), settled_end(driver)
+    first = begin if asked.from_index is None else asked.from_index
+    until = end if asked.until_index is None else asked.until_index
+    if first < begin:
+        raise IndexTrimmed(begin)
+    if until > end:
+        raise InvalidRequest(("/until_index", f"at most {end}: only what is committed is compared"))
+    if first > until:
+        raise InvalidRequest(("/from_index", f"is past the end, {until}"))
+    return first, until
+
+
+def _others(here: Served) -> list[str]:
+    """Every other replica, as the log itself says or else the configuration."""
+    members = here.driver.state.membership
+    nodes = here.hosted.settings.replicas if members is None else (*members.voters, *members.learners)
+    return [node for node in nodes if node != here.broker.node.id]
+
+
+def _report(result: Comparison, until: int) -> dict[str, Any]:
+    return {
+        "from_index": result.from_index,
+        "until_index": result.until_index,
+        "has_more": result.until_index < until and any(each.compares for each in result.replicas[1:]),
+        "equal": result.equal,
+        "complete": result.complete,
+        "first_difference": result.first_difference,
+        "groups": result.groups,
+        "replicas": [
+            {
+                "node": each.node,
+                "state": each.state,
+                "until_index": each.until_index,
+                "first_difference": each.first_difference,
+            }
+            for each in result.replicas
+        ],
+        "batches": result.batches,
+        "bytes": result.size_bytes,
+    }

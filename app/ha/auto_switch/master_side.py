@@ -1,0 +1,469 @@
+"""AutoSwitch at the master: a state machine for each slave's connection, the set, confirm offset, acks.
+
+PURE. Lives as long as one epoch: core.py makes it when the epoch's opening record is durable (A-01), and
+throws it away when the epoch is over.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+
+from app.ha.auto_switch.sync_state_set import SyncStateSet
+from app.ha.config import HaConfig
+from app.ha.flow import Flow
+from app.ha.frames import Ack, EpochStart, Frame, Handshake, HandshakeAnswer, HaState, Transfer
+from app.ha.log import HaLog, epoch_starts, held_index, index_before, offset_after
+from app.ha.messages import Disconnect
+from app.ha.pending import PendingAppends
+from app.ha.roles import Replica, SetRequest, nodes_of
+from app.ha.sending import Sender, Trimmed
+from app.log.contract import NO_INDEX, Acks, AppendFate, PeerStatus
+from app.raft.state import MemberState, Outbox
+
+NOTES_MAX = 64  # of what was sent and when, for one slave
+
+
+@dataclass(slots=True)
+class SlaveConnection:
+    """One connection of a slave. replica: who it is, once it has introduced itself."""
+
+    key: str
+    heard_ms: int
+    flow: Flow
+    state: HaState = HaState.READY
+    handshake: Handshake | None = None
+    replica: Replica | None = None
+    is_learner: bool = False
+    sender: Sender | None = None
+    sent_ms: int = 0
+    room_bytes: int = 0
+    told_confirm: int = 0
+    notes: deque[tuple[int, int]] = field(default_factory=deque)  # (master's end, when), C-07
+
+
+class MasterSide:
+    """One epoch of a master. Everything that must leave goes to the outbox."""
+
+    def __init__(
+        self,
+        *,
+        member: MemberState,
+        me: int,
+        log: HaLog,
+        outbox: Outbox,
+        config: HaConfig,
+        min_in_sync_replicas: int,
+        sync_state_set: SyncStateSet,
+        replicas: tuple[Replica, ...],
+        now_ms: int,
+    ) -> None:
+        """me: the replica id of this copy."""
+        self._member = member
+        self._me = me
+        self._log = log
+        self._outbox = outbox
+        self._config = config
+        self.min_in_sync_replicas = min_in_sync_replicas
+        self.set = sync_state_set
+        self._replicas = replicas
+        self.open = False
+        self.pending = PendingAppends()
+        self.confirm_offset = offset_after(log, member.committed_index)
+        self._connections: dict[str, SlaveConnection] = {}
+        self._caught_up_ms = {replica.id: now_ms for replica in replicas}  # C-07; learners have none
+        self._epochs: tuple[EpochStart, ...] = ()
+        self._epoch_starts: dict[int, int] = {}  # the same by epoch
+        self.needs_check = False
+        self._opening_index = NO_INDEX
+        self._now_ms = now_ms
+        self._published_ms = now_ms
+        self._published: tuple[int, dict[str, int]] = (NO_INDEX, {})
+
+    # --- what the core asks --------------------------------------------------------------------------------
+
+    @property
+    def below_floor(self) -> bool:
+        """Whether the set may be smaller than min_in_sync_replicas: appends are refused (C-12)."""
+        return self.set.certain_size < self.min_in_sync_replicas
+
+    @property
+    def set_request(self) -> SetRequest | None:
+        wanted = self.set.wanted
+        return None if wanted is None else SetRequest(self._member.term, self.set.epoch, wanted)
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        return self._replicas
+
+    @property
+    def set_nodes(self) -> tuple[str, ...]:
+        """The members of the set as nodes, this one first."""
+        return nodes_of(self.set.members, self._replicas)
+
+    def watermarks(self) -> dict[str, int]:
+        """By node: the last index that its copy has acknowledged."""
+        marks = self._marks()
+        return {replica.node: marks[replica.id] for replica in self._replicas}
+
+    def _marks(self) -> dict[int, int]:
+        """By replica id: the last index acknowledged on a connection of that very copy."""
+        marks = {replica.id: NO_INDEX for replica in self._replicas}
+        for connection in self._connections.values():
+            if connection.replica is not None and connection.sender is not None:
+                marks[connection.replica.id] = connection.sender.acked_index
+        marks[self._me] = self._held_index
+        return marks
+
+    def peers(self) -> tuple[PeerStatus, ...]:
+        by_id = {c.replica.id: c for c in self._connections.values() if c.replica is not None}
+        found = []
+        for replica in self._replicas:
+            if replica.id == self._me:
+                continue
+            connection = by_id.get(replica.id)
+            sender = None if connection is None else connection.sender
+            found.append(
+                PeerStatus(
+                    replica.node,
+                    "DISCONNECTED" if connection is None else connection.state.name,
+                    NO_INDEX if sender is None else sender.acked_index,
+                    0 if sender is None else sender.waiting_batches,
+                    None if sender is None else self._log.end_offset - sender.acked_offset,
+                    acked_offset=None if sender is None else sender.acked_offset,
+                    bytes_per_s=None if connection is None else connection.flow.bytes_per_s(self._now_ms),
+                    in_sync=replica.id in self.set.members,
+                )
+            )
+        return tuple(found)
+
+    @property
+    def _held_index(self) -> int:
+        return held_index(self._log, self._member.durability)
+
+    # --- the epoch -----------------------------------------------------------------------------------------
+
+    def opened(self, now_ms: int) -> None:
+        """The opening record, the log's last one, is durable: take connections and appends (A-01)."""
+        self.open = True
+        self._opening_index = self._log.end_index
+        self._epochs = epoch_starts(self._log)
+        self._epoch_starts = {start.epoch: start.start_offset for start in self._epochs}
+        self._caught_up_ms = dict.fromkeys(self._caught_up_ms, now_ms)
+        for connection in list(self._connections.values()):
+            if connection.handshake is not None:
+                self._answer(connection, now_ms)
+        self.needs_check = True
+        self._publish_set()
+        self._publish(now_ms)
+
+    def close(self, reason: str, now_ms: int) -> None:
+        """The epoch is over: nobody knows what becomes of what still waits."""
+        if self.open:
+            self._publish(now_ms)
+        self._outbox.answers += self.pending.close()
+        for key in list(self._connections):
+            self._drop(key, reason)
+
+    # --- connections ---------------------------------------------------------------------------------------
+
+    def replicas_changed(self, replicas: tuple[Replica, ...]) -> None:
+        """The registered replicas. What came from a copy that is not among them any more counts no longer:
+        a connection may outlive its copy, half-open, and the node has another copy by then."""
+        known = {replica.id: replica for replica in replicas}
+        self._replicas = replicas
+        for connection in list(self._connections.values()):
+            if connection.replica is not None and known.get(connection.replica.id) != connection.replica:
+                self._drop(connection.key, "the copy is not registered as it was")
+        self._caught_up_ms = {each: ms for each, ms in self._caught_up_ms.items() if each in known}
+        self.needs_check = True
+
+    def connected(self, key: str, now_ms: int) -> None:
+        config = self._config
+        flow = Flow(config.max_transfer_bytes_per_s, now_ms)
+        self._connections[key] = SlaveConnection(key, now_ms, flow, room_bytes=config.ha_window_bytes)
+
+    def closed(self, key: str) -> None:
+        self._connections.pop(key, None)
+        self.needs_check = True
+
+    def drained(self, key: str, now_ms: int) -> None:
+        connection = self._connections.get(key)
+        if connection is not None:
+            connection.room_bytes = self._config.ha_window_bytes
+            self._pump(connection, now_ms)
+
+    def received(self, key: str, frame: Frame, now_ms: int) -> None:
+        connection = self._connections.get(key)
+        if connection is None:
+            return
+        connection.heard_ms = now_ms
+        if isinstance(frame, Handshake) and connection.state is HaState.READY and not connection.handshake:
+            connection.handshake = frame
+            if self.open:
+                self._answer(connection, now_ms)
+        elif isinstance(frame, Ack) and connection.state is HaState.HANDSHAKE:
+            self._begin_transfer(connection, frame.max_offset, now_ms)
+        elif isinstance(frame, Ack) and connection.sender is not None:
+            self._acknowledged(connection, frame.max_offset, now_ms)
+        else:
+            self._drop(key, f"{type(frame).__name__} in state {connection.state.name}")
+
+    def _drop(self, key: str, reason: str) -> None:
+        if self._connections.pop(key, None) is not None:
+            self.needs_check = True
+            self._outbox.send(key, Disconnect(reason))
+
+    def _answer(self, connection: SlaveConnection, now_ms: int) -> None:
+        """Send a slave our epochs (A-07); an older connection of the same copy is over.
+
+        Here it is decided whose acks the connection brings. By number the slave names its copy. By address it
+        is the copy that is registered now; the slave's first ack comes after this answer, so an earlier copy
+        of that node, which was closed before this one was registered, cannot have sent it.
+        """
+        handshake = connection.handshake
+        assert handshake is not None
+        replica = self._replica_of(handshake)
+        if replica is None or replica.id == self._me:
+            self._drop(connection.key, "not a registered slave of this log")
+            return
+        for other in list(self._connections.values()):
+            if other is not connection and other.replica is not None and other.replica.id == replica.id:
+                self._drop(other.key, "the slave has connected anew")
+        connection.replica = replica
+        connection.is_learner = replica.learner or handshake.is_learner
+        connection.state = HaState.HANDSHAKE
+        log = self._log
+        self._outbox.send(
+            connection.key, HandshakeAnswer(log.end_offset, self._member.term, epoch_starts(log))
+        )
+
+    def _replica_of(self, handshake: Handshake) -> Replica | None:
+        for replica in self._replicas:
+            if handshake.number and handshake.number == replica.id:
+                return replica
+            if not handshake.number and handshake.address == replica.address:
+                return replica
+        return None
+
+    def _begin_transfer(self, connection: SlaveConnection, max_offset: int, now_ms: int) -> None:
+        """The slave's log is a prefix of ours up to max_offset; 0 asks for everything (A-09)."""
+        log = self._log
+        assert connection.handshake is not None
+        if max_offset == 0 or max_offset < log.begin_offset:
+            index = log.begin_index
+            if max_offset == 0 and connection.handshake.sync_from_last_file:
+                # Whatever precedes a log was confirmed: a restart of the slave relies on it.
+                confirmed = self._member.committed_index
+                index = max(index, min(log.last_segment_index, confirmed + 1))
+            connection.sender = Sender(log, index, offset_after(log, index - 1), NO_INDEX)
+        else:
+            held = index_before(log, max_offset)
+            if offset_after(log, held) != max_offset:
+                self._drop(connection.key, f"no record ends at {max_offset}")
+                return
+            connection.sender = Sender(log, held + 1, max_offset, held)
+        connection.state = HaState.TRANSFER
+        self._caught_up(connection, now_ms)
+        self.needs_check = True
+        self._pump(connection, now_ms, always=True)
+
+    def _acknowledged(self, connection: SlaveConnection, max_offset: int, now_ms: int) -> None:
+        sender = connection.sender
+        assert sender is not None
+        moved = max_offset != sender.acked_offset
+        problem = sender.acknowledge(max_offset)
+        if problem is not None:
+            self._drop(connection.key, problem)
+            return
+        self._caught_up(connection, now_ms)
+        if moved:
+            self.needs_check = True
+            self._pump(connection, now_ms)
+
+    def _caught_up(self, connection: SlaveConnection, now_ms: int) -> None:
+        """C-07: an ack at or past a noted end makes the noted time the slave's caught-up time."""
+        sender, replica = connection.sender, connection.replica
+        if connection.is_learner:
+            return
+        assert sender is not None
+        assert replica is not None
+        while connection.notes and sender.acked_offset >= connection.notes[0][0]:
+            noted_ms = connection.notes.popleft()[1]
+            self._caught_up_ms[replica.id] = max(self._caught_up_ms.get(replica.id, 0), noted_ms)
+
+    # --- sending -------------------------------------------------------------------------------------------
+
+    def pump(self, now_ms: int) -> None:
+        """The log has grown."""
+        for connection in list(self._connections.values()):
+            self._pump(connection, now_ms)
+
+    def _pump(self, connection: SlaveConnection, now_ms: int, *, always: bool = False) -> None:
+        """Send what there is, as far as there is room; always: an empty frame if there is nothing."""
+        sender = connection.sender
+        if sender is None:
+            return
+        config, log = self._config, self._log
+        try:
+            pieces = sender.pieces(
+                self._room_bytes(connection, now_ms), config.ha_transfer_batch_size, log.end_index
+            )
+        except Trimmed:
+            self._drop(connection.key, "what comes next is trimmed")
+            return
+        for piece in pieces:
+            connection.room_bytes -= len(piece.body)
+            connection.flow.sent(len(piece.body), now_ms)
+            self._transfer(connection, piece.epoch, piece.offset, piece.body)
+        if always and not pieces:
+            self._transfer(connection, self._epoch_at(sender.sent_offset), sender.sent_offset, b"")
+        if pieces or always:
+            connection.sent_ms = now_ms
+            self._note(connection, now_ms)
+
+    def _room_bytes(self, connection: SlaveConnection, now_ms: int) -> int:
+        """How much may be sent now. The limit of flow control is for slaves that catch up: an append waits
+        for the members of the set."""
+        if connection.replica is not None and connection.replica.id in self.set.counted:
+            return connection.room_bytes
+        return min(connection.room_bytes, connection.flow.room_bytes(now_ms))
+
+    def _epoch_at(self, offset: int) -> int:
+        """The epoch that a byte of the log, or the next one behind it, belongs to."""
+        return self._epochs[bisect_right(self._epochs, offset, key=lambda each: each.start_offset) - 1].epoch
+
+    def _transfer(self, connection: SlaveConnection, epoch: int, offset: int, body: bytes) -> None:
+        connection.told_confirm = self.confirm_offset
+        frame = Transfer(offset, epoch, self._epoch_starts[epoch], self.confirm_offset, body)
+        self._outbox.send(connection.key, frame)
+
+    def _note(self, connection: SlaveConnection, now_ms: int) -> None:
+        """C-07: what our end was when we sent. Under load they are merged, or no ack would ever reach one."""
+        notes, end = connection.notes, self._log.end_offset
+        spacing_ms = self._config.ha_max_time_slave_not_catchup_ms // NOTES_MAX
+        if not notes or (now_ms - notes[-1][1] > spacing_ms and notes[-1][0] != end):
+            notes.append((end, now_ms))
+        elif notes[-1][0] == end:
+            notes[-1] = (end, now_ms)
+        if len(notes) > NOTES_MAX:
+            notes.popleft()
+
+    # --- time ----------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int, *, fenced: bool) -> None:
+        config = self._config
+        self._now_ms = now_ms
+        for connection in list(self._connections.values()):
+            transferring = connection.state is HaState.TRANSFER
+            limit_ms = config.ha_housekeeping_interval_ms if transferring else config.ha_handshake_timeout_ms
+            if now_ms - connection.heard_ms > limit_ms:
+                self._drop(connection.key, "silent for too long")
+            elif transferring and (
+                now_ms - connection.sent_ms >= config.ha_send_heartbeat_interval_ms
+                or connection.told_confirm != self.confirm_offset
+            ):
+                self._pump(connection, now_ms, always=True)
+            elif transferring and config.ha_flow_control:
+                self._pump(connection, now_ms)
+        self._outbox.answers += self.pending.time_out(now_ms, AppendFate.TIMED_OUT)
+        self.judge(now_ms, fenced=fenced)
+        quiet_ms = now_ms - self._published_ms
+        if quiet_ms >= config.ha_watermarks_interval_ms or (
+            quiet_ms >= config.ha_watermarks_moving_interval_ms and self._published != self._standing()
+        ):
+            self._publish(now_ms)
+
+    def _standing(self) -> tuple[int, dict[str, int]]:
+        return (self._member.committed_index, self.watermarks())
+
+    def _publish(self, now_ms: int) -> None:
+        """Tell the journal where everybody stands, as Raft's leader does (D-22)."""
+        self._published_ms = now_ms
+        self._published = self._standing()
+        committed_index, peers = self._published
+        data = {
+            "role": self._member.role.value,
+            "begin_index": self._log.begin_index,
+            "end_index": self._log.end_index,
+            "committed_index": committed_index,
+            "peers": peers,
+        }
+        self._outbox.tell("watermarks", self._member.term, data)
+
+    def _publish_set(self) -> None:
+        data = {
+            "epoch": self._member.term,
+            "set_epoch": self.set.epoch,
+            "master": self._member.node_id,
+            "members": list(self.set_nodes),
+            "confirm_offset": self.confirm_offset,
+        }
+        self._outbox.tell("sync_state_set", self._member.term, data)
+
+    # --- the set -------------------------------------------------------------------------------------------
+
+    def judge(self, now_ms: int, *, fenced: bool) -> None:
+        """Who should be in the set now (C-07, C-08)? Then confirm what all of them hold, and answer."""
+        if not self.open:
+            return
+        # What the last master has confirmed lies below our opening record: who lacks that must not join yet.
+        may_grow = not fenced and self._member.committed_index >= self._opening_index
+        oldest_ms = now_ms - self._config.ha_max_time_slave_not_catchup_ms
+        acked = self._acked()
+        learners = self._learners()
+        wanted = [self._me]
+        for replica in self._replicas:
+            offset = acked.get(replica.id)
+            if replica.id == self._me:
+                continue
+            if replica.id in self.set.members:
+                fell_back = offset is not None and offset < self.confirm_offset
+                fell_back = fell_back or replica.id in learners
+                keeps = self._caught_up_ms.get(replica.id, 0) >= oldest_ms and not fell_back
+            else:
+                keeps = may_grow and offset is not None and offset >= self.confirm_offset
+            if keeps:
+                wanted.append(replica.id)
+        self.set.want(tuple(wanted))
+        self.confirm(now_ms, fenced=fenced)
+
+    def _learners(self) -> frozenset[int]:
+        """Replicas that receive the log and do not count, some of them only until they may lead."""
+        connections = self._connections.values()
+        return frozenset(each.replica.id for each in connections if each.replica and each.is_learner)
+
+    def _acked(self) -> dict[int, int]:
+        """How far each slave is that may be in the set (C-11)."""
+        return {
+            connection.replica.id: connection.sender.acked_offset
+            for connection in self._connections.values()
+            if connection.replica is not None and connection.sender is not None and not connection.is_learner
+        }
+
+    def set_changed(self, epoch: int, members: tuple[int, ...], now_ms: int) -> None:
+        """The controller's set (C-12). Whoever joined has its time to catch up from now on."""
+        before = self.set.members
+        if self.set.changed(epoch, members):
+            for member in self.set.members:
+                if member not in before:
+                    self._caught_up_ms[member] = now_ms
+            self.needs_check = True
+            self._publish_set()
+
+    # --- confirm offset and acks ---------------------------------------------------------------------------
+
+    def confirm(self, now_ms: int, *, fenced: bool) -> None:
+        """The confirm offset is the least that all who count hold (C-08); it never falls. Answer (C-12)."""
+        self.needs_check = False
+        if fenced or not self.open:
+            return
+        marks = self._marks()
+        marks.update(dict.fromkeys(self._learners(), NO_INDEX))
+        index = min(marks.get(member, NO_INDEX) for member in self.set.counted)
+        if index > self._member.committed_index:
+            self._member.committed_index = index
+            self.confirm_offset = offset_after(self._log, index)
+        if not self.below_floor:
+            committed = self._member.committed_index
+            reached = {Acks.LEADER: self._held_index, Acks.QUORUM: committed, Acks.ALL: committed}
+            self._outbox.answers += self.pending.release(reached)

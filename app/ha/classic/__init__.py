@@ -1,0 +1,1 @@
+"""Classic HA: a static master and its slaves (rules H). Pure."""

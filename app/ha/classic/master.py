@@ -1,0 +1,518 @@
+"""The core of a classic log at its master (H-06, H-07); roles are configuration. PURE.
+
+Slaves get only what the master itself may acknowledge (on disk with `fsync`): classic frames know no epochs,
+so a master that lost what its slaves hold could not be distinguished from a sound one. The master opens an
+epoch with a control record when its log is empty, or was written by another master; before that it hears the
+other replicas (opening.py). A slave counts for what it provably holds (classic_slaves.py).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from app.errors import CommitlogError, InvariantError, NoLeader, NotEnoughInSync
+from app.ha.classic.opening import Opening
+from app.ha.classic.slaves import Ranges, Slave, Unfit, held_by, start_of
+from app.ha.config import HaConfig
+from app.ha.flow import Flow
+from app.ha.frames import ClassicFrame, ClassicReport
+from app.ha.log import HaLog, held_index, is_empty, offset_after
+from app.ha.messages import INCOMING, Closed, Disconnect, Drained, Opened
+from app.ha.pending import PendingAppends
+from app.ha.sending import Sender, Trimmed
+from app.ha.static_group import StaticGroup
+from app.log.contract import (
+    NO_INDEX,
+    Acks,
+    AppendFate,
+    CoreStatus,
+    Durability,
+    GroupConfig,
+    LogOptions,
+    PeerStatus,
+    PendingAppend,
+    Ready,
+    Role,
+)
+from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
+from app.raft.state import MemberState, committed_at_open
+from storage.format.batch import Batch
+from storage.log.hard_state import HardState
+
+
+class ClassicMasterCore(StaticGroup):
+    """Satisfies ReplicationCore. Invariants: the committed index never falls; a synchronous append is
+    acknowledged only when the number of slaves that it needs provably hold it (H-07)."""
+
+    takes_unreplicated = True
+    needs_all_records = True
+
+    may_truncate = False
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        replicas: tuple[str, ...],
+        log: HaLog,
+        durability: Durability,
+        hard_state: HardState,
+        committed_index: int,
+        config: HaConfig,
+        sync_slaves: int,
+        min_in_sync_replicas: int = 1,
+        auto_in_sync_replicas: bool = False,
+        unclean: bool = False,
+    ) -> None:
+        """replicas: all of the log, in their configured order. committed_index: of the checkpoint.
+
+        sync_slaves: how many must hold a synchronous append, at least min_in_sync_replicas - 1 (0: every
+        append is asynchronous).
+        min_in_sync_replicas: with fewer replicas in sync, the master included, synchronous appends are
+        refused. auto_in_sync_replicas: an append needs only the slaves in sync when they are fewer than
+        sync_slaves, never fewer than min_in_sync_replicas - 1. unclean: open an epoch without hearing the
+        other replicas.
+        """
+        self._log = log
+        self._replicas = replicas
+        self._config = config
+        self._min_slaves = min_in_sync_replicas - 1
+        self._asked_slaves = sync_slaves
+        self._auto = auto_in_sync_replicas
+        self._unclean = unclean
+        self._now_ms = 0
+        super().__init__(
+            MemberState(
+                node_id=node_id,
+                group=GroupConfig(voters=replicas),
+                durability=durability,
+                role=Role.MASTER,
+                term=max(hard_state.term, log.last_term),
+                voted_for=None,
+                committed_index=committed_at_open(log, committed_index),
+                leader_id=node_id,
+            )
+        )
+        self._pending = PendingAppends()
+        self._slaves: dict[str, Slave] = {}
+        self._proven = {
+            Acks.QUORUM: Ranges(),
+            Acks.ALL: Ranges(),
+        }  # what slaves have held in this incarnation
+        self._first_indexes: dict[str, int] = {}  # of replicas that began without the older records
+        self._refused: dict[str, Unfit] = {}  # by replica: its last refusal, until it is verified
+        self._before_opening: Opening | None = None
+        self._opening: dict[str, Any] | None = None
+        self._open_index = NO_INDEX  # the epoch is open once this index is durable
+        self._published_ms = 0
+        self._published: tuple[int, dict[str, int]] = (NO_INDEX, {})
+
+    # --- what the driver asks ------------------------------------------------------------------------------
+
+    @property
+    def accepts_appends(self) -> bool:
+        return self._is_open
+
+    @property
+    def _is_open(self) -> bool:
+        if self._before_opening is not None or self._opening is not None:
+            return False
+        return NO_INDEX < self._open_index <= self._log.durable_index
+
+    @property
+    def refusal(self) -> CommitlogError | None:
+        """Why synchronous appends are refused; while the epoch is not open, why none is taken."""
+        if self._before_opening is not None:
+            return NoLeader(f"{self._member.node_id} has not opened its epoch: {self._waits_for}")
+        in_sync = 1 + self._slaves_in_sync
+        if in_sync <= self._min_slaves:
+            return NotEnoughInSync(in_sync, self._min_slaves + 1)
+        return None
+
+    @property
+    def _waits_for(self) -> str | None:
+        if self._before_opening is None:
+            return None
+        if not (self.electable or self._is_mine):
+            return (
+                "this copy lacks older records or the log's state before them: make another replica the "
+                "master, or set unclean = true to lose them"
+            )
+        return self._before_opening.reason
+
+    @property
+    def _sync_slaves(self) -> int:
+        """How many slaves a synchronous append waits for when all are in sync."""
+        return max(self._asked_slaves, self._min_slaves)
+
+    @property
+    def _slaves_in_sync(self) -> int:
+        end = offset_after(self._log, self._held_index)
+        limit_ms = self._config.ha_max_time_slave_not_catchup_ms
+        return sum(slave.in_sync(end, self._now_ms, limit_ms) for slave in self._slaves.values())
+
+    @property
+    def _needed(self) -> int:
+        """How many slaves must hold a synchronous append now."""
+        if not self._auto:
+            return self._sync_slaves
+        return max(min(self._sync_slaves, self._slaves_in_sync), self._min_slaves)
+
+    @property
+    def wants_control(self) -> dict[str, Any] | None:
+        return self._opening
+
+    @property
+    def pending_appends(self) -> int:
+        return len(self._pending)
+
+    def status(self) -> CoreStatus:
+        member = self._member
+        return CoreStatus(
+            role=Role.MASTER,
+            term=member.term,
+            leader_id=member.node_id,
+            committed_index=member.committed_index,
+            peers=tuple(
+                self._peer(slave_id) for slave_id in self._watermarks() if slave_id != member.node_id
+            ),
+            master=member.node_id,
+            sync_state_set=self._in_sync(),
+            epoch=member.term,
+            confirm_offset=offset_after(self._log, member.committed_index),
+            acks_needed=self._needed,
+            waits_for=self._waits_for,
+        )
+
+    def _in_sync(self) -> tuple[str, ...]:
+        """The master, and the slaves that hold all that is committed."""
+        marks, committed = self._watermarks(), self._member.committed_index
+        slaves = (each for each in self._replicas if marks[each] >= committed)
+        return (self._member.node_id, *(each for each in slaves if each != self._member.node_id))
+
+    def _peer(self, slave_id: str) -> PeerStatus:
+        slave = next((slave for slave in self._slaves.values() if slave.id == slave_id), None)
+        if slave is None:
+            refused = self._refused.get(slave_id)
+            state, reason = ("DISCONNECTED", None) if refused is None else ("REFUSED", refused.reason)
+            return PeerStatus(slave_id, state, NO_INDEX, 0, None, in_sync=False, reason=reason)
+        if slave.sender is None:
+            return PeerStatus(slave_id, "READY", NO_INDEX, 0, None, in_sync=False)
+        end_offset, limit_ms = self._log.end_offset, self._config.ha_max_time_slave_not_catchup_ms
+        return PeerStatus(
+            slave_id,
+            "TRANSFER",
+            slave.mark,
+            slave.sender.waiting_batches,
+            end_offset - slave.sender.acked_offset,
+            acked_offset=slave.sender.acked_offset,
+            bytes_per_s=slave.flow.bytes_per_s(self._now_ms),
+            in_sync=slave.in_sync(offset_after(self._log, self._held_index), self._now_ms, limit_ms),
+        )
+
+    def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
+        if term is not None and term != self._member.term:
+            return {}
+        return {self._member.term: self._watermarks()}
+
+    def _watermarks(self) -> dict[str, int]:
+        marks = dict.fromkeys(self._replicas, NO_INDEX)
+        for slave in self._slaves.values():
+            if slave.sender is not None:
+                marks[slave.id] = max(marks.get(slave.id, NO_INDEX), slave.mark)
+        marks[self._member.node_id] = self._held_index
+        return marks
+
+    @property
+    def _held_index(self) -> int:
+        return held_index(self._log, self._member.durability)
+
+    # --- events --------------------------------------------------------------------------------------------
+
+    def start(self, now_ms: int) -> None:
+        """Hear the other replicas; then go on with the epoch of this node, or open the next one."""
+        self._now_ms = now_ms
+        if self._unclean or len(self._replicas) == 1:
+            self._proceed()
+        else:
+            self._before_opening = self._opening_from(now_ms)
+        self._outbox.tell("role", self._member.term, {"role": Role.MASTER.value, "leader": self.leader_id})
+        self._check(now_ms)
+
+    def _opening_from(self, now_ms: int) -> Opening:
+        others = [replica for replica in self._replicas if replica != self._member.node_id]
+        sure = self._min_slaves if self._auto else self._sync_slaves
+        required = 0 if self._is_mine or is_empty(self._log) else max(0, len(others) - sure)
+        return Opening(others, required=required, grace_ms=self._config.opening_wait_ms, now_ms=now_ms)
+
+    @property
+    def _is_mine(self) -> bool:
+        """Whether the newest epoch of the log is the one that this node has opened."""
+        epochs, member = self._log.epochs, self._member
+        return bool(epochs) and (epochs[-1].leader, epochs[-1].term) == (member.node_id, member.term)
+
+    def _proceed(self) -> None:
+        """Go on with this node's epoch; or begin the next one, whose number is durable before its record."""
+        member = self._member
+        self._before_opening = None
+        if self._is_mine:
+            self._open_index = self._log.end_index
+        else:
+            member.term += 1
+            self._outbox.hard_state = HardState(member.term, member.node_id)
+            self._opening = {"kind": "term", "leader": member.node_id}
+        self._outbox.tell("term", member.term, {"term": member.term, "leader": member.node_id})
+
+    def _proceed_if_complete(self, now_ms: int) -> None:
+        waits = self._before_opening
+        if waits is not None and (self.electable or self._is_mine) and waits.is_complete(now_ms):
+            self._proceed()
+
+    def _object(self, slave: Slave, reason: str) -> None:
+        """A replica may hold what this copy lacks: take no appends and serve no confirmed reads meanwhile."""
+        log, history = self._log, slave.history
+        newer = history is None or (history.epoch, history.end_offset) > (log.last_term, log.end_offset)
+        if self._before_opening is None and newer and history is not None and not self._unclean:
+            self._before_opening = self._opening_from(self._now_ms)
+            self._opening = None
+            self._outbox.answers += self._pending.close()
+        if self._before_opening is not None and newer:
+            self._before_opening.object(slave.id, reason)
+
+    def step(self, source: str, message: Any, now_ms: int) -> None:
+        self._now_ms = now_ms
+        if isinstance(message, ReadIndexRequest):
+            self._outbox.send(source, ReadIndexAnswer(message.term, message.id, self._readable_for(source)))
+        elif isinstance(message, Opened):
+            if source.startswith(INCOMING):
+                self._connected(source, message, now_ms)
+        elif (slave := self._slaves.get(source)) is None:
+            return
+        elif isinstance(message, Closed):
+            del self._slaves[source]
+        elif isinstance(message, Drained):
+            slave.room_bytes = self._config.ha_window_bytes
+            self._pump(slave, now_ms)
+        elif isinstance(message, ClassicReport):
+            slave.heard_ms = now_ms
+            self._reported(slave, message.max_offset, now_ms)
+        else:
+            self._drop(slave, f"{type(message).__name__} from a slave")
+
+    def _connected(self, key: str, opened: Opened, now_ms: int) -> None:
+        """An identified slave has one connection: it must not count twice (H-07)."""
+        is_replica = 0 < opened.replica <= len(self._replicas)
+        slave_id = self._replicas[opened.replica - 1] if is_replica else key
+        for other in list(self._slaves.values()):
+            if other.id == slave_id:
+                self._drop(other, "the slave has connected again")
+        flow = Flow(self._config.max_transfer_bytes_per_s, now_ms)
+        room_bytes = self._config.ha_window_bytes
+        history = opened.history if is_replica else None
+        self._slaves[key] = Slave(key, slave_id, is_replica, history, now_ms, room_bytes, flow)
+
+    def _drop(self, slave: Slave, reason: str) -> None:
+        del self._slaves[slave.key]
+        self._outbox.send(slave.key, Disconnect(reason))
+
+    def _reported(self, slave: Slave, max_offset: int, now_ms: int) -> None:
+        sender = slave.sender
+        if sender is None:
+            self._begin(slave, max_offset, now_ms)
+            return
+        before = sender.acked_index
+        problem = sender.acknowledge(max_offset)
+        if problem is not None:
+            self._drop(slave, problem)
+            return
+        if sender.acked_index > before and slave.is_replica and not slave.verified:
+            self._verified(slave)
+        slave.caught_up()
+        self._check(now_ms)
+        self._pump(slave, now_ms)
+
+    def _begin(self, slave: Slave, max_offset: int, now_ms: int) -> None:
+        try:
+            start = start_of(self._log, max_offset, slave.history, is_replica=slave.is_replica)
+        except Unfit as unfit:
+            self._refuse(slave, unfit)
+            return
+        slave.sender = Sender(self._log, start.next_index, start.offset, start.held_index)
+        slave.first_index = start.first_index
+        slave.note(offset_after(self._log, self._held_index), now_ms)
+        if slave.is_replica and (start.restart or max_offset == 0):
+            self._first_indexes[slave.id] = start.first_index
+        if start.verified:
+            self._verified(slave, empty=start.restart or max_offset == 0)
+        if start.restart:
+            self._outbox.send(slave.key, ClassicFrame(start.offset, restart=True))
+        self._check(now_ms)
+        self._pump(slave, now_ms, always=True)
+
+    def _verified(self, slave: Slave, *, empty: bool = False) -> None:
+        """The slave holds nothing but a beginning of this log; empty: nothing at all."""
+        slave.verified = True
+        slave.first_index = self._first_indexes.get(slave.id, 0)
+        self._refused.pop(slave.id, None)
+        if self._before_opening is not None:
+            (self._before_opening.empty if empty else self._before_opening.heard)(slave.id)
+
+    def _refuse(self, slave: Slave, unfit: Unfit) -> None:
+        """Send a slave away whose log is not a beginning of this one; nothing of it counts (H-04)."""
+        if slave.is_replica:  # the journal keeps nothing of unidentified peers, and one event for each cause
+            known = self._refused.get(slave.id)
+            self._refused[slave.id] = unfit
+            if known is None or known.kind != unfit.kind:
+                data = {"reason": f"slave {slave.id}: {unfit.reason}", "slave": slave.id}
+                self._outbox.tell("corruption", self._member.term, data)
+            self._object(slave, unfit.reason)
+        self._drop(slave, unfit.reason)
+
+    def tick(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        config = self._config
+        self._proceed_if_complete(now_ms)
+        for slave in list(self._slaves.values()):
+            if slave.sender is None:
+                limit_ms = config.ha_handshake_timeout_ms
+            else:
+                limit_ms = config.ha_housekeeping_interval_ms
+            if now_ms - slave.heard_ms > limit_ms:  # H-05
+                self._drop(slave, "silent for too long")
+            elif now_ms - slave.sent_ms >= config.ha_send_heartbeat_interval_ms:
+                self._pump(slave, now_ms, always=True)
+            elif config.ha_flow_control:
+                self._pump(slave, now_ms)
+        if self._auto:
+            self._check(now_ms)  # a slave may have fallen out of sync
+        self._outbox.answers += self._pending.time_out(now_ms, AppendFate.TOO_FEW_SLAVES)
+        quiet_ms = now_ms - self._published_ms
+        if quiet_ms >= config.ha_watermarks_interval_ms or (
+            quiet_ms >= config.ha_watermarks_moving_interval_ms and self._published != self._standing()
+        ):
+            self._publish(now_ms)
+
+    def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
+        if batch.term != self._member.term:
+            raise InvariantError("a batch was proposed in another epoch than the master's")
+        if self._opening is not None and batch.is_control:
+            self._opening = None
+            self._open_index = batch.last_index
+        self._outbox.batches.append(batch)
+        self._pending.add(appends)
+
+    def join(self, append: PendingAppend, now_ms: int) -> None:
+        self._pending.join(append)
+        self._check(now_ms)
+
+    def read_index(self, token: Any, now_ms: int) -> None:
+        self._outbox.reads.append((token, self._readable_index))
+
+    def _readable_for(self, source: str) -> int | None:
+        """A slave may serve a confirmed read only from records that are this master's."""
+        verified = any(slave.id == source and slave.verified for slave in self._slaves.values())
+        return self._readable_index if verified else None
+
+    @property
+    def _readable_index(self) -> int | None:
+        """The master is the only one there is: it knows. After a restart what it found may have been
+        acknowledged, also where the slaves that say so are not back yet: readers wait for that."""
+        return max(self._member.committed_index, self._open_index) if self._is_open else None
+
+    def synced(self, now_ms: int) -> None:
+        self._grown(now_ms)
+
+    def advance(self, ready: Ready, now_ms: int) -> None:
+        if ready.batches:
+            self._grown(now_ms)
+
+    def abandon(self, ready: Ready, now_ms: int) -> None:
+        first = ready.batches[0]
+        if first.base_index == self._open_index:  # no room for the opening record: it is tried again
+            self._open_index = NO_INDEX
+            self._opening = {"kind": "term", "leader": self._member.node_id}
+        self._outbox.answers += self._pending.drop(first.base_index)
+
+    def stop(self, now_ms: int) -> None:
+        self._outbox.answers += self._pending.close()
+        for slave in list(self._slaves.values()):
+            self._drop(slave, "this node stops")
+
+    def apply_options(self, options: LogOptions, now_ms: int) -> None:
+        self._min_slaves = options.min_in_sync_replicas - 1
+        super().apply_options(options, now_ms)
+        self._check(now_ms)
+
+    # --- sending and acks ----------------------------------------------------------------------------------
+
+    def _grown(self, now_ms: int) -> None:
+        self._check(now_ms)
+        for slave in list(self._slaves.values()):
+            self._pump(slave, now_ms)
+
+    def _pump(self, slave: Slave, now_ms: int, *, always: bool = False) -> None:
+        """Send what there is, as far as there is room; always: an empty frame if there is nothing (H-06)."""
+        sender = slave.sender
+        if sender is None:
+            return
+        try:
+            room_bytes = min(slave.room_bytes, slave.flow.room_bytes(now_ms))
+            pieces = sender.pieces(room_bytes, self._config.ha_transfer_batch_size, self._held_index)
+        except Trimmed:
+            self._drop(slave, "what comes next is trimmed")
+            return
+        for piece in pieces:
+            slave.room_bytes -= len(piece.body)
+            slave.flow.sent(len(piece.body), now_ms)
+            self._outbox.send(slave.key, ClassicFrame(piece.offset, piece.body))
+        if always and not pieces:
+            self._outbox.send(slave.key, ClassicFrame(sender.sent_offset))
+        if pieces or always:
+            slave.sent_ms = now_ms
+            slave.note(offset_after(self._log, self._held_index), now_ms)
+
+    def _check(self, now_ms: int) -> None:
+        """Commit what the needed number of slaves has reached, and answer what they provably hold (H-07)."""
+        member = self._member
+        marks = self._watermarks()
+        held = marks.pop(member.node_id)
+        reached = sorted(marks.values(), reverse=True)
+        needed = self._needed
+        index = held
+        if needed > 0:
+            index = min(held, reached[needed - 1]) if len(reached) >= needed else NO_INDEX
+        member.committed_index = max(member.committed_index, index)
+        self._outbox.answers += self._pending.release(
+            {Acks.LEADER: held, Acks.QUORUM: NO_INDEX, Acks.ALL: NO_INDEX}
+        )
+        others = [replica for replica in self._replicas if replica != member.node_id]
+        replicas = [slave for slave in self._slaves.values() if slave.id in others]
+        self._answer(Acks.QUORUM, self._slaves.values(), needed, held)
+        self._answer(Acks.ALL, replicas, len(others), held)
+
+    def _answer(self, acks: Acks, slaves: Iterable[Slave], needed: int, held: int) -> None:
+        """Answer what `needed` of the slaves provably hold, or held once: a slave that has gone keeps it."""
+        proven = self._proven[acks]
+        if needed == 0:
+            proven.add(0, held)
+        stretches = [stretch for slave in slaves if (stretch := slave.stretch) is not None]
+        for first, last in held_by(stretches, needed, 0) if needed else ():
+            proven.add(first, min(last, held))
+        for first, last in proven:
+            self._outbox.answers += self._pending.release_between(acks, first, last)
+
+    def _standing(self) -> tuple[int, dict[str, int]]:
+        return (self._member.committed_index, self._watermarks())
+
+    def _publish(self, now_ms: int) -> None:
+        """Tell the journal where everybody stands, as Raft's leader does (D-22)."""
+        self._published_ms = now_ms
+        self._published = self._standing()
+        committed_index, peers = self._published
+        data = {
+            "role": Role.MASTER.value,
+            "begin_index": self._log.begin_index,
+            "end_index": self._log.end_index,
+            "committed_index": committed_index,
+            "peers": peers,
+        }
+        self._outbox.tell("watermarks", self._member.term, data)

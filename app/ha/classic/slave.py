@@ -1,0 +1,339 @@
+"""The core of a classic log at a slave (H-01 to H-05, H-08), which never becomes master by itself. PURE.
+
+The slave stores the master's log byte for byte. It commits, and serves, what it holds: the master sends only
+what it holds durably itself, and nothing of a classic log is ever truncated. Its history goes with the
+connection (frames.py), so that a master with another log refuses it; then it retries ever less often.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from app.errors import InvariantError
+from app.ha.assembly import Assembler
+from app.ha.config import HaConfig
+from app.ha.flow import Flow
+from app.ha.frames import ClassicFrame, ClassicReport, History
+from app.ha.log import HaLog, LogEnd, held_index, is_empty, offset_after
+from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Opened
+from app.ha.static_group import StaticGroup
+from app.log.contract import (
+    CoreStatus,
+    Durability,
+    GroupConfig,
+    MasterLink,
+    PendingAppend,
+    Ready,
+    Reset,
+    Role,
+)
+from app.raft.config import RaftConfig
+from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
+from app.raft.reads import FollowerReads
+from app.raft.state import MemberState, committed_at_open
+from storage.errors import CorruptBatch
+from storage.format.batch import FIRST_CHAIN, Batch
+from storage.format.epoch_file import epoch_of
+
+
+class ClassicSlaveCore(StaticGroup):
+    """Satisfies ReplicationCore. Invariants: its log is a prefix of the master's, from where it began; the
+    offset that it reports is as durable as the log asks for."""
+
+    accepts_appends = False
+    runs_ahead = True
+    needs_all_records = True
+    pending_appends = 0
+    wants_control: dict[str, Any] | None = None
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        replicas: tuple[str, ...],
+        master_id: str,
+        master_address: str,
+        log_id: int,
+        log: HaLog,
+        durability: Durability,
+        committed_index: int,
+        config: HaConfig,
+        random: Random,
+    ) -> None:
+        """master_address: host:port where the master takes slaves; "": the transport finds out."""
+        self._log = log
+        self._log_id = log_id
+        self._config = config
+        self._address = master_address
+        super().__init__(
+            MemberState(
+                node_id=node_id,
+                group=GroupConfig(voters=replicas),
+                durability=durability,
+                role=Role.SLAVE,
+                term=log.last_term,
+                voted_for=None,
+                committed_index=committed_at_open(log, committed_index),
+                leader_id=master_id,
+            )
+        )
+        reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
+        self._reads = FollowerReads(self._member, self._outbox, reads, random)
+        self._assembler = Assembler()
+        self._connections = 0
+        self._key = ""
+        self._connected = False
+        self._connecting = False
+        self._retry_ms = 0
+        self._heard_ms = 0
+        self._reported_ms = 0
+        self._reported_offset: int | None = None  # on this connection
+        self._next_offset: int | None = None  # of this connection's stream, once it has begun
+        self._restarts = False  # the master has trimmed all that this log holds: what comes next replaces it
+        self._heard_frame = False  # on this connection
+        self._fruitless = 0  # connections in a row that ended before a frame
+        self._left: str | None = None  # why the last connection ended
+        self._told: str | None = None  # the kind of refusal that the journal has
+        self._now_ms = 0
+        self._flow = Flow(None, 0)
+
+    # --- what the driver asks ------------------------------------------------------------------------------
+
+    def status(self) -> CoreStatus:
+        member = self._member
+        return CoreStatus(
+            role=Role.SLAVE,
+            term=member.term,
+            leader_id=member.leader_id,
+            committed_index=member.committed_index,
+            master=member.leader_id,
+            sync_state_set=(),
+            epoch=member.term,
+            confirm_offset=offset_after(self._log, member.committed_index),
+            link=self._link(),
+        )
+
+    def _link(self) -> MasterLink:
+        state = "TRANSFER" if self._connected else "CONNECTING" if self._connecting else "WAITING"
+        reason = None if self._heard_frame else self._left
+        if reason is not None and self._fruitless:
+            reason = (
+                f"{self._fruitless} connections ended before anything was transferred, the last: {reason}"
+            )
+        return MasterLink(state, self._reported_offset, self._flow.bytes_per_s(self._now_ms), reason)
+
+    def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
+        """Only the master knows them."""
+        return {}
+
+    # --- connection ----------------------------------------------------------------------------------------
+
+    def start(self, now_ms: int) -> None:
+        self._retry_ms = now_ms
+        self._learn()
+        data = {"role": Role.SLAVE.value, "leader": self._member.leader_id}
+        self._outbox.tell("role", self._member.term, data)
+
+    def tick(self, now_ms: int) -> None:
+        config = self._config
+        self._now_ms = now_ms
+        if not (self._connected or self._connecting):
+            if now_ms >= self._retry_ms and self._all_held:
+                self._connect(now_ms)
+        elif now_ms - self._heard_ms > config.ha_housekeeping_interval_ms:  # H-05
+            self._leave("the master is silent", now_ms)
+        elif self._connected and (
+            now_ms - self._reported_ms >= config.ha_send_heartbeat_interval_ms  # H-02
+        ):
+            self._report(now_ms)
+        self._reads.tick(now_ms)
+
+    def _connect(self, now_ms: int) -> None:
+        self._connections += 1
+        self._key = f"{OUTGOING}{self._connections}"
+        self._connecting = True
+        self._heard_ms = now_ms
+        self._outbox.send(self._key, Connect(self._address, self._history))
+
+    @property
+    def _history(self) -> History:
+        log = self._log
+        if is_empty(log):
+            return History(0, 0, 0, FIRST_CHAIN)
+        return History(log.end_offset, log.next_index, log.last_term, log.last_chain)
+
+    def _leave(self, reason: str, now_ms: int, *, refused: bool = False) -> None:
+        self._outbox.send(self._key, Disconnect(reason))
+        self._forget(reason, now_ms, refused=refused)
+
+    def _forget(self, reason: str, now_ms: int, *, refused: bool = False) -> None:
+        """The connection has ended. After one that was refused, or closed before a frame, wait longer."""
+        pause_ms = self._config.ha_reconnect_interval_ms  # H-01
+        if refused or (self._connected and not self._heard_frame):
+            self._fruitless += 1
+            pause_ms = min(pause_ms << min(self._fruitless, 16), self._config.ha_refused_interval_max_ms)
+        else:
+            self._fruitless = 0
+        self._left = reason
+        self._connected = self._connecting = self._heard_frame = self._restarts = False
+        self._reported_offset = self._next_offset = None
+        self._retry_ms = now_ms + pause_ms
+        self._assembler.clear()
+
+    def step(self, source: str, message: Any, now_ms: int) -> None:
+        self._now_ms = now_ms
+        if isinstance(message, ReadIndexAnswer):
+            if source == self._member.leader_id:
+                self._reads.answered(message, now_ms)
+        elif isinstance(message, ReadIndexRequest):
+            self._outbox.send(source, ReadIndexAnswer(message.term, message.id, None))
+        elif source.startswith(INCOMING):
+            if not isinstance(message, Closed):
+                self._outbox.send(source, Disconnect("not the master"))
+        elif source != self._key or not (self._connected or self._connecting):
+            return
+        elif isinstance(message, Opened):
+            self._connected, self._connecting = True, False
+            self._heard_ms = now_ms
+            self._report(now_ms)
+        elif isinstance(message, Closed):
+            self._forget(message.reason, now_ms)
+        elif isinstance(message, ClassicFrame):
+            self._heard_ms = now_ms
+            self._flow.sent(len(message.body), now_ms)
+            self._take(message, now_ms)
+
+    # --- reports -------------------------------------------------------------------------------------------
+
+    @property
+    def _held_offset(self) -> int:
+        if is_empty(self._log):
+            return 0
+        return offset_after(self._log, held_index(self._log, self._member.durability))
+
+    @property
+    def _all_held(self) -> bool:
+        return held_index(self._log, self._member.durability) == self._log.end_index
+
+    def _report(self, now_ms: int) -> None:
+        """Report how far this slave is (H-02). The first report is where to begin: then all is durable."""
+        if self._reported_offset is not None or self._all_held:
+            self._reported_ms = now_ms
+            self._reported_offset = self._held_offset
+            self._outbox.send(self._key, ClassicReport(self._reported_offset))
+
+    def _learn(self) -> None:
+        """What is held is committed."""
+        member = self._member
+        member.term = max(member.term, self._log.last_term)
+        member.committed_index = max(member.committed_index, held_index(self._log, member.durability))
+
+    def _moved(self, now_ms: int) -> None:
+        self._learn()
+        if self._connected and self._reported_offset != self._held_offset:
+            self._report(now_ms)
+
+    # --- the stream ----------------------------------------------------------------------------------------
+
+    def _take(self, frame: ClassicFrame, now_ms: int) -> None:
+        """Store what a frame completes; what does not fit costs the connection and stores nothing (H-04)."""
+        if self._reported_offset is None:
+            self._refuse("order", "a frame before this slave's report", now_ms)
+            return
+        if frame.restart and not self._heard_frame and frame.offset > self._log.end_offset:
+            self._restarts = self._heard_frame = True
+            self._next_offset = frame.offset
+            return
+        problem = self._why_not(frame)
+        if problem is not None:
+            self._refuse("gap", problem, now_ms)
+            return
+        try:
+            batches = self._assembler.feed(frame.body)
+        except CorruptBatch as error:
+            self._refuse("corrupt", error.reason, now_ms)
+            return
+        problem = self._why_not_these(batches)
+        if problem is not None:
+            self._refuse("history", problem, now_ms)
+            return
+        self._heard_frame = True
+        if batches:
+            self._restarts = False
+            self._told = None
+        self._outbox.batches += batches
+
+    def _refuse(self, kind: str, reason: str, now_ms: int) -> None:
+        """Leave a master whose bytes do not fit; the journal gets one event for each cause."""
+        self._outbox.truncate = None
+        if self._told != kind:
+            self._told = kind
+            data = {"reason": reason, "master": self._member.leader_id}
+            self._outbox.tell("corruption", self._member.term, data)
+        self._leave(reason, now_ms, refused=True)
+
+    def _why_not(self, frame: ClassicFrame) -> str | None:
+        """Why the frame cannot come next on this connection, None when it can."""
+        if frame.restart:
+            return f"the master asks to begin at {frame.offset}, this slave is at {self._log.end_offset}"
+        expected = self._next_offset
+        if expected is None and not is_empty(self._log):
+            expected = self._log.end_offset
+        if expected is not None and frame.offset != expected:
+            return f"the master is at {frame.offset}, this slave at {expected}"
+        if frame.body:
+            self._next_offset = frame.offset + len(frame.body)
+        return None
+
+    def _why_not_these(self, batches: Sequence[Batch]) -> str | None:
+        end = LogEnd(self._log)
+        restarts = self._restarts
+        for batch in batches:
+            if restarts:
+                restarts = False
+                if batch.base_index <= self._log.end_index or batch.term < self._log.last_term:
+                    return f"{batch!r} cannot follow what the master has trimmed"
+                self._outbox.truncate = Reset(batch.base_index, batch.offset)
+                end.start_at(batch)
+            elif end.epoch == 0:  # an empty log begins anywhere
+                if (batch.base_index, batch.offset) != (end.next_index, end.offset):
+                    # A crash amid a restart can leave an empty log that begins beyond this batch.
+                    member = self._member
+                    member.committed_index = min(member.committed_index, batch.base_index - 1)
+                    self._outbox.truncate = Reset(batch.base_index, batch.offset)
+                    end.start_at(batch)
+            elif batch.term > end.epoch and epoch_of(batch) is None:
+                return f"epoch {batch.term} does not open with {batch!r}"
+            if (problem := end.why_not(batch, self._log_id)) is not None:
+                return problem
+            end.pass_by(batch)
+        return None
+
+    # --- what the driver has done --------------------------------------------------------------------------
+
+    def synced(self, now_ms: int) -> None:
+        self._moved(now_ms)
+
+    def advance(self, ready: Ready, now_ms: int) -> None:
+        if ready.batches:
+            self._moved(now_ms)
+
+    def abandon(self, ready: Ready, now_ms: int) -> None:
+        self._leave("no room on the disk", now_ms)
+
+    def stop(self, now_ms: int) -> None:
+        if self._connected or self._connecting:
+            self._leave("this node stops", now_ms)
+        self._reads.fail()
+
+    # --- what a slave does not do --------------------------------------------------------------------------
+
+    def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
+        raise InvariantError("a batch was proposed to a slave")
+
+    def join(self, append: PendingAppend, now_ms: int) -> None:
+        raise InvariantError("a repeat waits at a slave")
+
+    def read_index(self, token: Any, now_ms: int) -> None:
+        """The master knows what a linearizable read must see."""
+        self._reads.ask(token, now_ms)

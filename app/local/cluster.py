@@ -1,0 +1,215 @@
+"""A cluster of real processes on this machine: its folders, its configuration file, its life.
+
+DIR/cluster.toml           what every node reads
+DIR/cluster.lock           held while a cluster runs here
+DIR/tables                 the Delta tables, if a job writes them
+DIR/nK/{pid,log,data/}     node K: REST on port + K - 1, peers on port + 1000 + K - 1, all on 127.0.0.1;
+                           classic: n1 takes slaves on port + 2000
+"""
+
+import fcntl
+import json
+import time
+import tomllib
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+from app.client import ClientError, CommitlogClient
+from app.local.processes import ChildProcess, describe_exit
+
+PEER_PORT_DISTANCE = 1_000
+HA_PORT_DISTANCE = 2_000  # where n1 takes the slaves of a classic log
+LOCK = "cluster.lock"
+READY_TIMEOUT_S = 60.0
+STOP_GRACE_S = 10.0
+POLL_S = 0.05
+
+
+class ClusterError(Exception):
+    """The cluster cannot be made or does not start; the message says why, and names the log."""
+
+
+@dataclass(frozen=True)
+class LocalNode:
+    """Where one node of a local cluster listens and keeps its things."""
+
+    id: str
+    port: int
+    peer_port: int
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+
+class LocalCluster:
+    """Nodes n1 ... nN below `folder`. Leaves nothing running behind once `stop` or `with` has ended.
+
+    A folder that has a cluster already goes on with it: same id, same nodes.
+    """
+
+    def __init__(self, folder: Path, *, nodes: int, port: int, replication: str = "raft") -> None:
+        self.folder = folder.resolve()
+        self.config = self.folder / "cluster.toml"
+        self.tables = self.folder / "tables"
+        self.replication = replication
+        self.nodes = [
+            LocalNode(f"n{k}", port + k - 1, port + PEER_PORT_DISTANCE + k - 1, self.folder / f"n{k}")
+            for k in range(1, nodes + 1)
+        ]
+        self._children: dict[str, ChildProcess] = {}
+        self._reported: set[int] = set()
+        self._lock: TextIO | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def urls(self) -> list[str]:
+        return [node.url for node in self.nodes]
+
+    def node(self, node_id: str) -> LocalNode:
+        return next(node for node in self.nodes if node.id == node_id)
+
+    def pid(self, node_id: str) -> int:
+        return self._children[node_id].pid
+
+    # --- its life ---
+
+    def start(self) -> None:
+        """Write the configuration and start every node; `wait_ready` tells when they serve.
+
+        Raises ClusterError when the folder cannot be used, or is in use.
+        """
+        self._take_folder()
+        self._write_config()
+        for node in self.nodes:
+            self.start_node(node.id)
+
+    def start_node(self, node_id: str) -> None:
+        """Start one node, which must not run."""
+        node = self.node(node_id)
+        node.folder.mkdir(exist_ok=True)
+        arguments = ["serve", "--config", str(self.config), "--node", node_id]
+        self._children[node_id] = ChildProcess(
+            "app.cli.main", arguments, log=node.folder / "log", pid_file=node.folder / "pid"
+        )
+
+    def kill_node(self, node_id: str) -> None:
+        """SIGKILL: the node has no chance to say good-bye."""
+        child = self._children[node_id]
+        self._reported.add(child.pid)
+        child.kill()
+
+    def stop(self) -> None:
+        """End every node cleanly, all at once; those that do not obey, hard."""
+        for child in self._children.values():
+            self._reported.add(child.pid)
+            child.terminate()
+        deadline = time.monotonic() + STOP_GRACE_S
+        for child in self._children.values():
+            child.end(max(0.1, deadline - time.monotonic()))
+        if self._lock is not None:
+            self._lock.close()
+
+    def _take_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / LOCK).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ClusterError(f"a cluster runs in {self.folder}: end it, or use another folder") from error
+        except OSError as error:
+            raise ClusterError(f"{self.folder} cannot be used: {error.strerror}") from error
+
+    def fallen(self) -> list[tuple[str, str]]:
+        """Nodes that ended by themselves since the last call: (id, what happened, in words)."""
+        fallen = []
+        for node_id, child in self._children.items():
+            if child.exit_code is not None and child.pid not in self._reported:
+                self._reported.add(child.pid)
+                child.wait(0)
+                fallen.append((node_id, f"{describe_exit(child.exit_code)}; its log: {child.log}"))
+        return fallen
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Until every node serves and a leader confirms reads. Raises ClusterError."""
+        deadline = time.monotonic() + timeout_s
+        with CommitlogClient(self.urls, give_up_s=0) as client:
+            waiting = list(self.nodes)
+            while waiting:
+                waiting = [node for node in waiting if not self._is_ready(client, node)]
+                self._check_alive()
+                if time.monotonic() > deadline:
+                    late = ", ".join(node.id for node in waiting)
+                    logs = ", ".join(str(node.folder / "log") for node in waiting)
+                    raise ClusterError(f"{late} not ready after {timeout_s:.0f} s; see {logs}")
+                if waiting:
+                    time.sleep(POLL_S)
+
+    @staticmethod
+    def _is_ready(client: CommitlogClient, node: LocalNode) -> bool:
+        try:
+            client.connection.once("GET", node.url, "/readyz")
+            client.connection.once("GET", node.url, f"/v1/logs/{client.log}/tail")
+        except ClientError:
+            return False
+        return True
+
+    def _check_alive(self) -> None:
+        for node_id, words in self.fallen():
+            last = self._children[node_id].last_lines()
+            raise ClusterError(f"{node_id} {words}\n{last}")
+
+    # --- its configuration ---
+
+    def _write_config(self) -> None:
+        cluster_id = f"local-{uuid.uuid4().hex[:12]}"
+        if self.config.exists():
+            cluster_id = self._checked_id(tomllib.loads(self.config.read_text()))
+        tables = [f"[cluster]\nid = {_quoted(cluster_id)}\n"]
+        for node in self.nodes:
+            tables.append(
+                f"[[nodes]]\nid = {_quoted(node.id)}\n"
+                f'listen = "127.0.0.1:{node.port}"\nurl = {_quoted(node.url)}\n'
+                f'peer_listen = "127.0.0.1:{node.peer_port}"\npeer_address = "127.0.0.1:{node.peer_port}"\n'
+                f"data = {_quoted(str(node.data))}\n"
+            )
+        log = f'[[logs]]\nname = "default"\nreplication = {_quoted(self.replication)}\n'
+        if self.replication == "classic":
+            ha_port = self.nodes[0].port + HA_PORT_DISTANCE
+            log += f'master = "{self.nodes[0].id}"\nha_listen = "127.0.0.1:{ha_port}"\n'
+        tables.append(log)
+        tables.append(f"[tables]\npath = {_quoted(str(self.tables))}\n")
+        self.config.write_text("\n".join(tables))
+
+    def _checked_id(self, document: dict[str, Any]) -> str:
+        """The id of the cluster that this folder has; ClusterError when it is of another shape."""
+        there = [node["id"] for node in document.get("nodes", [])]
+        wanted = [node.id for node in self.nodes]
+        if there != wanted:
+            raise ClusterError(
+                f"{self.folder} holds a cluster with the nodes {', '.join(there)}: "
+                "ask for that number, or use another folder"
+            )
+        modes = [log["replication"] for log in document.get("logs", []) if log["name"] == "default"]
+        if modes != [self.replication]:
+            raise ClusterError(
+                f"{self.folder} holds a cluster whose log is in {modes[0]} mode: use another folder"
+            )
+        return str(document["cluster"]["id"])
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string: JSON's quoting of unescaped Unicode is a part of it."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,119 @@
+"""A child process with a pid file and a log file, which never outlives its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class ChildProcess:
+    """A Python module as a child process, in a session of its own: a Ctrl-C reaches only the parent.
+
+    Its output goes to `log`; `pid_file` holds its pid while it runs. It ends with its parent (child.py).
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        pid_file: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """environment: variables beside those of this process."""
+        self.log = log
+        self._pid_file = pid_file
+        # -P: the folder that we are in must not shadow our packages
+        command = [sys.executable, "-P", "-m", "app.local.child", str(os.getpid()), module, *arguments]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        pid_file.write_text(f"{self.pid}\n")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.poll()
+
+    @property
+    def running(self) -> bool:
+        return self.exit_code is None
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM), and do not wait."""
+        if self.running:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        if self.running:
+            self._process.kill()
+        self.wait(10)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, None when it still runs after `timeout_s`."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        if self._pid_file.exists() and self._pid_file.read_text().strip() == str(self.pid):
+            self._pid_file.unlink(missing_ok=True)  # unless somebody else runs in its place by now
+        return code
+
+    def end(self, grace_s: float) -> None:
+        """SIGTERM, then after `grace_s` SIGKILL for it and for whatever it started."""
+        self.terminate()
+        if self.wait(grace_s) is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self.wait(10)
+
+    def last_lines(self, count: int = 5) -> str:
+        """The end of its log, for a message to a person."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+        except OSError:
+            return ""
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+class StopRequested(BaseException):
+    """SIGTERM, SIGINT or SIGHUP came: clean up and end. Not an Exception, so that nothing swallows it."""
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """Raise StopRequested in the body at the first such signal, and ignore the ones that follow."""
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    stopping = False
+
+    def stop(number: int, _: object) -> None:
+        nonlocal stopping
+        if not stopping:  # cleaning up must not be interrupted
+            stopping = True
+            raise StopRequested(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,89 @@
+"""The Spark job beside a local cluster: a process of its own that writes the log into Delta tables."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from app.local.cluster import LocalCluster
+from app.local.processes import ChildProcess
+
+STOP_GRACE_S = 5.0  # a kill does no harm: the tables stay right (spark_jobs/README.md)
+
+
+JOB = "spark_jobs.run"
+VERIFY_JOB = "spark_jobs.verify"
+
+
+def job_arguments(
+    endpoints: Sequence[str], log: str, tables: Path | str | None, checkpoints: Path | str | None
+) -> list[str]:
+    """What `python -m spark_jobs.run` needs to know. None: its own configuration says."""
+    arguments = ["--endpoint", ",".join(endpoints), "--log", log]
+    for name, place in (("--tables", tables), ("--checkpoints", checkpoints)):
+        arguments += [] if place is None else [name, str(place)]
+    return arguments
+
+
+class SparkJob:
+    """The job of a local cluster's `default` log.
+
+    DIR/tables, DIR/checkpoints, and DIR/spark/{pid,log,progress.json} beside the nodes' folders.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        """environment: variables for the job beside those of this process. options: further arguments."""
+        folder = cluster.folder / "spark"
+        folder.mkdir(exist_ok=True)
+        self.tables = cluster.tables
+        self.log = folder / "log"
+        self._progress = folder / "progress.json"
+        self._progress.unlink(missing_ok=True)
+        arguments = job_arguments(cluster.urls, "default", self.tables, cluster.folder / "checkpoints")
+        arguments += ["--progress", str(self._progress), *options]
+        for node in cluster.nodes:
+            arguments += ["--data-folder", str(node.data)]  # read in place: nothing of theirs is slowed down
+        self._process = ChildProcess(
+            JOB, arguments, log=self.log, pid_file=folder / "pid", environment=environment
+        )
+        self._reported = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def last_lines(self) -> str:
+        return self._process.last_lines()
+
+    def fallen(self) -> int | None:
+        """Its exit code, once, when it has ended by itself."""
+        code = self._process.exit_code
+        if code is None or self._reported:
+            return None
+        self._reported = True
+        return code
+
+    def progress(self) -> dict[str, Any]:
+        """What the job says of itself; empty while it has not said anything."""
+        try:
+            document = json.loads(self._progress.read_text())
+        except (OSError, ValueError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def stop(self) -> None:
+        """End it, softly if it is quick."""
+        self._reported = True
+        self._process.end(STOP_GRACE_S)

@@ -1,0 +1,152 @@
+"""What operators and readers ask of a log: each becomes one control record, or is refused (docs/api.md §3,
+§5).
+
+PURE. The leader decides against its own state, uncommitted records included, as it does for appends; the
+record says the outcome, not the condition, so that every replica takes it over without deciding anything.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from app.errors import CursorMoved, CursorNotFound, Fenced, InvalidRequest, NotMaterialized, RateLimited
+from app.log.contract import ChangeKind, GroupConfig
+from app.log.state import Address, LogState
+
+
+class Unset(Enum):
+    """For what a request does not name, where null would mean something."""
+
+    UNSET = "unset"
+
+
+UNSET = Unset.UNSET
+ABSENT = -1  # as a revision: there must be none yet
+
+
+class LeaderView(Protocol):
+    """What a command may look at beside the log's state."""
+
+    @property
+    def begin_index(self) -> int: ...
+    @property
+    def committed_index(self) -> int: ...
+    @property
+    def max_cursors(self) -> int: ...
+    def changed_group(self, kind: ChangeKind, node_id: str) -> GroupConfig | None:
+        """app.raft.membership.changed: the group after the change, None when it is so already."""
+        ...
+
+
+class Command(Protocol):
+    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+        """The value of the control record, None when all is so already. Raises CommitlogError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """A command that is committed. index: of its record, or of the log's end when nothing had to change."""
+
+    index: int
+    term: int
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Let every replica remove the records below `until_index`; no fence forbids it, or `force` overrides."""
+
+    until_index: int
+    force: bool = False
+
+    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+        if self.until_index > view.committed_index + 1:
+            detail = f"at most {view.committed_index + 1}: nothing uncommitted is trimmed"
+            raise InvalidRequest(("/until_index", detail))
+        if self.until_index <= max(view.begin_index, state.trim_index):
+            return None
+        fence = state.fenced_below(self.until_index)
+        if fence is not None and not self.force:
+            raise NotMaterialized(*fence)
+        return {"kind": "trim", "until_index": self.until_index}
+
+
+@dataclass(frozen=True, slots=True)
+class SetFence:
+    """From now on every append needs this token (None: none). match_token: what must be set before."""
+
+    token: str | None
+    match_token: str | Unset | None = UNSET
+
+    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+        if self.match_token is not UNSET and self.match_token != state.fencing_token:
+            raise Fenced
+        if self.token == state.fencing_token:
+            return None
+        return {"kind": "fence", "token": self.token}
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCursor:
+    """Let the reader `name` go on at `position`. if_match: the revision to be found, or ABSENT; None: any."""
+
+    name: str
+    position: int
+    fence: bool
+    if_match: int | None = None
+
+    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+        _check_revision(state, self.name, self.if_match)
+        if self.name not in state.cursors and len(state.cursors) >= view.max_cursors:
+            raise RateLimited(
+                f"The log has {view.max_cursors} cursors, its limit (limits.max_cursors). "
+                "Delete cursors that no reader uses."
+            )
+        return {"kind": "cursor", "name": self.name, "index": self.position, "fence": self.fence}
+
+
+@dataclass(frozen=True, slots=True)
+class DropCursor:
+    """Forget the reader `name`. if_match: as for MoveCursor."""
+
+    name: str
+    if_match: int | None = None
+
+    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+        if self.name not in state.cursors:
+            raise CursorNotFound(self.name)
+        _check_revision(state, self.name, self.if_match)
+        return {"kind": "cursor", "name": self.name, "index": None, "fence": False}
+
+
+def _check_revision(state: LogState, name: str, if_match: int | None) -> None:
+    cursor = state.cursors.get(name)
+    revision = ABSENT if cursor is None else cursor.revision
+    if if_match is not None and revision != if_match:
+        raise CursorMoved(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMembers:
+    """One member more, promoted or less (R-10). address: where a new one is reached."""
+
+    kind: ChangeKind
+    node_id: str
+    address: Address | None = None
+
+    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+        group = view.changed_group(self.kind, self.node_id)
+        if group is None:
+            return None
+        nodes = dict(state.membership.nodes) if state.membership is not None else {}
+        if self.address is not None:
+            nodes[self.node_id] = self.address
+        if self.kind is ChangeKind.REMOVE:
+            nodes.pop(self.node_id, None)
+        return {
+            "kind": "membership",
+            "voters": group.voters,
+            "learners": group.learners,
+            "nodes": nodes,
+        }

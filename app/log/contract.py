@@ -1,0 +1,554 @@
+"""The one interface behind which every replication mode of a log stands, and the seams of the driver.
+
+A *core* (raft/, and ha/ for controller and classic mode) is a pure state machine over a log. The driver
+feeds it events and carries out what it decides:
+
+    core.step(source, message, now_ms)        something arrived, or time passed, or a disk finished
+    while (ready := core.ready()) is not None:
+        hard state on disk, truncation, batches written, messages sent, answers given, in this order
+        core.advance(ready, now_ms)           now the log is as the core asked: what follows from that?
+
+The driver carries out each `Ready` before it feeds the next event, so a core always sees its log as it is.
+Writing is not syncing: `core.synced` tells when `ReplicaLog.durable_index` has moved (R-11).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from app.errors import CommitlogError
+from storage.format.batch import Batch
+from storage.format.records import RecordColumns, RecordTable
+from storage.log.hard_state import HardState
+
+if TYPE_CHECKING:
+    from app.raft.messages import GroupNotice
+
+NO_INDEX = -1  # begin_index, end_index, committed_index of nothing
+
+
+class Role(StrEnum):
+    """What a replica is in its group (docs/api.md §2)."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    LEARNER = "learner"
+    REMOVED = "removed"  # not a member of the group: another node answers for the log
+    MASTER = "master"
+    SLAVE = "slave"
+
+
+class Acks(StrEnum):
+    """Who must hold an append before it is answered (docs/api.md §3)."""
+
+    LEADER = "leader"
+    QUORUM = "quorum"
+    ALL = "all"
+
+
+class Durability(StrEnum):
+    """What `to hold` means in a log: on disk, or written to the operating system (docs/api.md §3)."""
+
+    FSYNC = "fsync"
+    REPLICATED = "replicated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Settings of a log that may change while it runs. preferred: the node that should lead, in Raft mode.
+
+    min_in_sync_replicas: the floor of the SyncStateSet (C-12), 1 for none. durability: what is acknowledged
+    from the change on; a looser one before it stays as loose as it was.
+    """
+
+    durability: Durability
+    min_in_sync_replicas: int = 1
+    preferred: str | None = None
+
+
+class ReplicaLog(Protocol):
+    """What a core may read of its log. Indexes are inclusive, NO_INDEX for none; the driver alone writes."""
+
+    @property
+    def begin_index(self) -> int: ...
+    @property
+    def end_index(self) -> int: ...
+    @property
+    def durable_index(self) -> int: ...
+    @property
+    def next_index(self) -> int:
+        """end_index + 1; of an empty log the index that its first record will get."""
+        ...
+
+    @property
+    def end_offset(self) -> int:
+        """Byte position after the last batch, exclusive."""
+        ...
+
+    @property
+    def last_term(self) -> int:
+        """The term of the record at end_index, 0 of an empty log."""
+        ...
+
+    def term_at(self, index: int) -> int:
+        """The term that wrote the record at `index`, which the log holds; NO_INDEX's term is 0."""
+        ...
+
+    def last_index_of_term_at_most(self, term: int) -> int:
+        """The last index whose term is at most `term`, NO_INDEX if there is none (D-13)."""
+        ...
+
+    def floor_batch_end(self, index: int) -> int:
+        """The largest last index of a batch that is at most `index`, NO_INDEX if there is none."""
+        ...
+
+    def batch_at(self, index: int) -> Batch:
+        """The batch that holds the record at `index`."""
+        ...
+
+    def read_batches(
+        self, from_index: int, max_bytes: int, until_index: int | None = None
+    ) -> Sequence[Batch]:
+        """Whole batches from the one that holds `from_index`; at least one, else within `max_bytes`."""
+        ...
+
+    def holds(self, batch: Batch) -> bool:
+        """Whether this very batch (index, term, content) stands in the log (D-17)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """Who replicates a log. Order is the configuration's."""
+
+    voters: tuple[str, ...]
+    learners: tuple[str, ...] = field(default=())
+
+
+class ChangeKind(StrEnum):
+    """What can be done to a member of a group (R-10)."""
+
+    ADD = "add"  # as a learner
+    PROMOTE = "promote"  # to a voter
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """An idempotent producer's claim on one append (docs/api.md §3). `sequence` counts appends."""
+
+    id: str
+    epoch: int
+    sequence: int
+    allow_gap: bool = False
+
+
+@dataclass(slots=True)
+class AppendStream:
+    """Appends that belong in this order. Once one failed, or its outcome is unknown, the stream is `broken`:
+    no later append of it enters the log."""
+
+    broken: bool = False
+
+
+@dataclass(slots=True)
+class AppendRequest:
+    """One client's append: its records become neighbours in one batch, or none is stored.
+
+    records: rows to be packed with those of other appends, or a table that stays a batch of its own.
+    digest: of the decoded records and conditions, 16 bytes; given with a key or a producer only.
+    timeout_ms: 1 to 60 000; after it the outcome is unknown (D-26).
+    """
+
+    records: RecordColumns | RecordTable
+    acks: Acks = Acks.QUORUM
+    timeout_ms: int = 5_000
+    match_index: int | None = None
+    match_term: int | None = None
+    fencing_token: str | None = None
+    idempotency_key: str | None = None
+    producer: Producer | None = None
+    digest: bytes = b""
+    stream: AppendStream | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """The answer to an append that is as durable as it says (docs/api.md §2). Offsets are byte positions."""
+
+    first_index: int
+    last_index: int
+    count: int
+    term: int
+    first_offset: int
+    next_offset: int
+    timestamp_ms: int
+    committed_index: int
+    next_index: int
+    leader: str
+    acks: Acks
+    durability: Durability
+    replayed: bool = False
+
+
+@dataclass(slots=True)
+class PendingAppend:
+    """An append that is in the leader's log and waits for its acks. `token` is the driver's own."""
+
+    first_index: int
+    last_index: int
+    acks: Acks
+    deadline_ms: int
+    token: Any
+
+
+class AppendFate(StrEnum):
+    """How the wait of a pending append ended."""
+
+    ACKNOWLEDGED = "acknowledged"
+    TERM_CHANGED = "term-changed"  # D-23, outcome unknown
+    TIMED_OUT = "quorum-timeout"  # D-26, outcome unknown
+    TOO_FEW_SLAVES = "flush-slave-timeout"  # H-07: the master keeps it
+    REFUSED = "refused"  # it was never stored: Core.abandon
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateAfter:
+    """Remove every record past `index` (a batch's last index, or NO_INDEX: all)."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Empty the log; its next record has `base_index` and stands at byte `base_offset` (D-12 3, 4, 7)."""
+
+    base_index: int
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoreEvent:
+    """Something worth telling in the node's journal (docs/api.md §2, kinds)."""
+
+    kind: str
+    term: int
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What must happen now, in the order of the fields. Empty parts are None or ()."""
+
+    hard_state: HardState | None = None  # on disk (fsynced) before anything below (R-01)
+    truncate: TruncateAfter | Reset | None = None  # durable before `batches`
+    batches: tuple[Batch, ...] = ()  # written at the log's end, not yet synced
+    messages: tuple[tuple[str, Any], ...] = ()  # (peer id, message): may leave before the own fsync ends
+    answers: tuple[tuple[PendingAppend, AppendFate], ...] = ()
+    reads: tuple[tuple[Any, int | None], ...] = ()  # (token, read index); None: leadership was not confirmed
+    events: tuple[CoreEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """How far a leader has brought one peer (docs/api.md §2). `lag_bytes` is None when unknown."""
+
+    id: str
+    state: str
+    watermark: int
+    pending: int
+    lag_bytes: int | None
+    acked_offset: int | None = None  # byte after what it has acknowledged (HA)
+    bytes_per_s: int | None = None  # sent to it, over about a second (HA)
+    in_sync: bool | None = None
+    reason: str | None = None  # why it is refused
+
+
+@dataclass(frozen=True, slots=True)
+class MasterLink:
+    """A slave's connection to its master. state: CONNECTING, TRANSFER, WAITING (for the next attempt).
+
+    reported_offset: byte end that it reported last, None before a report. reason: why the last connection
+    ended, None while it has one.
+    """
+
+    state: str
+    reported_offset: int | None
+    bytes_per_s: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStatus:
+    """One instant of a core, for status, routing and metrics."""
+
+    role: Role
+    term: int
+    leader_id: str | None
+    committed_index: int
+    peers: tuple[PeerStatus, ...] = ()
+    learners: tuple[str, ...] = ()
+    master: str | None = None
+    epoch: int = 0
+    sync_state_set: tuple[str, ...] | None = None
+    confirm_offset: int | None = None
+    acks_needed: int | None = None  # slaves that must hold a synchronous append now (classic mode)
+    waits_for: str | None = None  # why a classic master has not opened its epoch
+    link: "MasterLink | None" = None  # of a slave
+
+
+class ReplicationCore(Protocol):
+    """A replication mode. Pure: same events, same decisions. Times are monotonic milliseconds."""
+
+    @property
+    def role(self) -> Role: ...
+    @property
+    def term(self) -> int: ...
+    @property
+    def leader_id(self) -> str | None: ...
+    @property
+    def committed_index(self) -> int: ...
+    @property
+    def accepts_appends(self) -> bool:
+        """Whether this replica may take appends now (it leads, and its term is open)."""
+        ...
+
+    def start(self, now_ms: int) -> None: ...
+    def step(self, source: str, message: Any, now_ms: int) -> None: ...
+    def tick(self, now_ms: int) -> None: ...
+    def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
+        """Append a batch that the driver stamped with this core's term at the log's end."""
+        ...
+
+    @property
+    def wants_control(self) -> dict[str, Any] | None:
+        """The value of a control record that the core wants appended next (R-05), None for none.
+
+        The driver stamps it and gives it to `propose` without appends.
+        """
+        ...
+
+    def join(self, append: PendingAppend, now_ms: int) -> None:
+        """Wait for the acks of an append that is in the log already: a repeat by key (docs/api.md §3)."""
+        ...
+
+    @property
+    def refusal(self) -> CommitlogError | None:
+        """Why new appends are refused although this replica leads (C-12); None when they are not."""
+        ...
+
+    @property
+    def is_transferring(self) -> bool:
+        """Whether this leader is handing over the lead (R-09)."""
+        ...
+
+    @property
+    def pauses_appends(self) -> bool:
+        """Whether appends wait until it is known which replica leads next (R-09)."""
+        ...
+
+    @property
+    def sound(self) -> bool:
+        """False while this replica may lack what it acknowledged before its disk was damaged: no votes."""
+        ...
+
+    @property
+    def knows_vote(self) -> bool:
+        """False while this replica may have forgotten its term and vote; then it is not sound either."""
+        ...
+
+    takes_unreplicated: bool  # appends with acks=leader are taken in spite of `refusal`
+
+    electable: bool
+    """Set by the driver: false while this copy lacks what a leader needs: the log's state (keys, cursors),
+    and with needs_all_records every record that was not trimmed."""
+
+    @property
+    def needs_all_records(self) -> bool:
+        """Whether a copy can begin after records that its leader holds: then it must not lead."""
+        ...
+
+    has_room: bool  # set by the driver: false while its disk has no room for clients' records
+
+    may_truncate: bool  # whether an uncommitted record at a leader can be undone: not in classic mode
+
+    runs_ahead: bool  # its committed index may pass what its leader knows to be committed (H-08)
+
+    def transfer(self, to: str | None, now_ms: int) -> str:
+        """Hand the lead to `to`, or to the most up to date peer; return whom. Raises TransferFailed,
+        AlreadyLeader."""
+        ...
+
+    def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
+        """The group after a change, for a membership record; None when it is so already (R-10).
+
+        Raises ChangeInProgress, NotCaughtUp, WouldLoseQuorum, NotFound, InvalidRequest.
+        """
+        ...
+
+    def configure(
+        self, group: GroupConfig, index: int, now_ms: int, nodes: Mapping[str, tuple[str, str]] = ...
+    ) -> None:
+        """Adopt the group of the log's newest membership record, at `index` (NO_INDEX: the configured group).
+
+        nodes: id -> (base URL, host:port for peers) of the members whose addresses the record gives.
+        """
+        ...
+
+    @property
+    def notice(self) -> "GroupNotice | None":
+        """The group as a peer knows it that does not count this replica as a member; else None (R-10)."""
+        ...
+
+    def apply_options(self, options: LogOptions, now_ms: int) -> None:
+        """The settings of the log have changed; they count from now on. `synced` follows."""
+        ...
+
+    @property
+    def waiting_reads(self) -> int:
+        """How many reads wait for a confirmation (R-08)."""
+        ...
+
+    @property
+    def pending_appends(self) -> int:
+        """How many appends wait for their acks (D-29)."""
+        ...
+
+    def read_index(self, token: Any, now_ms: int) -> None:
+        """Ask for the index that a linearizable read must see; the answer comes in Ready.reads (R-08)."""
+        ...
+
+    def synced(self, now_ms: int) -> None: ...
+    def ready(self) -> Ready | None: ...
+    def advance(self, ready: Ready, now_ms: int) -> None: ...
+    def abandon(self, ready: Ready, now_ms: int) -> None:
+        """The batches of `ready` could not be written (disk full): as if they had never come."""
+        ...
+
+    def stop(self, now_ms: int) -> None:
+        """Give up the lead and let everybody who waits know; nothing else is asked of this core."""
+        ...
+
+    def status(self) -> CoreStatus: ...
+    def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]: ...
+
+
+# --- the seams: all time, threads, network and scheduling of a driver come through these -------------------
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since 1970 UTC: for timestamps only."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Never goes back: for timeouts."""
+        ...
+
+
+class Scheduler(Protocol):
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run after everything that has already arrived in this turn of the loop."""
+        ...
+
+
+class SyncSource(Protocol):
+    """Something with written but not yet durable bytes: a log or a journal."""
+
+    def start_sync(self) -> Any: ...
+    def finish_sync(self, ticket: Any) -> None: ...
+
+
+class Disk(Protocol):
+    """Everything of one log that waits for the disk: one piece of work at a time, in order."""
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        """Do `work` on a disk thread; `then(result, error)` on the owner's loop."""
+        ...
+
+    def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
+        """Sync `source` soon, one sync of it at a time for whatever was written meanwhile (group commit).
+
+        Requests for a source that already waits are merged. `then()` on the owner's loop, after
+        `finish_sync`. A failed sync stops the node (R-11): `then` is never called.
+        """
+        ...
+
+
+class Lanes(Protocol):
+    """The disk of a node, where each log has a lane of its own."""
+
+    def lane(self, name: str) -> Disk:
+        """Return the lane of the log `name`; every caller with that name gets the same lane."""
+        ...
+
+
+class SpaceReserve(Protocol):
+    """Space that the node holds back on its disk (app/node/reserve.py)."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def in_use(self) -> bool: ...
+    def release(self, *, keep_bytes: int = 0) -> bool:
+        """Give some of it back, down to keep_bytes; False when that much is all that is left."""
+        ...
+
+
+class Transport(Protocol):
+    def send(self, target: str, log_id: int, message: Any) -> None:
+        """Best effort: may be lost, doubled, late; never blocks, never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """Status of a log at this node, read at one instant: the core's view and the log's."""
+
+    core: CoreStatus
+    begin_index: int
+    end_index: int
+    next_index: int
+    end_offset: int
+    durability: Durability
+
+
+class AppendLimits(Protocol):
+    """What may wait at a leader at most (D-29); the node's limits satisfy it."""
+
+    @property
+    def max_pending_requests(self) -> int: ...
+    @property
+    def max_pending_bytes(self) -> int:
+        """Of records that were asked to be appended and are not answered yet."""
+        ...
+
+    @property
+    def max_idempotency_keys(self) -> int:
+        """Idempotency keys that a log remembers; new keys beyond it are refused."""
+        ...
+
+    @property
+    def max_producers(self) -> int:
+        """Producers that a log remembers; new producers beyond it are refused."""
+        ...
+
+    @property
+    def max_cursors(self) -> int:
+        """Cursors of a log; new cursors beyond it are refused."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverConfig:
+    """How a driver turns decisions into I/O. Milliseconds and bytes."""
+
+    coalesce_max_bytes: int = 4 * 1024 * 1024  # appends of one turn share batches up to this size
+    checkpoint_interval_ms: int = 3_000  # D-20
+    snapshot_interval_ms: int = 60_000  # of the log's state: bounds what a restart replays
+    hand_over_timeout_ms: int = 1_000  # a planned stop waits no longer for the next leader
+    state_chunk_bytes: int = 512 * 1024  # of the state that a replica asks its leader for
+    read_timeout_ms: int = 10_000  # of a confirmed read whose index this replica does not reach
+    sync_interval_ms: int = 10  # with `replicated` durability nobody waits for the sync: at most this late

@@ -1,0 +1,161 @@
+"""Snapshots of a log's state, made and read piece by piece. PURE.
+
+    CLS2 | frames: size u32, kind u8, payload of `size` bytes | ... | an END frame, empty
+
+HEAD comes first: msgpack of SnapshotHead. KEYS: one partition (app/log/claims.py). PRODUCERS: msgpack of
+pairs
+(id, history). All numbers are little-endian. The format before was one msgpack array, `OldSnapshot`; a node
+still reads it.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from app.log.claims import PARTITIONS, KeyTable, unpack_claim
+from app.log.facts import Cursor, Membership
+from app.log.producers import Undo
+from storage.file_system import Bytes
+
+MAGIC: Final = b"CLS2"
+HEAD, KEYS, PRODUCERS, END = 1, 2, 3, 4
+_FRAME = struct.Struct("<IB")
+_PRODUCERS_A_FRAME: Final = 500
+
+
+class SnapshotHead(msgspec.Struct, array_like=True):
+    """Everything but committed keys and the producers; what may still be truncated is in `*undo`, keys."""
+
+    index: int
+    committed_index: int
+    cursors: dict[str, Cursor]
+    fencing_token: str | None
+    membership: Membership | None
+    trim_index: int
+    trims: list[tuple[int, int]]
+    undo: list[tuple[int, int, str, Any]]
+    keys: list[tuple[int, bytes, bytes]]  # uncommitted: last index of the batch, hash, claim
+    producers_undo: list[Undo]
+    data_end: int
+    data_ends: list[int]
+    age_ms: int
+    notes: list[tuple[int, int]]
+    horizon: int
+
+
+class OldClaim(msgspec.Struct, array_like=True):
+    """A claim as it was stored before it was packed."""
+
+    first_index: int
+    last_index: int
+    term: int
+    first_offset: int
+    next_offset: int
+    timestamp_ms: int
+    digest: bytes
+
+
+OldHistory = tuple[int, tuple[tuple[int, OldClaim], ...]]
+
+
+class OldSnapshot(msgspec.Struct, array_like=True):
+    """The state as one msgpack array, as earlier versions stored it."""
+
+    index: int
+    committed_index: int
+    keys: dict[str, OldClaim]
+    producers: dict[str, OldHistory]
+    cursors: dict[str, Cursor]
+    fencing_token: str | None
+    membership: Membership | None
+    trim_index: int
+    trims: list[tuple[int, int]]
+    undo: list[tuple[int, int, str, Any]]
+
+
+class Capture:
+    """The state of a log at `index`, to be taken away in pieces while the log goes on.
+
+    Committed keys are read when their piece is taken: what was committed at the capture is never truncated,
+    and keys that expire meanwhile are left out.
+    """
+
+    def __init__(self, index: int, committed_index: int, pieces: Iterator[bytes]) -> None:
+        """committed_index: nothing up to here can be truncated, at most `index`."""
+        self.index = index
+        self.committed_index = committed_index
+        self._pieces = pieces
+
+    def take(self, max_bytes: int) -> list[bytes]:
+        """Return the next pieces: about max_bytes, at least one piece; [] after the last one."""
+        taken, size = [], 0
+        while size < max_bytes and (piece := next(self._pieces, None)) is not None:
+            taken.append(piece)
+            size += len(piece)
+        return taken
+
+
+def pieces_of(head: SnapshotHead, keys: KeyTable, producers: list[tuple[str, bytes]]) -> Iterator[bytes]:
+    """Return the pieces of a snapshot one by one. `head` is encoded at once: its values go on changing."""
+    first_piece = MAGIC + _frame(HEAD, msgspec.msgpack.encode(head))
+    until_index = head.committed_index
+    if head.keys:  # a batch that is committed in part is among the uncommitted
+        until_index = min(until_index, unpack_claim(head.keys[0][2]).first_index - 1)
+    return _pieces(first_piece, until_index, keys, producers)
+
+
+def _pieces(
+    first_piece: bytes, until_index: int, keys: KeyTable, producers: list[tuple[str, bytes]]
+) -> Iterator[bytes]:
+    yield first_piece
+    for first in range(0, len(producers), _PRODUCERS_A_FRAME):
+        yield _frame(PRODUCERS, msgspec.msgpack.encode(producers[first : first + _PRODUCERS_A_FRAME]))
+    for number in range(PARTITIONS):
+        dumped = keys.dump(number, until_index)
+        if dumped:
+            yield _frame(KEYS, dumped)
+    yield _frame(END, b"")
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    return _FRAME.pack(len(payload), kind) + payload
+
+
+class Frames:
+    """Splits a snapshot that arrives in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._begun = False
+
+    @property
+    def rest(self) -> bytes:
+        """What belongs to no frame (yet): all of a snapshot in the old format."""
+        return bytes(self._buffer)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether what has arrived is not in this format."""
+        return not self._begun
+
+    def feed(self, data: Bytes) -> Iterable[tuple[int, bytes]]:
+        """Return the frames that are whole now: (kind, payload)."""
+        buffer = self._buffer
+        buffer += data
+        position = 0
+        if not self._begun:
+            if len(buffer) < len(MAGIC) or not buffer.startswith(MAGIC):
+                return []
+            self._begun, position = True, len(MAGIC)
+        frames = []
+        while len(buffer) - position >= _FRAME.size:
+            size, kind = _FRAME.unpack_from(buffer, position)
+            end = position + _FRAME.size + size
+            if end > len(buffer):
+                break
+            frames.append((kind, bytes(buffer[position + _FRAME.size : end])))
+            position = end
+        del buffer[:position]
+        return frames

@@ -1,0 +1,514 @@
+"""What a log holds beside its records: keys, producers, fence, cursors, members, trims (docs/api.md §3, §5).
+
+PURE. `apply` follows the log batch by batch as batches are stored, committed or not; `truncate_after` takes
+back exactly what the truncated batches did. So every replica that becomes leader answers a repeat as the old
+leader did. Uncommitted batches count when a later append is decided; readers get committed values.
+
+Keys and producers expire by elapsed time and by the log's own progress, never by a wall clock: `pass_time`
+notes from time to time how far the log is committed. What was committed before a note that is at least
+`idempotency_ms` old may be forgotten. Time in which this replica does not run does not count.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from app.log.claims import CLAIM_BYTES, HASH_BYTES, PARTITIONS, Claim, KeyTable, key_hash, pack_claim
+from app.log.facts import Address, Cursor, Membership
+from app.log.producers import ProducerFenced, ProducerTable, SequenceGap, Undo, pack_history
+from app.log.snapshot import (
+    END,
+    HEAD,
+    KEYS,
+    PRODUCERS,
+    Capture,
+    Frames,
+    OldClaim,
+    OldHistory,
+    OldSnapshot,
+    SnapshotHead,
+    pieces_of,
+)
+from storage.file_system import Bytes
+from storage.format.batch import AppendMark, Batch, marks_of
+from storage.format.records import control_value
+
+__all__ = [
+    "DAY_MS",
+    "NO_INDEX",
+    "Address",
+    "Claim",
+    "Cursor",
+    "LogState",
+    "Membership",
+    "ProducerFenced",
+    "SequenceGap",
+]
+
+DAY_MS: Final = 24 * 60 * 60 * 1000
+NO_INDEX: Final = -1
+NOTES: Final = 64  # of progress within idempotency_ms: what expires does so at most this fraction late
+EXPIRED_PARTITIONS: Final = 64  # visited by one call of `expire`
+EXPIRED_PRODUCERS: Final = 1_000  # looked at by one call of `expire`
+
+
+class _Undo(NamedTuple):
+    """The value that `name` had in `table` before the batch that ends there; None: it was absent."""
+
+    last_index: int
+    table: int
+    name: str
+    value: Any
+
+
+_OLD_KEYS, _OLD_PRODUCERS, _CURSORS, _FENCE, _MEMBERSHIP = range(5)
+_ONE: Final = ""  # the name in a table of one value
+_VALUES: Final[Mapping[int, Any]] = {_CURSORS: Cursor, _FENCE: str, _MEMBERSHIP: Membership}
+_PRODUCERS_DECODER = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
+_HEAD_DECODER = msgspec.msgpack.Decoder(SnapshotHead)
+
+
+class LogState:
+    """State derived from one log, by order and content of its batches alone.
+
+    Invariant: with the same batches applied and the same expiries, every replica holds the same state.
+    """
+
+    def __init__(self, *, idempotency_ms: int = DAY_MS) -> None:
+        """idempotency_ms: for how long at least a committed key or producer is remembered."""
+        self._idempotency_ms = idempotency_ms
+        self._keys = KeyTable()
+        self._producers = ProducerTable()
+        self._cursors: dict[str, Cursor] = {}
+        self._fence: dict[str, str] = {}
+        self._membership: dict[str, Membership] = {}
+        self._trim_index = 0
+        self._trims: deque[tuple[int, int]] = deque()  # (index of the record, until_index), uncommitted
+        self._undo: deque[_Undo] = deque()  # of cursors, fence and membership
+        self._data_end = 0  # the index after the last committed data record
+        self._data_ends: deque[int] = deque()  # the index after each uncommitted batch of data
+        self._applied_index = NO_INDEX
+        self._committed_index = NO_INDEX
+        self._age_ms = 0  # for how long replicas with this state have run
+        self._seen_ms: int | None = None  # monotonic, of the last pass_time
+        self._notes: deque[tuple[int, int]] = deque()  # (age, committed index then), oldest first
+        self._horizon = NO_INDEX  # what ends at or before it has expired
+        self._unvisited = 0  # partitions of keys that the current round of expiry has not visited
+
+    @property
+    def idempotency_ms(self) -> int:
+        """For how long at least a committed key or producer is remembered."""
+        return self._idempotency_ms
+
+    @property
+    def applied_index(self) -> int:
+        """Last index of the batch applied last, NO_INDEX for none."""
+        return self._applied_index
+
+    @property
+    def committed_index(self) -> int:
+        """Nothing up to here is ever truncated; NO_INDEX for none."""
+        return self._committed_index
+
+    @property
+    def data_end(self) -> int:
+        """The index after the last data record, uncommitted ones included; 0 for none (docs/api.md §3)."""
+        return self._data_ends[-1] if self._data_ends else self._data_end
+
+    @property
+    def key_count(self) -> int:
+        """Idempotency keys that are remembered; one that expired counts until `expire` has removed it."""
+        return len(self._keys)
+
+    @property
+    def producer_count(self) -> int:
+        """Producers that are remembered."""
+        return len(self._producers)
+
+    @property
+    def fencing_token(self) -> str | None:
+        """The token that every append must carry, None while no fence is set. Uncommitted fences count."""
+        return self._fence.get(_ONE)
+
+    @property
+    def cursors(self) -> Mapping[str, Cursor]:
+        """Cursors by name, uncommitted ones included: for decisions about later records."""
+        return self._cursors
+
+    def committed_cursor(self, name: str) -> Cursor | None:
+        """Return the cursor as the last committed record set it, None when there is none: for readers."""
+        for undo in self._undo:
+            if undo.table == _CURSORS and undo.name == name:
+                before: Cursor | None = undo.value
+                return before
+        return self._cursors.get(name)
+
+    @property
+    def membership(self) -> Membership | None:
+        """The last one in the log, committed or not (R-10); None: the log has none."""
+        return self._membership.get(_ONE)
+
+    @property
+    def settled_membership(self) -> Membership | None:
+        """The last one that is committed; None: no committed record names one (R-10)."""
+        undone = (undo.value for undo in self._undo if undo.table == _MEMBERSHIP)
+        return next(undone, self.membership)
+
+    @property
+    def trim_index(self) -> int:
+        """Every replica may remove the records below; 0 when nothing was trimmed. Committed trims only."""
+        return self._trim_index
+
+    def fenced_below(self, until_index: int) -> tuple[str, int] | None:
+        """Return the cursor with a fence that is furthest below `until_index`: (name, position)."""
+        fences = [
+            (cursor.position, name)
+            for name, cursor in self._cursors.items()
+            if cursor.fence and cursor.position < until_index
+        ]
+        if not fences:
+            return None
+        position, name = min(fences)
+        return name, position
+
+    def become(self, other: "LogState") -> None:
+        """Take over everything that `other` holds: the state of the same log at another replica."""
+        self.__dict__.update(other.__dict__)
+
+    def pass_over(self, first_index: int) -> None:
+        """Go on at `first_index`: what precedes it is lost, and counts as trimmed."""
+        self._applied_index = max(self._applied_index, first_index - 1)
+        self._committed_index = max(self._committed_index, first_index - 1)
+        self._trim_index = max(self._trim_index, first_index)
+        self._data_end = max(self._data_end, first_index)
+
+    # --- following the log
+
+    def apply(self, batch: Batch) -> None:
+        """Apply the batch that follows. A batch that was applied before changes nothing, nor does one after a
+        gap: what lies in the gap must come from another replica first (`become`).
+
+        Raises CorruptBatch for unreadable marks or control records.
+        """
+        if batch.base_index != self._applied_index + 1:
+            return
+        if batch.is_control:
+            self._apply_control(batch.last_index, control_value(batch))
+        else:
+            if batch.header.appends_size:
+                self._apply_marks(batch, marks_of(batch))
+            if batch.last_index > self._committed_index:
+                self._data_ends.append(batch.next_index)
+            else:
+                self._data_end = batch.next_index
+        self._applied_index = batch.last_index
+
+    def _apply_control(self, index: int, value: dict[str, Any]) -> None:
+        match value.get("kind"):
+            case "fence":
+                self._set(index, _FENCE, _ONE, value["token"])
+            case "cursor":
+                at = value["index"]
+                cursor = None if at is None else Cursor(at, value["fence"], index)
+                self._set(index, _CURSORS, value["name"], cursor)
+            case "membership":
+                self._set_membership(index, value)
+            case "term" if "voters" in value:  # of the log's first leader: its first group
+                self._set_membership(index, value)
+            case "trim":
+                self._trims.append((index, value["until_index"]))
+                self._take_committed_trims()
+
+    def _set_membership(self, index: int, value: dict[str, Any]) -> None:
+        nodes = {name: Address(*address) for name, address in value.get("nodes", {}).items()}
+        membership = Membership(index, tuple(value["voters"]), tuple(value["learners"]), nodes)
+        self._set(index, _MEMBERSHIP, _ONE, membership)
+
+    def _set(self, index: int, table: int, name: str, value: Any) -> None:
+        """Give `name` a value by the record at `index`; None removes it."""
+        values = self._table(table)
+        before = values.pop(name, None)
+        if index > self._committed_index:
+            self._undo.append(_Undo(index, table, name, before))
+        if value is not None:
+            values[name] = value
+
+    def _table(self, table: int) -> dict[str, Any]:
+        tables: dict[int, dict[str, Any]] = {
+            _CURSORS: self._cursors,
+            _FENCE: self._fence,
+            _MEMBERSHIP: self._membership,
+        }
+        return tables[table]
+
+    def _apply_marks(self, batch: Batch, marks: tuple[AppendMark, ...]) -> None:
+        uncommitted_until = batch.last_index if batch.last_index > self._committed_index else None
+        for mark in marks:
+            first_index = batch.base_index + mark.ordinal
+            claim = pack_claim(
+                Claim(
+                    first_index,
+                    first_index + mark.count - 1,
+                    batch.term,
+                    batch.offset,
+                    batch.next_offset,
+                    batch.timestamp_ms,
+                    mark.digest,
+                )
+            )
+            if mark.idempotency_key is not None:
+                self._keys.add(key_hash(mark.idempotency_key), claim, uncommitted_until)
+            if mark.producer_id is not None:
+                epoch, sequence = mark.producer_epoch, mark.producer_sequence
+                self._producers.add(mark.producer_id, epoch, sequence, claim, uncommitted_until)
+
+    def truncate_after(self, index: int) -> None:
+        """Take back every batch after `index`. Raises ValueError below what was committed (R-07)."""
+        if index >= self._applied_index:
+            return
+        if index < self._committed_index:
+            raise ValueError(f"index {self._committed_index} is committed")
+        self._keys.truncate_after(index)
+        self._producers.truncate_after(index)
+        while self._undo and self._undo[-1].last_index > index:
+            undo = self._undo.pop()
+            table = self._table(undo.table)
+            table.pop(undo.name, None)
+            if undo.value is not None:
+                table[undo.name] = undo.value
+        while self._trims and self._trims[-1][0] > index:
+            self._trims.pop()
+        while self._data_ends and self._data_ends[-1] > index + 1:
+            self._data_ends.pop()
+        self._applied_index = index
+
+    def committed(self, index: int) -> None:
+        """Record that nothing up to `index` is ever truncated."""
+        self._committed_index = max(self._committed_index, index)
+        self._keys.committed(index)
+        self._producers.committed(index)
+        while self._undo and self._undo[0].last_index <= index:
+            self._undo.popleft()
+        while self._data_ends and self._data_ends[0] <= index + 1:
+            self._data_end = self._data_ends.popleft()
+        self._take_committed_trims()
+
+    def _take_committed_trims(self) -> None:
+        while self._trims and self._trims[0][0] <= self._committed_index:
+            self._trim_index = max(self._trim_index, self._trims.popleft()[1])
+
+    # --- forgetting
+
+    def pass_time(self, now_ms: int) -> None:
+        """Note the progress of the log, and find what has expired. now_ms: monotonic, of this process."""
+        if self._seen_ms is not None:
+            self._age_ms += max(0, now_ms - self._seen_ms)
+        self._seen_ms = now_ms
+        if not self._notes or self._age_ms - self._notes[-1][0] > self._idempotency_ms // NOTES:
+            self._notes.append((self._age_ms, min(self._committed_index, self._applied_index)))
+        while self._notes and self._age_ms - self._notes[0][0] >= self._idempotency_ms:
+            index = self._notes.popleft()[1]
+            if index > self._horizon:
+                self._horizon, self._unvisited = index, PARTITIONS
+
+    def expire(self) -> None:
+        """Remove a part of what has expired; a call takes well under a millisecond."""
+        if self._unvisited > 0:
+            self._unvisited -= EXPIRED_PARTITIONS
+            self._keys.drop_to(self._horizon, EXPIRED_PARTITIONS)
+        if self._horizon != NO_INDEX:
+            self._producers.drop_to(self._horizon, EXPIRED_PRODUCERS)
+
+    # --- answering
+
+    def find_key(self, key: str) -> Claim | None:
+        """Return the append that claimed the idempotency key, None when it is free (again)."""
+        claim = self._keys.find(key)
+        return None if claim is None or claim.last_index <= self._horizon else claim
+
+    def knows_producer(self, id: str) -> bool:
+        """Return whether the producer has appended and is remembered."""
+        return id in self._producers
+
+    def check_producer(self, id: str, epoch: int, sequence: int, allow_gap: bool = False) -> Claim | None:
+        """Return the append that this sequence repeats, None when it is the next one.
+
+        Raises ProducerFenced for an epoch older than the producer's newest, SequenceGap for a sequence that
+        is neither one of the last five nor the next (with allow_gap: any larger one).
+        """
+        return self._producers.check(id, epoch, sequence, allow_gap)
+
+    # --- keeping
+
+    def capture(self) -> Capture:
+        """Return the whole state at `applied_index`, what may still be truncated included, in pieces.
+
+        Once it is truncated below that index, the rest of the pieces must not be taken.
+        """
+        committed_index = min(self._committed_index, self._applied_index)
+        head = SnapshotHead(
+            index=self._applied_index,
+            committed_index=self._committed_index,
+            cursors=self._cursors,
+            fencing_token=self.fencing_token,
+            membership=self.membership,
+            trim_index=self._trim_index,
+            trims=list(self._trims),
+            undo=list(self._undo),
+            keys=self._keys.uncommitted(),
+            producers_undo=self._producers.undo(),
+            data_end=self._data_end,
+            data_ends=list(self._data_ends),
+            age_ms=self._age_ms,
+            notes=list(self._notes),
+            horizon=self._horizon,
+        )
+        return Capture(
+            self._applied_index, committed_index, pieces_of(head, self._keys, self._producers.items())
+        )
+
+    def snapshot(self) -> bytes:
+        """Return the state as one piece, however long that takes."""
+        return b"".join(self.capture().take(1 << 62))
+
+    @classmethod
+    def restoring(cls, *, idempotency_ms: int = DAY_MS) -> "Restoring | WholeRestoring":
+        """Return what makes a state from the pieces of a snapshot."""
+        return Restoring(cls(idempotency_ms=idempotency_ms))
+
+    @classmethod
+    def restore(cls, data: Bytes, *, idempotency_ms: int = DAY_MS) -> "LogState":
+        """Invert `snapshot`; go on with the batch after `applied_index`. Raises ValueError."""
+        restoring = cls.restoring(idempotency_ms=idempotency_ms)
+        restoring.feed(data)
+        return restoring.finish()
+
+    def _take_head(self, head: SnapshotHead) -> None:
+        self._cursors = head.cursors
+        self._fence = {} if head.fencing_token is None else {_ONE: head.fencing_token}
+        self._membership = {} if head.membership is None else {_ONE: head.membership}
+        self._trim_index = head.trim_index
+        self._trims = deque(head.trims)
+        self._undo = deque(_undo_of(*undo) for undo in head.undo)
+        self._data_end, self._data_ends = head.data_end, deque(head.data_ends)
+        self._applied_index, self._committed_index = head.index, head.committed_index
+        self._age_ms, self._notes, self._horizon = head.age_ms, deque(head.notes), head.horizon
+        self._unvisited = 0 if head.horizon == NO_INDEX else PARTITIONS
+        self._producers.load((), head.producers_undo)
+
+    def _take_keys(self, keys: list[tuple[int, bytes, bytes]]) -> None:
+        for last_index, hashed, claim in keys:
+            if len(hashed) != HASH_BYTES or len(claim) != CLAIM_BYTES:
+                raise ValueError("not a snapshot: an idempotency key has the wrong size")
+            self._keys.add(hashed, claim, last_index)
+
+    def _take_old(self, old: OldSnapshot) -> None:
+        """Take over a snapshot of versions that kept keys as text. Every record counts as data before it."""
+        undo = [each for each in old.undo if each[1] not in (_OLD_KEYS, _OLD_PRODUCERS)]
+        self._take_head(
+            SnapshotHead(
+                index=old.index,
+                committed_index=old.committed_index,
+                cursors=old.cursors,
+                fencing_token=old.fencing_token,
+                membership=old.membership,
+                trim_index=old.trim_index,
+                trims=old.trims,
+                undo=undo,
+                keys=[],
+                producers_undo=[],
+                data_end=old.index + 1,
+                data_ends=[],
+                age_ms=0,
+                notes=[],
+                horizon=NO_INDEX,
+            )
+        )
+        for key, claim in sorted(old.keys.items(), key=lambda item: item[1].first_index):
+            until = claim.last_index if claim.last_index > old.committed_index else None
+            self._keys.add(key_hash(key), _packed(claim), until)
+        self._producers.load((id, _packed_history(history)) for id, history in old.producers.items())
+        for last_index, table, id, value in old.undo:
+            if table == _OLD_PRODUCERS:
+                before = None if value is None else _packed_history(msgspec.convert(value, OldHistory))
+                self._producers.load((), [Undo(last_index, id, before)])
+
+
+class Restoring:
+    """Makes a state from a snapshot that arrives in pieces of any size."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        self._frames = Frames()
+        self._keys: list[tuple[int, bytes, bytes]] = []  # uncommitted, to be added after the committed ones
+        self._ended = False
+
+    def feed(self, data: Bytes) -> None:
+        """Take the next piece. Raises ValueError when it cannot be of a snapshot."""
+        for kind, payload in self._frames.feed(data):
+            try:
+                self._take(kind, payload)
+            except msgspec.DecodeError as error:
+                raise ValueError(f"not a snapshot: {error}") from error
+
+    def _take(self, kind: int, payload: bytes) -> None:
+        if self._ended:
+            raise ValueError("not a snapshot: it goes on after its end")
+        if kind == HEAD:
+            head = _HEAD_DECODER.decode(payload)
+            self._state._take_head(head)
+            self._keys = head.keys
+        elif kind == KEYS:
+            self._state._keys.load(payload)
+        elif kind == PRODUCERS:
+            self._state._producers.load(_PRODUCERS_DECODER.decode(payload))
+        elif kind == END:
+            self._ended = True
+        else:
+            raise ValueError(f"not a snapshot: unknown kind of frame {kind}")
+
+    def finish(self) -> LogState:
+        """Return the state. Raises ValueError when pieces are missing."""
+        if self._frames.is_old:
+            try:
+                self._state._take_old(msgspec.msgpack.decode(self._frames.rest, type=OldSnapshot))
+            except msgspec.DecodeError as error:
+                raise ValueError(f"not a snapshot: {error}") from error
+        elif not self._ended:
+            raise ValueError("not a snapshot: its end is missing")
+        self._state._take_keys(self._keys)
+        return self._state
+
+
+class WholeRestoring:
+    """As Restoring, for a state whose snapshot is decoded in one piece."""
+
+    def __init__(self, restore: Callable[[bytes], LogState]) -> None:
+        self._restore = restore
+        self._data = bytearray()
+
+    def feed(self, data: Bytes) -> None:
+        self._data += data
+
+    def finish(self) -> LogState:
+        """Return the state. Raises ValueError."""
+        return self._restore(bytes(self._data))
+
+
+def _undo_of(last_index: int, table: int, name: str, value: Any) -> _Undo:
+    """Give a decoded value the type that it had in its table."""
+    kind = _VALUES.get(table)
+    if kind is None:
+        raise ValueError(f"not a snapshot: unknown table {table}")
+    return _Undo(last_index, table, name, msgspec.convert(value, kind | None))
+
+
+def _packed(claim: OldClaim) -> bytes:
+    return pack_claim(Claim(*msgspec.structs.astuple(claim)))
+
+
+def _packed_history(history: OldHistory) -> bytes:
+    epoch, recent = history
+    return pack_history(epoch, [(sequence, _packed(claim)) for sequence, claim in recent])

@@ -1,0 +1,143 @@
+"""The outermost ASGI layer: what holds for every call, whichever door answers it.
+
+Request id, tokens, HEAD as GET without a body, counting, and a problem document for whatever goes wrong.
+Appends go straight to their plain ASGI front (when that is chosen), everything else to FastAPI.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.append.fast_front import AppendFront, append_log_of
+from app.api.http.in_flight_limit import Room
+from app.api.http.messages import REQUEST_ID, Response, problem_response, request_id_of
+from app.api.http.tokens import Tokens
+from app.errors import CommitlogError, Forbidden, Internal, MethodNotAllowed, NotFound
+from app.telemetry import Meter
+
+logger = logging.getLogger(__name__)
+
+_PROBES: Final = ("/healthz", "/readyz", "/metrics")
+
+
+class Edge:
+    """An ASGI application. `front` None: FastAPI takes the appends too."""
+
+    def __init__(
+        self,
+        inner: ASGIApp,
+        front: AppendFront | None,
+        tokens: Tokens,
+        meter: Meter,
+        room: Room,
+        actions: Mapping[str, Sequence[str]],
+    ) -> None:
+        """room: for everything but appends, which have their own, and probes. actions: methods by name."""
+        self._inner = inner
+        self._front = front
+        self._tokens = tokens
+        self._tokens_needed = tokens.needed
+        self._meter = meter
+        self._room = room
+        self._actions = actions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        method = scope["method"]
+        if (
+            method == "POST"
+            and self._front is not None
+            and not self._tokens_needed
+            and append_log_of(scope["path"]) is not None
+        ):
+            await self._front(scope, receive, send)
+            return
+        await self._other(scope, receive, send)
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        request_id = scope["commitlog.request_id"] = request_id_of(headers.get(REQUEST_ID))
+        method, path = scope["method"], scope["path"]
+        appends = method == "POST" and append_log_of(path) is not None
+        counted = not appends and path not in _PROBES
+        try:
+            self._tokens.check(method, path, headers.get(b"authorization"))
+            self._check_action(method, path)
+            _check_not_ours(method, path)
+            if counted:
+                self._room.enter(0)
+        except CommitlogError as error:
+            answer = problem_response(error, instance=path, request_id=request_id)
+            await _send_whole(answer, send, head=method == "HEAD")
+            self._meter.answered(method, "refused", error.http_status)
+            return
+        if appends and self._front is not None:
+            await self._front(scope, receive, send)
+            return
+        try:
+            await self._through(scope, receive, send, request_id)
+        finally:
+            if counted:
+                self._room.leave(0)
+
+    def _check_action(self, method: str, path: str) -> None:
+        """A path's last part may end in `:action`, which must not be taken for a part of a name.
+
+        Raises NotFound, MethodNotAllowed.
+        """
+        _, separator, action = path.rpartition("/")[2].rpartition(":")
+        if not separator:
+            return
+        methods = self._actions.get(action)
+        if methods is None:
+            raise NotFound(f"there is nothing at {path}")
+        if ("GET" if method == "HEAD" else method) not in methods:
+            raise MethodNotAllowed(method, (*methods, "HEAD") if "GET" in methods else methods)
+
+    async def _through(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
+        """To FastAPI. A HEAD is a GET whose body nobody sees."""
+        method = scope["method"]
+        head = method == "HEAD"
+        if head:
+            scope = {**scope, "method": "GET", "commitlog.head": True}
+        status = 0
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                names = [name.lower() for name, _ in message["headers"]]
+                if REQUEST_ID not in names:
+                    message = {**message, "headers": [*message["headers"], (REQUEST_ID, request_id)]}
+            elif head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            await self._inner(scope, receive, send_on)
+        except Exception:
+            logger.exception(
+                "request failed",
+                extra={"method": method, "path": scope["path"], "request_id": request_id.decode("ascii")},
+            )
+            if status == 0:
+                status = 500
+                answer = problem_response(Internal(), instance=scope["path"], request_id=request_id)
+                await _send_whole(answer, send, head=head)
+        if append_log_of(scope["path"]) is None or method != "POST":  # those count themselves
+            route = getattr(scope.get("route"), "path", "unknown")
+            self._meter.answered(method, route, status)
+
+
+def _check_not_ours(method: str, path: str) -> None:
+    """The system's logs are for looking at. Raises Forbidden."""
+    if path.startswith("/v1/logs/__") and method not in ("GET", "HEAD"):
+        raise Forbidden("the system alone writes to its logs")
+
+
+async def _send_whole(answer: Response, send: Send, *, head: bool) -> None:
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    await send({"type": "http.response.body", "body": b"" if head else answer.body})

@@ -1,0 +1,284 @@
+"""The controller at one node: inactive it redirects, active it decides, commits, and answers (C-01, C-02).
+
+It stands beside the driver of `__controller`: the Raft leader of that log is the active controller, once
+everything before its term is committed here. Callback style, as the driver: no loop or clock of its own.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from app.controller.active import ActiveController, Answer, MakeLogId, Round
+from app.controller.commands import Done, Reason, Refusal
+from app.controller.config import ControllerConfig
+from app.controller.events import encode_event
+from app.controller.log_state import MetadataLogState
+from app.controller.messages import (
+    AnyControllerMessage,
+    BrokerHeartbeat,
+    BrokerHeartbeatAnswer,
+    CommandAnswer,
+    CommandRequest,
+)
+from app.controller.metadata import LogSpec
+from app.errors import CommitlogError, Outcome
+from app.log.commands import Trim
+from app.log.contract import AppendRequest, AppendResult, Clock, Role, Scheduler
+from app.node.replica.driver import LogDriver
+from storage.format.records import RecordColumns
+
+logger = logging.getLogger(__name__)
+
+_KNOWN_WITHIN_MS: Final = 1_000
+_ROUND_TIMEOUT_MS: Final = 60_000
+_NOT_ACTIVE: Final = Refusal(Reason.NOT_ACTIVE, "this controller is not active")
+Token = tuple[str, int]  # asking node, id of its request
+
+
+class ControllerServer:
+    """Owned by the event loop. Invariant: what it answers is committed, or changed nothing."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        config: ControllerConfig,
+        brokers: Sequence[str],
+        configured: dict[str, LogSpec],
+        make_log_id: MakeLogId,
+        replica: Callable[[], LogDriver | None],
+        connected: Callable[[], Collection[str]],
+        send: Callable[[str, AnyControllerMessage], None],
+        clock: Clock,
+        scheduler: Scheduler,
+    ) -> None:
+        """replica: the driver of `__controller` here, None while it is repaired. connected: nodes whose
+        connection to this one is open, this one among them. The rest: see ActiveController."""
+        self._node_id = node_id
+        self._config = config
+        self._brokers = brokers
+        self._configured = configured
+        self._make_log_id = make_log_id
+        self._replica = replica
+        self._connected = connected
+        self._send = send
+        self._clock = clock
+        self._scheduler = scheduler
+        self._active: ActiveController | None = None
+        self._lead: tuple[LogDriver, int] | None = None  # driver and term of `_active`
+        self._open: dict[Token, None] = {}
+        self._turn_due = False
+        self._compacting = False
+        self._held: list[tuple[Token, Answer, int]] = []  # answers about new logs, until when they wait
+
+    @property
+    def is_active(self) -> bool:
+        return self._active is not None
+
+    def tick(self) -> None:
+        self._advance()
+
+    def disconnected(self, node: str) -> None:
+        """A node's connection to this one has closed (C-05)."""
+        if self._active is not None:
+            self._active.liveness.disconnected(node)
+
+    def take(self, source: str, message: CommandRequest | BrokerHeartbeat) -> None:
+        """A request of a node. It is answered now, later, or never: then it is asked again."""
+        self._look_at_lead()
+        self._look_for_lost_history(source, message.metadata_index)
+        active = self._active
+        if active is None:
+            self._redirect(source, message)
+        elif isinstance(message, BrokerHeartbeat):
+            self._confirm(active, source, message)
+        elif (source, message.id) not in self._open:
+            self._open[(source, message.id)] = None
+            active.ask((source, message.id), message.command)
+            self._ask_turn()
+
+    def _look_for_lost_history(self, source: str, metadata_index: int) -> None:
+        """A node that knows more than what is committed here proves that this group of controllers has lost
+        its disks and begun again: it must decide nothing, or logs are lost that only the brokers know."""
+        if self._active is None or self._lead is None:
+            return
+        if metadata_index > _state_of(self._lead[0]).metadata.applied_index:
+            logger.critical(
+                "the controllers have lost their metadata: stop all nodes and run "
+                "`commitlog rebuild-controllers`",
+                extra={"node": self._node_id, "known_by": source, "index": metadata_index},
+            )
+            self._active = None
+            self._open.clear()
+            self._held.clear()
+
+    def _redirect(self, source: str, message: CommandRequest | BrokerHeartbeat) -> None:
+        driver = self._replica()
+        leader = None if driver is None else driver.leader_id
+        hint = None if leader == self._node_id else leader
+        if isinstance(message, CommandRequest):
+            self._send(source, CommandAnswer(message.id, None, _NOT_ACTIVE, hint))
+        else:
+            self._send(source, BrokerHeartbeatAnswer(message.id, hint))
+
+    def _confirm(self, active: ActiveController, source: str, heartbeat: BrokerHeartbeat) -> None:
+        """Answer a heartbeat once a quorum has confirmed after it that this controller leads (R-08): a lease
+        from a controller that was overtaken unnoticed could outlive the next election."""
+        driver = self._replica()
+        if driver is None:
+            return
+
+        def confirmed(result: int | CommitlogError) -> None:
+            if self._active is active and not isinstance(result, CommitlogError):
+                now_ms = self._clock.monotonic_ms()
+                answer = active.heartbeat(
+                    heartbeat.id,
+                    source,
+                    heartbeat.metadata_index,
+                    heartbeat.reports,
+                    now_ms,
+                    heartbeat.answered,
+                )
+                self._send(source, answer)
+
+        driver.read_index(confirmed)
+
+    # --- being active -----------------------------------------------------------------------------------
+
+    def _ask_turn(self) -> None:
+        if not self._turn_due:
+            self._turn_due = True
+            self._scheduler.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        self._advance()
+
+    def _look_at_lead(self) -> None:
+        """Become active when this node leads and knows everything; end it with the term."""
+        driver = self._replica()
+        if self._lead is not None and (
+            driver is not self._lead[0] or driver.role is not Role.LEADER or driver.term != self._lead[1]
+        ):
+            logger.info("controller inactive", extra={"node": self._node_id})
+            self._lead = self._active = None
+            self._open.clear()
+            self._held.clear()
+        if self._lead is None and driver is not None and _is_ready(driver):
+            self._lead = (driver, driver.term)
+            self._active = ActiveController(
+                node_id=self._node_id,
+                config=self._config,
+                metadata=_state_of(driver).metadata,
+                brokers=self._brokers,
+                configured=self._configured,
+                make_log_id=self._make_log_id,
+                connected=self._connected(),
+                now_ms=self._clock.monotonic_ms(),
+            )
+            logger.info("controller active", extra={"node": self._node_id, "term": driver.term})
+
+    def _advance(self) -> None:
+        self._look_at_lead()
+        if self._active is None or self._lead is None:
+            return
+        active, driver = self._active, self._lead[0]
+        self._answer(active.applied(_state_of(driver).metadata.applied_index))
+        self._let_go(active)
+        if active.is_busy or not _is_ready(driver):
+            return
+        round_ = active.next_round(
+            term=driver.term,
+            next_index=driver.log.next_index,
+            now_ms=self._clock.monotonic_ms(),
+            time_ms=self._clock.now_ms(),
+        )
+        if round_ is None:
+            self._compact(driver)
+        elif round_.events:
+            self._append(active, driver, round_)
+        else:
+            self._answer(round_.answers)
+
+    def _append(self, active: ActiveController, driver: LogDriver, round_: Round) -> None:
+        """Store the round behind the very state it was decided for, or not at all."""
+        records = RecordColumns()
+        for event in round_.events:
+            records.add(encode_event(event))
+
+        def done(result: AppendResult | CommitlogError) -> None:
+            refused = isinstance(result, CommitlogError) and result.outcome is Outcome.NOT_APPLIED
+            if refused and self._active is active:
+                active.not_stored()
+            self._ask_turn()
+
+        driver.append(
+            AppendRequest(
+                records,
+                timeout_ms=_ROUND_TIMEOUT_MS,
+                match_index=round_.first_index,
+                match_term=round_.term,
+            ),
+            done,
+        )
+
+    def _answer(self, answers: Sequence[tuple[Token, Answer]]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        for token, answer in answers:
+            if isinstance(answer, Done) and (answer.created or answer.everywhere):
+                self._held.append((token, answer, now_ms + _KNOWN_WITHIN_MS))
+            else:
+                self._give(token, answer)
+        if answers:
+            self._ask_turn()
+
+    def _let_go(self, active: ActiveController) -> None:
+        """Answer about new and changed logs once every living node knows them: the caller may use any of them
+        next. A node that does not get that far holds it up for a moment only."""
+        now_ms = self._clock.monotonic_ms()
+        held, self._held = self._held, []
+        for token, answer, until_ms in held:
+            known = isinstance(answer, Done) and active.liveness.all_know(answer.index, now_ms)
+            if known or now_ms >= until_ms:
+                self._give(token, answer)
+            else:
+                self._held.append((token, answer, until_ms))
+
+    def _give(self, token: Token, answer: Answer) -> None:
+        self._open.pop(token, None)
+        source, id = token
+        if isinstance(answer, Done):
+            self._send(source, CommandAnswer(id, answer, None, self._node_id))
+        else:
+            self._send(source, CommandAnswer(id, None, answer, self._node_id))
+
+    def _compact(self, driver: LogDriver) -> None:
+        """Trim events that every new replica gets by the state's snapshot instead (C-09)."""
+        applied_index = _state_of(driver).metadata.applied_index
+        if self._compacting or applied_index - driver.log.begin_index < self._config.trim_after_records:
+            return
+        self._compacting = True
+
+        def done(result: object) -> None:
+            self._compacting = False
+            if isinstance(result, CommitlogError):
+                logger.warning("the controllers' log is not compacted: %s", result)
+
+        driver.command(Trim(applied_index + 1), done)
+
+
+def _is_ready(driver: LogDriver) -> bool:
+    """Whether the driver leads, and everything in its log is committed: its own term's opening too (R-05)."""
+    log = driver.log
+    return (
+        driver.role is Role.LEADER
+        and log.end_index >= 0
+        and log.last_term == driver.term
+        and driver.committed_index == log.end_index
+    )
+
+
+def _state_of(driver: LogDriver) -> MetadataLogState:
+    state = driver.state
+    assert isinstance(state, MetadataLogState)
+    return state

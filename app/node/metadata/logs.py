@@ -1,0 +1,178 @@
+"""The logs that come and go at this node: opened, changed and closed as the metadata say (C-10,
+docs/api.md §5).
+
+One task, one log at a time. What cannot be opened now (a full disk) is tried again; what is damaged goes to
+the repairs, as at the start of the node. A failure of one log is logged and tried again, and never keeps the
+task from the others. A log that this version does not support, for a newer one created it, is left alone.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from app.controller.metadata import LOG_DELETING, Log
+from app.node.hosted_log import CONFIGURED, HostedLog
+from app.node.metadata.folders import LogFolders
+from app.node.metadata.service import MetadataService
+from app.settings.model import LogSettings
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S: Final = 2.0
+
+
+class Unsupported(NamedTuple):
+    """A log of the metadata that this version cannot open, and the reason."""
+
+    log: Log
+    reason: str
+
+
+class LogHost(Protocol):
+    """What the broker gives."""
+
+    def hosted(self, name: str) -> HostedLog | None: ...
+    def all_hosted(self) -> list[HostedLog]: ...
+    async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
+        """Know the log, and keep a replica of it if it is ours. Raises StorageError."""
+        ...
+
+    async def close_log(self, hosted: HostedLog) -> None:
+        """End its driver and give its files back; the log stays known."""
+        ...
+
+    def forget_log(self, hosted: HostedLog) -> None: ...
+
+
+class MetadataLogs:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        metadata: MetadataService,
+        host: LogHost,
+        folders: LogFolders,
+        in_thread: Callable[..., Any] = asyncio.to_thread,
+    ) -> None:
+        self._node_id = node_id
+        self._metadata = metadata
+        self._host = host
+        self._folders = folders
+        self._in_thread = in_thread
+        self.unsupported: dict[str, Unsupported] = {}
+
+    async def run(self) -> None:
+        """Follow the metadata until cancelled."""
+        while True:
+            self._metadata.changed.clear()
+            whole = await self.follow()
+            try:
+                async with asyncio.timeout(None if whole else _RETRY_S):
+                    await self._metadata.changed.wait()
+            except TimeoutError:
+                continue
+
+    async def follow(self) -> bool:
+        """Open, change and close what the metadata ask for now; whether all of it could be done."""
+        metadata = self._metadata.metadata
+        if metadata is None:
+            return False
+        whole, index = True, metadata.applied_index
+        for hosted in self._host.all_hosted():
+            log = metadata.log(hosted.name)
+            if hosted.generation >= 0 and (log is None or log.generation != hosted.generation):
+                whole &= await self._guarded(hosted.name, self._forget(hosted))
+        logs = [log for log in metadata if log.generation >= 0]
+        for log in logs:
+            whole &= await self._guarded(log.name, self._follow(log))
+        for log in metadata:
+            if log.generation < 0:
+                self.follow_configured(log)
+        names = {log.name for log in logs}
+        self.unsupported = {name: each for name, each in self.unsupported.items() if name in names}
+        if whole and index > self._metadata.followed_index:
+            self._metadata.followed_index = index
+            self._metadata.client.heartbeat_now()
+        return whole
+
+    async def _guarded(self, name: str, work: Awaitable[bool]) -> bool:
+        """Whether the work on one log is done; any failure of it is that log's alone."""
+        try:
+            return await work
+        except Exception:
+            logger.exception("log %s cannot be opened, changed or closed as the metadata ask", name)
+            return False
+
+    async def _forget(self, hosted: HostedLog) -> bool:
+        removed = await self._remove(hosted)
+        self._host.forget_log(hosted)
+        return removed
+
+    def follow_configured(self, log: Log) -> None:
+        """A log of the configuration file: take up what was changed since (docs/api.md §5)."""
+        hosted = self._host.hosted(log.name)
+        if hosted is None or hosted.generation != CONFIGURED:
+            return
+        try:
+            settings = hosted.settings.changed_by(log.spec)
+        except ValueError as error:
+            logger.error("log %s keeps its settings: %s", log.name, error)
+            return
+        hosted.take_settings(settings)
+
+    async def _follow(self, log: Log) -> bool:
+        hosted = self._host.hosted(log.name)
+        if log.state != LOG_DELETING and not self._supports(log):
+            return True
+        if hosted is None:
+            return log.state == LOG_DELETING or await self._add(log)
+        if hosted.generation != log.generation:
+            logger.error("log %s is in the configuration file too: that one is kept", log.name)
+        elif log.state == LOG_DELETING:
+            return hosted.deleting or await self._remove(hosted)
+        else:
+            hosted.take_settings(LogSettings.of_spec(log.name, log.spec))
+        return True
+
+    def _supports(self, log: Log) -> bool:
+        """Whether this version knows the log's mode and durability; a log that is open keeps its settings."""
+        try:
+            LogSettings.of_spec(log.name, log.spec)
+        except ValueError as error:
+            if log.name not in self.unsupported:
+                logger.error("log %s is not supported by this version: %s", log.name, error)
+            self.unsupported[log.name] = Unsupported(log, str(error))
+            return False
+        self.unsupported.pop(log.name, None)
+        return True
+
+    async def _add(self, log: Log) -> bool:
+        settings = LogSettings.of_spec(log.name, log.spec)
+        try:
+            if self._node_id in settings.replicas:
+                await self._in_thread(self._folders.prepare, log.name, log.generation)
+            await self._host.add_log(settings, log.log_id, log.generation)
+        except StorageError as error:
+            logger.error("log %s cannot be opened: %s", log.name, error)
+            return False
+        logger.info("log opened", extra={"log": log.name, "generation": log.generation})
+        return True
+
+    async def _remove(self, hosted: HostedLog) -> bool:
+        if hosted.repair is not None:
+            hosted.repair.give_up()
+            return False  # its files are in use until it has ended
+        hosted.deleting = True
+        try:
+            await self._host.close_log(hosted)
+            await self._in_thread(self._folders.remove, hosted.name)
+        except StorageError as error:
+            logger.error("log %s cannot be removed: %s", hosted.name, error)
+            hosted.deleting = False
+            return False
+        logger.info("log removed", extra={"log": hosted.name, "generation": hosted.generation})
+        return True

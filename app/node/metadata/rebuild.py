@@ -1,0 +1,212 @@
+"""The log `__controller` rebuilt from other nodes' copies, when the controllers have lost their disks (C-09).
+
+Every node keeps a replica of that log, so what a majority of the controllers has lost is, but for the end,
+still on the disks of the others. No node may run meanwhile. The newest copy is taken: it holds everything
+that any of them knows to be committed. One event is added in a term of its own: the master epochs go on far
+beyond those that the lost controllers may have given (C-04). Then each controller without that history gets
+the log.
+
+What no copy holds cannot be known: elections, changes of SyncStateSets and of logs that were committed last.
+A node that knows a newer master epoch than the metadata proves that there were some.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from app.controller.events import MetadataRebuilt, encode_event
+from app.controller.log_state import MetadataLogState
+from app.controller.metadata import Log
+from app.errors import ConfigError
+from app.log.state import DAY_MS
+from app.node.replica.checkpoints import load_state
+from storage.file_system import FileSystem, write_durably
+from storage.format.batch import log_id_of, stamp
+from storage.format.records import RecordColumns, encode_body
+from storage.log.checkpoint import CheckpointFile, SnapshotFile
+from storage.log.clean_stop import OPENED_NAME
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardState, HardStateFile
+
+CONTROLLER_LOG = "__controller"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFolder:
+    """The data folder of a node that does not run."""
+
+    node: str
+    files: FileSystem
+    data: str
+
+    @property
+    def folder(self) -> str:
+        return f"{self.data}/logs/{CONTROLLER_LOG}"
+
+    @property
+    def has_copy(self) -> bool:
+        return self.files.exists(f"{self.folder}/vote")
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What was done, and what to know about it.
+
+    source: the node whose copy was taken. events: how many records of it are taken over, its end index + 1.
+    copied: the controllers that got the log. logs: as the metadata have them now. doubts: log -> the newest
+    master epoch that a node knows and the metadata do not: its last master and set are not known.
+    """
+
+    source: str
+    events: int
+    copied: list[str] = field(default_factory=list)
+    logs: tuple[Log, ...] = ()
+    doubts: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+
+class _Copy:
+    """One node's copy, open."""
+
+    def __init__(self, node: NodeFolder, log_id: int, storage: CommitlogConfig) -> None:
+        files, folder = node.files, node.folder
+        self.node = node
+        self.term = HardStateFile(files, f"{folder}/vote").load().term
+        committed_index = CheckpointFile(files, f"{folder}/checkpoint").load().committed_index
+        self.log = Commitlog.open(
+            files, folder, log_id=log_id, config=storage, committed_index=committed_index
+        )
+        snapshot = SnapshotFile(files, f"{folder}/state")
+        state = load_state(self.log, snapshot, idempotency_ms=DAY_MS, state_type=MetadataLogState)
+        assert isinstance(state, MetadataLogState)
+        state.committed(self.log.end_index)  # a leader with this log would commit all of it
+        self.state = state
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.log.last_term, self.log.end_index
+
+    def agrees_with(self, other: "_Copy") -> bool:
+        """Whether one log is the beginning of the other, as far as both still hold it."""
+        index = min(self.log.end_index, other.log.end_index)
+        if index < max(self.log.begin_index, other.log.begin_index, 0):
+            return index < 0 or self.log.end_index < 0 or other.log.end_index < 0
+        one, two = self.log.batch_at(index), other.log.batch_at(index)
+        return one.header.chain == two.header.chain
+
+
+def rebuild(
+    nodes: Sequence[NodeFolder],
+    controllers: Sequence[str],
+    *,
+    cluster_id: str,
+    storage: CommitlogConfig,
+    now_ms: int,
+    replace: bool = False,
+    source: str | None = None,
+) -> Rebuilt:
+    """Give the controllers the newest copy that a node holds. Blocks; may be repeated after a crash.
+
+    nodes: those whose folders are here, the controllers among them. now_ms: wall clock. replace: also replace
+    copies with another history: of controllers that were started with empty disks. source: whose copy to
+    take, None for the newest. Raises ConfigError for a reason to do nothing, StorageError.
+    """
+    log_id = log_id_of(cluster_id, CONTROLLER_LOG)
+    copies = {node.node: _Copy(node, log_id, storage) for node in nodes if node.has_copy}
+    try:
+        best = _best_of(copies, controllers, source, replace=replace)
+        targets = [
+            node
+            for node in nodes
+            if node.node in controllers
+            and (node.node not in copies or not copies[node.node].agrees_with(best))
+        ]
+        keeping = [name for name in controllers if name not in {node.node for node in targets}]
+        kept = [name for name in keeping if name in copies and copies[name].log.end_index >= 0]
+        if len(kept) > len(controllers) // 2:
+            raise ConfigError(f"a majority of the controllers has its copy: {', '.join(kept)}; start them")
+        found = Rebuilt(best.node.node, best.log.next_index, [node.node for node in targets])
+        found.doubts = _doubts(nodes, best)
+        _skip_epochs(best, max(copy.term for copy in copies.values()) + 1, log_id, now_ms)
+        found.logs = tuple(best.state.metadata)
+        term = best.log.last_term
+    finally:
+        for copy in copies.values():
+            copy.log.close()
+    for node in targets:
+        _give(best.node, node, term)
+    return found
+
+
+def _best_of(
+    copies: Mapping[str, _Copy], controllers: Sequence[str], source: str | None, *, replace: bool
+) -> _Copy:
+    held = {name: copy for name, copy in copies.items() if copy.log.end_index >= 0}
+    if source is not None and source not in held:
+        raise ConfigError(f"{source} has no copy of the controllers' log here")
+    if not held:
+        raise ConfigError("no folder here has a copy of the controllers' log: name others by --from")
+    others = {name: copy for name, copy in held.items() if name not in controllers}
+    trusted = others if replace and others else held
+    best = held[source] if source is not None else max(trusted.values(), key=lambda copy: copy.rank)
+    strange = [name for name, copy in held.items() if not copy.agrees_with(best)]
+    if strange and not (replace and all(name in controllers for name in strange)):
+        raise ConfigError(
+            f"{', '.join(strange)} and {best.node.node} hold different histories: controllers that were "
+            "started with empty disks are replaced with --replace, otherwise name the copy by --source"
+        )
+    return best
+
+
+def _doubts(nodes: Sequence[NodeFolder], best: _Copy) -> dict[str, tuple[str, int]]:
+    """Logs of which a node knows a newer master epoch than the metadata."""
+    doubts: dict[str, tuple[str, int]] = {}
+    for log in best.state.metadata:
+        newest = log.master_epoch
+        for node in nodes:
+            path = f"{node.data}/logs/{log.name}/vote"
+            if log.elects and node.files.exists(path):
+                epoch = HardStateFile(node.files, path).load().term
+                if epoch > newest:
+                    newest, doubts[log.name] = epoch, (node.node, epoch)
+    return doubts
+
+
+def _skip_epochs(best: _Copy, term: int, log_id: int, now_ms: int) -> None:
+    """Add the event to the copy itself, so that its node agrees with the controllers from the start."""
+    records = RecordColumns()
+    event = MetadataRebuilt(log=CONTROLLER_LOG, time_ms=now_ms)
+    records.add(encode_event(event))
+    log = best.log
+    batch = stamp(
+        encode_body(records),
+        log_id=log_id,
+        base_index=log.next_index,
+        term=term,
+        timestamp_ms=now_ms,
+        offset=log.end_offset,
+        previous_chain=log.last_chain,
+    )
+    HardStateFile(best.node.files, f"{best.node.folder}/vote").save(HardState(term))
+    log.append((batch,))
+    ticket = log.start_sync()
+    if ticket is not None:
+        ticket.run()
+        log.finish_sync(ticket)
+    best.state.apply(batch)
+    best.state.committed(batch.last_index)
+
+
+def _give(source: NodeFolder, target: NodeFolder, term: int) -> None:
+    """Copy the log; the vote comes last, for a folder without one holds no copy."""
+    files = target.files
+    files.make_folders(target.folder)
+    for name in files.list(target.folder):
+        files.remove(f"{target.folder}/{name}")
+    files.sync_folder(target.folder)
+    marker = f"{target.data}/repairing/{CONTROLLER_LOG}"
+    if files.exists(marker):
+        files.remove(marker)
+    for name in source.files.list(source.folder):
+        if name not in ("vote", OPENED_NAME):
+            write_durably(files, f"{target.folder}/{name}", source.files.read(f"{source.folder}/{name}"))
+    HardStateFile(files, f"{target.folder}/vote").save(HardState(term))
+    files.sync_folder(target.folder)

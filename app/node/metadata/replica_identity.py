@@ -1,0 +1,52 @@
+"""Whose a copy of a log is: replica id and check code, beside the copy (C-03).
+
+DATA/logs/NAME/replica is one line: CRC32C in hexadecimal, a space, JSON. It goes wherever the copy goes: a
+copy that is set aside takes its identity with it, and the empty one in its place is another replica. A line
+that cannot be read is no identity either: a new id is always safe. A copy that may lack what it acknowledged
+must lose its identity before it is used.
+"""
+
+import logging
+
+import msgspec
+
+from app.controller.replicas_manager import Identity
+from storage.file_system import FileSystem, write_durably
+from storage.format.checksum import crc32c
+
+logger = logging.getLogger(__name__)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    check_code: str
+    replica_id: int
+
+
+class IdentityFile:
+    """The identity of one copy. Every method may block on the disk."""
+
+    def __init__(self, files: FileSystem, data_folder: str, log_name: str) -> None:
+        self._files = files
+        self._path = f"{data_folder}/logs/{log_name}/replica"
+
+    def load(self) -> Identity | None:
+        """The identity, None when the copy has none."""
+        if not self._files.exists(self._path):
+            return None
+        checksum, _, text = self._files.read(self._path).strip().partition(b" ")
+        if checksum != b"%08x" % crc32c(text):
+            logger.warning("%s cannot be read: the copy gets a new identity", self._path)
+            return None
+        line = msgspec.json.decode(text, type=_Line)
+        return Identity(line.check_code, line.replica_id)
+
+    def save(self, identity: Identity) -> None:
+        """Durable on return. Raises StorageFull, DiskError."""
+        text = msgspec.json.encode(_Line(identity.check_code, identity.replica_id))
+        write_durably(self._files, self._path, b"%08x %s\n" % (crc32c(text), text))
+
+    def forget(self) -> None:
+        """The copy is another replica from here on; durable on return. Raises DiskError."""
+        if self._files.exists(self._path):
+            self._files.remove(self._path)
+            self._files.sync_folder(self._path.rpartition("/")[0])

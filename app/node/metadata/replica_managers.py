@@ -1,0 +1,192 @@
+"""The ReplicasManagers of a node: does for each log in controller mode what its manager decides (C-10).
+
+What is decided stands in app/controller/replicas_manager.py; here are the disk, the driver and the way to the
+active controller.
+"""
+
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+from app.controller.commands import AnyCommand, Done, Reason, Refusal
+from app.controller.config import ControllerConfig
+from app.controller.liveness import Report
+from app.controller.messages import BrokerHeartbeatAnswer
+from app.controller.replicas_manager import Ask, HeartbeatNow, Identity, ReplicasManager, Save, Tell
+from app.controller.state_machine import Metadata
+from app.ha.roles import MANAGER, HaView
+from app.log.contract import Clock, Lanes
+from app.node.metadata.controller_client import ControllerClient
+from app.node.metadata.replica_identity import IdentityFile
+from app.node.replica.driver import LogDriver
+from storage.errors import StorageFull
+from storage.file_system import FileSystem
+
+logger = logging.getLogger(__name__)
+
+_ASK_TIMEOUT_MS: Final = 2_000
+
+
+class ManagedReplica:
+    """One copy: its manager, its driver, and what the core shows."""
+
+    def __init__(
+        self,
+        manager: ReplicasManager,
+        driver: LogDriver,
+        view: HaView,
+        identity_file: IdentityFile,
+        is_open: Callable[[], bool],
+    ) -> None:
+        """is_open: false once the driver has ended, for whatever reason."""
+        self.is_open = is_open
+        self.manager = manager
+        self.driver = driver
+        self.view = view
+        self.identity_file = identity_file
+        self.saving: Identity | None = None
+
+
+class ReplicasManagers:
+    """All of a node. Owned by the event loop."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        config: ControllerConfig,
+        metadata: Callable[[], Metadata | None],
+        client: ControllerClient,
+        files: FileSystem,
+        data_folder: str,
+        disk: Lanes,
+        clock: Clock,
+        random: Random,
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        """metadata: what this node knows by now, None while it cannot tell."""
+        self._node_id = node_id
+        self._config = config
+        self._metadata = metadata
+        self._client = client
+        self._files = files
+        self._data = data_folder
+        self._disk = disk
+        self._clock = clock
+        self._random = random
+        self._fail = fail
+        self._replicas: dict[str, ManagedReplica] = {}
+
+    def attach(
+        self,
+        log: str,
+        generation: int,
+        driver: LogDriver,
+        view: HaView,
+        address: str,
+        is_open: Callable[[], bool],
+    ) -> None:
+        """Look after a copy that is open. address: of this node's HA listener. Reads a small file.
+
+        A copy without an identity, or that had to forget it as it may lack what it acknowledged, registers
+        as another replica: outside of the SyncStateSet until it has caught up.
+        """
+        identity_file = IdentityFile(self._files, self._data, log)
+        manager = ReplicasManager(
+            log=log,
+            generation=generation,
+            node=self._node_id,
+            address=address,
+            identity=identity_file.load(),
+            config=self._config,
+            random=self._random,
+        )
+        self._replicas[log] = ManagedReplica(manager, driver, view, identity_file, is_open)
+
+    def detach(self, log: str) -> None:
+        """The copy is closed. What it asked for may still be answered: nobody hears it."""
+        self._replicas.pop(log, None)
+
+    def reports(self) -> tuple[Report, ...]:
+        """Of the copies that can do their work: none while this node's copy of the metadata is repaired, for
+        no role, set or deletion reaches them then, and another replica has to take over."""
+        if self._metadata() is None:
+            return ()
+        return tuple(each.manager.report(each.view) for each in self._replicas.values() if each.is_open())
+
+    def heartbeat_answered(self, answer: BrokerHeartbeatAnswer, sent_ms: int) -> None:
+        for replica in self._replicas.values():
+            replica.manager.heartbeat_answered(
+                answer.granted,
+                answer.withheld,
+                answer.alive,
+                sent_ms,
+                answer.leases,
+                answer.withheld_epochs,
+            )
+        self.tick()
+
+    def tick(self) -> None:
+        metadata = self._metadata()
+        if metadata is not None:
+            for name, replica in list(self._replicas.items()):
+                if replica.is_open():
+                    self._step(name, replica, metadata)
+
+    def leave(self) -> bool:
+        """The node stops: give every mastership up; whether the controller knows of all of it by now."""
+        metadata = self._metadata()
+        for replica in self._replicas.values():
+            replica.manager.leave()
+        self.tick()
+        return metadata is None or all(
+            replica.manager.has_left(metadata.log(name)) for name, replica in self._replicas.items()
+        )
+
+    def _step(self, name: str, replica: ManagedReplica, metadata: Metadata) -> None:
+        manager, now_ms = replica.manager, self._clock.monotonic_ms()
+        for action in manager.step(metadata.log(name), replica.view, now_ms):
+            match action:
+                case Tell():
+                    replica.driver.deliver(MANAGER, action.message)
+                case HeartbeatNow():
+                    self._client.heartbeat_now()
+                case Ask():
+                    self._ask(name, replica, action.command)
+                case Save():
+                    self._save(name, replica, action.identity)
+
+    def _ask(self, name: str, replica: ManagedReplica, command: AnyCommand) -> None:
+        def answered(answer: Done | Refusal | None) -> None:
+            if self._replicas.get(name) is replica:
+                if isinstance(answer, Refusal):
+                    is_loss = answer.reason is Reason.LOST_RECORDS
+                    logger.log(
+                        logging.ERROR if is_loss else logging.INFO,
+                        "controller refused",
+                        extra={"log": name, "reason": answer.reason.value, "detail": answer.detail},
+                    )
+                replica.manager.answered(command, answer, self._clock.monotonic_ms())
+                self.tick()
+
+        self._client.ask(command, answered, _ASK_TIMEOUT_MS)
+
+    def _save(self, name: str, replica: ManagedReplica, identity: Identity) -> None:
+        if replica.saving is not None:
+            return
+        replica.saving = identity
+
+        def saved(_result: Any, error: BaseException | None) -> None:
+            replica.saving = None
+            if self._replicas.get(name) is not replica:
+                return
+            if error is None:
+                replica.manager.saved(identity)
+                self.tick()
+            elif isinstance(error, StorageFull):
+                logger.warning("log %s: no room for its identity", name)
+            else:
+                self._fail(f"identity of log {name}", error)
+
+        self._disk.lane(name).submit(lambda: replica.identity_file.save(identity), saved)

@@ -1,0 +1,254 @@
+"""What a node does with the log `__controller`: serves as controller, asks the active one, knows metadata.
+
+Every node keeps a replica of that log: controllers vote in it, the others learn from it (C-01, C-10). So the
+metadata reach every node by replication, and what a node knows is committed, if perhaps old.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from app.controller.commands import AnyCommand, Done, Refusal
+from app.controller.events import AnyEvent, MasterElected, MasterLost
+from app.controller.log_state import NEWS_MAX, MetadataLogState
+from app.controller.messages import AnyControllerMessage, BrokerHeartbeat, CommandRequest
+from app.controller.metadata import Log
+from app.controller.state_machine import Metadata
+from app.errors import QuorumTimeout
+from app.log.contract import Clock, Durability, Lanes, Scheduler, Transport
+from app.node.hosted_log import HostedLog
+from app.node.metadata.controller_client import ControllerClient
+from app.node.metadata.controller_server import ControllerServer
+from app.node.metadata.replica_managers import ReplicasManagers
+from app.raft.config import RaftConfig
+from app.settings.model import LogSettings, Replication, Settings
+from storage.file_system import FileSystem
+from storage.format.batch import log_id_of
+
+logger = logging.getLogger(__name__)
+
+CONTROLLER_LOG: Final = "__controller"
+ASK_TIMEOUT_MS: Final = 5_000
+_POLL_S: Final = 0.02
+_LEAVE_S: Final = 1.0
+
+
+def controller_log(settings: Settings) -> LogSettings:
+    """The log of the metadata: controllers vote, the other nodes are its learners."""
+    nodes = tuple(node.id for node in settings.nodes)
+    return LogSettings(
+        name=CONTROLLER_LOG,
+        replication=Replication.RAFT,
+        durability=Durability.FSYNC,
+        replicas=nodes,
+        learners=tuple(node for node in nodes if node not in settings.controllers),
+    )
+
+
+def controller_raft(settings: Settings) -> RaftConfig:
+    """Quicker than other logs: the masters' leases must outlive an election of the controller."""
+    raft, timeout = settings.raft, settings.controller.election_timeout_ms
+    heartbeat_ms = min(raft.heartbeat_interval_ms, timeout[0] // 3)
+    return replace(
+        raft,
+        election_timeout_ms=timeout,
+        heartbeat_interval_ms=heartbeat_ms,
+        tick_interval_ms=min(raft.tick_interval_ms, heartbeat_ms),
+    )
+
+
+def log_id_in(cluster_id: str, name: str, generation: int) -> int:
+    """The id of a log: two generations of a name differ, so that nothing of one passes for the other's."""
+    return log_id_of(cluster_id, name if generation < 0 else f"{name}@{generation}")
+
+
+class MetadataService:
+    """Owned by the event loop. `hosted`: the node's replica of `__controller`, set before the first tick."""
+
+    hosted: HostedLog
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        files: FileSystem,
+        clock: Clock,
+        disk: Lanes,
+        transport: Transport,
+        scheduler: Scheduler,
+        random: Random,
+        connected: Callable[[], Collection[str]],
+        find: Callable[[str], HostedLog | None],
+        tell: Callable[[HostedLog, str, dict[str, Any]], None],
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        """connected: nodes whose connection to this one is open. find: a log that this node knows. tell(log,
+        kind, data): write an event to the node's journal of a log."""
+        self._settings = settings
+        self._node_id = settings.node.id
+        self._clock = clock
+        self._transport = transport
+        self._scheduler = scheduler
+        self._connected = connected
+        self._find = find
+        self._tell = tell
+        self._log_id = log_id_of(settings.cluster_id, CONTROLLER_LOG)
+        self.followed_index = -1  # up to where the logs of this node are as the metadata say
+        self.is_current = False  # since the start it has known, for once, all that was committed
+        self._seen_index: tuple[int, int] | None = None
+        self._news: deque[tuple[int, AnyEvent]] = deque(maxlen=NEWS_MAX)
+        self.changed = asyncio.Event()  # the metadata may have changed: whoever waits clears it
+        self.server = ControllerServer(
+            node_id=self._node_id,
+            config=settings.controller,
+            brokers=settings.brokers,
+            configured={log.name: log.spec for log in settings.logs},
+            make_log_id=lambda name, generation: log_id_in(settings.cluster_id, name, generation),
+            replica=lambda: self.hosted.driver,
+            connected=lambda: (self._node_id, *connected()),
+            send=self._send,
+            clock=clock,
+            scheduler=scheduler,
+        )
+        self.client = ControllerClient(
+            config=settings.controller,
+            controllers=settings.controllers,
+            leader=lambda: self.hosted.leader_id,
+            send=self._send,
+            reports=lambda: (self.followed_index, self.managers.reports()),
+            heartbeat_answered=lambda answer, sent_ms: self.managers.heartbeat_answered(answer, sent_ms),
+            clock=clock,
+            random=random,
+        )
+        self.managers = ReplicasManagers(
+            node_id=self._node_id,
+            config=settings.controller,
+            metadata=lambda: self.metadata,
+            client=self.client,
+            files=files,
+            data_folder=str(settings.node.data.absolute()),
+            disk=disk,
+            clock=clock,
+            random=random,
+            fail=fail,
+        )
+        if self._node_id not in settings.brokers:
+            self.client.stop()  # it keeps nothing that a heartbeat could tell of
+
+    # --- the metadata -----------------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> Metadata | None:
+        """What is committed as far as this node knows; None while its replica is repaired."""
+        state = self._state
+        return None if state is None else state.metadata
+
+    @property
+    def _state(self) -> MetadataLogState | None:
+        driver = self.hosted.driver
+        if driver is None:
+            return None
+        assert isinstance(driver.state, MetadataLogState)
+        return driver.state
+
+    @property
+    def _metadata_index(self) -> int:
+        metadata = self.metadata
+        return -1 if metadata is None else metadata.applied_index
+
+    def log(self, name: str) -> Log | None:
+        metadata = self.metadata
+        return None if metadata is None else metadata.log(name)
+
+    # --- what the node calls ----------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        self.server.tick()
+        self._look_at_news()
+        if self.hosted.caught_up and self.followed_index == self._metadata_index:
+            self.is_current = True
+        self.managers.tick()
+        self.client.silent = self.hosted.removed  # the controllers must not wait for it
+        self.client.tick()
+
+    def take(self, source: str, message: AnyControllerMessage) -> None:
+        """A message of a node, this one included."""
+        if isinstance(message, CommandRequest | BrokerHeartbeat):
+            self.server.take(source, message)
+        else:
+            self.client.take(source, message)
+
+    async def leave(self) -> None:
+        """Before the node stops: let other replicas take over what it is master of."""
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                while not self.managers.leave():
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            logger.warning("the controllers do not know that this node leaves")
+        self.client.stop()
+
+    async def ask(self, command: AnyCommand, timeout_ms: int = ASK_TIMEOUT_MS) -> Done | Refusal:
+        """Ask the active controller; on return this node knows the metadata that a Done speaks of, or its
+        time is over. Raises QuorumTimeout when no controller answers: then the outcome is unknown."""
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        future: asyncio.Future[Done | Refusal | None] = asyncio.get_running_loop().create_future()
+        self.client.ask(command, lambda answer: _settle(future, answer), timeout_ms)
+        answer = await future
+        if answer is None:
+            raise QuorumTimeout(None, "no controller answered in time")
+        while isinstance(answer, Done) and self.followed_index < answer.index:
+            if self._clock.monotonic_ms() >= deadline_ms:
+                break
+            await asyncio.sleep(_POLL_S)
+        return answer
+
+    # --- within -----------------------------------------------------------------------------------------
+
+    def _send(self, target: str, message: AnyControllerMessage) -> None:
+        if target == self._node_id:
+            self._scheduler.call_soon(lambda: self.take(target, message))
+        else:
+            self._transport.send(target, self._log_id, message)
+
+    def _look_at_news(self) -> None:
+        state = self._state
+        if state is None:
+            return
+        seen = (id(state.metadata), state.metadata.applied_index)
+        if seen != self._seen_index:
+            self._seen_index = seen
+            self.changed.set()
+        self._news.extend(state.take_news())
+        while self._news and self._news[0][0] <= self.followed_index:  # the logs are open by then
+            index, event = self._news.popleft()
+            if isinstance(event, MasterElected | MasterLost):
+                self._tell_election(state.metadata, index, event)
+
+    def _tell_election(self, metadata: Metadata, index: int, event: AnyEvent) -> None:
+        """Write an election to the journal of the log, as every node that keeps it does (docs/api.md §2).
+
+        After a restart the last ones may come again: controller_index tells them apart.
+        """
+        hosted, log = self._find(event.log), metadata.log(event.log)
+        if hosted is None or hosted.journal is None or log is None:
+            return
+        data: dict[str, Any] = {"controller_index": index, **msgspec.to_builtins(event)}
+        for name in ("event", "log"):
+            data.pop(name)
+        replica = log.replica(event.master) if isinstance(event, MasterElected) else None
+        data["replica_id"] = data.pop("master", None)
+        data["master"] = None if replica is None else replica.node
+        self._tell(hosted, "election", data)
+
+
+def _settle(future: asyncio.Future[Done | Refusal | None], answer: Done | Refusal | None) -> None:
+    if not future.done():
+        future.set_result(answer)

@@ -1,0 +1,1 @@
+"""Connections between nodes: peers, HA slaves, forwarded HTTP calls."""

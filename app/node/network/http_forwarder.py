@@ -1,0 +1,228 @@
+"""The client that carries calls to other nodes: writes and the leader's own views to the leader, anything
+about a log that this node does not keep to a node that does.
+
+One attempt here; who tries again, and when, is app/api/append/handler.py. What matters is told apart:
+`NotSent` is certain not to have been applied, `Lost` may have been.
+"""
+
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from app.settings.model import MIB, NodeSettings, SecuritySettings
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+NO_FORWARD: Final = "Commitlog-No-Forward"
+_CONNECT_TIMEOUT_S: Final = 1.0
+_CONNECTIONS_A_NODE: Final = 512
+_KEEP_ALIVE_S: Final = (
+    15.0  # well below what a node's own front allows: no call meets a connection that closes
+)
+_PRINTABLE: Final = "".join(map(chr, range(0x21, 0x7F)))  # the rest of a path or query is percent-encoded
+_PASSED_ON: Final = frozenset(
+    (
+        b"content-type",
+        b"content-encoding",
+        b"accept",
+        b"authorization",
+        b"idempotency-key",
+        b"if-match",
+        b"if-none-match",
+        b"last-event-id",
+        b"commitlog-key",
+        b"commitlog-timestamp",
+        b"commitlog-min-index",
+        b"traceparent",
+        b"tracestate",
+    )
+)
+_OF_THE_CONNECTION: Final = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"content-length",
+        b"date",
+        b"server",
+        b"x-request-id",
+    )
+)
+
+
+class NotSent(Exception):
+    """No connection came about: the other node has not seen the call."""
+
+
+class Lost(Exception):
+    """The call was sent, or may have been, and no whole answer came back."""
+
+
+@dataclass(slots=True)
+class Relayed:
+    """Another node's answer. headers: without those of the connection and the request id."""
+
+    status: int
+    headers: RawHeaders
+    body: bytes
+
+
+class Stream:
+    """Another node's answer on its way in. Read `pieces` to the end, or `close`."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+        self.status = answer.status
+        self.headers = _returned(answer)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._answer.content.iter_any():
+                yield piece
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._answer.close()
+
+
+class Forwarder:
+    """Owned by the event loop; `start` before the first call."""
+
+    def __init__(self, security: SecuritySettings) -> None:
+        self._security = security
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                limit_per_host=_CONNECTIONS_A_NODE,
+                keepalive_timeout=_KEEP_ALIVE_S,
+                ssl=_ssl_context(self._security),
+            ),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=MIB,
+        )
+
+    async def stop(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def send(
+        self,
+        target: NodeSettings,
+        method: str,
+        path_and_query: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes,
+        request_id: bytes,
+        timeout_s: float,
+    ) -> Relayed:
+        """One call and its whole answer. Raises NotSent or Lost."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
+        async with self._open(target, method, path_and_query, headers, body, request_id, timeout) as answer:
+            try:
+                content = await answer.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise Lost(f"{target.id}: {error}") from error
+            return Relayed(answer.status, _returned(answer), content)
+
+    async def stream(
+        self,
+        target: NodeSettings,
+        method: str,
+        path_and_query: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        request_id: bytes,
+        silence_s: float,
+    ) -> "Stream":
+        """A GET or HEAD whose answer is passed on as it comes. Raises NotSent or Lost, before its head only.
+
+        silence_s: the other node may say nothing for so long, before and between the bytes of its answer.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=silence_s)
+        opened = self._open(target, method, path_and_query, headers, b"", request_id, timeout)
+        return Stream(await opened.__aenter__())
+
+    async def pass_stream(
+        self,
+        target: NodeSettings,
+        path_and_query: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: AsyncIterator[bytes],
+        request_id: bytes,
+    ) -> "Stream":
+        """A POST whose body goes there, and whose answer comes back, as they come. Raises NotSent or Lost."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
+        opened = self._open(target, "POST", path_and_query, headers, body, request_id, timeout)
+        return Stream(await opened.__aenter__())
+
+    def _open(
+        self,
+        target: NodeSettings,
+        method: str,
+        path_and_query: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes | AsyncIterator[bytes],
+        request_id: bytes,
+        timeout: aiohttp.ClientTimeout,
+    ) -> "_Opening":
+        assert self._session is not None
+        passed = [
+            (name.decode("latin-1"), value.decode("utf-8", "replace"))  # the client library writes UTF-8
+            for name, value in headers
+            if name in _PASSED_ON
+        ]
+        passed.append((NO_FORWARD, "1"))
+        passed.append(("X-Request-Id", request_id.decode("latin-1")))
+        context = self._session.request(
+            method,
+            URL(target.url + quote(path_and_query, safe=_PRINTABLE), encoded=True),
+            headers=passed,
+            skip_auto_headers=("Content-Type", "Accept", "Accept-Encoding", "User-Agent"),
+            data=body if body or method == "POST" else None,
+            allow_redirects=False,
+            timeout=timeout,
+        )
+        return _Opening(target, context)
+
+
+class _Opening:
+    """Sends a call and waits for the head of its answer, with our two errors."""
+
+    def __init__(self, target: NodeSettings, context: "aiohttp.client._RequestContextManager") -> None:
+        self._target = target
+        self._context = context
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        try:
+            return await self._context.__aenter__()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            raise NotSent(f"{self._target.id}: {error}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Lost(f"{self._target.id}: {error!r}") from error
+
+    async def __aexit__(self, *problem: object) -> None:
+        await self._context.__aexit__(*problem)  # type: ignore[arg-type]  # as the with statement gives them
+
+
+def _returned(answer: aiohttp.ClientResponse) -> RawHeaders:
+    return [
+        (lower, value)
+        for name, value in answer.raw_headers
+        if (lower := name.lower()) not in _OF_THE_CONNECTION
+    ]
+
+
+def _ssl_context(security: SecuritySettings) -> ssl.SSLContext | bool:
+    if security.tls_ca is None:
+        return True
+    return ssl.create_default_context(cafile=str(security.tls_ca))

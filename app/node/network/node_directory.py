@@ -1,0 +1,46 @@
+"""Where every node is reached: those of the configuration, and those that a log's membership records name."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from app.log.state import Address
+from app.settings.model import NodeSettings
+
+
+class Directory:
+    """Nodes by id. What a log says of a node that the configuration does not know is learned (R-10)."""
+
+    def __init__(self, configured: tuple[NodeSettings, ...]) -> None:
+        self._nodes = {node.id: node for node in configured}
+        self._configured = frozenset(self._nodes)
+
+    def __iter__(self) -> Iterator[NodeSettings]:
+        return iter(tuple(self._nodes.values()))
+
+    def find(self, node_id: str | None) -> NodeSettings | None:
+        """The node of that id; None for None and strangers."""
+        return None if node_id is None else self._nodes.get(node_id)
+
+    def learn(self, addresses: Mapping[str, Address]) -> list[NodeSettings]:
+        """Note the nodes that are new; return them."""
+        fresh = [
+            NodeSettings(
+                id=node_id,
+                listen="",
+                url=address.url,
+                peer_listen="",
+                peer_address=address.peer_address,
+                data=Path(),
+            )
+            for node_id, address in addresses.items()
+            if node_id not in self._nodes
+        ]
+        self._nodes.update({node.id: node for node in fresh})
+        return fresh
+
+    def forget(self, node_id: str) -> bool:
+        """Forget a node that a log named once; False for a node of the configuration, which stays."""
+        if node_id in self._configured:
+            return False
+        self._nodes.pop(node_id, None)
+        return True

@@ -1,0 +1,506 @@
+"""Framed TCP between the nodes of one cluster.
+
+Every node keeps one outgoing connection to each peer and sends on it alone; what the peer says comes in
+on the peer's own connection. A frame is its length (u32, little-endian) and that many bytes:
+
+    first frame out     hello: JSON {"protocol", "cluster", "from", "to", "address", "version"}
+    first frame back    welcome: the same of the other side, or {"refused": reason}; nothing else goes back
+    every other frame   one message: app/node/network/wire.py
+
+A node of another cluster and a frame that is not ours cost the connection, never the node. A node of this
+cluster that we do not know is a member that some log has not told us of yet (R-10): its hello says where it
+is reached.
+What is sent in one turn of the loop leaves in one write. Sending is best effort: with too many bytes
+waiting, messages are dropped, and the dispatcher's timers send again (D-07). Without a connection only the
+small ones of the last moments are kept: a COMPARE or vote of a cluster that starts should not wait for a
+timer of seconds.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import msgspec
+
+from app.node.network import wire
+from app.settings.addresses import split_address
+from app.settings.model import MIB
+from app.version import VERSION
+
+log = logging.getLogger(__name__)
+
+PROTOCOL: Final = 2
+FRAME_MAX_BYTES: Final = 80 * MIB  # one batch at its largest, and the head of its push
+HELLO_MAX_BYTES: Final = 4096
+SEND_MAX_BYTES: Final = 128 * MIB  # waiting for one peer; beyond it messages are dropped
+HELLO_TIMEOUT_S: Final = 5.0
+RETRY_FIRST_S: Final = 0.05
+RETRY_LAST_S: Final = 1.0
+KEPT_MESSAGES: Final = 256  # for a peer without a connection
+KEPT_MESSAGE_MAX_BYTES: Final = 4096
+KEPT_S: Final = 3.0
+UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer that answers nothing so long: connect anew
+_LENGTH = struct.Struct("<I")
+
+Buffer = bytes | memoryview
+Deliver = Callable[[str, int, Any], None]
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who speaks to whom. `to` guards against an address that now belongs to another node.
+
+    address: host:port at which the other nodes reach the sender. ha_address: where it takes slaves.
+    """
+
+    protocol: int
+    cluster: str
+    source: str = msgspec.field(name="from")
+    target: str = msgspec.field(name="to")
+    address: str
+    version: str
+    ha_address: str | None = None
+
+
+class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    refused: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryConfig:
+    """Calls to a peer that is not a member of any log, in seconds: pause at most, and how long at all."""
+
+    removed_retry_s: float = 30.0
+    removed_forget_s: float = 300.0
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames. A frame is handed on as one piece of its own memory."""
+
+    __slots__ = ("_limit", "_parts", "_size", "_wanted")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []  # of the frame (with its length) that is not whole yet
+        self._size = 0
+        self._wanted = _LENGTH.size
+
+    def raise_limit(self, limit: int) -> None:
+        self._limit = limit
+
+    def feed(self, data: bytes) -> list[memoryview]:
+        """Return the frames that `data` completes. Raises wire.CorruptFrame for an impossible length."""
+        if self._parts:
+            self._parts.append(data)
+            self._size += len(data)
+            if self._size < self._wanted:
+                return []
+            data = b"".join(self._parts)
+            self._parts.clear()
+        frames: list[memoryview] = []
+        view = memoryview(data)
+        start, end = 0, len(data)
+        while True:
+            self._wanted = _LENGTH.size
+            if end - start < _LENGTH.size:
+                break
+            (length,) = _LENGTH.unpack_from(data, start)
+            if not 0 < length <= self._limit:
+                raise wire.CorruptFrame(f"a frame of {length} bytes")
+            self._wanted = _LENGTH.size + length
+            if end - start < self._wanted:
+                break
+            frames.append(view[start + _LENGTH.size : start + self._wanted])
+            start += self._wanted
+        if start < end:
+            self._parts.append(data[start:] if start else data)
+            self._size = end - start
+        return frames
+
+
+class PeerTransport:
+    """The Transport of app/log/contract.py, over TCP. Owned by the event loop that it was started on."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: str,
+        node_id: str,
+        listen: str,
+        address: str,
+        peers: Sequence[tuple[str, str]],
+        deliver: Deliver,
+        lost: Callable[[str], None],
+        chance: random.Random,
+        ha_address: Callable[[], str] | None = None,
+        is_member: Callable[[str], bool] = lambda _: True,
+        forget: Callable[[str], bool] = lambda _: False,
+        retry: RetryConfig | None = None,
+    ) -> None:
+        """address: host:port at which others reach this node. peers: (id, host:port) of those known already.
+        ha_address: where this node takes slaves; the peers are told. is_member: whether a peer is a member of
+        any log here. forget(peer): the peer has not been a member for a long time, and cannot be reached;
+        True lets this transport forget it too.
+
+        deliver(source, log_id, message): what came in. lost(peer): its last connection to us has closed.
+        """
+        self.cluster_id = cluster_id
+        self.node_id = node_id
+        self.address = address
+        self._ha_address = ha_address
+        self._listen = split_address(listen)
+        self._chance = chance
+        self._is_member = is_member
+        self._forget = forget
+        self.retry = retry or RetryConfig()
+        self._deliver = deliver
+        self._lost = lost
+        self._incoming: dict[_Incoming, None] = {}  # in order of arrival
+        self._outgoing: dict[str, _Outgoing] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._server: asyncio.Server | None = None
+        self.closing = False
+        self._started = False
+        for peer_id, peer_address in peers:
+            self.add_peer(peer_id, peer_address)
+
+    def add_peer(self, peer_id: str, address: str) -> None:
+        """Keep a connection to one more node; nothing changes for one that is known. Raises ValueError."""
+        if peer_id == self.node_id or peer_id in self._outgoing:
+            return
+        peer = self._outgoing[peer_id] = _Outgoing(self, peer_id, split_address(address), self._chance)
+        if self._started:
+            self._connect(peer)
+
+    def _connect(self, peer: "_Outgoing") -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(peer.keep_connected(), name=f"connect {peer.peer_id}")
+        self._tasks[task] = None
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
+
+    def is_member(self, peer_id: str) -> bool:
+        """Whether the peer is a member of any log here: only then is it called often."""
+        return self._is_member(peer_id)
+
+    def drop(self, peer_id: str) -> bool:
+        """Forget a peer that is not a member and cannot be reached; False when it must stay known."""
+        if not self._forget(peer_id):
+            return False
+        del self._outgoing[peer_id]
+        log.info("peer forgotten: not a member of any log", extra={"peer": peer_id})
+        return True
+
+    async def start(self) -> None:
+        """Listen, and keep connecting to every peer. Raises OSError when the address cannot be bound."""
+        loop = asyncio.get_running_loop()
+        host, port = self._listen
+        self._server = await loop.create_server(lambda: _Incoming(self), host, port)
+        self._started = True
+        for peer in self._outgoing.values():
+            self._connect(peer)
+
+    async def stop(self) -> None:
+        self.closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for peer in self._outgoing.values():
+            peer.close()
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._incoming):
+            connection.close()
+
+    def send(self, target: str, log_id: int, message: Any) -> None:
+        """Queue a message for the end of this turn of the loop. Never blocks, never raises."""
+        peer = self._outgoing.get(target)
+        if peer is not None:
+            peer.send(log_id, message)
+
+    def peer_version(self, peer_id: str) -> str | None:
+        """The version that a peer said on the connection that is open to it; None while there is none."""
+        peer = self._outgoing.get(peer_id)
+        return None if peer is None else peer.version
+
+    def peer_ha_address(self, peer_id: str) -> str | None:
+        """Where a peer takes slaves, as it said last; None before it said so."""
+        peer = self._outgoing.get(peer_id)
+        return None if peer is None else peer.ha_address
+
+    def hello_to(self, peer_id: str) -> bytes:
+        """How this node introduces itself."""
+        ha_address = None if self._ha_address is None else self._ha_address()
+        hello = Hello(
+            PROTOCOL, self.cluster_id, self.node_id, peer_id, self.address, VERSION, ha_address=ha_address
+        )
+        return msgspec.json.encode(hello)
+
+    def received(self, source: str, frame: memoryview) -> None:
+        log_id, message = wire.decode(frame)
+        self._deliver(source, log_id, message)
+
+    def joined(self, connection: "_Incoming") -> None:
+        self._incoming[connection] = None
+
+    def heard_from(self, peer_id: str) -> None:
+        """The peer is up: no need to wait before connecting to it."""
+        self._outgoing[peer_id].hurry()
+
+    def left(self, connection: "_Incoming") -> None:
+        self._incoming.pop(connection, None)
+        peer = connection.source
+        if peer is not None and peer not in self.connected() and not self.closing:
+            self._lost(peer)
+
+    def connected(self) -> list[str]:
+        """The peers whose connection to this node is open."""
+        return [connection.source for connection in self._incoming if connection.source is not None]
+
+
+class _Connection(asyncio.Protocol):
+    """What both ends share: frames in, and a broken connection that never raises into anything."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader(HELLO_MAX_BYTES)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                if self._transport is None or self._transport.is_closing():
+                    return
+                self.frame_received(frame)
+        except wire.CorruptFrame as error:
+            log.warning("peer connection closed", extra={"reason": error.reason})
+            self.close()
+        except Exception:
+            log.exception("peer connection closed: a message could not be handled")
+            self.close()
+
+    def frame_received(self, frame: memoryview) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Incoming(_Connection):
+    """A peer's connection to us: hello, then messages."""
+
+    def __init__(self, owner: PeerTransport) -> None:
+        super().__init__()
+        self._owner = owner
+        self.source: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._owner.joined(self)
+        self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._hello_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._owner.left(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _hello_is_late(self) -> None:
+        if self.source is None:
+            self.close()
+
+    def frame_received(self, frame: memoryview) -> None:
+        if self.source is not None:
+            self._owner.received(self.source, frame)
+            return
+        owner = self._owner
+        reason, hello = _judge(frame, owner)
+        if hello is None:
+            log.warning("peer refused", extra={"reason": reason})
+            self._reply(msgspec.json.encode(Refusal(reason)))
+            self.close()
+            return
+        self.source = hello.source
+        owner.add_peer(hello.source, hello.address)
+        owner.heard_from(hello.source)
+        self._reader.raise_limit(FRAME_MAX_BYTES)
+        self._reply(owner.hello_to(hello.source))
+
+    def _reply(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(_LENGTH.pack(len(frame)) + frame)
+
+
+def _judge(frame: memoryview, owner: PeerTransport) -> tuple[str, Hello | None]:
+    """The hello if it comes from a peer of ours and is meant for us, else the reason why not."""
+    try:
+        hello = msgspec.json.decode(frame, type=Hello)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "not a hello", None
+    if hello.protocol != PROTOCOL:
+        return f"protocol {PROTOCOL} is spoken here, not {hello.protocol}", None
+    if hello.cluster != owner.cluster_id:
+        return "another cluster", None
+    if hello.target != owner.node_id:
+        return f"this is {owner.node_id}, not {hello.target}", None
+    if hello.source == owner.node_id or not _is_address(hello.address):
+        return f"{hello.source} at {hello.address} cannot be a peer of {owner.node_id}", None
+    return "", hello
+
+
+def _is_address(text: str) -> bool:
+    try:
+        split_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+class _Outgoing(_Connection):
+    """Our connection to one peer, made again and again; `version` is set while it is open."""
+
+    def __init__(
+        self, owner: PeerTransport, peer_id: str, address: tuple[str, int], chance: random.Random
+    ) -> None:
+        super().__init__()
+        self.peer_id = peer_id
+        self.version: str | None = None
+        self.ha_address: str | None = None
+        self._owner = owner
+        self._address = address
+        self._chance = chance
+        self._queue: list[Buffer] = []
+        self._queued_bytes = 0
+        self._dropped = 0
+        self._kept: deque[tuple[float, list[Buffer]]] = deque(maxlen=KEPT_MESSAGES)  # (when, message)
+        self._lost = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def keep_connected(self) -> None:
+        """Connect, wait until the connection is lost, wait a little, and again, until cancelled.
+
+        A peer that is not a member is called rarely (when it starts, it calls itself), and not for ever.
+        """
+        loop, retry = asyncio.get_running_loop(), self._owner.retry
+        delay_s, reached_s = RETRY_FIRST_S, loop.time()
+        host, port = self._address
+        while True:
+            self._lost.clear()
+            self._hurry.clear()
+            self._reader = FrameReader(HELLO_MAX_BYTES)
+            try:
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    await loop.create_connection(lambda: self, host, port)
+            except (OSError, TimeoutError):
+                pass  # the peer is down: expected, and shown by /v1/cluster
+            else:
+                timer = loop.call_later(HELLO_TIMEOUT_S, self._welcome_is_late)
+                await self._lost.wait()
+                timer.cancel()
+                if self.version is not None:
+                    delay_s, reached_s = RETRY_FIRST_S, loop.time()
+                    log.info("peer lost", extra={"peer": self.peer_id})
+                self.version = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s * self._chance.uniform(0.5, 1.0)):
+                    await self._hurry.wait()
+            member = self._owner.is_member(self.peer_id)
+            delay_s = min(delay_s * 2, RETRY_LAST_S if member else retry.removed_retry_s)
+            if member:
+                reached_s = loop.time()
+            elif loop.time() - reached_s > retry.removed_forget_s and self._owner.drop(self.peer_id):
+                return
+
+    def hurry(self) -> None:
+        self._hurry.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        hello = self._owner.hello_to(self.peer_id)
+        assert self._transport is not None
+        self._transport.set_write_buffer_limits(high=MIB)
+        _bound_silence(self._transport)
+        self._transport.write(_LENGTH.pack(len(hello)) + hello)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._forget_queue()
+        self._lost.set()
+
+    def _welcome_is_late(self) -> None:
+        if self.version is None:
+            self.close()
+
+    def frame_received(self, frame: memoryview) -> None:
+        if self.version is not None:
+            raise wire.CorruptFrame("a message on a connection that carries none back")
+        try:
+            answer = msgspec.json.decode(frame, type=Hello)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise wire.CorruptFrame(f"{self.peer_id} refused: {bytes(frame[:200])!r}") from None
+        if answer.cluster != self._owner.cluster_id or answer.source != self.peer_id:
+            raise wire.CorruptFrame(f"{self._address} is not {self.peer_id} of this cluster")
+        self.version = answer.version
+        self.ha_address = answer.ha_address
+        log.info("peer connected", extra={"peer": self.peer_id})
+        oldest = asyncio.get_running_loop().time() - KEPT_S
+        for when, buffers in self._kept:
+            if when >= oldest:
+                self._enqueue(buffers, sum(map(len, buffers)))
+        self._kept.clear()
+
+    def send(self, log_id: int, message: Any) -> None:
+        try:
+            buffers = wire.encode(log_id, message)
+        except Exception:
+            log.exception("a message could not be encoded", extra={"peer": self.peer_id})
+            return
+        size = sum(map(len, buffers))
+        transport = self._transport
+        if transport is None or self.version is None:
+            if size <= KEPT_MESSAGE_MAX_BYTES:
+                self._kept.append((asyncio.get_running_loop().time(), buffers))
+            return
+        if self._queued_bytes + size + transport.get_write_buffer_size() > SEND_MAX_BYTES:
+            self._dropped += 1
+            if self._dropped & (self._dropped - 1) == 0:
+                log.warning("messages dropped", extra={"peer": self.peer_id, "count": self._dropped})
+            return
+        self._enqueue(buffers, size)
+
+    def _enqueue(self, buffers: list[Buffer], size: int) -> None:
+        if not self._queue:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._queue.append(_LENGTH.pack(size))
+        self._queue.extend(buffers)
+        self._queued_bytes += size
+
+    def _flush(self) -> None:
+        transport = self._transport
+        if transport is not None and self._queue:
+            transport.writelines(self._queue)
+        self._forget_queue()
+
+    def _forget_queue(self) -> None:
+        self._queue = []
+        self._queued_bytes = 0
+
+
+def _bound_silence(transport: asyncio.Transport) -> None:
+    """Let the system give up a connection whose bytes nobody acknowledges, where it can.
+
+    Without it a connection that survived a long partition goes on only when TCP's doubled timers say so.
+    """
+    door = transport.get_extra_info("socket")
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if door is not None and option is not None:
+        door.setsockopt(socket.IPPROTO_TCP, option, UNACKNOWLEDGED_TIMEOUT_MS)

@@ -1,0 +1,88 @@
+"""What nodes ask each other beside replication: batches for a damaged log, terms for a lost vote, and digests
+that compare two replicas. How it looks on the wire: wire.py.
+
+Every request carries an `id` that is drawn by chance; its answer carries the same. Only settled (committed)
+batches are ever given or compared. All indexes are inclusive.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from storage.format.batch import Batch
+
+FETCH_MAX_BYTES: Final = 1024 * 1024  # of batches in one answer, but always at least one batch
+DIGEST_MAX_BYTES: Final = 16 * 1024 * 1024  # of batches that one digest covers, but always at least one
+
+Index = Annotated[int, msgspec.Meta(ge=-1)]
+Id = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class PeerCall(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """A question of one node to another about a log, or its answer."""
+
+    id: Id
+
+
+class FetchRequest(PeerCall, frozen=True, array_like=True, tag=20):
+    """Give the settled batches from the one that begins at `first_index` to the one that ends at
+    `last_index`, as many as fit an answer.
+    """
+
+    first_index: Index
+    last_index: Index
+
+
+class FetchHead(PeerCall, frozen=True, array_like=True, tag=21):
+    """begin_index, settled_index: what of its log the peer may give; NO_INDEX, NO_INDEX: nothing.
+
+    busy: the peer has given as much as it may for now; ask again later.
+    """
+
+    begin_index: Index
+    settled_index: Index
+    busy: bool = False
+
+
+class FetchAnswer(FetchHead, frozen=True, array_like=True, tag=21):
+    """The answer and its batches, neighbours; none when the peer is busy or does not hold the first one."""
+
+    batches: tuple[Batch, ...] = ()
+
+
+class TermRequest(PeerCall, frozen=True, array_like=True, tag=22):
+    """Which term has the peer reached? Asked by a node that has lost what it promised (R-01)."""
+
+
+class TermAnswer(PeerCall, frozen=True, array_like=True, tag=23):
+    """term: the peer's; a vote of the asking node in a later term could not have been counted."""
+
+    term: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class DigestRequest(PeerCall, frozen=True, array_like=True, tag=24):
+    """Digest the settled batches from the one that holds `first_index` to the one that holds `last_index`.
+
+    deep: from the disk, not from memory, each chained to the one before.
+    """
+
+    first_index: Index
+    last_index: Index
+    deep: bool = False
+
+
+class DigestAnswer(PeerCall, frozen=True, array_like=True, tag=25):
+    """digest: over the headers (which hold the body's checksum) of the batches up to `last_index`, the last
+        one's end; it may lie before what was asked for. Empty: nothing could be digested.
+    chain: of the last one. damaged: a batch could not be read; `last_index` is the end of the one before it.
+    """
+
+    begin_index: Index
+    settled_index: Index
+    last_index: Index
+    digest: bytes
+    chain: bytes
+    damaged: bool = False
+
+
+RepairMessage = FetchRequest | FetchAnswer | TermRequest | TermAnswer | DigestRequest | DigestAnswer

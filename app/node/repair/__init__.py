@@ -1,0 +1,1 @@
+"""Damage on disk: found, repaired from peers, compared, set aside."""

@@ -1,0 +1,127 @@
+"""Which peer to ask next for the batches of a damaged stretch, and what to make of its answers.
+
+Pure: no clock, no network. One request is under way at a time, to one peer after the other: a slow or silent
+peer costs one timeout a round. What no peer can give yet is asked for again, at longer and longer intervals.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from app.log.contract import NO_INDEX
+from app.node.network.repair_messages import FetchAnswer
+from storage.format.batch import Batch, follows_chain
+
+PAUSE_FIRST_MS: Final = 100  # before a round of all peers is repeated
+PAUSE_LAST_MS: Final = 5_000
+NOT_SETTLED_ROUNDS: Final = 8  # so often in a row must a majority say that it never committed the stretch
+
+
+class Outlook(StrEnum):
+    """What a peer's last answer said about the stretch."""
+
+    SILENT = "silent"
+    BUSY = "busy"
+    OFFLINE = "nothing to give"  # empty, or under repair itself
+    NOT_YET = "not settled there"
+    TRIMMED = "trimmed there"
+    OTHER = "another history there"
+    GIVEN = "given"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask `peer`, after a pause, for what is missing from `first_index` on."""
+
+    peer: str
+    first_index: int
+    pause_ms: int
+
+
+class Fetch:
+    """Gets neighbouring batches from first_index to last_index, in order, piece by piece.
+
+    Ends in one of two ways: `complete`, or `hopeless`: no peer will ever have the stretch as it stood here.
+    """
+
+    def __init__(self, first_index: int, last_index: int, peers: Sequence[str], majority: int) -> None:
+        """peers: at least one. majority: how many voters of the group are one."""
+        self.next_index = first_index
+        self.last_index = last_index
+        self._before: Batch | None = None  # the last one given
+        self.outlook: dict[str, Outlook] = dict.fromkeys(peers, Outlook.SILENT)
+        self._peers = tuple(peers)
+        self._majority = majority
+        self._turn = 0
+        self._fruitless = 0  # answers in a row that brought nothing
+        self._never_rounds = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.next_index == self.last_index + 1
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the stretch is gone or was never committed: only a fresh start can help."""
+        last_word = (Outlook.TRIMMED, Outlook.OTHER)
+        if all(outlook in last_word for outlook in self.outlook.values()):
+            return True
+        return self._never_rounds >= NOT_SETTLED_ROUNDS
+
+    @property
+    def waits(self) -> bool:
+        """Whether every peer was asked and none could help yet."""
+        return self._fruitless >= len(self._peers)
+
+    def next(self) -> Ask:
+        """Whom to ask now. Call only while neither complete nor hopeless."""
+        peer = self._peers[self._turn % len(self._peers)]
+        rounds, position = divmod(self._fruitless, len(self._peers))
+        pause_ms = 0
+        if rounds > 0 and position == 0:
+            pause_ms = min(PAUSE_LAST_MS, PAUSE_FIRST_MS << min(rounds - 1, 10))
+        return Ask(peer, self.next_index, pause_ms)
+
+    def took(self, peer: str, answer: FetchAnswer | None) -> tuple[Batch, ...]:
+        """The answer of the peer that was asked, None: none came in time. Return the batches that follow."""
+        self.outlook[peer] = self._judge(answer)
+        if self.outlook[peer] is Outlook.GIVEN and answer is not None:
+            self._fruitless = self._never_rounds = 0
+            self._before = answer.batches[-1]
+            self.next_index = self._before.next_index
+            return answer.batches  # and it goes on giving
+        self._turn += 1
+        self._fruitless += 1
+        if self._fruitless % len(self._peers) == 0:
+            self._end_round()
+        return ()
+
+    def _judge(self, answer: FetchAnswer | None) -> Outlook:
+        if answer is None:
+            return Outlook.SILENT
+        if answer.busy:
+            return Outlook.BUSY
+        if answer.settled_index == NO_INDEX:
+            return Outlook.OFFLINE
+        if answer.begin_index > self.next_index:
+            return Outlook.TRIMMED
+        if not answer.batches:
+            return Outlook.NOT_YET
+        return Outlook.GIVEN if self._follow(answer.batches) else Outlook.OTHER
+
+    def _follow(self, batches: Sequence[Batch]) -> bool:
+        before, next_index = self._before, self.next_index
+        for batch in batches:
+            if batch.base_index != next_index or batch.last_index > self.last_index:
+                return False
+            if before is not None and not follows_chain(batch, before.header.chain):
+                return False
+            before, next_index = batch, batch.next_index
+        return True
+
+    def _end_round(self) -> None:
+        """Count the rounds in which a majority has answered that it never committed this."""
+        never = (Outlook.NOT_YET, Outlook.TRIMMED, Outlook.OTHER)
+        answered = sum(outlook in never for outlook in self.outlook.values())
+        self._never_rounds = self._never_rounds + 1 if answered >= self._majority else 0

@@ -1,0 +1,50 @@
+"""What an unclean election has lost leaves this copy too, by a loss receipt (A-04): there is always a trace.
+
+The log is closed meanwhile: an open one never gives up what it knows to be committed (R-07). Each step is
+durable before the next, and all of them may be repeated after a crash:
+
+    1. the receipt: every record that goes
+    2. the checkpoint: committed no further than what stays; the state's snapshot goes, it is made anew
+    3. the log is cut
+"""
+
+from app.ha.auto_switch.slave_side import Rollback
+from app.log.contract import NO_INDEX
+from app.node.repair.receipts import ReceiptWriter
+from storage.file_system import FileSystem
+from storage.log.checkpoint import Checkpoint, CheckpointFile
+from storage.log.commitlog import Commitlog, CommitlogConfig
+
+
+def roll_back(
+    files: FileSystem,
+    data_folder: str,
+    log_name: str,
+    *,
+    log_id: int,
+    storage: CommitlogConfig,
+    rollback: Rollback,
+) -> str | None:
+    """Take back a closed log; return the receipt's path, None when there was nothing to take. Blocks.
+
+    Raises CorruptLog, CorruptFile, StorageFull, DiskError: the call may be repeated.
+    """
+    folder = f"{data_folder}/logs/{log_name}"
+    log = Commitlog.open(files, folder, log_id=log_id, config=storage)
+    try:
+        if log.end_index <= rollback.index:
+            return None
+        path = ReceiptWriter(files, data_folder, log_name).write(log, rollback.index, rollback.epoch)
+        checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
+        committed_index = min(checkpoint_file.load().committed_index, rollback.index)
+        checkpoint_file.save(Checkpoint(committed_index))
+        if files.exists(f"{folder}/state"):
+            files.remove(f"{folder}/state")
+            files.sync_folder(folder)
+        if rollback.index == NO_INDEX or rollback.index < log.begin_index:
+            log.reset(0, 0)  # nothing is left that the next master's log could follow
+        else:
+            log.truncate_after(rollback.index)
+        return path
+    finally:
+        log.close()

@@ -1,0 +1,496 @@
+"""Mending one log of this node while the others go on (R-01, R-07; docs/design.md).
+
+    1. the note (repair_marker.py), durable before any file is touched; the event `corruption`
+    2. find every damaged stretch, fetch it from a peer that has it settled, put it in place
+    3. what peers cannot mend (structure, a stretch that all have trimmed) is set aside: the log starts empty
+       and gets everything from its leader
+    4. open the log again. With every stretch in place between intact neighbours, and its vote, it holds all
+       that it ever promised, and is as before. Else it does not vote until it holds all that its leader has
+       committed. Then the note goes, and the event `repair` says what was done
+
+A crash at any moment begins again at 2. What no peer can give yet is asked for again and again, with pauses.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+from app.log.contract import NO_INDEX, Clock
+from app.log.state import DAY_MS
+from app.node.network.peer_calls import PeerCalls
+from app.node.network.repair_messages import FetchAnswer, FetchRequest, TermAnswer, TermRequest
+from app.node.repair.fetch import Fetch
+from app.node.repair.marker import Note, RepairMarker
+from app.node.replica.checkpoints import load_state
+from app.node.replica.driver import LogDriver
+from storage.care.patch import patch
+from storage.care.survey import NO_OFFSET, Damage, Survey, survey
+from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, StorageFull
+from storage.file_system import FileSystem
+from storage.format.batch import Batch
+from storage.log.aside import set_aside
+from storage.log.checkpoint import CheckpointFile, SnapshotFile
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardState, HardStateFile
+from storage.log.log_folder import MANIFEST_NAME
+from storage.log.recovery import Recovery
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Damaged = CorruptLog | CorruptFile
+
+ANSWER_TIMEOUT_S: Final = 2.0
+PATIENCE_S: Final = 5  # with voters that do not tell their term
+VOTE_GAP: Final = 1 << 20  # campaigns: a term takes an election timeout at least, so this is days of them
+SAME_TROUBLE_MAX: Final = 3  # so often may one file be found damaged before the log is set aside
+_TOLD_MAX: Final = 100  # stretches that an event names
+_RETRY_FIRST_S: Final = 0.2
+_RETRY_LAST_S: Final = 5.0
+
+
+class RepairState(StrEnum):
+    SURVEYING = "surveying"
+    FETCHING = "fetching"
+    WAITING = "waiting"  # no peer can help yet
+    OPENING = "opening"
+
+
+@dataclass(slots=True)
+class Mended:
+    """What was done so far: the data of the event `repair`."""
+
+    stretches: list[dict[str, int]] = field(default_factory=list)
+    batches: int = 0
+    size_bytes: int = 0
+    peers: dict[str, None] = field(default_factory=dict)
+    small_files: dict[str, None] = field(default_factory=dict)
+    set_aside: bool = False
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "stretches": self.stretches[:_TOLD_MAX],
+            "batches": self.batches,
+            "bytes": self.size_bytes,
+            "peers": list(self.peers),
+            "small_files": list(self.small_files),
+            "set_aside": self.set_aside,
+        }
+
+
+class RepairHost(Protocol):
+    """What the node does for a repair, on the loop but for `open_log`."""
+
+    def tell(self, kind: str, data: dict[str, Any]) -> None:
+        """Write an event to the journal of the log."""
+        ...
+
+    def open_log(self, *, sound: bool) -> LogDriver:
+        """Open the log; blocks, in a thread. Raises CorruptLog, CorruptFile, DiskError."""
+        ...
+
+    def serve(self, driver: LogDriver) -> None:
+        """The log is open: take part with it."""
+        ...
+
+    def fail(self, what: str, error: BaseException) -> None: ...
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Do `work` in a thread of its own. A node that stops does not wait for it: it may be cut short."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        problem: BaseException | None = None
+        try:
+            result = work()
+        except Exception as error:
+            problem = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, problem)
+
+    threading.Thread(target=run, name="repair", daemon=True).start()
+    return await future
+
+
+class GivenUp(Exception):
+    """The log is not wanted any more."""
+
+
+class LogRepair:
+    """One log that is offline. `run` ends when it is served again, given up, or when the node must stop."""
+
+    def __init__(
+        self,
+        *,
+        host: RepairHost,
+        files: FileSystem,
+        folder: str,
+        log_name: str,
+        log_id: int,
+        node_id: str,
+        voters: Sequence[str],
+        sound: bool,
+        storage: CommitlogConfig,
+        marker: RepairMarker,
+        calls: PeerCalls,
+        clock: Clock,
+        trouble: Damaged,
+        found_by: str,
+        held_index: int = NO_INDEX,
+        votes: bool = True,
+    ) -> None:
+        """trouble: what was found first. voters: of the group, this node among them. held_index: up to here
+        the log was durable when that was found. votes: the group elects; without it controllers or the
+        configuration do, and the vote file only holds which epoch this copy has opened."""
+        self.trouble = trouble
+        self.found_by = found_by
+        self.state = RepairState.SURVEYING
+        self.mended = Mended()
+        self.left: list[Damage] = []  # stretches not mended yet
+        self._host = host
+        self._files = files
+        self._folder = folder
+        self._log_name = log_name
+        self._log_id = log_id
+        self._node_id = node_id
+        self._keeps_promises = sound  # nothing that was acknowledged or voted before is missing
+        self._lacks_records = False
+        self._held_index = held_index
+        self._votes = votes
+        self._peers = tuple(voter for voter in voters if voter != node_id)
+        self._majority = len(voters) // 2 + 1
+        self._storage = storage
+        self._marker = marker
+        self._calls = calls
+        self._clock = clock
+        self._seen: dict[str, int] = {}  # damaged file or folder -> how often
+        self._told_waiting = False
+        self._given_up = asyncio.Event()
+
+    def give_up(self) -> None:
+        """The log is to be deleted: end soon, and leave its files as they are."""
+        self._given_up.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Raises GivenUp."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._given_up.wait()
+        if self._given_up.is_set():
+            raise GivenUp
+
+    async def run(self) -> None:
+        """Whatever goes wrong, the other logs of the node do not suffer from it."""
+        with contextlib.suppress(GivenUp):
+            await self._run()
+
+    async def _run(self) -> None:
+        logger.error(
+            "log damaged, repair begins",
+            extra={"log": self._log_name, "found_by": self.found_by, "damage": str(self.trouble)},
+        )
+        told = False
+        while True:
+            try:
+                await in_thread(self._note)
+                if not told:
+                    self._host.tell("corruption", self._corruption())
+                told = True
+                self._host.serve(await self._open())
+                return
+            except StorageFull as error:
+                self._wait(f"no room: {error}")
+                await self._pause(_RETRY_LAST_S)
+            except DiskError as error:
+                self._host.fail(f"repair of log {self._log_name}", error)
+                return
+            except GivenUp:
+                raise
+            except Exception as error:
+                logger.exception("log %s: its repair failed, and begins again", self._log_name)
+                self._wait(f"it failed: {error!r}")
+                await self._pause(_RETRY_LAST_S)
+
+    def _corruption(self) -> dict[str, Any]:
+        trouble = self.trouble
+        offset = trouble.offset if isinstance(trouble, CorruptLog) else None
+        return {
+            "file": trouble.path.removeprefix(self._folder).lstrip("/"),
+            "offset": offset,
+            "reason": trouble.reason,
+            "found_by": self.found_by,
+        }
+
+    # --- what was promised ------------------------------------------------------------------------------
+
+    def _note(self) -> None:
+        since_ms = self._clock.now_ms()
+        self._marker.save(
+            Note(
+                str(self.trouble),
+                self.found_by,
+                since_ms,
+                self._keeps_promises,
+                self._lacks_records,
+                held_index=self._held_index,
+            )
+        )
+
+    async def _doubt(self, *, lacks_records: bool = False) -> None:
+        """Something that this replica acknowledged or voted may be lost: durable before anything is done."""
+        if self._keeps_promises or (lacks_records and not self._lacks_records):
+            self._keeps_promises = False
+            self._lacks_records = self._lacks_records or lacks_records
+            await in_thread(self._note)
+
+    async def _mend_vote(self) -> None:
+        """A lost vote: this node may have voted for anybody in any term that another voter has reached.
+
+        So all of them are asked, and it votes for itself in the latest: for nobody else in any of them. When
+        only a majority answers for PATIENCE_S, the silent ones may have reached later terms, by one a
+        campaign: VOTE_GAP more than they can have had.
+        """
+        term, voters = await in_thread(self._last_known)
+        asked = [*self._peers, *(voter for voter in voters if voter not in (*self._peers, self._node_id))]
+        pause_s = _RETRY_FIRST_S
+        until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
+        voters_count = len(asked) + 1
+        while asked:
+            answers = await asyncio.gather(
+                *(self._calls.ask(peer, self._log_id, TermRequest, ANSWER_TIMEOUT_S) for peer in asked)
+            )
+            for peer, answer in zip(list(asked), answers, strict=True):
+                if isinstance(answer, TermAnswer):
+                    term = max(term, answer.term)
+                    asked.remove(peer)
+            if (
+                voters_count - len(asked) >= voters_count // 2 + 1
+                and asked
+                and self._clock.monotonic_ms() >= until_ms
+            ):
+                term += VOTE_GAP
+                break
+            if asked:
+                self._wait(f"the vote is lost: the terms of {', '.join(asked)} are needed")
+                await self._pause(pause_s)
+                pause_s = min(_RETRY_LAST_S, 2 * pause_s)
+        promise = HardState(term, self._node_id)
+
+        await in_thread(lambda: self._save_vote(promise))
+        self.mended.small_files["vote"] = None
+
+    async def _mend_epoch(self) -> None:
+        """A lost epoch: this copy may have opened a later one than its log shows, and must not open it again.
+        As another replica it is never told to: epochs are given to one replica each (C-04)."""
+        await self._doubt()
+        term, _ = await in_thread(self._last_known)
+        await in_thread(lambda: self._save_vote(HardState(term, self._node_id)))
+        self.mended.small_files["vote"] = None
+
+    def _last_known(self) -> tuple[int, tuple[str, ...]]:
+        """The term of the log's last batch, and the voters that the log itself names (R-10).
+
+        0 and nobody when the log is damaged, too: it is looked at later.
+        """
+        try:
+            log = Commitlog.open(
+                self._files,
+                self._folder,
+                log_id=self._log_id,
+                config=self._storage,
+                committed_index=self._committed_index(),
+            )
+        except (CorruptLog, CorruptFile):
+            return 0, ()
+        try:
+            snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
+            membership = load_state(log, snapshot_file, idempotency_ms=DAY_MS).membership
+        except (CorruptFile, ValueError):  # the state comes from the leader; the configuration must do
+            membership = None
+        finally:
+            log.close()
+        return log.last_term, () if membership is None else membership.voters
+
+    def _save_vote(self, promise: HardState) -> None:
+        path = f"{self._folder}/vote"
+        if self._files.exists(path):
+            self._files.remove(path)
+            self._files.sync_folder(self._folder)
+        HardStateFile(self._files, path).save(promise)
+
+    # --- from damage to an open log ---------------------------------------------------------------------
+
+    async def _open(self) -> LogDriver:
+        """Open the log, and mend whatever prevents it, until it opens."""
+        trouble: Damaged = self.trouble
+        while True:
+            try:
+                await self._mend(trouble)
+                self.state = RepairState.OPENING
+                driver = await in_thread(partial(self._host.open_log, sound=self._keeps_promises))
+                await self._forget_held()  # from here on the leader may cut what was not committed
+                return driver
+            except (CorruptLog, CorruptFile) as error:
+                logger.warning("log %s: still damaged: %s", self._log_name, error)
+                trouble = error
+
+    async def _forget_held(self) -> None:
+        self._held_index = NO_INDEX
+        await in_thread(self._marker.forget_held)
+
+    async def _mend(self, trouble: Damaged) -> None:
+        """Mend one trouble. One that keeps coming back ends with a fresh start."""
+        self._seen[trouble.path] = self._seen.get(trouble.path, 0) + 1
+        name = trouble.path.rpartition("/")[2]
+        if self._seen[trouble.path] > SAME_TROUBLE_MAX:
+            await self._set_aside(f"damaged again and again: {trouble}")
+        elif name == "vote":
+            await (self._mend_vote() if self._votes else self._mend_epoch())
+        elif name == "checkpoint":
+            # The leader tells what is committed. But only the checkpoint told damage from a torn tail.
+            if await in_thread(self._recovery().has_torn_tail):
+                await self._doubt(lacks_records=True)
+            await in_thread(lambda: self._remove(name))
+        elif name == "state":  # it is replayed, or taken from the leader (state_transfer.py)
+            await in_thread(lambda: self._remove(name))
+        else:
+            await self._mend_batches()
+
+    def _remove(self, name: str) -> None:
+        path = f"{self._folder}/{name}"
+        if self._files.exists(path):
+            self._files.remove(path)
+            self._files.sync_folder(self._folder)
+        self.mended.small_files[name] = None
+
+    def _recovery(self) -> Recovery:
+        return Recovery(self._files, self._folder, self._log_id, self._committed_index())
+
+    async def _mend_batches(self) -> None:
+        self.state = RepairState.SURVEYING
+        if not await in_thread(lambda: self._files.exists(f"{self._folder}/{MANIFEST_NAME}")):
+            await self._doubt(lacks_records=True)  # the survey makes an empty log of a missing one
+        found = await in_thread(self._survey)
+        if found.structural:
+            await self._set_aside(found.structural)
+            return
+        self.left = list(found.damages)
+        if any(damage.next_offset == NO_OFFSET for damage in self.left):
+            await self._doubt(lacks_records=True)  # the log ends in a damage: nobody knows what was behind
+        while self.left:
+            damage = self.left[0]
+            logger.warning(
+                "log %s: indexes %d to %d are damaged: %s",
+                self._log_name, damage.first_index, damage.last_index, damage.reason,
+            )  # fmt: skip
+            if not await self._mend_stretch(damage):
+                await self._set_aside(f"no peer has indexes {damage.first_index} to {damage.last_index}")
+                return
+            del self.left[0]
+
+    def _survey(self) -> Survey:
+        return survey(self._files, self._folder, self._log_id, self._committed_index())
+
+    def _committed_index(self) -> int:
+        """Up to here the log was committed or durable before the damage."""
+        held_index = max(self._held_index, self._marker.held_index)
+        try:
+            checkpoint = CheckpointFile(self._files, f"{self._folder}/checkpoint").load()
+        except CorruptFile:
+            return held_index
+        return max(held_index, checkpoint.committed_index)
+
+    async def _mend_stretch(self, damage: Damage) -> bool:
+        """Fetch one stretch and put it in place, piece by piece; whether any peer has it as it stood here."""
+        if not self._peers:
+            await self._wait_for_operator(f"indexes {damage.first_index} to {damage.last_index} are damaged")
+        fetch = Fetch(damage.first_index, damage.last_index, self._peers, self._majority)
+        rest: Damage | None = damage
+        while rest is not None:
+            batches = await self._fetch(fetch)
+            if not batches:
+                return False
+            try:
+                rest = await in_thread(partial(self._patch, rest, batches))
+            except PatchRefused as error:
+                logger.error("log %s: what peers have does not fit: %s", self._log_name, error)
+                return False
+            self.mended.batches += len(batches)
+            self.mended.size_bytes += sum(batch.size_bytes for batch in batches)
+        self.mended.stretches.append({"first_index": damage.first_index, "last_index": damage.last_index})
+        return True
+
+    def _patch(self, damage: Damage, batches: Sequence[Batch]) -> Damage | None:
+        return patch(self._files, self._folder, self._log_id, damage, batches)
+
+    async def _fetch(self, fetch: Fetch) -> Sequence[Batch]:
+        """The next piece of a stretch; none when no peer will ever have it as it stood here."""
+        while not fetch.hopeless:
+            if fetch.waits:
+                seen = ", ".join(f"{peer}: {outlook}" for peer, outlook in fetch.outlook.items())
+                self._wait(f"indexes {fetch.next_index} to {fetch.last_index}: {seen}")
+            else:
+                self.state = RepairState.FETCHING
+            ask = fetch.next()
+            await self._pause(ask.pause_ms / 1000)
+            answer = await self._calls.ask(
+                ask.peer,
+                self._log_id,
+                lambda call_id: FetchRequest(call_id, fetch.next_index, fetch.last_index),
+                ANSWER_TIMEOUT_S,
+            )
+            batches = fetch.took(ask.peer, answer if isinstance(answer, FetchAnswer) else None)
+            if batches:
+                self.mended.peers[ask.peer] = None
+                return batches
+        return ()
+
+    # --- the last resort --------------------------------------------------------------------------------
+
+    async def _set_aside(self, reason: str) -> None:
+        """Move the log's files away, kept for the operator, and start empty; the vote stays."""
+        if not self._peers:
+            await self._wait_for_operator(reason)
+        self._seen.clear()
+        if self.mended.set_aside:  # what was set aside is worth more than this
+            self._wait(f"the log that was begun anew is damaged too: {reason}")
+            await self._pause(_RETRY_LAST_S)
+            return
+        logger.error("log %s: set aside, it starts anew from its leader: %s", self._log_name, reason)
+
+        await self._doubt(lacks_records=True)
+        await self._forget_held()
+        await in_thread(lambda: set_aside(self._files, self._folder))
+        self.left = []
+        self.mended.set_aside = True
+
+    async def _wait_for_operator(self, reason: str) -> None:
+        """A group of one: nobody else has these records, and none are thrown away here."""
+        self._wait(f"{reason}; no other node has this log: restore its folder from a copy")
+        await self._given_up.wait()
+        raise GivenUp
+
+    def _wait(self, reason: str) -> None:
+        """No peer can help yet: say so once; the metric goes on saying it."""
+        self.state = RepairState.WAITING
+        if not self._told_waiting:
+            self._told_waiting = True
+            logger.error("log %s: its repair waits: %s", self._log_name, reason)
+            self._host.tell("repair", {"state": "waiting", "reason": reason})

@@ -1,0 +1,115 @@
+"""The durable note that a log of this node is damaged: from before its files are touched until it is healed.
+
+DATA/repairing/NAME is JSON. It lies outside the log's folder, so that it outlives whatever becomes of that. A
+note that cannot be read still counts, and promises nothing.
+"""
+
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from app.log.contract import NO_INDEX
+from storage.errors import DiskError
+from storage.file_system import FileSystem, write_durably
+
+FOLDER: Final = "repairing"
+
+
+class Note(msgspec.Struct, frozen=True):
+    """reason: what was damaged first; found_by: what came upon it.
+
+    keeps_promises: once all stretches are mended, everything that this replica ever acknowledged or voted is
+    there again. Never true again after it was false. lacks_records: some are gone that this replica held, and
+    with them perhaps what they said of the group. Never false again after it was true.
+    intact: the files are not damaged, so the log opens without a repair. lost_vote: the term and vote may be
+    older than what this replica last gave. held_index: up to here the log was durable when the damage was
+    found: what is missing of it is damage, not a torn tail.
+    """
+
+    reason: str
+    found_by: str
+    since_ms: int
+    keeps_promises: bool = False
+    lacks_records: bool = True
+    intact: bool = False
+    lost_vote: bool = False
+    held_index: int = NO_INDEX
+
+
+class RepairMarker:
+    """The note of one log. Every method may block on the disk."""
+
+    def __init__(self, files: FileSystem, data_folder: str, log_name: str) -> None:
+        self._files = files
+        self._folder = f"{data_folder}/{FOLDER}"
+        self._path = f"{self._folder}/{log_name}"
+
+    @property
+    def exists(self) -> bool:
+        return self._files.exists(self._path)
+
+    @property
+    def keeps_promises(self) -> bool:
+        note = self._load()
+        return note is not None and note.keeps_promises
+
+    @property
+    def lacks_records(self) -> bool:
+        note = self._load()
+        return note is None or note.lacks_records
+
+    @property
+    def intact(self) -> bool:
+        note = self._load()
+        return note is not None and note.intact
+
+    @property
+    def lost_vote(self) -> bool:
+        note = self._load()
+        return note is None or note.lost_vote
+
+    @property
+    def held_index(self) -> int:
+        note = self._load()
+        return NO_INDEX if note is None else note.held_index
+
+    def save(self, note: Note) -> None:
+        """Durable on return; the first note of a repair stays, but for its promises and what it lacks. Raises
+        DiskError."""
+        if self.exists:
+            first = self._load()
+            if first is None:
+                return
+            note = replace(
+                first,
+                keeps_promises=first.keeps_promises and note.keeps_promises,
+                lacks_records=first.lacks_records or note.lacks_records,
+                intact=first.intact and note.intact,
+                lost_vote=first.lost_vote or note.lost_vote,
+                held_index=max(first.held_index, note.held_index),
+            )
+            if note == first:
+                return
+        self._files.make_folders(self._folder)
+        write_durably(self._files, self._path, msgspec.json.encode(note) + b"\n")
+
+    def forget_held(self) -> None:
+        """What was durable is there again, or given up; durable on return. Raises DiskError."""
+        note = self._load()
+        if note is not None and note.held_index != NO_INDEX:
+            write_durably(
+                self._files, self._path, msgspec.json.encode(replace(note, held_index=NO_INDEX)) + b"\n"
+            )
+
+    def _load(self) -> Note | None:
+        try:
+            return msgspec.json.decode(self._files.read(self._path), type=Note)
+        except (msgspec.DecodeError, UnicodeDecodeError, DiskError):
+            return None
+
+    def remove(self) -> None:
+        """The log is healed; durable on return. Raises DiskError."""
+        if self.exists:
+            self._files.remove(self._path)
+            self._files.sync_folder(self._folder)

@@ -1,0 +1,256 @@
+"""The logs of this node that are damaged: taken offline one by one, mended (repair.py), and served again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, Protocol
+
+from app.log.contract import NO_INDEX, Clock, Lanes, Transport
+from app.node.hosted_log import HostedLog
+from app.node.network.peer_calls import PeerCalls
+from app.node.network.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
+from app.node.repair.log_repair import Damaged, LogRepair, in_thread
+from app.node.repair.marker import RepairMarker
+from app.node.repair.server import RepairServer, reread
+from app.node.repair.verify import Comparison, ReplicaState
+from app.node.replica.driver import LogDriver
+from app.node.tasks import TaskSupervisor
+from app.settings.model import Replication, Settings
+from storage.errors import CorruptLog, DiskError, StorageError, StorageFull
+from storage.file_system import FileSystem
+
+logger = logging.getLogger(__name__)
+
+
+class Opener(Protocol):
+    def __call__(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool) -> LogDriver:
+        """As LogOpener.open."""
+        ...
+
+
+class Repairs:
+    """Owned by the event loop. A log is under repair at most once at a time."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        files: FileSystem,
+        disk: Lanes,
+        transport: Transport,
+        clock: Clock,
+        chance: Random,
+        logs: Mapping[int, HostedLog],
+        open_log: Opener,
+        serve: Callable[[HostedLog, LogDriver], None],
+        tasks: TaskSupervisor,
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        """logs: by id, as the node keeps it. serve(hosted, driver): the log is open again, take part."""
+        self._settings = settings
+        self._data = str(settings.node.data.absolute())
+        self._files = files
+        self._disk = disk
+        self._clock = clock
+        self._logs = logs
+        self._open_log = open_log
+        self._serve = serve
+        self._tasks = tasks
+        self._fail = fail
+        self.calls = PeerCalls(transport, chance)
+        self._server = RepairServer(files, clock, transport.send, self._found)
+
+    def marker_of(self, hosted: HostedLog) -> RepairMarker:
+        return self.marker_named(hosted.name)
+
+    def marker_named(self, log_name: str) -> RepairMarker:
+        return RepairMarker(self._files, self._data, log_name)
+
+    # --- messages ---------------------------------------------------------------------------------------
+
+    def take(self, source: str, log_id: int, message: PeerCall) -> None:
+        """A question of a peer, or its answer to one of ours."""
+        if not isinstance(message, FetchRequest | TermRequest | DigestRequest):
+            self.calls.answered(source, log_id, message)
+            return
+        hosted = self._logs.get(log_id)
+        driver = None if hosted is None else hosted.driver
+        self._tasks.once("repair-answer", self._server.answer(source, log_id, driver, message))
+
+    # --- damage -----------------------------------------------------------------------------------------
+
+    def report(self, error: StorageError, found_by: str) -> bool:
+        """An error of the storage came up somewhere: if a log of ours is damaged, begin its repair.
+
+        Whether that is so. The journal of a log is not the log.
+        """
+        if isinstance(error, CorruptLog):
+            for hosted in self._logs.values():
+                folder = self._folder_of(hosted)
+                if error.path == folder or error.path.startswith(f"{folder}/"):
+                    self.begin(hosted, error, found_by)
+                    return True
+        return False
+
+    def _found(self, log_id: int, error: CorruptLog, found_by: str) -> None:
+        self.begin(self._logs[log_id], error, found_by)
+
+    def _folder_of(self, hosted: HostedLog) -> str:
+        return f"{self._data}/logs/{hosted.name}"
+
+    def begin(self, hosted: HostedLog, trouble: Damaged, found_by: str) -> None:
+        """Take the log offline, if it is not so already, and mend it in the background."""
+        if hosted.repair is not None or hosted.journal is None:
+            return
+        voters, marker = hosted.voters, self.marker_of(hosted)
+        driver, hosted.driver, hosted.caught_up = hosted.driver, None, False
+        hosted.repair = LogRepair(
+            host=_Host(self, hosted),
+            files=self._files,
+            folder=self._folder_of(hosted),
+            log_name=hosted.name,
+            log_id=hosted.log_id,
+            node_id=self._settings.node.id,
+            voters=voters,
+            sound=not hosted.healing or marker.keeps_promises,
+            storage=self._settings.storage,
+            marker=marker,
+            calls=self.calls,
+            clock=self._clock,
+            trouble=trouble,
+            found_by=found_by,
+            held_index=NO_INDEX if driver is None else driver.log.durable_index,
+            votes=hosted.settings.replication is Replication.RAFT,
+        )
+        hosted.repairs_begun += 1
+        if driver is not None:
+            driver.abandon()
+        hosted.wake()
+        self._tasks.critical(f"repair {hosted.name}", self._run(hosted, hosted.repair, driver))
+
+    async def _run(self, hosted: HostedLog, repair: LogRepair, driver: LogDriver | None) -> None:
+        await self._disk_is_done(hosted)
+        if driver is not None:
+            await self._close(driver)
+        await repair.run()
+        if hosted.repair is repair:  # given up
+            hosted.repair = None
+
+    async def reread(self, driver: LogDriver, first_index: int, last_index: int) -> None:
+        """repair_server.reread, of a log of this node."""
+        await reread(self._files, driver.log, first_index, last_index)
+
+    async def _close(self, driver: LogDriver) -> None:
+        """Give back the files of a log whose driver has ended."""
+        try:
+            await in_thread(driver.log.close)
+        except StorageError as error:  # it is not believed any more, so nothing rests on this
+            logger.warning("log %s: not closed cleanly: %s", driver.log_name, error)
+
+    async def _disk_is_done(self, hosted: HostedLog) -> None:
+        """Wait until the disk has done what it was given of this log: no thread uses its files then."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def then(_result: Any, _error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result(None)
+
+        self._disk.lane(hosted.name).submit(lambda: None, then)
+        await done
+
+    # --- and back ---------------------------------------------------------------------------------------
+
+    def opened(self, hosted: HostedLog, driver: LogDriver) -> None:
+        """A repair has made the log whole; it serves from here on, and votes once it is healed."""
+        assert hosted.repair is not None
+        hosted.mended, hosted.repair, hosted.healing = hosted.repair.mended, None, True
+        self._serve(hosted, driver)
+
+    def open_marked(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
+        """Open a marked log; blocks. sound: all that it ever promised is there again. The only voter of a
+        group has promised nothing to anybody: once its log opens it is sound, if it lacks no record that may
+        have named other voters. Raises CorruptLog, CorruptFile, DiskError."""
+        return self._open_log(hosted, sound=sound, sound_if_alone=not self.marker_of(hosted).lacks_records)
+
+    def healed(self, hosted: HostedLog, before: Callable[[], None] = lambda: None) -> None:
+        """The replica holds all that its leader has committed: the note is removed, and it votes again.
+
+        before: what must be durable first; it may block.
+        """
+        marker = self.marker_of(hosted)
+
+        def work() -> bool:
+            before()
+            intact = marker.intact
+            marker.remove()
+            return intact
+
+        def then(intact: Any, error: BaseException | None) -> None:
+            if isinstance(error, StorageFull):
+                logger.warning("log %s: no room to remove the note of its repair", hosted.name)
+            elif error is not None:
+                self._fail(f"log {hosted.name}: note of a repair", error)
+            elif hosted.repair is None and intact:
+                hosted.healing = False  # no file was damaged: nothing was repaired
+                logger.info("log has its vote", extra={"log": hosted.name})
+            elif hosted.repair is None:
+                self._told_healed(hosted)
+
+        self._disk.lane(hosted.name).submit(work, then)
+
+    def _told_healed(self, hosted: HostedLog) -> None:
+        mended, hosted.mended, hosted.healing = hosted.mended, None, False
+        data: dict[str, Any] = {"state": "healed"}
+        if mended is not None:
+            data |= mended.as_data()
+        logger.warning("log healed", extra={"log": hosted.name, **data})
+        self.tell(hosted, "repair", data)
+
+    def differs(self, hosted: HostedLog, found: Comparison) -> None:
+        """Two replicas hold different committed records: nobody can mend that here, everybody should know."""
+        data: dict[str, Any] = {
+            "found_by": "verify",
+            "first_difference": found.first_difference,
+            "groups": found.groups,
+            "damaged": [each.node for each in found.replicas if each.state is ReplicaState.DAMAGED],
+        }
+        logger.error("replicas differ", extra={"log": hosted.name, **data})
+        self.tell(hosted, "corruption", data)
+
+    def tell(self, hosted: HostedLog, kind: str, data: dict[str, Any]) -> None:
+        """Write an event to the journal of a log, whether it is served or not."""
+        journal = hosted.journal
+        if journal is None:
+            return
+        term = 0 if hosted.driver is None else hosted.driver.term
+        try:
+            if journal.tell(kind, term, data, self._clock.now_ms()) is None:
+                return
+        except StorageFull:
+            logger.warning("log %s: no room for the event %s %s", hosted.name, kind, data)
+            return
+        except DiskError as error:
+            self._fail(f"journal of log {hosted.name}", error)
+            return
+        self._disk.lane(hosted.name).request_sync(journal, lambda: None)
+
+
+class _Host:
+    """app.node.repair.log_repair.RepairHost for one log."""
+
+    def __init__(self, repairs: Repairs, hosted: HostedLog) -> None:
+        self._repairs = repairs
+        self._hosted = hosted
+
+    def tell(self, kind: str, data: dict[str, Any]) -> None:
+        self._repairs.tell(self._hosted, kind, data)
+
+    def open_log(self, *, sound: bool) -> LogDriver:
+        return self._repairs.open_marked(self._hosted, sound=sound)
+
+    def serve(self, driver: LogDriver) -> None:
+        self._repairs.opened(self._hosted, driver)
+
+    def fail(self, what: str, error: BaseException) -> None:
+        self._repairs._fail(what, error)

@@ -1,0 +1,103 @@
+"""Copies that give up what an unclean election has lost (A-04): taken offline, cut by a receipt, served anew.
+
+What is cut, and in which durable steps, stands in ha_loss.py; the event `truncate` of the log's journal says
+where the receipt lies.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+from app.ha.auto_switch.slave_side import Rollback
+from app.node.hosted_log import HostedLog
+from app.node.repair.ha_loss import roll_back
+from app.node.tasks import TaskSupervisor
+from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull
+from storage.file_system import FileSystem
+from storage.log.commitlog import CommitlogConfig
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S: Final = 2.0
+
+
+class RollBackHost(Protocol):
+    """What the broker gives."""
+
+    async def end_driver(self, hosted: HostedLog) -> None:
+        """End the log's driver at once and close the log; its journal stays open. Raises StorageError."""
+        ...
+
+    def reopen(self, hosted: HostedLog) -> Awaitable[None]:
+        """Open the log anew and take part; damage goes to the repairs. Raises DiskError."""
+        ...
+
+
+class RollBacks:
+    """Owned by the event loop. `look` is called each tick."""
+
+    def __init__(
+        self,
+        *,
+        host: RollBackHost,
+        files: FileSystem,
+        data_folder: str,
+        storage: CommitlogConfig,
+        tell: Callable[[HostedLog, str, dict[str, Any]], None],
+        tasks: TaskSupervisor,
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        self._host = host
+        self._files = files
+        self._data = data_folder
+        self._storage = storage
+        self._tell = tell
+        self._tasks = tasks
+        self._fail = fail
+        self._under_way: dict[int, None] = {}  # ids of logs
+
+    def look(self, hosted: HostedLog) -> None:
+        """Begin what the log's core asks for, once."""
+        rollback = None if hosted.ha is None or hosted.driver is None else hosted.ha.wanted_rollback
+        if rollback is not None and hosted.log_id not in self._under_way and not hosted.deleting:
+            self._under_way[hosted.log_id] = None
+            self._tasks.critical(f"roll back {hosted.name}", self._roll_back(hosted, rollback))
+
+    async def _roll_back(self, hosted: HostedLog, rollback: Rollback) -> None:
+        try:
+            await self._host.end_driver(hosted)
+            path = await self._cut(hosted, rollback)
+            if path is not None:
+                data = {
+                    "after_index": rollback.index,
+                    "epoch": rollback.epoch,
+                    "reason": "unclean-election",
+                    "receipt": path.removeprefix(f"{self._data}/"),
+                }
+                logger.warning(
+                    "an election has lost records of this copy", extra={"log": hosted.name, **data}
+                )
+                self._tell(hosted, "truncate", data)
+            await self._host.reopen(hosted)
+        except (CorruptLog, CorruptFile, DiskError) as error:
+            self._fail(f"roll back of log {hosted.name}", error)
+        finally:
+            del self._under_way[hosted.log_id]
+
+    async def _cut(self, hosted: HostedLog, rollback: Rollback) -> str | None:
+        """Without room for the receipt nothing is cut: it waits."""
+        while True:
+            try:
+                return await asyncio.to_thread(
+                    roll_back,
+                    self._files,
+                    self._data,
+                    hosted.name,
+                    log_id=hosted.log_id,
+                    storage=self._storage,
+                    rollback=rollback,
+                )
+            except StorageFull as error:
+                logger.warning("log %s: no room for a loss receipt: %s", hosted.name, error)
+                await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,111 @@
+"""The background scrub of a node: every log is read again now and then, gently, to find old damage in time.
+
+One log after the other, at `bytes_per_s` in all. Batches are read in a thread of their own, small files in
+the log's disk lane, where alone they are written. Damage begins a repair, and so does a block that
+cannot be read.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.log.contract import Lanes
+from app.node.hosted_log import HostedLog
+from app.node.repair.log_repair import Damaged
+from app.node.replica.driver import LogDriver
+from app.settings.model import ScrubConfig
+from storage.care.scrub import Scrub, ScrubStep
+from storage.errors import CorruptFile, CorruptLog, DiskError
+from storage.file_system import FileSystem
+
+logger = logging.getLogger(__name__)
+
+STEP_BYTES: Final = 256 * 1024
+
+
+@dataclass(slots=True)
+class ScrubProgress:
+    """Of one log since the node's start."""
+
+    rounds: int = 0
+    size_bytes: int = 0
+    running: bool = False
+
+
+class Scrubber:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        config: ScrubConfig,
+        files: FileSystem,
+        disk: Lanes,
+        damaged: Callable[[HostedLog, Damaged, str], None],
+    ) -> None:
+        """damaged(hosted, error, found_by): begins the repair of a log."""
+        self.progress: dict[str, ScrubProgress] = {}
+        self._config = config
+        self._files = files
+        self._disk = disk
+        self._damaged = damaged
+
+    async def run(self, logs: Mapping[int, HostedLog]) -> None:
+        """For as long as the node runs. logs: as the node keeps them."""
+        if not self._config.enabled:
+            return
+        await asyncio.sleep(self._config.start_delay_ms / 1000)
+        while True:
+            for hosted in list(logs.values()):
+                await self.scrub(hosted)
+            await asyncio.sleep(self._config.interval_ms / 1000)
+
+    async def scrub(self, hosted: HostedLog) -> None:
+        """One round over one log."""
+        driver = hosted.driver
+        if driver is None:
+            return
+        progress = self.progress.setdefault(hosted.name, ScrubProgress())
+        progress.running = True
+        try:
+            if await self._round(hosted, driver, progress):
+                progress.rounds += 1
+                logger.info("log scrubbed", extra={"log": hosted.name, "rounds": progress.rounds})
+        except (CorruptLog, CorruptFile) as error:
+            self._found(hosted, driver, error)
+        except DiskError as error:
+            self._found(hosted, driver, CorruptLog(error.path, 0, f"it cannot be read: {error.reason}"))
+        finally:
+            progress.running = False
+
+    async def _round(self, hosted: HostedLog, driver: LogDriver, progress: ScrubProgress) -> bool:
+        """Whether the round came to its end."""
+        for step in Scrub(self._files, driver.log, STEP_BYTES):
+            if step.size_bytes:
+                await asyncio.to_thread(step.run)
+            else:
+                await self._in_disk_thread(hosted.name, step)
+            progress.size_bytes += step.size_bytes
+            await asyncio.sleep(step.size_bytes / self._config.bytes_per_s)
+            if hosted.driver is not driver:
+                return False
+        return True
+
+    def _found(self, hosted: HostedLog, driver: LogDriver, error: Damaged) -> None:
+        if hosted.driver is driver:
+            self._damaged(hosted, error, "scrub")
+
+    async def _in_disk_thread(self, log_name: str, step: ScrubStep) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def then(_result: Any, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self._disk.lane(log_name).submit(step.run, then)
+        await done

@@ -1,0 +1,175 @@
+"""What a node tells its peers when they mend a log or compare theirs with ours.
+
+Only settled batches are given, verified as they are read; no more bytes a second than SERVE_BYTES_PER_S, so
+that a repair never takes the disk or the loop from replication. Owned by the event loop.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from app.log.contract import NO_INDEX, Clock
+from app.node.network.repair_messages import (
+    DIGEST_MAX_BYTES,
+    FETCH_MAX_BYTES,
+    DigestAnswer,
+    DigestRequest,
+    FetchAnswer,
+    FetchRequest,
+    PeerCall,
+    TermAnswer,
+    TermRequest,
+)
+from app.node.replica.driver import LogDriver
+from storage.care.scrub import Scrub
+from storage.errors import CorruptLog
+from storage.file_system import FileSystem
+from storage.format.batch import HEADER_SIZE_BYTES, Batch
+from storage.log.commitlog import Commitlog
+
+SERVE_BYTES_PER_S: Final = 64 * 1024 * 1024
+_BURST_MS: Final = 100
+_STEP_BYTES: Final = 1024 * 1024  # read at once; in between the loop does other things
+DIGEST_SIZE: Final = 16
+
+
+def settled_index_of(driver: LogDriver) -> int:
+    """The last index that this replica holds, durably, and knows to be committed; NO_INDEX for none."""
+    return min(driver.committed_index, driver.log.durable_index)
+
+
+class ByteBudget:
+    """So many bytes a second; more than a burst of them at once is put off. Pure."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_ms = bytes_per_s / 1000
+        self._free_ms = 0.0
+
+    def allows(self, now_ms: int) -> bool:
+        return self._free_ms <= now_ms + _BURST_MS
+
+    def spend(self, size_bytes: int, now_ms: int) -> None:
+        self._free_ms = max(self._free_ms, now_ms) + size_bytes / self._bytes_per_ms
+
+
+@dataclass(slots=True)
+class Digest:
+    """Of neighbouring batches up to `last_index`. value: over their headers, body checksums in them."""
+
+    last_index: int
+    value: bytes
+    chain: bytes
+    size_bytes: int
+
+
+async def digest_of(
+    driver: LogDriver, first_index: int, last_index: int, max_bytes: int = DIGEST_MAX_BYTES
+) -> Digest | None:
+    """Digest the batches from the one that holds first_index to the one that holds last_index, both held.
+
+    Ends early at about max_bytes; None when first_index is not held (any more). Raises CorruptLog.
+    """
+    log = driver.log
+    hash_ = hashlib.blake2b(digest_size=DIGEST_SIZE)
+    before: Batch | None = None
+    at, size = first_index, 0
+    while at <= last_index and size < max_bytes:
+        if not log.begin_index <= at <= log.end_index:
+            break
+        batches = log.read_batches(at, min(_STEP_BYTES, max_bytes - size), last_index)
+        for batch in batches:
+            hash_.update(memoryview(batch.data)[:HEADER_SIZE_BYTES])
+            size += batch.size_bytes
+            before = batch
+        at = batches[-1].next_index
+        await asyncio.sleep(0)
+    if before is None:
+        return None
+    return Digest(before.last_index, hash_.digest(), before.header.chain, size)
+
+
+async def reread(files: FileSystem, log: Commitlog, first_index: int, last_index: int) -> None:
+    """Read the settled batches of a range from the disk, past all caches, each chained to the one before.
+
+    Raises CorruptLog for damage, and when the disk holds another history than memory; DiskError.
+    """
+    scrub = Scrub(files, log, from_index=first_index, until_index=last_index)
+    for step in scrub:
+        await asyncio.to_thread(step.run)
+    if scrub.chain is not None and log.begin_index <= last_index <= log.end_index:
+        known = log.batch_at(last_index)
+        if scrub.chain != known.header.chain:
+            raise CorruptLog(log.folder, known.offset, "the disk holds another history")
+
+
+class RepairServer:
+    """Answers the questions of app/node/network/repair_messages.py."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        clock: Clock,
+        send: Callable[[str, int, PeerCall], None],
+        damaged: Callable[[int, CorruptLog, str], None],
+        bytes_per_s: int = SERVE_BYTES_PER_S,
+    ) -> None:
+        """damaged(log_id, error, found_by): a batch that was asked for is damaged here."""
+        self._files = files
+        self._clock = clock
+        self._send = send
+        self._damaged = damaged
+        self._budget = ByteBudget(bytes_per_s)
+        self._digesting = asyncio.Lock()
+
+    async def answer(self, source: str, log_id: int, driver: LogDriver | None, request: PeerCall) -> None:
+        """Answer one request. driver: of the log, None while it is offline or unknown here."""
+        if isinstance(request, FetchRequest):
+            self._send(source, log_id, self._fetched(log_id, driver, request))
+        elif isinstance(request, TermRequest):
+            if driver is not None and driver.knows_vote:  # a term that is not known for sure is not told
+                self._send(source, log_id, TermAnswer(request.id, driver.term))
+        elif isinstance(request, DigestRequest):
+            self._send(source, log_id, await self._digest(log_id, driver, request))
+
+    def _fetched(self, log_id: int, driver: LogDriver | None, request: FetchRequest) -> FetchAnswer:
+        if driver is None:
+            return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
+        log, settled = driver.log, settled_index_of(driver)
+        now_ms = self._clock.monotonic_ms()
+        if not self._budget.allows(now_ms):
+            return FetchAnswer(request.id, log.begin_index, settled, busy=True)
+        first, last = request.first_index, min(request.last_index, settled)
+        if not max(log.begin_index, 0) <= first <= last:
+            return FetchAnswer(request.id, log.begin_index, settled)
+        try:
+            batches = tuple(
+                batch
+                for batch in log.read_batches(first, FETCH_MAX_BYTES, last)
+                if batch.last_index <= settled
+            )
+        except CorruptLog as error:
+            self._damaged(log_id, error, "peer")
+            return FetchAnswer(request.id, NO_INDEX, NO_INDEX)
+        self._budget.spend(sum(batch.size_bytes for batch in batches), now_ms)
+        return FetchAnswer(request.id, log.begin_index, settled, False, batches)
+
+    async def _digest(self, log_id: int, driver: LogDriver | None, request: DigestRequest) -> DigestAnswer:
+        if driver is None:
+            return DigestAnswer(request.id, NO_INDEX, NO_INDEX, NO_INDEX, b"", b"")
+        begin, settled = driver.log.begin_index, settled_index_of(driver)
+        nothing = DigestAnswer(request.id, begin, settled, NO_INDEX, b"", b"")
+        if not max(begin, 0) <= request.first_index <= request.last_index <= settled:
+            return nothing
+        async with self._digesting:
+            try:
+                if request.deep:
+                    await reread(self._files, driver.log, request.first_index, request.last_index)
+                digest = await digest_of(driver, request.first_index, request.last_index)
+            except CorruptLog as error:
+                self._damaged(log_id, error, "verify")
+                return DigestAnswer(request.id, begin, settled, NO_INDEX, b"", b"", damaged=True)
+        if digest is None:
+            return nothing
+        return DigestAnswer(request.id, begin, settled, digest.last_index, digest.value, digest.chain)

@@ -1,0 +1,267 @@
+"""Comparing the replicas of a log batch by batch, and naming the first index at which one differs (:verify).
+
+The node that is asked compares its own replica with every other: chunk by chunk a digest over the headers of
+the batches, which hold chain and checksums; where a digest differs, bisection finds the batch and the batches
+themselves the record. Only settled batches are compared, so a difference is a broken promise: it is reported,
+never mended silently, for nobody here can know which replica is right.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+from app.log.contract import NO_INDEX
+from app.node.network.peer_calls import PeerCalls
+from app.node.network.repair_messages import (
+    DIGEST_MAX_BYTES,
+    DigestAnswer,
+    DigestRequest,
+    FetchAnswer,
+    FetchRequest,
+)
+from app.node.repair.server import DIGEST_SIZE, settled_index_of
+from app.node.replica.driver import LogDriver
+from storage.format.batch import HEADER_SIZE_BYTES
+from storage.format.records import read_columns
+
+logger = logging.getLogger(__name__)
+
+TIME_MAX_S: Final = 5.0  # of one comparison; then it says where to go on
+BEHIND_MAX_S: Final = 3.0  # how long a peer may lag before it counts as behind
+_ANSWER_TIMEOUT_S: Final = 4.0
+_TRIES: Final = 2
+_FETCHES: Final = 20
+_STEP_BYTES: Final = 1024 * 1024
+_POLL_S: Final = 0.1
+
+
+class ReplicaState(StrEnum):
+    SAME = "same"
+    DIFFERS = "differs"
+    DAMAGED = "damaged"  # a batch of it cannot be read: its repair has begun
+    BEHIND = "behind"  # it has not settled all of the range yet
+    REPAIRING = "repairing"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(slots=True)
+class ReplicaReport:
+    """How one replica compares with that of the node that was asked. until_index: exclusive end of what was
+    compared; first_difference: the first index at which it differs."""
+
+    node: str
+    state: ReplicaState = ReplicaState.SAME
+    until_index: int = 0
+    first_difference: int | None = None
+    digest: bytes = b""  # of the first batch that differs
+
+    @property
+    def compares(self) -> bool:
+        return self.state is ReplicaState.SAME
+
+
+@dataclass(slots=True)
+class Comparison:
+    """until_index: exclusive; what lies beyond it was not compared yet."""
+
+    from_index: int
+    until_index: int
+    replicas: list[ReplicaReport]
+    batches: int = 0
+    size_bytes: int = 0
+
+    @property
+    def differing(self) -> list[ReplicaReport]:
+        return [each for each in self.replicas if each.state is ReplicaState.DIFFERS]
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing that was compared differs or is damaged."""
+        return not any(each.state in (ReplicaState.DIFFERS, ReplicaState.DAMAGED) for each in self.replicas)
+
+    @property
+    def complete(self) -> bool:
+        return all(each.compares for each in self.replicas)
+
+    @property
+    def first_difference(self) -> int | None:
+        return min((each.first_difference or 0 for each in self.differing), default=None)
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """Replicas that are alike at the first difference, the largest group first; [] without one."""
+        at = self.first_difference
+        if at is None:
+            return []
+        groups: dict[bytes, list[str]] = {}
+        for each in self.replicas:
+            if each.compares or each.state is ReplicaState.DIFFERS:
+                digest = each.digest if each.first_difference == at else b""
+                groups.setdefault(digest, []).append(each.node)
+        return sorted(groups.values(), key=len, reverse=True)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Neighbouring batches of our own; digests: over all headers up to and including each."""
+
+    batches: list[tuple[int, int]] = field(default_factory=list)  # base and last index
+    digests: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+
+    @property
+    def first_index(self) -> int:
+        return self.batches[0][0]
+
+    @property
+    def last_index(self) -> int:
+        return self.batches[-1][1]
+
+
+class Verifier:
+    """One comparison."""
+
+    def __init__(
+        self,
+        calls: PeerCalls,
+        driver: LogDriver,
+        peers: Sequence[str],
+        reread: Callable[[LogDriver, int, int], Awaitable[None]] | None = None,
+    ) -> None:
+        """reread(driver, first, last): read from the disk, not from memory, and make each chain anew, here
+        and at every replica (repair_server.py); None: believe what was verified when it was read."""
+        self._calls = calls
+        self._reread = reread
+        self._driver = driver
+        self._own = ReplicaReport(driver.node_id)
+        self._peers = [ReplicaReport(peer) for peer in peers]
+
+    async def compare(self, from_index: int, until_index: int) -> Comparison:
+        """Compare [from_index, until_index), which this replica holds settled; at most for TIME_MAX_S.
+
+        Raises CorruptLog when this very replica is damaged.
+        """
+        result = Comparison(from_index, from_index, [self._own, *self._peers])
+        deadline = asyncio.get_running_loop().time() + TIME_MAX_S
+        at = from_index
+        while at < until_index:
+            chunk = await self._chunk(at, until_index - 1)
+            if chunk is None:
+                break  # trimmed away meanwhile
+            if self._reread is not None:
+                await self._reread(self._driver, chunk.first_index, chunk.last_index)
+            await asyncio.gather(*(self._compare_peer(peer, chunk) for peer in self._peers if peer.compares))
+            at = chunk.last_index + 1
+            result.batches += len(chunk.batches)
+            result.size_bytes += chunk.size_bytes
+            if asyncio.get_running_loop().time() >= deadline or not any(
+                peer.compares for peer in self._peers
+            ):
+                break
+        self._own.until_index = result.until_index = min(max(at, from_index), until_index)
+        return result
+
+    async def _chunk(self, first_index: int, last_index: int) -> _Chunk | None:
+        """Our own batches from first_index on, at most DIGEST_MAX_BYTES."""
+        log, chunk = self._driver.log, _Chunk()
+        hash_ = hashlib.blake2b(digest_size=DIGEST_SIZE)
+        at = first_index
+        while at <= last_index and chunk.size_bytes < DIGEST_MAX_BYTES:
+            if not log.begin_index <= at <= log.end_index:
+                break
+            room = min(_STEP_BYTES, DIGEST_MAX_BYTES - chunk.size_bytes)
+            for batch in log.read_batches(at, room, last_index):
+                hash_.update(memoryview(batch.data)[:HEADER_SIZE_BYTES])
+                chunk.batches.append((batch.base_index, batch.last_index))
+                chunk.digests.append(hash_.digest())
+                chunk.size_bytes += batch.size_bytes
+                at = batch.next_index
+            await asyncio.sleep(0)
+        return chunk if chunk.batches else None
+
+    async def _compare_peer(self, peer: ReplicaReport, chunk: _Chunk) -> None:
+        answer = await self._settled_digest(peer, chunk)
+        if answer is None:
+            return
+        if self._same(answer, chunk, len(chunk.batches) - 1):
+            peer.until_index = chunk.last_index + 1
+            return
+        low, high = 0, len(chunk.batches) - 1  # the first batch that differs is in [low, high]
+        while low < high:
+            middle = (low + high) // 2
+            answer = await self._digest(peer, chunk.first_index, chunk.batches[middle][1])
+            if answer is None:
+                return
+            if self._same(answer, chunk, middle):
+                low = middle + 1
+            else:
+                high = middle
+        base_index, last_index = chunk.batches[low]
+        peer.state, peer.until_index = ReplicaState.DIFFERS, base_index
+        peer.first_difference, peer.digest = await self._first_record(peer, base_index, last_index)
+
+    def _same(self, answer: DigestAnswer, chunk: _Chunk, position: int) -> bool:
+        return answer.last_index == chunk.batches[position][1] and answer.digest == chunk.digests[position]
+
+    async def _settled_digest(self, peer: ReplicaReport, chunk: _Chunk) -> DigestAnswer | None:
+        """The peer's digest of the whole chunk, once it has settled it; else its state says why not."""
+        deadline = asyncio.get_running_loop().time() + BEHIND_MAX_S
+        while True:
+            answer = await self._digest(peer, chunk.first_index, chunk.last_index)
+            if answer is None or answer.digest:
+                return answer
+            if answer.settled_index == NO_INDEX:
+                peer.state = ReplicaState.REPAIRING
+            elif answer.begin_index > chunk.first_index:
+                peer.until_index = chunk.last_index + 1  # trimmed there: nothing to compare
+                return None
+            else:
+                peer.state = ReplicaState.BEHIND
+            if asyncio.get_running_loop().time() >= deadline:
+                return None
+            peer.state = ReplicaState.SAME
+            await asyncio.sleep(_POLL_S)
+
+    async def _digest(self, peer: ReplicaReport, first_index: int, last_index: int) -> DigestAnswer | None:
+        request = partial(
+            DigestRequest, first_index=first_index, last_index=last_index, deep=self._reread is not None
+        )
+        for _ in range(_TRIES):
+            answer = await self._calls.ask(peer.node, self._driver.log_id, request, _ANSWER_TIMEOUT_S)
+            if isinstance(answer, DigestAnswer):
+                if answer.damaged:
+                    peer.state = ReplicaState.DAMAGED
+                    return None
+                return answer
+        peer.state = ReplicaState.UNREACHABLE
+        return None
+
+    async def _first_record(self, peer: ReplicaReport, base_index: int, last_index: int) -> tuple[int, bytes]:
+        """The first record of a batch that differs, and a digest of the peer's; the batch's first where the
+        records are alike."""
+        ours = self._driver.log.batch_at(base_index)
+        request = partial(FetchRequest, first_index=base_index, last_index=last_index)
+        for _ in range(_FETCHES):
+            answer = await self._calls.ask(peer.node, self._driver.log_id, request, _ANSWER_TIMEOUT_S)
+            if not isinstance(answer, FetchAnswer) or not answer.busy:
+                break
+            await asyncio.sleep(_POLL_S)
+        if not isinstance(answer, FetchAnswer) or not answer.batches:
+            return base_index, b"?"
+        theirs = answer.batches[0]
+        digest = hashlib.blake2b(theirs.data, digest_size=DIGEST_SIZE).digest()
+        mine, other = read_columns(ours).to_pylist(), read_columns(theirs).to_pylist()
+        for index, (one, two) in enumerate(zip(mine, other, strict=False), base_index):
+            if {**one, "offset": 0} != {**two, "offset": 0}:
+                return index, digest
+        return (base_index if len(mine) == len(other) else base_index + min(len(mine), len(other))), digest
+
+
+def settled_end(driver: LogDriver) -> int:
+    """One past the last index that can be compared."""
+    return settled_index_of(driver) + 1

@@ -1,0 +1,1 @@
+"""The driver of one replica: it carries out what a core decides."""

@@ -1,0 +1,190 @@
+"""The leader's door of a log: which appends may enter, in which order of checks, and how they become batches.
+
+Everything that arrived before this turn of the loop shares a batch, as far as it fits (group commit). The
+checks of docs/api.md §3 (idempotency, sequence, fence, match_term, match_index, quota) see the log's state
+with all earlier appends in it: also those of the same turn, whose batch is written first where it matters.
+"""
+
+from app.errors import (
+    Fenced,
+    IdempotencyKeyReused,
+    IndexMismatch,
+    LeaderPendingFull,
+    ProducerFenced,
+    RateLimited,
+    SequenceGap,
+    TermMismatch,
+)
+from app.log import producers
+from app.log.claims import Claim
+from app.log.contract import AppendLimits, AppendRequest, Producer
+from app.log.state import LogState
+from app.node.replica.open_appends import OpenAppend
+from storage.format.batch import AppendMark
+from storage.format.records import RecordColumns, RecordTable
+
+
+class Coalescing:
+    """The appends of one turn that will share the next batch."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.start()
+
+    def start(self) -> None:
+        """Begin the next batch."""
+        self.appends: list[OpenAppend] = []
+        self.records: RecordColumns | RecordTable | None = None
+        self.marks: list[AppendMark] = []
+        self.count = 0
+        self._packed_bytes = 0
+        self._keys: dict[str, None] = {}
+        self._producers: dict[str, Producer] = {}  # the last claim of each in this batch
+
+    def has_room_for(self, request: AppendRequest) -> bool:
+        """Whether the append may share this batch: a table shares none, and no batch grows past its cap."""
+        if self.records is None:
+            return True
+        if isinstance(self.records, RecordTable) or isinstance(request.records, RecordTable):
+            return False
+        return self._packed_bytes + request.records.packed_bytes <= self._max_bytes
+
+    def decides_about(self, request: AppendRequest) -> bool:
+        """Whether the log's state cannot judge the request before this batch is in it."""
+        if request.idempotency_key is not None and request.idempotency_key in self._keys:
+            return True
+        producer = request.producer
+        return producer is not None and producer.id in self._producers and not self.continues(producer)
+
+    @property
+    def key_count(self) -> int:
+        """Idempotency keys that this batch claims."""
+        return len(self._keys)
+
+    def begins(self, producer: Producer) -> bool:
+        """Whether the producer has no append in this batch."""
+        return producer.id not in self._producers
+
+    @property
+    def producer_count(self) -> int:
+        """Producers that have an append in this batch."""
+        return len(self._producers)
+
+    def continues(self, producer: Producer) -> bool:
+        """Whether the producer's last append is in this batch and this is the very next one."""
+        last = self._producers.get(producer.id)
+        return last is not None and (producer.epoch, producer.sequence) == (last.epoch, last.sequence + 1)
+
+    def add(self, append: OpenAppend) -> None:
+        request = append.request
+        records = request.records
+        if request.idempotency_key is not None or request.producer is not None:
+            self._mark(request)
+        self.appends.append(append)
+        self.count += records.count
+        self._packed_bytes += records.packed_bytes
+        if isinstance(records, RecordTable) or self.records is None:
+            self.records = records
+        else:
+            if len(self.appends) == 2:  # the first one's columns are its client's, not ours to extend
+                own = RecordColumns()
+                own.extend(_columns(self.records))
+                self.records = own
+            _columns(self.records).extend(records)
+
+    def _mark(self, request: AppendRequest) -> None:
+        producer = request.producer
+        if request.idempotency_key is not None:
+            self._keys[request.idempotency_key] = None
+        if producer is None:
+            mark = AppendMark(
+                self.count, request.records.count, request.idempotency_key, digest=request.digest
+            )
+        else:
+            self._producers[producer.id] = producer
+            mark = AppendMark(
+                self.count,
+                request.records.count,
+                request.idempotency_key,
+                producer.id,
+                producer.epoch,
+                producer.sequence,
+                producer.allow_gap,
+                request.digest,
+            )
+        self.marks.append(mark)
+
+
+def _columns(records: RecordColumns | RecordTable | None) -> RecordColumns:
+    if not isinstance(records, RecordColumns):
+        raise TypeError("a table shares no batch")
+    return records
+
+
+def check_repeat(state: LogState, request: AppendRequest, batch: Coalescing) -> Claim | None:
+    """Return the claim of the first append with this key or sequence, None for a new one.
+
+    Raises IdempotencyKeyReused, SequenceGap, ProducerFenced.
+    """
+    if request.idempotency_key is not None:
+        claim = state.find_key(request.idempotency_key)
+        if claim is not None:
+            if claim.digest != request.digest:
+                raise IdempotencyKeyReused
+            return claim
+    producer = request.producer
+    if producer is None or batch.continues(producer):
+        return None
+    try:
+        return state.check_producer(producer.id, producer.epoch, producer.sequence, producer.allow_gap)
+    except producers.SequenceGap as gap:
+        raise SequenceGap(gap.expected_sequence) from gap
+    except producers.ProducerFenced as fenced:
+        raise ProducerFenced(fenced.epoch) from fenced
+
+
+def check_conditions(
+    state: LogState, request: AppendRequest, *, term: int, next_index: int, data_end: int
+) -> None:
+    """Check fence, then term, then index. Raises Fenced, TermMismatch, IndexMismatch.
+
+    next_index: that the append would get; data_end: the index after the last data record before it.
+    """
+    if state.fencing_token is not None and request.fencing_token != state.fencing_token:
+        raise Fenced
+    if request.match_term is not None and request.match_term != term:
+        raise TermMismatch(request.match_term, term)
+    if request.match_index is not None and not data_end <= request.match_index <= next_index:
+        raise IndexMismatch(request.match_index, next_index)
+
+
+def check_quota(limits: AppendLimits, waiting: int, waiting_bytes: int, request: AppendRequest) -> None:
+    """Check what waits at the leader (D-29). Raises LeaderPendingFull.
+
+    waiting, waiting_bytes: all appends that are not answered yet.
+    """
+    if waiting >= limits.max_pending_requests:
+        raise LeaderPendingFull
+    if waiting and waiting_bytes + request.records.size_bytes > limits.max_pending_bytes:
+        raise LeaderPendingFull
+
+
+def check_memory(limits: AppendLimits, state: LogState, batch: Coalescing, request: AppendRequest) -> None:
+    """Refuse a key or producer that the log has no memory for: nothing is forgotten before its time.
+
+    Raises RateLimited.
+    """
+    keys = state.key_count + batch.key_count
+    if request.idempotency_key is not None and keys >= limits.max_idempotency_keys:
+        raise RateLimited(
+            f"The log remembers {keys} idempotency keys, its limit (limits.max_idempotency_keys). "
+            f"A key is forgotten {state.idempotency_ms} ms after its append."
+        )
+    producer = request.producer
+    if producer is None or state.knows_producer(producer.id) or not batch.begins(producer):
+        return
+    if state.producer_count + batch.producer_count >= limits.max_producers:
+        raise RateLimited(
+            f"The log remembers {limits.max_producers} producers, its limit (limits.max_producers). "
+            f"A producer is forgotten {state.idempotency_ms} ms after its last append."
+        )

@@ -1,0 +1,208 @@
+"""Where a restart begins: the checkpoint (committed index) and the snapshot of the log's state.
+
+The snapshot file holds msgpack [chain, snapshot]: the chain value of the batch that the snapshot was taken
+behind, by which a restart sees whether the log still holds that very batch.
+"""
+
+import logging
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from app.log.contract import NO_INDEX, Disk, DriverConfig
+from app.log.snapshot import Capture
+from app.log.state import LogState
+from storage.errors import CorruptFile, StorageFull
+from storage.log.checkpoint import Checkpoint, CheckpointFile, SnapshotFile
+from storage.log.commitlog import Commitlog
+
+logger = logging.getLogger(__name__)
+
+REPLAY_BYTES: Final = 4 * 1024 * 1024
+SLICE_BYTES: Final = 1024 * 1024  # of a snapshot, copied in one turn of the loop
+SAVED_BYTES_PER_S: Final = 1024 * 1024  # periodic snapshots of a large state are rarer than the interval asks
+_SNAPSHOT_BIN = struct.Struct(">BI")  # msgpack: 0xc6, size of what follows
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    chain: bytes
+    snapshot: memoryview
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A snapshot that is being copied, piece by piece. chain: of the batch that it was taken after."""
+
+    capture: Capture
+    chain: bytes
+    pieces: list[bytes] = field(default_factory=list)
+    is_whole: bool = False
+
+    @property
+    def index(self) -> int:
+        return self.capture.index
+
+    @property
+    def committed_index(self) -> int:
+        """Nothing of the snapshot up to here can be truncated."""
+        return self.capture.committed_index
+
+    def copy(self, max_bytes: int) -> None:
+        """Copy about max_bytes more."""
+        pieces = self.capture.take(max_bytes)
+        self.pieces += pieces
+        self.is_whole = sum(map(len, pieces)) < max_bytes
+
+    def payload(self) -> list[bytes]:
+        """Return what `load_state` reads: msgpack of _Saved, in pieces."""
+        size = sum(map(len, self.pieces))
+        return [b"\x92" + msgspec.msgpack.encode(self.chain) + _SNAPSHOT_BIN.pack(0xC6, size), *self.pieces]
+
+
+_EVERYTHING: Final = 1 << 62
+
+
+class Checkpointer:
+    """Saves in a disk thread, at most one save under way; what finds no room is tried again.
+
+    Invariants: a saved committed index is durable in this log; so is the batch a saved snapshot rests on.
+    """
+
+    def __init__(
+        self,
+        log: Commitlog,
+        checkpoint_file: CheckpointFile,
+        snapshot_file: SnapshotFile,
+        disk: Disk,
+        config: DriverConfig,
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        self._log = log
+        self._checkpoint_file = checkpoint_file
+        self._snapshot_file = snapshot_file
+        self._disk = disk
+        self._config = config
+        self._fail = fail
+        self._saved = Checkpoint()
+        self._saving = False
+        self._checkpoint_ms: int | None = None
+        self._snapshot_ms: int | None = None
+        self._taken: _Taken | None = None  # until its index is durable
+        self._kept: tuple[int, int] = (NO_INDEX, NO_INDEX)  # index and committed index of the saved snapshot
+        self._demanded = False
+        self._saved_bytes = 0  # of the last snapshot
+
+    def tick(self, state: LogState, committed_index: int, now_ms: int) -> None:
+        """Save what is due."""
+        if self._checkpoint_ms is None or self._snapshot_ms is None:
+            self._checkpoint_ms = self._snapshot_ms = now_ms
+        demanded, self._demanded = self._demanded, False
+        interval_ms = max(self._config.snapshot_interval_ms, self._saved_bytes * 1000 // SAVED_BYTES_PER_S)
+        if self._taken is not None and not self._taken.is_whole:
+            self._taken.copy(SLICE_BYTES)
+        elif now_ms - self._snapshot_ms >= interval_ms or (demanded and self._taken is None):
+            self._snapshot_ms = now_ms
+            self._take(state)
+            if self._taken is not None:
+                self._taken.copy(SLICE_BYTES)
+        due = demanded or now_ms - self._checkpoint_ms >= self._config.checkpoint_interval_ms
+        if due and not self._saving:
+            self._checkpoint_ms = now_ms
+            self.save(committed_index)
+
+    @property
+    def safe_index(self) -> int:
+        """Up to here a restart knows the state whatever becomes of the log; NO_INDEX: nothing that this life
+        has saved. What was not committed when the snapshot was taken is believed only while the log holds it.
+        """
+        return self._kept[1]
+
+    def demand(self) -> None:
+        """Save the state with the next tick."""
+        self._demanded = True
+
+    def save_all(self, state: LogState, committed_index: int) -> None:
+        """Save everything: the last act of a clean stop. The log must be durable by then."""
+        self._take(state)
+        if self._taken is not None:
+            self._taken.copy(_EVERYTHING)
+        self.save(committed_index)
+
+    def cut(self) -> None:
+        """The log was truncated: a snapshot that is not saved yet may be of what is gone."""
+        self._taken = None
+
+    def _take(self, state: LogState) -> None:
+        index, committed_index = state.applied_index, min(state.applied_index, state.committed_index)
+        if index != NO_INDEX and (index, committed_index) != self._kept:
+            self._taken = _Taken(state.capture(), self._log.last_chain)
+
+    def save(self, committed_index: int) -> None:
+        durable_index = self._log.durable_index
+        taken = self._taken
+        if taken is not None and (not taken.is_whole or taken.index > durable_index):
+            taken = None
+        state_index = self._saved.state_index if taken is None else taken.index
+        checkpoint = Checkpoint(min(committed_index, durable_index), state_index)
+        if checkpoint == self._saved and taken is None:
+            return
+        if taken is not None:
+            self._taken = None
+        self._saving = True
+
+        def work() -> None:
+            if taken is not None:
+                self._snapshot_file.save(*taken.payload())
+            self._checkpoint_file.save(checkpoint)
+
+        def then(_result: Any, error: BaseException | None) -> None:
+            self._saving = False
+            if error is None:
+                self._saved = checkpoint
+                if taken is not None:
+                    self._saved_bytes = sum(map(len, taken.pieces))
+                    self._kept = taken.index, taken.committed_index
+            elif isinstance(error, StorageFull):
+                logger.warning("no room for a checkpoint: %s", error)
+            else:
+                self._fail("checkpoint", error)
+
+        self._disk.submit(work, then)
+
+
+def load_state(
+    log: Commitlog,
+    snapshot_file: SnapshotFile,
+    *,
+    idempotency_ms: int,
+    state_type: type[LogState] = LogState,
+) -> LogState:
+    """Return the state of the log at its end: the snapshot and what came after it.
+
+    A snapshot may rest on a batch that was cut since; then it goes back to what was committed at its time.
+    Raises CorruptFile for a damaged snapshot.
+    """
+    state = state_type(idempotency_ms=idempotency_ms)
+    payload = snapshot_file.load()
+    if payload is not None:
+        try:
+            saved = msgspec.msgpack.decode(payload, type=_Saved)
+            restoring = state_type.restoring(idempotency_ms=idempotency_ms)
+            for start in range(0, len(saved.snapshot), SLICE_BYTES):
+                restoring.feed(saved.snapshot[start : start + SLICE_BYTES])
+            state = restoring.finish()
+        except (ValueError, msgspec.DecodeError) as error:
+            raise CorruptFile(snapshot_file.path, str(error)) from error
+        index = state.applied_index
+        held = log.begin_index <= index <= log.end_index != NO_INDEX
+        if not held or log.batch_at(index).header.chain != saved.chain:
+            state.truncate_after(state.committed_index)
+    index = max(state.applied_index + 1, log.begin_index, 0)
+    while index <= log.end_index:
+        for batch in log.read_batches(index, REPLAY_BYTES):
+            state.apply(batch)
+            index = batch.next_index
+    return state

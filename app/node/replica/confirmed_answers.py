@@ -1,0 +1,70 @@
+"""Answers that the log's state decided without a new record: a condition failed, or all is so already.
+
+Such an answer tells the caller about the state, so it is a linearizable read of it. It is given when
+everything that it was decided on is committed, and the lead was confirmed after the decision (R-08). Without
+that, a value that is truncated later, or that another leader has changed since, would be reported.
+"""
+
+from collections.abc import Callable
+
+from app.errors import CommitlogError, NoLeader
+from app.log.contract import Acks, AppendFate, PendingAppend
+
+
+class ConfirmedAnswer:
+    """One such answer, called back once: `give`, or `fail` with a refusal after which nothing was applied."""
+
+    __slots__ = ("_fail", "_give", "_waits", "deadline_ms", "end_index", "term")
+
+    def __init__(
+        self,
+        give: Callable[[], None],
+        fail: Callable[[CommitlogError], None],
+        *,
+        end_index: int,
+        term: int,
+        deadline_ms: int,
+    ) -> None:
+        """end_index: the last record that it was decided on. term: the leader's. deadline_ms: monotonic."""
+        self._give: Callable[[], None] | None = give
+        self._fail = fail
+        self._waits = 0
+        self.end_index = end_index
+        self.term = term
+        self.deadline_ms = deadline_ms
+
+    def pending(self) -> PendingAppend:
+        """Return what the core keeps until the records that decided are committed."""
+        self._waits += 1
+        return PendingAppend(self.end_index, self.end_index, Acks.QUORUM, self.deadline_ms, self)
+
+    def reader(self) -> Callable[[int | CommitlogError], None]:
+        """Return the reader that asks the core whether it still leads."""
+        self._waits += 1
+        return self._confirmed
+
+    def settle(self, fate: AppendFate) -> None:
+        """Record the fate of `pending`."""
+        self._ended(fate is AppendFate.ACKNOWLEDGED)
+
+    def give(self) -> None:
+        """Give the answer: it needs no confirmation."""
+        give, self._give = self._give, None
+        if give is not None:
+            give()
+
+    def fail(self, refusal: CommitlogError) -> None:
+        """Give up: the decision does not count."""
+        give, self._give = self._give, None
+        if give is not None:
+            self._fail(refusal)
+
+    def _confirmed(self, result: int | CommitlogError) -> None:
+        self._ended(not isinstance(result, CommitlogError))
+
+    def _ended(self, well: bool) -> None:
+        self._waits -= 1
+        if not well:
+            self.fail(NoLeader("the lead was not confirmed: nothing was applied"))
+        elif self._waits == 0:
+            self.give()

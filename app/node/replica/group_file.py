@@ -1,0 +1,52 @@
+"""The group of a log whose records name none yet: the configured one of the log's first opening (R-10).
+
+DATA/logs/NAME/group is one line: CRC32C in hexadecimal, a space, JSON. The next leader writes its group into
+the log, and from there on the file does not count. Until then a changed configuration must not
+change the group: nodes that restart one by one could make two majorities without a common member.
+"""
+
+import logging
+
+import msgspec
+
+from app.log.contract import GroupConfig
+from storage.file_system import FileSystem, write_durably
+from storage.format.checksum import crc32c
+
+logger = logging.getLogger(__name__)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    voters: tuple[str, ...]
+    learners: tuple[str, ...]
+
+
+def first_group(files: FileSystem, folder: str, configured: GroupConfig, *, is_bound: bool) -> GroupConfig:
+    """Return the group of the log's first opening; record the configured one when there was none. Blocks.
+
+    is_bound: false while this replica has neither voted nor stored anything: then the configuration may still
+    be corrected. A line that cannot be read is replaced. Raises StorageFull, DiskError.
+    """
+    path = f"{folder}/group"
+    if files.exists(path):
+        found = _read(files.read(path))
+        if found is None:
+            logger.error("%s cannot be read: the configured group is recorded again", path)
+        elif is_bound or found == configured:
+            if found != configured:
+                logger.warning(
+                    "the configuration names other replicas than %s: change the members of the log instead",
+                    path,
+                )
+            return found
+    text = msgspec.json.encode(_Line(configured.voters, configured.learners))
+    write_durably(files, path, b"%08x %s\n" % (crc32c(text), text))
+    return configured
+
+
+def _read(data: bytes) -> GroupConfig | None:
+    checksum, _, text = data.strip().partition(b" ")
+    if checksum != b"%08x" % crc32c(text):
+        return None
+    line = msgspec.json.decode(text, type=_Line)
+    return GroupConfig(voters=line.voters, learners=line.learners)

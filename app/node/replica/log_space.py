@@ -1,0 +1,65 @@
+"""Room on the disk as one log sees it: what may be written when the disk is full, and who learns of it."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from app.errors import CommitlogError, StorageFull
+from app.log.contract import SpaceReserve
+from storage import errors as storage_errors
+from storage.format.batch import Batch
+
+logger = logging.getLogger(__name__)
+
+FULL_FOR_MS: Final = 2_000  # for so long after a refused write a replica counts as one without room
+RETRY_MS: Final = 50  # an append that finds no room is undone by syncs: no more often than this, when
+TRIES_MAX: Final = 10  # ... so many in succession have found none
+
+
+class LogSpace:
+    """Owned by the log's driver. Times are monotonic milliseconds."""
+
+    def __init__(self, log_name: str, reserve: SpaceReserve | None) -> None:
+        self._log_name = log_name
+        self._reserve = reserve
+        self._full_ms: int | None = None  # of the last write that found no room
+        self._tries = 0  # writes in succession that found none
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the node lives on its reserve."""
+        return self._reserve is not None and self._reserve.in_use
+
+    def has_room(self, now_ms: int) -> bool:
+        """Whether this replica can take clients' records, as far as is known."""
+        return not self.in_use and (self._full_ms is None or now_ms - self._full_ms >= FULL_FOR_MS)
+
+    def refusal(self, now_ms: int) -> CommitlogError | None:
+        """Why clients' records are refused without a try at writing them; None when they are not."""
+        waits = self._full_ms is not None and now_ms - self._full_ms < RETRY_MS and self._tries >= TRIES_MAX
+        return StorageFull() if self.in_use or waits else None
+
+    def write(
+        self, append: Callable[[Sequence[Batch]], None], batches: Sequence[Batch], *, leads: bool, now_ms: int
+    ) -> bool:
+        """Write the batches, all or none; False when there is no room for them.
+
+        A leader's own control records use the reserve. So do records that a leader has sent, down to one
+        half: trims may come after them, and those find room in the other half.
+        """
+        control = any(batch.is_control for batch in batches)
+        while True:
+            try:
+                append(batches)
+                self._tries = 0
+                return True
+            except storage_errors.StorageFull:
+                self._full_ms, self._tries = now_ms, self._tries + 1
+                if not self._release(control=control, leads=leads):
+                    logger.warning("log %s: the disk is full", self._log_name)
+                    return False
+
+    def _release(self, *, control: bool, leads: bool) -> bool:
+        if self._reserve is None or (leads and not control):
+            return False
+        return self._reserve.release(keep_bytes=0 if control else self._reserve.size_bytes // 2)

@@ -1,0 +1,167 @@
+"""Appends from the moment they are asked for until they are answered, once each."""
+
+from collections.abc import Callable
+
+from app.errors import (
+    CommitlogError,
+    FlushSlaveTimeout,
+    QuorumTimeout,
+    RequestOutstanding,
+    StorageFull,
+    TermChanged,
+)
+from app.log.commands import Command, CommandResult
+from app.log.contract import Acks, AppendFate, AppendRequest, AppendResult, Durability, PendingAppend
+from app.log.state import Claim
+from app.node.replica.commit_waiters import answer
+from app.node.replica.confirmed_answers import ConfirmedAnswer
+from storage.errors import InvariantError
+from storage.format.batch import Batch
+from storage.log.commitlog import Commitlog
+
+Done = Callable[[AppendResult | CommitlogError], None]
+CommandDone = Callable[[CommandResult | CommitlogError], None]
+
+
+class OpenAppend:
+    """An append that is not answered yet. claim: of the first one, when this is a repeat."""
+
+    __slots__ = ("claim", "deadline_ms", "done", "request", "stamped")
+
+    def __init__(self, request: AppendRequest, done: Done, deadline_ms: int) -> None:
+        self.request = request
+        self.done = done
+        self.deadline_ms = deadline_ms  # monotonic
+        self.claim: Claim | None = None
+        self.stamped: Stamped | None = None
+
+    @property
+    def count(self) -> int:
+        return self.request.records.count
+
+    def pending(self, first_index: int, last_index: int) -> PendingAppend:
+        """What the core keeps while it waits for the acks."""
+        return PendingAppend(first_index, last_index, self.request.acks, self.deadline_ms, self)
+
+
+class OpenCommand:
+    """A command of app/log/commands.py that became, or may become, a record, and is not answered yet."""
+
+    __slots__ = ("command", "deadline_ms", "done", "stamped")
+    count = 1
+
+    def __init__(self, command: Command, done: CommandDone, deadline_ms: int) -> None:
+        self.command = command
+        self.done = done
+        self.deadline_ms = deadline_ms  # monotonic
+        self.stamped: Stamped | None = None
+
+    def pending(self, first_index: int, last_index: int) -> PendingAppend:
+        """What the core keeps while it waits for the acks."""
+        return PendingAppend(first_index, last_index, Acks.QUORUM, self.deadline_ms, self)
+
+    def settle(self, pending: PendingAppend, fate: AppendFate, term: int) -> None:
+        if fate is AppendFate.ACKNOWLEDGED:
+            answer(self.done, CommandResult(pending.last_index, term, True))
+        elif fate is AppendFate.TERM_CHANGED:
+            answer(self.done, TermChanged())
+        elif fate is AppendFate.REFUSED:
+            answer(self.done, StorageFull())
+        else:
+            answer(self.done, QuorumTimeout(pending.first_index))
+
+
+class Stamped:
+    """What the answers of one batch's appends have in common."""
+
+    __slots__ = ("first_offset", "next_offset", "term", "timestamp_ms")
+
+    def __init__(self, batch: Batch) -> None:
+        self.term = batch.term
+        self.first_offset = batch.offset
+        self.next_offset = batch.next_offset
+        self.timestamp_ms = batch.timestamp_ms
+
+
+class OpenAppends:
+    """Counts the bytes of all appends that are not answered yet, and answers them."""
+
+    def __init__(self, node_id: str, durability: Durability, log: Commitlog) -> None:
+        self.size_bytes = 0
+        self._node_id = node_id
+        self._durability = durability
+        self._log = log
+
+    def change_durability(self, durability: Durability) -> None:
+        """What the answers from now on name."""
+        self._durability = durability
+
+    def add(self, request: AppendRequest, done: Done, now_ms: int) -> OpenAppend:
+        self.size_bytes += request.records.size_bytes
+        return OpenAppend(request, done, now_ms + request.timeout_ms)
+
+    def refuse(self, append: OpenAppend, refusal: CommitlogError) -> None:
+        self._answer(append, refusal)
+
+    def settle(self, pending: PendingAppend, fate: AppendFate, committed_index: int, next_index: int) -> None:
+        """Answer one whose wait has ended. committed_index, next_index: of the log at this instant."""
+        append: OpenAppend | OpenCommand | ConfirmedAnswer = pending.token
+        if isinstance(append, ConfirmedAnswer):
+            append.settle(fate)
+        elif isinstance(append, OpenCommand):
+            append.settle(pending, fate, self._log.last_term)
+        elif fate is AppendFate.ACKNOWLEDGED:
+            self._answer(append, self._result(append, pending, committed_index, next_index))
+        elif fate is AppendFate.TERM_CHANGED:
+            self._answer(append, TermChanged())
+        elif fate is AppendFate.REFUSED:
+            self._answer(append, StorageFull())
+        elif fate is AppendFate.TOO_FEW_SLAVES:
+            self._answer(append, FlushSlaveTimeout(pending.first_index))
+        elif append.claim is not None:
+            self._answer(append, RequestOutstanding())
+        else:
+            self._answer(append, QuorumTimeout(pending.first_index))
+
+    def _answer(self, append: OpenAppend, result: AppendResult | CommitlogError) -> None:
+        """Answer an append. After a failure, or an unknown outcome, nothing later of its stream may enter."""
+        stream = append.request.stream
+        if stream is not None and isinstance(result, CommitlogError):
+            stream.broken = True
+        self.size_bytes -= append.request.records.size_bytes
+        answer(append.done, result)
+
+    def _result(
+        self, append: OpenAppend, pending: PendingAppend, committed_index: int, next_index: int
+    ) -> AppendResult:
+        source = append.claim or append.stamped
+        if source is None:
+            raise InvariantError("an append was acknowledged that was never stamped")
+        return AppendResult(
+            first_index=pending.first_index,
+            last_index=pending.last_index,
+            count=pending.last_index - pending.first_index + 1,
+            term=source.term,
+            first_offset=source.first_offset,
+            next_offset=source.next_offset,
+            timestamp_ms=source.timestamp_ms,
+            committed_index=committed_index,
+            next_index=next_index,
+            leader=self._leader_of(source.term),
+            acks=append.request.acks,
+            durability=self._durability,
+            replayed=append.claim is not None,
+        )
+
+    def _leader_of(self, term: int) -> str:
+        """Who led the term of a batch: every term opens with a record that names its leader.
+
+        With its records trimmed, a term is forgotten: then whoever answers the repeat stands for its leader.
+        """
+        epochs = self._log.epochs
+        for epoch in reversed(epochs):
+            if epoch.term == term:
+                return epoch.leader
+        if epochs and term < epochs[0].term:
+            return self._node_id
+        raise InvariantError(f"the log holds a record of term {term} and not its opening")

@@ -1,0 +1,226 @@
+"""The log's state (keys, producers, fence, cursors, members) for a replica whose log begins after the past.
+
+A log that was reset to begin at B > 0 has no record of what was claimed before B. Its replica asks its leader
+for the state, piece by piece, and may not lead until it has it. The state that comes is of a committed index
+of the leader: what lies between B and there is in it already, and LogState.apply passes over it. Both sides
+work in slices: copying, decoding and replaying a large state never holds the loop.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from app.log.contract import NO_INDEX, DriverConfig, Transport
+from app.log.snapshot import Capture
+from app.log.state import LogState, Restoring, WholeRestoring
+from app.raft.messages import StateChunk, StateRequest
+from storage.format.checksum import extend_crc32c
+from storage.log.commitlog import Commitlog
+
+logger = logging.getLogger(__name__)
+
+ASK_AGAIN_MS: Final = 1_000
+SERVED_MAX: Final = 4  # snapshots that are being sent at one time
+SERVED_MS: Final = 60_000  # a snapshot that nobody has asked for so long is dropped
+COPY_BYTES: Final = 4 * 1024 * 1024  # of a snapshot, copied in one turn of the loop
+REPLAY_BYTES: Final = 1024 * 1024  # of the log, applied in one turn of the loop
+
+
+@dataclass(slots=True)
+class _Served:
+    """A snapshot for one replica, in chunks. id: of its last request for the first chunk."""
+
+    id: int
+    capture: Capture
+    used_ms: int
+    chunk_bytes: int
+    chunks: list[bytes] = field(default_factory=list)
+    rest: bytearray = field(default_factory=bytearray)  # what does not fill a chunk yet
+    size: int = 0
+    crc: int = 0
+    is_whole: bool = False
+
+    def copy(self, max_bytes: int) -> None:
+        """Copy about max_bytes more of the state."""
+        pieces = self.capture.take(max_bytes)
+        for piece in pieces:
+            self.size += len(piece)
+            self.crc = extend_crc32c(self.crc, piece)
+            self.rest += piece
+            while len(self.rest) >= self.chunk_bytes:
+                self.chunks.append(bytes(self.rest[: self.chunk_bytes]))
+                del self.rest[: self.chunk_bytes]
+        if sum(map(len, pieces)) < max_bytes:
+            self.is_whole = True
+            if self.rest:
+                self.chunks.append(bytes(self.rest))
+                self.rest.clear()
+
+
+class StateTransfer:
+    """Both sides, for one log at one node. `done` is called when the state has become whole."""
+
+    def __init__(
+        self,
+        log_id: int,
+        log: Commitlog,
+        state: LogState,
+        transport: Transport,
+        done: Callable[[], None],
+        chunk_bytes: int = DriverConfig.state_chunk_bytes,
+    ) -> None:
+        self._log_id = log_id
+        self._log = log
+        self._state = state
+        self._transport = transport
+        self._done = done
+        self._chunk_bytes = chunk_bytes
+        self._now_ms = 0
+        self._id = 0
+        self._restoring: Restoring | WholeRestoring | None = None  # what has arrived of the leader's state
+        self._size = 0  # of that, in bytes
+        self._crc = 0
+        self._taken: LogState | None = None  # the leader's state, to which this log is applied
+        self._asked_ms: int | None = None
+        self._served: dict[str, _Served] = {}  # by the asking node, oldest first
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state knows everything before the log's first record."""
+        return self._state.applied_index >= self._first_index - 1
+
+    @property
+    def holds_untrimmed(self) -> bool:
+        """Whether the log holds every record that no committed trim has removed. A copy that began with its
+        master's last segment does not, until a trim reaches its own begin."""
+        return self._first_index <= self._state.trim_index
+
+    @property
+    def _first_index(self) -> int:
+        """Index of the log's first record; of an empty log the index that it will get."""
+        log = self._log
+        return log.next_index if log.end_index == NO_INDEX else log.begin_index
+
+    def accept_loss(self) -> None:
+        """Go on without what precedes the log: an operator has accepted that it is lost (C-05)."""
+        self._state.pass_over(self._first_index)
+        self._asked_ms = self._restoring = self._taken = None
+        while not self._apply_next(self._state):
+            continue
+
+    def tick(self, leader_id: str | None, now_ms: int) -> None:
+        """Ask the leader, if need be; a lost question or answer is asked for again from the beginning."""
+        self._now_ms = now_ms
+        for source in [each for each, served in self._served.items() if now_ms - served.used_ms > SERVED_MS]:
+            del self._served[source]
+        for source, served in self._served.items():
+            if not served.is_whole:
+                self._copy(source, served)
+        if self.is_whole:
+            self._asked_ms = self._taken = None
+        elif self._taken is not None:
+            self._replay(self._taken)
+        elif leader_id is None:
+            self._asked_ms = None
+        elif self._asked_ms is None or now_ms - self._asked_ms >= ASK_AGAIN_MS:
+            self._id = max(self._id + 1, now_ms)  # as no earlier incarnation has asked
+            self._begin()
+            self._ask(leader_id, 0, now_ms)
+
+    def _begin(self) -> None:
+        self._restoring = type(self._state).restoring(idempotency_ms=self._state.idempotency_ms)
+        self._size = self._crc = 0
+
+    def _ask(self, leader_id: str, offset: int, now_ms: int) -> None:
+        self._asked_ms = now_ms
+        self._transport.send(leader_id, self._log_id, StateRequest(self._id, offset))
+
+    def cut(self) -> None:
+        """The log was truncated: a replay may have applied what is gone, and begins again."""
+        self._taken = None
+
+    # --- the side that has the state
+
+    def serve(self, source: str, request: StateRequest) -> None:
+        """Send a piece of the state as it was when its first piece was asked for."""
+        served = self._served.get(source)
+        if request.offset == 0 and self.is_whole and (served is None or served.id != request.id):
+            if served is None or served.is_whole:
+                self._served.pop(source, None)
+                served = self._served[source] = _Served(
+                    request.id, self._state.capture(), self._now_ms, self._chunk_bytes
+                )
+                while len(self._served) > SERVED_MAX:
+                    del self._served[next(iter(self._served))]
+            served.id = request.id  # asked again before it was copied: the copy goes on
+        if served is None or served.id != request.id:
+            return
+        served.used_ms = self._now_ms
+        if served.is_whole:
+            self._send(source, served, request.offset)
+        elif request.offset == 0:
+            self._copy(source, served)
+
+    def _copy(self, source: str, served: _Served) -> None:
+        served.copy(COPY_BYTES)
+        if served.is_whole:
+            self._send(source, served, 0)
+
+    def _send(self, source: str, served: _Served, offset: int) -> None:
+        number, skipped = divmod(offset, self._chunk_bytes)
+        if number >= len(served.chunks):
+            return
+        data = served.chunks[number][skipped:]
+        self._transport.send(
+            source, self._log_id, StateChunk(served.id, offset, served.size, served.crc, data)
+        )
+        if offset + len(data) >= served.size:
+            del self._served[source]
+
+    # --- the side that lacks it
+
+    def take(self, source: str, chunk: StateChunk, now_ms: int) -> None:
+        """Take the next piece; after the last one the state becomes the leader's."""
+        if self._asked_ms is None or self._restoring is None:
+            return
+        if chunk.id != self._id or chunk.offset != self._size:
+            return
+        self._size += len(chunk.data)
+        self._crc = extend_crc32c(self._crc, chunk.data)
+        try:
+            self._restoring.feed(chunk.data)
+            if self._size < chunk.total:
+                self._ask(source, self._size, now_ms)
+                return
+            restoring, self._restoring = self._restoring, None
+            if self._crc != chunk.crc:
+                return  # pieces of two snapshots: asked for again
+            taken = restoring.finish()
+        except ValueError as error:
+            logger.warning("the state that %s sent cannot be read, it is asked for again: %s", source, error)
+            self._restoring = None
+            return
+        self._asked_ms = None
+        taken.truncate_after(taken.committed_index)
+        if taken.applied_index < self._first_index - 1:
+            return  # older than what this log lacks: asked for again
+        self._taken = taken
+        self._replay(taken)
+
+    def _replay(self, taken: LogState) -> None:
+        """Apply a slice of what this log holds beyond the state; become it when all is applied."""
+        if self._apply_next(taken):
+            self._taken = None
+            self._state.become(taken)
+            self._done()
+
+    def _apply_next(self, state: LogState) -> bool:
+        """Apply about REPLAY_BYTES of the log to a state; return whether that was the rest."""
+        log = self._log
+        index = max(state.applied_index + 1, log.begin_index)
+        if index <= log.end_index:
+            for batch in log.read_batches(index, REPLAY_BYTES):
+                state.apply(batch)
+                index = batch.next_index
+        return index > log.end_index

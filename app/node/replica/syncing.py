@@ -1,0 +1,149 @@
+"""When a log and its journal are synced: one sync of each under way, for whatever was written meanwhile."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from app.log.contract import Clock, CoreEvent, Disk, DriverConfig, Durability
+from app.node.replica.log_space import LogSpace
+from storage.errors import StorageFull
+from storage.format.batch import Batch
+from storage.log.commitlog import Commitlog, SyncTicket
+from storage.log.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+WATERMARKS_REPEAT_MS: Final = 60_000  # unchanged watermarks are written to the journal this often
+
+
+class LogSyncer:
+    """The log as the disk syncs it (app.log.contract.SyncSource).
+
+    With `fsync` every write asks for a sync, with `replicated` one comes within `sync_interval_ms`. While a
+    cut is under way the log is left alone: the cut makes everything durable itself, in the disk thread.
+    """
+
+    def __init__(
+        self,
+        log: Commitlog,
+        disk: Disk,
+        durability: Durability,
+        config: DriverConfig,
+        synced: Callable[[], None],
+    ) -> None:
+        """synced(): durable_index may have moved."""
+        self.cutting = False
+        self._log = log
+        self._disk = disk
+        self._durability = durability
+        self._config = config
+        self._synced = synced
+        self._asked = False
+        self._due_ms: int | None = None
+
+    def change_durability(self, durability: Durability) -> None:
+        """From now on; what is written already is synced at once."""
+        self._durability = durability
+        self._ask()
+
+    def written(self, now_ms: int) -> None:
+        """The log has grown."""
+        if self._durability is Durability.FSYNC:
+            self._ask()
+        elif self._due_ms is None:
+            self._due_ms = now_ms + self._config.sync_interval_ms
+
+    def tick(self, now_ms: int) -> None:
+        if self._due_ms is not None and now_ms >= self._due_ms and not self._asked:
+            self._due_ms = None
+            self._ask()
+
+    def start_sync(self) -> SyncTicket | None:
+        return None if self.cutting else self._log.start_sync()
+
+    def finish_sync(self, ticket: SyncTicket) -> None:
+        if not self.cutting:
+            self._log.finish_sync(ticket)
+
+    def _ask(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._disk.request_sync(self, self._done)
+
+    def _done(self) -> None:
+        self._asked = False
+        behind = self._log.durable_index < self._log.end_index
+        if self._durability is Durability.FSYNC and behind and not self.cutting:
+            self._ask()
+        self._synced()
+
+
+class JournalWriter:
+    """Writes what a node sees of one log to its journal; a full disk costs events, never replication."""
+
+    def __init__(
+        self,
+        log_name: str,
+        log: Commitlog,
+        journal: Journal,
+        disk: Disk,
+        clock: Clock,
+        space: LogSpace,
+    ) -> None:
+        self._log_name = log_name
+        self._log = log
+        self._journal = journal
+        self._disk = disk
+        self._clock = clock
+        self._space = space
+        self._asked = False
+        self._dirty = False
+        self._watermarks: CoreEvent | None = None  # the last ones written
+        self._watermarks_ms = 0
+
+    def event(self, event: CoreEvent) -> None:
+        if self._space.in_use and event.kind == "watermarks":
+            return  # what little room there is belongs to those events that come once
+        now_ms = self._clock.now_ms()
+        if event.kind == "watermarks" and not self._tells_more(event, now_ms):
+            return
+        try:
+            if self._journal.tell(event.kind, event.term, event.data, now_ms) is None:
+                return
+        except StorageFull:
+            logger.warning("log %s: no room for the event %s %s", self._log_name, event.kind, event.data)
+            return
+        self._dirty = True
+        if not self._asked:
+            self._sync()
+
+    def _tells_more(self, event: CoreEvent, now_ms: int) -> bool:
+        """Whether watermarks are other ones than those written last, or as long ago as a reader may wait."""
+        if event == self._watermarks and 0 <= now_ms - self._watermarks_ms < WATERMARKS_REPEAT_MS:
+            return False
+        self._watermarks, self._watermarks_ms = event, now_ms
+        return True
+
+    def control(self, batch: Batch) -> None:
+        """A control batch was stored: if it opened an epoch, tell it as docs/api.md §2 shows an epoch."""
+        for epoch in reversed(self._log.epochs):
+            if epoch.start_index == batch.base_index:
+                data = {
+                    "epoch": epoch.epoch,
+                    "term": epoch.term,
+                    "leader": epoch.leader,
+                    "start_index": epoch.start_index,
+                    "start_offset": epoch.start_offset,
+                    "end_index": None,
+                    "end_offset": None,
+                    "started_ms": epoch.started_ms,
+                }
+                self.event(CoreEvent("epoch", epoch.term, data))
+            if epoch.start_index <= batch.base_index:
+                return
+
+    def _sync(self) -> None:
+        """Make the events durable, one sync at a time: what is written meanwhile waits for the next one."""
+        self._asked, self._dirty = self._dirty, False
+        if self._asked:
+            self._disk.request_sync(self._journal, self._sync)

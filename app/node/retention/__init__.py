@@ -1,0 +1,1 @@
+"""Retention of records and journals by age and size."""

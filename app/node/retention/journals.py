@@ -1,0 +1,58 @@
+"""Retention of journals by age and size. A journal is its node's alone, so this node trims it by itself."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from app.log.contract import Clock, Lanes
+from app.node.hosted_log import HostedLog
+from app.settings.model import JournalConfig
+from storage.errors import StorageError, StorageFull
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S: Final = 60.0
+
+
+class JournalKeeper:
+    """Owned by the event loop."""
+
+    def __init__(
+        self, config: JournalConfig, clock: Clock, disk: Lanes, fail: Callable[[str, BaseException], None]
+    ) -> None:
+        """fail(what, error): the node must stop, as after any failed change of its files (R-11)."""
+        self._config = config
+        self._clock = clock
+        self._disk = disk
+        self._fail = fail
+
+    async def run(self, logs: Callable[[], Iterable[HostedLog]]) -> None:
+        """Look at the journals of `logs()` for as long as the node runs, one in each turn of the loop."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            for hosted in list(logs()):
+                self.trim(hosted)
+                await asyncio.sleep(0)
+
+    def trim(self, hosted: HostedLog) -> None:
+        """Begin to remove what is too old or too much."""
+        journal, config = hosted.journal, self._config
+        if journal is None:
+            return
+        oldest_ms = None if config.retention_ms is None else self._clock.now_ms() - config.retention_ms
+        try:
+            ticket = journal.start_trim(oldest_ms, config.retention_bytes)
+        except StorageError as error:  # the next start begins a damaged journal again
+            logger.error("log %s: retention of its journal: %s", hosted.name, error)
+            return
+        if ticket is None:
+            return
+
+        def ended(_result: Any, error: BaseException | None) -> None:
+            if isinstance(error, StorageFull):
+                logger.warning("log %s: no room to note a trim of its journal", hosted.name)
+            elif error is not None:
+                self._fail(f"trim of the journal of log {hosted.name}", error)
+
+        self._disk.lane(hosted.name).submit(ticket.run, ended)

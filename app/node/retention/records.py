@@ -1,0 +1,153 @@
+"""Retention by age and size: the leader looks now and then, and trims what is too old or too much.
+
+A trim is a record of the log (app/log/commands.py), so every replica removes the same. Readers' fences and
+the newest committed batch stay; a log that only holds control records beside it is left alone, for a trim
+writes one itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.errors import CommitlogError
+from app.log.commands import Trim
+from app.log.contract import NO_INDEX, Clock
+from app.log.state import LogState
+from app.node.hosted_log import HostedLog
+from app.node.replica.driver import LogDriver
+from app.settings.model import MIB, RetentionConfig
+from storage.errors import StorageError
+from storage.log.commitlog import Commitlog
+
+logger = logging.getLogger(__name__)
+
+_LOOK_BYTES: Final = 1024 * 1024  # of what would go, in search of a data record
+_SLACK_BYTES: Final = 4096
+_SCAN_BYTES: Final = 16 * 1024 * 1024
+_STEP_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long (ms since the record's timestamp) and how much (bytes as stored) is kept. None: for ever."""
+
+    ms: int | None = None
+    bytes: int | None = None
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, Any] | None, default: RetentionConfig) -> "Retention":
+        """chosen: {"ms", "bytes"} of the log, which stand instead of both defaults; null: for ever."""
+        if chosen is None:
+            return cls(default.ms, default.bytes)
+        return cls(chosen.get("ms"), chosen.get("bytes"))
+
+
+def retained_from(
+    log: Commitlog, state: LogState, committed_index: int, retention: Retention, now_ms: int
+) -> int | None:
+    """The index below which everything may go, None when nothing may. Raises CorruptLog, DiskError."""
+    begin = log.begin_index
+    if begin == NO_INDEX or committed_index < begin:
+        return None
+    until = max(_young_from(log, retention.ms, now_ms), _small_from(log, retention.bytes))
+    until = min(until, committed_index + 1)
+    fence = state.fenced_below(until)
+    if fence is not None:
+        until = min(until, fence[1])
+    gone = max(begin, state.trim_index)  # or as good as gone: the last trim may still be under way
+    return until if _holds_data(log, gone, until) else None
+
+
+def _young_from(log: Commitlog, ms: int | None, now_ms: int) -> int:
+    """The first data record that is young enough. The age of control records does not matter.
+
+    Looks at _SCAN_BYTES at most behind a young control record; the next look goes on from there.
+    """
+    if ms is None:
+        return log.begin_index
+    found = log.first_index_at_or_after(now_ms - ms)
+    if found is None:
+        return log.next_index
+    looked = 0
+    while found <= log.end_index and looked < _SCAN_BYTES:
+        for batch in log.read_batches(found, _STEP_BYTES):
+            if not batch.is_control and batch.header.max_timestamp_us >= (now_ms - ms) * 1000:
+                return max(found, batch.base_index)
+            looked += batch.size_bytes
+            found = batch.next_index
+    return found
+
+
+def _small_from(log: Commitlog, size_bytes: int | None) -> int:
+    """The first index of the newest batches that take at most size_bytes, found by bisection.
+
+    A little too much is let be: the record of a trim takes room itself.
+    """
+    slack = _SLACK_BYTES + min((size_bytes or 0) // 16, MIB)
+    if size_bytes is None or log.end_offset - log.begin_offset <= size_bytes + slack:
+        return log.begin_index
+    target = log.end_offset - size_bytes
+    low, high = log.begin_index, log.next_index  # the batch that holds low begins before target
+    while low < high:
+        middle = (low + high) // 2
+        batch = log.batch_at(middle)
+        if batch.offset >= target:
+            high = batch.base_index
+        else:
+            low = batch.next_index
+    return high
+
+
+def _holds_data(log: Commitlog, begin: int, until: int) -> bool:
+    """Whether a data record would go. Control records alone are not worth another one."""
+    at, looked = begin, 0
+    while at < until and looked < _LOOK_BYTES:
+        for batch in log.read_batches(at, _STEP_BYTES, until - 1):
+            if not batch.is_control and batch.last_index < until:
+                return True
+            looked += batch.size_bytes
+            at = batch.next_index
+    return at < until
+
+
+class RetentionKeeper:
+    """Looks at the logs that this node leads. Owned by the event loop."""
+
+    def __init__(self, default: RetentionConfig, clock: Clock) -> None:
+        self._default = default
+        self._clock = clock
+
+    async def run(self, logs: Mapping[str, HostedLog]) -> None:
+        """For as long as the node runs. logs: as the node keeps them."""
+        while True:
+            await asyncio.sleep(self._default.check_interval_ms / 1000)
+            for hosted in list(logs.values()):
+                self.look([hosted])
+                await asyncio.sleep(0)  # a look may read from the disk: the loop goes on between two
+
+    def look(self, logs: Iterable[HostedLog]) -> None:
+        """Trim what is due."""
+        for hosted in list(logs):
+            if hosted.leads and hosted.driver is not None:
+                try:
+                    self._trim(hosted, hosted.driver)
+                except StorageError as error:  # the scrub or the next read will deal with damage
+                    logger.error("log %s: retention: %s", hosted.name, error)
+
+    def _trim(self, hosted: HostedLog, driver: LogDriver) -> None:
+        retention = Retention.of(hosted.settings.retention, self._default)
+        committed_index = min(driver.committed_index, driver.log.durable_index)
+        now_ms = self._clock.now_ms()
+        until_index = retained_from(driver.log, driver.state, committed_index, retention, now_ms)
+        if until_index is None:
+            return
+
+        def done(result: object) -> None:
+            if isinstance(result, CommitlogError):
+                logger.warning("log %s: retention: %s", hosted.name, result)
+            else:
+                logger.info("retention", extra={"log": hosted.name, "until_index": until_index})
+
+        driver.command(Trim(until_index), done)

@@ -1,0 +1,217 @@
+"""A node in this process: the broker, and uvicorn in front of it.
+
+    python -m app.serve --config conf/three_nodes.toml --node n1
+
+Exit codes: 0 a clean stop (SIGTERM, SIGINT), 2 a configuration that cannot work, 1 anything else: a
+folder that is in use or damaged, an address that is taken, or a failed disk (R-11: at once).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from app.api.http.tokens import Tokens
+from app.errors import ConfigError
+from app.main import build_app
+from app.node.broker import Broker
+from app.settings.addresses import split_address
+from app.settings.file import load
+from app.settings.model import SecuritySettings, Settings
+from app.telemetry import configure_logging
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+DESCRIPTORS_MAX: Final = 1 << 20
+EXIT_CLEAN: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_CONFIG: Final = 2
+
+
+def serve(config_path: str | Path, node_id: str, ready: Callable[[Settings], None] = lambda _: None) -> int:
+    """Run the node `node_id` of a configuration file until a signal or a failure; return the exit code.
+
+    ready: called once REST is served.
+    """
+    configure_logging()
+    try:
+        settings = load(config_path, node_id)
+        check_security(settings.security)
+    except ConfigError as error:
+        logger.error("configuration refused: %s", error)
+        return EXIT_CONFIG
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(settings, ready))
+
+
+def check_security(security: SecuritySettings) -> None:
+    """Raise ConfigError for a file that cannot be used, before a peer or a client sees this node."""
+    Tokens.load(security.tokens_file)
+    certificate, key, authority = security.tls_certificate, security.tls_key, security.tls_ca
+    if certificate is not None:
+        with _refusing(f"tls_certificate {certificate} and tls_key {key}"):
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    if authority is not None:
+        with _refusing(f"tls_ca {authority}"):
+            ssl.create_default_context(cafile=authority)
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"[security] {what}: {error.strerror or error}") from error
+
+
+class _Front(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the node decides when it stops. Says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
+    _raise_descriptor_limit()
+    broker = Broker(settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        sockets = [_bind(settings.node.listen)]
+        await broker.start()
+    except ConfigError as error:
+        logger.error("configuration refused: %s", error)
+        return EXIT_CONFIG
+    except (StorageError, OSError) as error:
+        logger.error("node cannot start: %s", error)
+        return EXIT_FAILED
+    front = _Front(_front_config(settings, broker), lambda: ready(settings))
+    _calm_collector()
+    serving = loop.create_task(front.serve(sockets), name="front")
+    stopping = loop.create_task(stop.wait(), name="signal")
+    await asyncio.wait((serving, stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
+    if broker.failed.done():
+        _end_at_once(broker.failed.result())
+    stopping.cancel()
+    if serving.done():
+        logger.error("the front door has closed by itself")
+        return EXIT_FAILED
+    logger.info("stopping", extra={"node": settings.node.id})
+    broker.begin_stop()
+    front.should_exit = True
+    await asyncio.wait((serving, broker.failed), return_when=asyncio.FIRST_COMPLETED)
+    if broker.failed.done():
+        _end_at_once(broker.failed.result())
+    try:
+        await broker.stop()
+    except (StorageError, TimeoutError) as error:
+        logger.error("no clean stop: %s", error or "it took too long")
+        return EXIT_FAILED
+    return EXIT_CLEAN
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many descriptors as the system lets this process have, at most DESCRIPTORS_MAX.
+
+    Each log has files open and each of its slaves a connection: hundreds of logs need more than the soft
+    limit of 1 024 that most systems start with.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        logger.warning("descriptor limit stays at %d: %s", soft, error)
+
+
+def _calm_collector() -> None:
+    """Let the cycle collector pass over everything that stays: modules, routes, schemas.
+
+    Hundreds of thousands of such objects made every full collection a pause of a tenth of a second, in
+    which no heartbeat leaves; and with many appends in flight the default thresholds collect all the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def _bind(address: str) -> socket.socket:
+    """Take the REST address before anything is opened. Raises OSError when it is in use."""
+    host, port = split_address(address)
+    family, kind, protocol, _, place = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    door = socket.socket(family, kind, protocol)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind(place)
+    except OSError:
+        door.close()
+        raise
+    return door
+
+
+def _front_config(settings: Settings, broker: Broker) -> uvicorn.Config:
+    security = settings.security
+    return uvicorn.Config(
+        build_app(settings, broker),
+        http="httptools",
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=4096,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, settings.http.shutdown_grace_ms // 1000),
+        ssl_certfile=security.tls_certificate and str(security.tls_certificate),
+        ssl_keyfile=security.tls_key and str(security.tls_key),
+    )
+
+
+def _end_at_once(reason: str) -> None:
+    """Crash-only: nothing is flushed, so that nothing is written after what could not be (R-11)."""
+    logger.critical("node stops at once: %s", reason)
+    logging.shutdown()
+    os._exit(EXIT_FAILED)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m app.serve", description="Run one node.")
+    parser.add_argument("--config", required=True, type=Path)
+    parser.add_argument("--node", required=True)
+    arguments = parser.parse_args()
+    return serve(arguments.config, arguments.node)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

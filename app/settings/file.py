@@ -1,0 +1,332 @@
+"""conf/*.toml -> the frozen configs. This module alone reads configuration files; unknown keys are refused.
+
+    [cluster] id                                     names the cluster; a node of another cluster is refused
+    [[nodes]] id, listen, url, peer_listen, peer_address, data     (url, peer_address: the listeners)
+              ha_listen, ha_address                  for logs in controller and classic mode
+    [[logs]]  name, replication, durability, replicas              (`default` exists without being named)
+              retention_ms, retention_bytes                        (absent: those of [retention])
+              learners, preferred                                  (controller mode)
+              min_in_sync_replicas, unclean                        (controller and classic mode)
+              master, sync_slaves, auto_in_sync_replicas, ha_listen, ha_address           (classic mode)
+    [controller] [ha] [raft] [storage] [disk] [journal] [retention] [scrub] [limits] [http] [security]
+    [tables]
+                                                           fields of the dataclasses so named
+
+A relative `data` folder is relative to the folder that the node is started in.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+
+from app.controller.commands import Refused
+from app.controller.config import ControllerConfig
+from app.controller.settings_of_logs import check_spec
+from app.errors import ConfigError
+from app.ha.config import HaConfig
+from app.ha.roles import ADDRESS_MAX_BYTES
+from app.log.contract import Durability
+from app.raft.config import RaftConfig
+from app.settings.addresses import is_loopback, split_address
+from app.settings.model import (
+    DEFAULT_LOG,
+    LOG_NAME,
+    DiskConfig,
+    HttpSettings,
+    JournalConfig,
+    Limits,
+    LogSettings,
+    NodeSettings,
+    Replication,
+    RetentionConfig,
+    ScrubConfig,
+    SecuritySettings,
+    Settings,
+    TablesSettings,
+    brokers_of,
+    check,
+)
+from storage.log.commitlog import CommitlogConfig
+
+_NODE_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Cluster(_Table):
+    id: str = Field(min_length=1, max_length=128)
+
+
+class _Node(_Table):
+    id: str = Field(pattern=f"^{_NODE_ID}$")
+    listen: str
+    peer_listen: str
+    data: Path
+    url: str | None = None
+    peer_address: str | None = None
+    ha_listen: str | None = None
+    ha_address: str | None = None
+
+
+class _Log(_Table):
+    name: str = Field(pattern=f"^{LOG_NAME.pattern}$")
+    replication: Replication = Replication.RAFT
+    durability: Durability = Durability.FSYNC
+    replicas: int | tuple[str, ...] | None = None
+    learners: tuple[str, ...] = ()
+    min_in_sync_replicas: int = 1
+    unclean: bool = False
+    preferred: str | None = None
+    retention_ms: int | None = Field(default=None, gt=0)
+    retention_bytes: int | None = Field(default=None, gt=0)
+    master: str | None = None
+    sync_slaves: int | None = Field(default=None, ge=0)
+    auto_in_sync_replicas: bool | None = None
+    ha_listen: str | None = None
+    ha_address: str | None = None
+
+
+def _table_of(config: type) -> type[BaseModel]:
+    """A pydantic model with the fields of a frozen dataclass; absent keys keep the dataclass's defaults."""
+    hints = get_type_hints(config)
+    columns: dict[str, Any] = {}
+    for column in fields(config):
+        default = column.default if column.default is not MISSING else None
+        columns[column.name] = (hints[column.name], default)
+    return create_model(config.__name__, __base__=_Table, **columns)
+
+
+_SECTIONS: dict[str, type] = {
+    "controller": ControllerConfig,
+    "ha": HaConfig,
+    "raft": RaftConfig,
+    "storage": CommitlogConfig,
+    "disk": DiskConfig,
+    "journal": JournalConfig,
+    "retention": RetentionConfig,
+    "scrub": ScrubConfig,
+    "limits": Limits,
+    "http": HttpSettings,
+    "security": SecuritySettings,
+    "tables": TablesSettings,
+}
+
+
+class _File(_Table):
+    cluster: _Cluster
+    nodes: tuple[_Node, ...] = Field(min_length=1)
+    logs: tuple[_Log, ...] = ()
+
+
+_COLUMNS: dict[str, Any] = {name: (_table_of(config) | None, None) for name, config in _SECTIONS.items()}
+_FILE: type[_File] = create_model("File", __base__=_File, **_COLUMNS)
+
+
+def load(path: str | Path, node_id: str) -> Settings:
+    """Read and check a configuration file for the node `node_id`.
+
+    Raises ConfigError with every complaint at once, each led by its place in the file.
+    """
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    try:
+        return parse(document, node_id)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse(document: Mapping[str, Any], node_id: str) -> Settings:
+    """As `load`, from the parsed TOML."""
+    try:
+        file = TypeAdapter(_FILE).validate_python(document)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_complaint(item) for item in error.errors())) from error
+    sections: dict[str, Any] = {}
+    for name, config in _SECTIONS.items():
+        table: BaseModel | None = getattr(file, name)
+        given = {} if table is None else {key: getattr(table, key) for key in table.model_fields_set}
+        try:
+            sections[name] = config(**given)
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"[{name}] {error}") from error
+    scheme = "http" if sections["security"].tls_certificate is None else "https"
+    nodes = tuple(_node(node, scheme) for node in file.nodes)
+    ids = [node.id for node in nodes]
+    check(len(set(ids)) == len(ids), "two nodes have the same id")
+    for what in ("peer_address", "data"):
+        places = [str(getattr(node, what)) for node in nodes]
+        check(len(set(places)) == len(places), f"two nodes have the same {what}")
+    node = next((node for node in nodes if node.id == node_id), None)
+    if node is None:
+        raise ConfigError(f"there is no node {node_id!r} in [[nodes]]: {', '.join(ids)}")
+    strangers = [name for name in sections["controller"].nodes if name not in ids]
+    check(not strangers, f"[controller] unknown nodes {', '.join(strangers)}")
+    brokers = list(brokers_of(sections["controller"], ids))
+    settings = Settings(
+        cluster_id=file.cluster.id, node=node, nodes=nodes, logs=_logs(file.logs, ids, brokers), **sections
+    )
+    _check_exposure(settings)
+    _check_ha_address(settings)
+    return settings
+
+
+def _complaint(item: Any) -> str:
+    place = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{place}: unknown key"
+    return f"{place}: {item['msg']}"
+
+
+def _node(node: _Node, scheme: str) -> NodeSettings:
+    """scheme: of the URL under which others reach the node, where the file does not say."""
+    for name, address in (("listen", node.listen), ("peer_listen", node.peer_listen)):
+        _checked_address(f"{node.id}.{name}", address)
+    peer_address = node.peer_address or node.peer_listen
+    _checked_address(f"{node.id}.peer_address", peer_address)
+    ha_listen = node.ha_listen or f"{node.peer_listen.rpartition(':')[0]}:0"
+    _checked_address(f"{node.id}.ha_listen", ha_listen)
+    if node.ha_address is not None:
+        _checked_address(f"{node.id}.ha_address", node.ha_address)
+    url = (node.url or f"{scheme}://{node.listen}").rstrip("/")
+    check(url.startswith(("http://", "https://")), f"{node.id}.url must start with http:// or https://")
+    return NodeSettings(
+        id=node.id,
+        listen=node.listen,
+        url=url,
+        peer_listen=node.peer_listen,
+        peer_address=peer_address,
+        data=node.data,
+        ha_listen=ha_listen,
+        ha_address=node.ha_address or (None if ha_listen.endswith(":0") else ha_listen),
+    )
+
+
+def _logs(tables: tuple[_Log, ...], node_ids: list[str], brokers: list[str]) -> tuple[LogSettings, ...]:
+    names = [table.name for table in tables]
+    check(len(set(names)) == len(names), "two logs have the same name")
+    if DEFAULT_LOG not in names:
+        tables = (_Log(name=DEFAULT_LOG), *tables)
+    return tuple(_log(table, _replicas(table, node_ids, brokers), node_ids) for table in tables)
+
+
+def _log(table: _Log, replicas: tuple[str, ...], node_ids: list[str]) -> LogSettings:
+    classic = table.replication is Replication.CLASSIC
+    only_classic = ("master", "sync_slaves", "auto_in_sync_replicas", "ha_listen", "ha_address")
+    check(
+        classic or all(getattr(table, key) is None for key in only_classic),
+        f"log {table.name}: a key of classic mode in another mode",
+    )
+    slaves = len(replicas) - 1
+    sync_slaves = min(1, slaves) if table.sync_slaves is None else table.sync_slaves
+    check(sync_slaves <= slaves or not classic, f"log {table.name}: sync_slaves is at most {slaves}")
+    for address in (table.ha_listen, table.ha_address):
+        if address is not None:
+            _checked_address(f"log {table.name}", address)
+    log = LogSettings(
+        name=table.name,
+        replication=table.replication,
+        durability=table.durability,
+        replicas=replicas,
+        learners=table.learners,
+        min_in_sync_replicas=table.min_in_sync_replicas,
+        unclean=table.unclean,
+        preferred=table.preferred,
+        retention=_retention(table),
+        sync_slaves=sync_slaves,
+        auto_in_sync_replicas=bool(table.auto_in_sync_replicas),
+        ha_listen=table.ha_listen,
+        ha_address=table.ha_address or table.ha_listen,
+    )
+    try:
+        check_spec(log.spec, node_ids)
+    except Refused as refused:
+        raise ConfigError(f"log {log.name}: {refused}") from refused
+    return log
+
+
+def _retention(table: _Log) -> dict[str, int] | None:
+    given = {"ms": table.retention_ms, "bytes": table.retention_bytes}
+    return {name: value for name, value in given.items() if value is not None} or None
+
+
+def _replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:
+    """In classic mode the master first: the one named, else the first of them."""
+    replicas = _named_replicas(table, node_ids, brokers)
+    if table.master is None:
+        return replicas
+    check(table.master in replicas, f"log {table.name}: its master is none of its replicas")
+    return (table.master, *(replica for replica in replicas if replica != table.master))
+
+
+def _named_replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:
+    """A number takes that many brokers in the order of the file; absent: all of them."""
+    wanted = table.replicas
+    if wanted is None:
+        return tuple(brokers)
+    if isinstance(wanted, int):
+        check(1 <= wanted <= len(brokers), f"log {table.name}: {wanted} replicas of {len(brokers)} nodes")
+        return tuple(brokers[:wanted])
+    check(len(wanted) > 0, f"log {table.name}: no replicas")
+    check(len(set(wanted)) == len(wanted), f"log {table.name}: a replica is named twice")
+    strangers = [replica for replica in wanted if replica not in node_ids]
+    check(not strangers, f"log {table.name}: unknown nodes {', '.join(strangers)}")
+    if table.replication is Replication.CLASSIC:
+        return wanted
+    return tuple(replica for replica in node_ids if replica in wanted)
+
+
+def _checked_address(what: str, address: str) -> None:
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise ConfigError(f"{what}: {error}") from error
+
+
+def _check_ha_address(settings: Settings) -> None:
+    """Refuse an address that the handshake which the file asks for cannot carry (A-07)."""
+    address = settings.node.ha_address or ""
+    size = len(address.encode())
+    check(
+        size <= ADDRESS_MAX_BYTES or settings.ha.speaks_by_number(address),
+        f"{settings.node.id}.ha_address must be at most {ADDRESS_MAX_BYTES} bytes with "
+        f"[ha] ha_handshake_by_number = false, got {size}: remove that key or set it to true",
+    )
+
+
+def _check_exposure(settings: Settings) -> None:
+    """Refuse to listen beyond loopback without protection, unless allowed (docs/api.md §7)."""
+    security = settings.security
+    if security.allow_insecure:
+        return
+    protected = security.tls_certificate is not None and security.tokens_file is not None
+    check(
+        protected or is_loopback(settings.node.listen),
+        f"listen = {settings.node.listen!r} reaches beyond this machine: set [security] "
+        "tls_certificate, tls_key and tokens_file, or allow_insecure = true",
+    )
+    for log in settings.logs:
+        check(
+            log.ha_listen is None or is_loopback(log.ha_listen),
+            f"log {log.name}: ha_listen reaches beyond this machine, and slaves speak without TLS: set "
+            "[security] allow_insecure = true",
+        )
+    check(
+        is_loopback(settings.node.ha_listen),
+        f"ha_listen = {settings.node.ha_listen!r} reaches beyond this machine, and slaves speak without "
+        "TLS: set [security] allow_insecure = true",
+    )
+    check(
+        is_loopback(settings.node.peer_listen),
+        f"peer_listen = {settings.node.peer_listen!r} reaches beyond this machine, and peers speak "
+        "without TLS: set [security] allow_insecure = true",
+    )

@@ -1,0 +1,119 @@
+"""Figures of fail-overs: each answers one question; its title says the answer."""
+
+from itertools import pairwise
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from spark_jobs.analytics.plots import CANCELLED, INK, MUTED, PEER_COLORS, Rows, bare
+
+LONG_PAUSE_S = 0.5  # from here on a pause is marked
+QUIET_S = 1.0  # shown after the last thing that happened
+KIB = 1024
+
+
+def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows) -> Figure:
+    """Who was master, who was in sync, and what was confirmed?
+
+    In: rows of failovers.reigns, .memberships, .confirmed and .pauses, at least one reign.
+    """
+    begin = reigns[0]["from"]
+    nodes = sorted({row["master"] for row in reigns} | {row["node"] for row in memberships})
+    figure = Figure(figsize=(9, 7.6), layout="constrained")
+    masters, members, offsets = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.4))
+    for row in reigns:
+        start, end = _seconds(row["from"], begin), _seconds(row["until"], begin)
+        place = nodes.index(row["master"])
+        masters.barh(place, end - start, left=start, color=_color(nodes, row["master"]), height=0.62)
+        masters.annotate(
+            f"epoch {row['master_epoch']}",
+            (start, place - 0.31),
+            xytext=(0, 2),
+            textcoords="offset points",
+            color=MUTED,
+            fontsize="small",
+        )
+    for row in memberships:
+        start, end = _seconds(row["from"], begin), _seconds(row["until"], begin)
+        members.barh(
+            nodes.index(row["node"]), end - start, left=start, color=_color(nodes, row["node"]), height=0.62
+        )
+    times = [_seconds(row["timestamp"], begin) for row in confirmed]
+    told = [row["confirm_offset"] / KIB for row in confirmed]
+    offsets.step(times, told, where="post", color=INK, linewidth=1.8)
+    offsets.set_ylabel("confirm offset (KiB)")
+    offsets.set_ylim(bottom=0)
+    offsets.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    offsets.set_xlabel(f"time (seconds); red: producers waited longer than {LONG_PAUSE_S} s")
+    for axes, what in ((masters, "master"), (members, "in the set")):
+        axes.set_yticks(range(len(nodes)), nodes)
+        axes.set_ylim(len(nodes) - 0.5, -0.75)
+        axes.set_ylabel(what)
+    for axes in (masters, members, offsets):
+        _mark_pauses(axes, pauses, begin)
+    happened = [row["from"] for row in (*reigns, *memberships)] + [row["timestamp"] for row in pauses]
+    offsets.set_xlim(0, _seconds(max(happened), begin) + QUIET_S)
+    changes = len(reigns) - 1
+    title = f"{changes} times another epoch: the confirm offset never went back"
+    if any(after < before for before, after in pairwise(told)):
+        title = f"{changes} times another epoch: the confirm offset was told lower than before"
+    masters.set_title(title, loc="left", fontweight="bold", color=INK)
+    bare(masters, members, offsets)
+    return figure
+
+
+def pauses_figure(pauses: Rows, reigns: Rows) -> Figure:
+    """How long did producers wait?
+
+    In: rows of failovers.pauses and .reigns, at least one of each.
+    """
+    begin = reigns[0]["from"]
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    times = [_seconds(row["timestamp"], begin) for row in pauses]
+    waits = [1_000 * row["pause_s"] for row in pauses]
+    axes.vlines(times, 1, [max(1.0, wait) for wait in waits], color=MUTED, linewidth=0.8)
+    longest = []
+    for row in reigns[1:]:
+        start = _seconds(row["from"], begin)
+        axes.axvline(start, color=CANCELLED, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.annotate(
+            f"{row['master']}, epoch {row['master_epoch']}",
+            (start, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -12),
+            textcoords="offset points",
+            color=MUTED,
+            fontsize="small",
+        )
+        end = _seconds(row["until"], begin)
+        longest.append(max((w for t, w in zip(times, waits, strict=True) if start <= t <= end), default=0.0))
+    axes.set_yscale("log")
+    axes.set_ylim(1, max(10.0, *waits) * 4)  # room for the names of the masters
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel("time (seconds); dashed: an election")
+    axes.set_ylabel("time since the record before (ms, log scale)")
+    if longest:
+        title = f"Producers waited at most {max(longest) / 1_000:.1f} s for a new master"
+    else:
+        title = f"No election: producers waited at most {max(waits):,.0f} ms"
+    axes.set_title(title, loc="left", fontweight="bold", color=INK)
+    bare(axes)
+    return figure
+
+
+def _mark_pauses(axes: Axes, pauses: Rows, begin: Any) -> None:
+    for row in pauses:
+        if row["pause_s"] >= LONG_PAUSE_S:
+            end = _seconds(row["timestamp"], begin)
+            axes.axvspan(end - row["pause_s"], end, color=CANCELLED, alpha=0.2, linewidth=0)
+
+
+def _color(nodes: list[str], node: str) -> str:
+    return PEER_COLORS[nodes.index(node) % len(PEER_COLORS)]
+
+
+def _seconds(moment: Any, begin: Any) -> float:
+    return float((moment - begin).total_seconds())

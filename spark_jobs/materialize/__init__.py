@@ -1,0 +1,1 @@
+"""The jobs that write a log into its Delta tables."""

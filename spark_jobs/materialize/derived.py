@@ -1,0 +1,142 @@
+"""Tables that events tell: each takes its rows from the events of one kind, and keeps whose event it was.
+
+They are written before `events`, so whatever `events` holds is in all of them; a table that is made beside an
+older `events` begins with what that holds.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from spark_jobs.errors import Refused
+from spark_jobs.source.client import LogClient
+from spark_jobs.tables import schemas
+from spark_jobs.tables.journal_table import JournalTable
+from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.table import (
+    EVENTS,
+    QUARANTINE_TRUNCATED,
+    SYNC_STATE_SETS,
+    WATERMARKS,
+    Table,
+    collect_table,
+    read_table,
+)
+
+Event = Mapping[str, Any]  # with `data` as an object
+
+
+class DerivedTable(JournalTable):
+    """The rows that events of `kind` give. rows_of: of one event, as a table of this schema."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: str,
+        table: Table,
+        kind: str,
+        rows_of: Callable[[Event], list[dict[str, Any]]],
+    ) -> None:
+        super().__init__(spark, path, table)
+        self.kind = kind
+        self.rows_of = rows_of
+        self.schema = schemas.arrow_schema(table.schema)
+
+    def open_beside(self, events: JournalTable) -> None:
+        """As `open`, and take what `events`, which is open, holds already if this table is new."""
+        self.open()
+        if self.positions or not events.positions:
+            return
+        of_kind = pc.field("kind") == self.kind
+        kinds = read_plain(events.path, EVENTS.schema, ["kind"], of_kind)
+        if kinds is not None and kinds.num_rows == 0:  # as at each start of a log that has no such events
+            return
+        held = read_plain(events.path, EVENTS.schema, EVENTS.schema.names, of_kind)
+        if held is None:
+            held = read_table(self.spark, events.path).where(f"kind = '{self.kind}'").toArrow()
+        self.append_from(held.sort_by([("node", "ascending"), ("seq", "ascending")]))
+
+    def append_from(self, events: pa.Table) -> None:
+        """Add the rows that a range of events tells. The table's own positions leave out what it has."""
+        told = events.filter(pc.equal(events["kind"], self.kind)).to_pylist()
+        new = [event for event in told if event["seq"] >= self.positions.get(event["node"], 0)]
+        rows = [row for event in new for row in self.rows_of({**event, "data": json.loads(event["data"])})]
+        self.append(pa.Table.from_pylist(rows, self.schema))
+
+
+class WatermarksTable(DerivedTable):
+    """What each leader knew of its peers, event by event (D-22); other nodes' events have no peers.
+
+    `transforms.latest_watermarks` is its newest state.
+    """
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        super().__init__(spark, path, WATERMARKS, "watermarks", watermarks_of)
+
+
+class SyncStateSetsTable(DerivedTable):
+    """Each SyncStateSet once, when it was first told: a master that starts again tells it again."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        super().__init__(spark, path, SYNC_STATE_SETS, "sync_state_set", self._new_of)
+        self._known: dict[tuple[int, int], None] = {}
+
+    def open(self) -> None:
+        super().open()
+        self._known.clear()
+        if self.rows:
+            keys = collect_table(self.spark, self.path, self.table, ["epoch", "set_epoch"])
+            self._known = {(row["epoch"], row["set_epoch"]): None for row in keys.to_pylist()}
+
+    def _new_of(self, event: Event) -> list[dict[str, Any]]:
+        data = event["data"]
+        key = (data["epoch"], data["set_epoch"])
+        if key in self._known:
+            return []
+        self._known[key] = None  # an append that fails after this ends the query, and the next one looks anew
+        told = {name: data[name] for name in ("epoch", "set_epoch", "master", "members", "confirm_offset")}
+        return [{**_place(event), **told, "timestamp": event["timestamp"]}]
+
+
+class QuarantineTable(DerivedTable):
+    """The records that an unclean election took from a copy, from the receipts that the nodes keep (A-04)."""
+
+    def __init__(self, spark: SparkSession, path: str, client: LogClient) -> None:
+        super().__init__(spark, path, QUARANTINE_TRUNCATED, "truncate", self._lost_of)
+        self.client = client
+
+    def _lost_of(self, event: Event) -> list[dict[str, Any]]:
+        receipt = event["data"].get("receipt")
+        if receipt is None:
+            return []  # what was cut was not committed
+        try:
+            records = self.client.receipt(event["node"], receipt.rpartition("/")[2])
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            sys.stderr.write(f"{self.table.name}: {event['node']} has no receipt {receipt} any more\n")
+            return []
+        told = {
+            **_place(event),
+            "epoch": event["data"]["epoch"],
+            "truncated": event["timestamp"],
+            "receipt": receipt,
+        }
+        return [{**record, **told} for record in records.to_pylist()]
+
+
+def watermarks_of(event: Event) -> list[dict[str, Any]]:
+    """One row a peer."""
+    data = event["data"]
+    told = {name: data.get(name) for name in ("role", "begin_index", "end_index", "committed_index")}
+    row = {**_place(event), **told, "term": event["term"], "timestamp": event["timestamp"]}
+    return [{**row, "peer": peer, "watermark": mark} for peer, mark in data.get("peers", {}).items()]
+
+
+def _place(event: Event) -> dict[str, Any]:
+    return {name: event[name] for name in ("log", "node", "seq")}

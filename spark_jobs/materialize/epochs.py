@@ -1,0 +1,186 @@
+"""The tables `epochs` and `epoch_files`: where each term begins and ends, agreed on and node by node.
+
+Both are small and change seldom. They come from the nodes' epoch files, which the service answers for; a
+file may hold an epoch that is not committed yet, and `epochs` leaves it out.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.errors import SourceError, Unreachable
+from spark_jobs.source.client import LogClient
+from spark_jobs.tables import schemas
+from spark_jobs.tables.table import (
+    EPOCH_FILES,
+    EPOCHS,
+    MAX_REFUSALS,
+    Table,
+    TableClash,
+    append_once,
+    collect_table,
+    create_table,
+)
+
+APPLICATION = "commitlog-epochs"
+Epoch = Mapping[str, Any]
+NAMES = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", "end_offset")
+
+
+class EpochClash(SourceError):
+    """Two nodes hold different committed epochs of one number: the logs are not one log (R-06)."""
+
+
+class EpochsJob:
+    """Keeps one log's `epochs` and `epoch_files` as the nodes tell.
+
+    Writes only what has changed since it began.
+    """
+
+    def __init__(self, spark: SparkSession, client: LogClient, epochs_path: str, files_path: str) -> None:
+        self.spark = spark
+        self.client = client
+        self.epochs_path = epochs_path
+        self.files_path = files_path
+        self.committed: list[Epoch] = []
+        self.files: dict[str, list[Epoch]] = {}
+
+    def open(self) -> None:
+        """Create the tables if need be, and see what they hold."""
+        if not create_table(self.spark, self.epochs_path, EPOCHS):
+            self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
+        if not create_table(self.spark, self.files_path, EPOCH_FILES):
+            for row in self._held(self.files_path, EPOCH_FILES):
+                self.files.setdefault(row["node"], []).append(_epoch(row))
+
+    def refresh(self) -> None:
+        """Ask every node, and write what is new. A node that does not answer keeps the rows that it has, one
+        that has left the cluster loses them."""
+        files: dict[str, list[Epoch]] = {}
+        committed: list[list[Epoch]] = []
+        nodes = self.client.nodes()
+        gone = self.files.keys() - {node.id for node in nodes}
+        for node in nodes:
+            try:
+                committed_index = self.client.committed_index(
+                    node
+                )  # before the file: what it covers is final
+                file: list[Epoch] = list(self.client.epochs(node))
+            except Unreachable:
+                continue
+            files[node.id] = file
+            committed.append(committed_epochs(file, committed_index))
+        self._tell(agree(self.client.log, committed))
+        changed = {node_id: file for node_id, file in files.items() if file != self.files.get(node_id)}
+        if changed or gone:
+            self._replace_files({**changed, **dict.fromkeys(gone, ())})
+            self.files |= changed
+            for node_id in gone:
+                del self.files[node_id]
+
+    def _held(self, path: str, table: Table) -> list[dict[str, Any]]:
+        """The rows of a table, by epoch."""
+        rows = collect_table(self.spark, path, table, table.schema.names)
+        return list(rows.sort_by("epoch").to_pylist())
+
+    def _rows(self, table: Table, rows: list[dict[str, Any]]) -> DataFrame:
+        told = pa.Table.from_pylist(rows, schemas.arrow_schema(table.schema))
+        return self.spark.createDataFrame(told, table.schema)
+
+    def _tell(self, agreed: Sequence[Epoch]) -> None:
+        """Write what is new to `epochs`. Raises TableClash when it refuses for no reason."""
+        refusals = 0
+        while news := news_of(agreed, self.committed):
+            known = {epoch["epoch"]: epoch for epoch in self.committed}
+            claim = knowledge(self.committed)
+            written = append_once(
+                self._rows(EPOCHS, [_row(self.client.log, epoch) for epoch in news.values()]),
+                self.epochs_path,
+                application=APPLICATION,
+                claim=claim,
+                position="epoch",
+                note={"epochs": list(news)},
+                replaces=f"epoch IN ({', '.join(map(str, news))})" if known.keys() & news.keys() else None,
+            )
+            if written is not None:
+                known |= news
+                self.committed = [known[number] for number in sorted(known)]
+                return
+            self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
+            refusals = refusals + 1 if knowledge(self.committed) == claim else 0
+            if refusals == MAX_REFUSALS:
+                raise TableClash(self.epochs_path, "what the nodes tell of epochs")
+
+    def _replace_files(self, files: Mapping[str, Sequence[Epoch]]) -> None:
+        rows = [
+            {**_row(self.client.log, epoch), "node": node} for node, file in files.items() for epoch in file
+        ]
+        nodes = ", ".join(f"'{node}'" for node in files)
+        writer = self._rows(EPOCH_FILES, rows).write.format("delta").mode("overwrite")
+        writer.option("replaceWhere", f"node IN ({nodes})").save(self.files_path)
+
+
+def committed_epochs(file: Sequence[Epoch], committed_index: int) -> list[Epoch]:
+    """The epochs whose first record is committed, each ended only by one that is committed too.
+
+    committed_index: what the same node knew before its file was read, since an uncommitted epoch may yet go.
+    """
+    begun = [epoch for epoch in file if epoch["start_index"] <= committed_index]
+    ended: list[Epoch] = [
+        {**epoch, "end_index": following["start_index"] - 1, "end_offset": following["start_offset"]}
+        for epoch, following in pairwise(begun)
+    ]
+    return ended + [{**epoch, "end_index": None, "end_offset": None} for epoch in begun[-1:]]
+
+
+def news_of(told: Sequence[Epoch], known: Sequence[Epoch]) -> dict[int, Epoch]:
+    """By number, the epochs that are new and those that have ended since. One that the nodes have trimmed is
+    no news, nor is one that has not ended for a node that is behind."""
+    before = {epoch["epoch"]: epoch for epoch in known}
+    return {
+        epoch["epoch"]: epoch
+        for epoch in told
+        if epoch["epoch"] not in before
+        or (before[epoch["epoch"]]["end_index"] is None and epoch["end_index"] is not None)
+    }
+
+
+def knowledge(known: Sequence[Epoch]) -> int:
+    """How many begins and ends of epochs these are: what a write claims, for each adds some."""
+    return sum(1 if epoch["end_index"] is None else 2 for epoch in known)
+
+
+def agree(log: str, files: Sequence[Sequence[Epoch]]) -> list[Epoch]:
+    """The committed epochs that the nodes know between them: the list that goes farthest, of which every
+    other is a part, and before it what others have not trimmed. Raises EpochClash when one is no part."""
+    longest = max(files, key=lambda file: file[-1]["epoch"] if file else -1, default=[])
+    known = {epoch["epoch"]: epoch for epoch in longest}
+    for file in files:
+        for epoch in file:
+            other = known.get(epoch["epoch"])
+            if other is None and epoch["epoch"] < longest[0]["epoch"]:
+                if epoch["end_index"] is not None:  # else the node is behind, and what follows it is trimmed
+                    known[epoch["epoch"]] = epoch
+                continue
+            if other is None or other["start_index"] != epoch["start_index"]:
+                raise EpochClash(
+                    f"log {log!r}: two nodes disagree on committed epoch {epoch['epoch']}: {dict(epoch)} and "
+                    f"{other and dict(other)}. Their logs differ below the committed index: stop and "
+                    "compare them"
+                )
+    return [known[number] for number in sorted(known)]
+
+
+def _row(log: str, epoch: Epoch) -> dict[str, Any]:
+    started = datetime.fromtimestamp(epoch["started_ms"] / 1_000, UTC)
+    return {"log": log, **{name: epoch[name] for name in NAMES}, "started": started}
+
+
+def _epoch(row: Mapping[str, Any]) -> Epoch:
+    """A table's row as the service tells it."""
+    started_ms = round(row["started"].timestamp() * 1_000)
+    return {**{name: row[name] for name in NAMES}, "started_ms": started_ms}

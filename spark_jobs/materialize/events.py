@@ -1,0 +1,64 @@
+"""The table `events`, from one stream of the nodes' journals, and the tables that events tell (derived.py).
+
+Those are written first, so whatever `events` holds is in all of them: the stream begins where `events` ends.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.materialize.derived import QuarantineTable, SyncStateSetsTable, WatermarksTable
+from spark_jobs.source.client import LogClient
+from spark_jobs.source.planning import EARLIEST
+from spark_jobs.tables.journal_table import JournalTable
+from spark_jobs.tables.table import EVENTS, QUARANTINE_TRUNCATED, SYNC_STATE_SETS, WATERMARKS, Table
+
+MAX_EVENTS_PER_TRIGGER = 50_000
+
+
+class EventsJob:
+    """Fills `events` and the tables that it tells, of one log, one micro-batch at a time; others may do the
+    same."""
+
+    name = "events"
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        client: LogClient,
+        path_of: Callable[[Table], str],
+        options: Mapping[str, str],
+    ) -> None:
+        """client: of the log, for this job alone. options: of the source, all but stream and start."""
+        self.spark = spark
+        self.options = options
+        self.events = JournalTable(spark, path_of(EVENTS), EVENTS)
+        self.watermarks = WatermarksTable(spark, path_of(WATERMARKS))
+        self.derived = (
+            self.watermarks,
+            SyncStateSetsTable(spark, path_of(SYNC_STATE_SETS)),
+            QuarantineTable(spark, path_of(QUARANTINE_TRUNCATED), client),
+        )
+
+    def stream(self, checkpoint: Path) -> DataFrame:
+        """The events after the table's last ones. The rows themselves tell how far a micro-batch goes."""
+        self.events.open()
+        for table in self.derived:
+            table.open_beside(self.events)
+        start = json.dumps(self.events.positions) if self.events.positions else EARLIEST
+        reader = self.spark.readStream.format("commitlog").options(**self.options).option("stream", "events")
+        return reader.options(startingIndex=start, maxRecordsPerTrigger=MAX_EVENTS_PER_TRIGGER).load()
+
+    def look(self) -> None:
+        """Take from the tables how far they go, when others fill them."""
+        self.events.look()
+        self.watermarks.look()
+
+    def write(self, events: DataFrame, batch_id: int) -> None:
+        """Bring the tables up to the end of a micro-batch, which is small: the option limits it."""
+        rows = events.toArrow()
+        for table in self.derived:
+            table.append_from(rows)
+        self.events.append(rows)

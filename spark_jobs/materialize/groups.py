@@ -1,0 +1,162 @@
+"""Many logs in one job: a group of queries for each, which live and fail apart from one another.
+
+Logs are named outright, or by patterns (`orders-*`): logs that match later join, logs that were deleted
+leave. The system's own logs (`__...`) match no pattern that does not begin so.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from spark_jobs.errors import OptionError, SourceError, Unreachable
+from spark_jobs.materialize.progress import LogProgress
+from spark_jobs.materialize.supervisor import MaterializeFailed
+from spark_jobs.tables.table import SPARK_ERRORS, TableClash
+
+NAMES_EACH_S = 5.0
+WILD = frozenset("*?[")
+FAILURES = (MaterializeFailed, SourceError, TableClash, *SPARK_ERRORS)
+
+
+class Group(Protocol):
+    """All queries of one log."""
+
+    def start(self) -> None: ...
+
+    def look(self, *, final: bool = False) -> None: ...
+
+    def stop(self) -> None: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    def progress(self) -> LogProgress: ...
+
+
+def split_names(given: Iterable[str]) -> tuple[str, ...]:
+    """Names and patterns from lists with commas, each once, in order."""
+    names = (part.strip() for text in given for part in text.split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def is_pattern(name: str) -> bool:
+    return not WILD.isdisjoint(name)
+
+
+def matching(patterns: Sequence[str], logs: Iterable[str]) -> list[str]:
+    """The logs that a pattern names."""
+    return [
+        log
+        for log in logs
+        if any(
+            is_pattern(pattern)
+            and fnmatchcase(log, pattern)
+            and (pattern.startswith("__") or not log.startswith("__"))
+            for pattern in patterns
+        )
+    ]
+
+
+def named(given: Iterable[str], logs: Callable[[], list[str]]) -> list[str]:
+    """The logs that lists of names and patterns mean. logs: which there are, asked for if there is a pattern.
+
+    Raises OptionError when nothing matches.
+    """
+    names = split_names(given)
+    found = matching(names, logs()) if any(map(is_pattern, names)) else []
+    wanted = dict.fromkeys([*(name for name in names if not is_pattern(name)), *found])
+    if not wanted:
+        raise OptionError(f"no log matches {', '.join(names)}")
+    return list(wanted)
+
+
+class Groups:
+    """The groups that there are, by log. A group that fails ends alone; the job fails when none is left."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        make: Callable[[str], Group],
+        logs: Callable[[], list[str]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """names: of logs, and patterns. logs: asks the service which there are; may raise Unreachable."""
+        self.named = [name for name in names if not is_pattern(name)]
+        self.patterns = [name for name in names if is_pattern(name)]
+        self.groups: dict[str, Group] = {}
+        self.failed: dict[str, Exception] = {}
+        self._make = make
+        self._logs = logs
+        self._clock = clock
+        self._asked_at_s = 0.0
+
+    def start(self) -> None:
+        """Start the groups of all logs that there are.
+
+        Raises OptionError when there is none, Unreachable, and what a group that is alone raises.
+        """
+        found = named([*self.named, *self.patterns], self._logs)
+        self._asked_at_s = self._clock()
+        for log in found:
+            self._add(log)
+        self._raise_when_all_failed()
+
+    def look(self, *, final: bool = False) -> None:
+        """What is due in every group, and which logs have come and gone."""
+        if self.patterns and not final and self._clock() >= self._asked_at_s + NAMES_EACH_S:
+            self._ask()
+        for log, group in list(self.groups.items()):
+            if log not in self.failed:
+                try:
+                    group.look(final=final)
+                except FAILURES as error:
+                    self._end(log, error)
+        self._raise_when_all_failed()
+
+    def finish(self) -> None:
+        """Raise what the first group failed of, once the others are done."""
+        for error in self.failed.values():
+            raise error
+
+    def stop(self) -> None:
+        for group in self.groups.values():
+            group.stop()
+
+    @property
+    def done(self) -> bool:
+        return all(log in self.failed or group.done for log, group in self.groups.items())
+
+    def progress(self) -> dict[str, LogProgress]:
+        return {log: group.progress() for log, group in self.groups.items()}
+
+    def _ask(self) -> None:
+        self._asked_at_s = self._clock()
+        try:
+            found = matching(self.patterns, self._logs())
+        except Unreachable:
+            return  # the groups say so themselves, and the next look asks again
+        for log in found:
+            if log not in self.groups:
+                self._add(log)
+        for log in set(self.groups).difference(found, self.named):
+            self.groups.pop(log).stop()
+            self.failed.pop(log, None)
+
+    def _add(self, log: str) -> None:
+        self.groups[log] = self._make(log)
+        try:
+            self.groups[log].start()
+        except FAILURES as error:
+            self._end(log, error)
+
+    def _end(self, log: str, error: Exception) -> None:
+        self.failed[log] = error
+        self.groups[log].stop()
+        if len(self.groups) > 1:
+            sys.stderr.write(f"{log}: {error}; the other logs go on\n")
+
+    def _raise_when_all_failed(self) -> None:
+        if self.groups and len(self.failed) == len(self.groups):
+            self.finish()

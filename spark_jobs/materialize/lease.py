@@ -1,0 +1,212 @@
+"""The hold of a materializer on its log: the cursor `__entries`, with a fence.
+
+It stands where the table `entries` ends, so neither retention nor `:trim` takes what the table lacks. Every
+move names the version that this job made: the job that started last has the cursor, and one that finds it
+moved by another ends. (Rows are safe without that: the table itself refuses what it holds, tables.py.)
+
+A move is a control record of the log. A micro-batch that brings no row moves nothing, or each move would
+cause the next one. There is at most one move each MOVE_EACH_S; for so long at most, rows that the table has
+hold back retention and `:trim`.
+"""
+
+import math
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from app.client import ClientError, CommitlogClient, ConditionFailed, NotFound, Problem
+from app.client.operations import Cursor, Operations
+from app.tables.catalog import CURSOR
+from spark_jobs.errors import Refused, SourceError, Unreachable
+from spark_jobs.materialize.entries import EntriesJob
+
+MOVE_EACH_S: Final = 10.0
+FINISH_WITHIN_S: Final = 3.0
+
+
+class LeaseLost(SourceError):
+    """Another materializer has taken the cursor of the log."""
+
+    def __init__(self, log: str, index: int | None) -> None:
+        where = "it is gone" if index is None else f"it stands at index {index}"
+        super().__init__(
+            f"log {log!r}: another job has taken over its table (cursor {CURSOR}: {where}). This one ends; "
+            "what it wrote is in the table once. Only one materializer of a log should run: end the other "
+            "one before you start this again."
+        )
+
+
+class Lease:
+    """The cursor of one log, held by one job. `index`: the next one that the table needs, as the log knows
+    it."""
+
+    def __init__(self, client: CommitlogClient) -> None:
+        self._log = client.log
+        self._operations = Operations(client)
+        self._held: Cursor | None = None
+        self._doubtful: set[int] = set()  # moves from the held version that nobody has answered
+
+    @property
+    def index(self) -> int:
+        return -1 if self._held is None else self._held.index
+
+    def take(self, index: int) -> None:
+        """Hold the cursor at `index` from here on, whoever held it before; later calls check that it is held
+        still.
+
+        Raises LeaseLost, Refused, Unreachable.
+        """
+        if self._held is not None:
+            self.move(index)
+            return
+        while self._held is None:
+            found = self._find()
+            try:
+                self._held = self._put(index, "" if found is None else found.version)
+            except ConditionFailed:
+                continue  # somebody else moved it in between: take it from there
+
+    def move(self, index: int) -> None:
+        """The table holds every record before `index`. Raises as `take`."""
+        assert self._held is not None
+        try:
+            self._doubtful.add(index)
+            self._held = self._put(index, self._held.version)
+        except ConditionFailed:
+            # An answer may have been lost, and the repeat found the move made. If it was another job that
+            # moved to the same place, the next move of one of the two tells.
+            found = self._find()
+            if found is None or not found.fence or found.index not in self._doubtful:
+                raise LeaseLost(self._log, None if found is None else found.index) from None
+            self._held = found
+            self._doubtful.clear()
+            if found.index != index:  # a move of before was made after all
+                self.move(index)
+            return
+        self._doubtful.clear()
+
+    def _find(self) -> Cursor | None:
+        try:
+            return self._operations.cursor(CURSOR)
+        except NotFound as error:
+            if error.code != "cursor-not-found":
+                raise _told(error) from error
+            return None
+        except ClientError as error:
+            raise _told(error) from error
+
+    def _put(self, index: int, if_match: str) -> Cursor:
+        try:
+            return self._operations.move_cursor(CURSOR, index, fence=True, if_match=if_match)
+        except ConditionFailed:
+            raise
+        except ClientError as error:
+            raise _told(error) from error
+
+
+class LeasedEntries:
+    """The job that fills `entries`, and moves the log's cursor after its commits: at most once each `each_s`.
+
+    A move is a record of the log, so a steady stream of micro-batches must not cost one each. A move that is
+    not due yet is made by a timer. Rows do not depend on it: the table itself refuses what it holds.
+    """
+
+    name = EntriesJob.name
+
+    def __init__(self, entries: EntriesJob, lease: Lease, each_s: float = MOVE_EACH_S) -> None:
+        """each_s: least time between two moves, 0 for a move after each commit."""
+        self.entries = entries
+        self.lease = lease
+        self._each_s = each_s
+        self._due_s = -math.inf  # monotonic
+        self._lock = threading.RLock()  # the table's end and the cursor change under it alone
+        self._timer: threading.Timer | None = None
+        self._lost: SourceError | None = None
+
+    def stream(self, checkpoint: Path) -> DataFrame:
+        with self._lock:
+            records = self.entries.stream(checkpoint)
+            self.lease.take(max(self.entries.next_index, self.lease.index))
+            return records
+
+    def write(self, records: DataFrame, batch_id: int) -> None:
+        """Write the rows, and move the cursor if that is due. Control records after the last row stay fenced,
+        too: the next driver begins there, and knows nothing of them.
+
+        Raises LeaseLost; LogClash when the cursor was removed with the records that an unclean election lost.
+        """
+        with self._lock:
+            self.check()
+            self.entries.write(records, batch_id)
+            self._keep_up()
+
+    def check(self) -> None:
+        """Raise what the timer found: LeaseLost or LogClash."""
+        if self._lost is not None:
+            raise self._lost
+
+    def finish(self) -> None:
+        """Make the move that is not due yet: no more rows come. It takes FINISH_WITHIN_S at most; a failure
+        leaves the cursor where it is."""
+        last = threading.Thread(target=self._finish, daemon=True)
+        last.start()
+        last.join(FINISH_WITHIN_S)
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._cancel()
+            if self._lost is None and self.entries.next_index > self.lease.index >= 0:
+                with suppress(SourceError):
+                    self.lease.move(self.entries.next_index)
+
+    def _keep_up(self) -> None:
+        if self.entries.next_index <= self.lease.index:
+            return
+        left_s = self._due_s - time.monotonic()
+        if left_s <= 0:
+            self._move()
+        elif self._timer is None:
+            self._start_timer(left_s)
+
+    def _move(self) -> None:
+        """A log that cannot take the move now gets it later. Raises as `write`."""
+        self._cancel()
+        self._due_s = time.monotonic() + self._each_s
+        try:
+            self.lease.move(self.entries.next_index)
+        except Unreachable:
+            self._start_timer(max(self._each_s, 1.0))
+        except LeaseLost:
+            self.entries.open()
+            raise
+
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._late)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        """The timer: make the move that was not due."""
+        with self._lock:
+            if self._timer is not threading.current_thread():
+                return  # cancelled too late
+            self._timer = None
+            try:
+                self._keep_up()
+            except SourceError as error:
+                self._lost = error
+
+
+def _told(error: ClientError) -> Refused | Unreachable:
+    if isinstance(error, Problem) and not error.retryable:
+        return Refused(error.status, error.code, error.detail)
+    return Unreachable(str(error))

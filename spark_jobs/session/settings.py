@@ -1,0 +1,195 @@
+"""conf/spark.toml -> what the jobs need to know of the machine, or the cluster, that Spark runs on.
+
+    [session]    where Spark runs, and what it may use: fields of SessionSettings
+    [locations]  where the tables are, and scratch: fields of Locations
+    [conf]       any other setting of Spark, by its name in quotes
+
+Every job takes `--conf FILE`; without it, the file that COMMITLOG_SPARK_CONF names; without that, the
+defaults below. What a command line says itself wins. Relative paths are relative to the file. Unknown names
+are refused.
+"""
+
+import argparse
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from app.errors import ConfigError
+from spark_jobs.session.jars import DEFAULT_JARS_FOLDER
+from spark_jobs.session.locations import location
+
+VARIABLE = "COMMITLOG_SPARK_CONF"
+MASTER = re.compile(r"local(\[(\*|\d+)(,\d+)?\])?|spark://[^,/\s]+:\d+(,[^,/\s]+:\d+)*|yarn|k8s://\S+")
+REMOTE = re.compile(r"sc://\S+")
+MEMORY = re.compile(r"[1-9]\d*[kmgt]b?", re.IGNORECASE)
+FILE = ConfigDict(extra="forbid", strict=True)
+SPARK_NAMES = {
+    "driver_memory": "spark.driver.memory",
+    "driver_host": "spark.driver.host",
+    "executor_memory": "spark.executor.memory",
+    "executor_cores": "spark.executor.cores",
+    "cores": "spark.cores.max",
+    "shuffle_partitions": "spark.sql.shuffle.partitions",
+}
+
+
+def check(holds: bool, complaint: str) -> None:
+    """Raise ConfigError(complaint) unless `holds`."""
+    if not holds:
+        raise ConfigError(complaint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSettings:
+    """Where Spark runs, and what it may use.
+
+    master: `local[N]`, `spark://HOST:PORT`, `yarn`, `k8s://…`. remote: `sc://HOST:PORT`, the server of Spark
+    Connect, which was started with memory, cores and jars of its own. *_memory: as Java writes it, `2g`.
+    driver_host: how executors reach the driver; None: the loopback for a local master, else what Spark finds.
+    cores: of the whole cluster, None for all that it has. jars: folder of Delta's jars and ours. None: as
+    Spark has it.
+    """
+
+    master: str = "local[2]"
+    remote: str | None = None
+    driver_memory: str = "2g"
+    driver_host: str | None = None
+    executor_memory: str | None = None
+    executor_cores: int | None = None
+    cores: int | None = None
+    shuffle_partitions: int = 4
+    jars: Path = DEFAULT_JARS_FOLDER
+    __pydantic_config__: ClassVar = FILE
+
+    def __post_init__(self) -> None:
+        check(
+            MASTER.fullmatch(self.master) is not None,
+            f"master: {self.master!r} is none of local[N], spark://HOST:PORT, yarn, k8s://...",
+        )
+        check(
+            self.remote is None or REMOTE.fullmatch(self.remote) is not None,
+            f"remote: {self.remote!r} is not sc://HOST:PORT",
+        )
+        for name in ("driver_memory", "executor_memory"):
+            value = getattr(self, name)
+            check(value is None or MEMORY.fullmatch(value) is not None, f"{name}: {value!r} is not like 2g")
+        for name in ("executor_cores", "cores", "shuffle_partitions"):
+            value = getattr(self, name)
+            check(value is None or value > 0, f"{name} must be positive")
+
+    @property
+    def is_local(self) -> bool:
+        return self.master.startswith("local")
+
+    def spark_settings(self) -> dict[str, str]:
+        """The same under Spark's names; what is None has none."""
+        said = {spark_name: getattr(self, name) for name, spark_name in SPARK_NAMES.items()}
+        return {name: str(value) for name, value in said.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locations:
+    """tables: folder or URL of the Delta tables, one folder a log. checkpoints: scratch of the streams, a
+    folder that driver and executors share. None: the command line says."""
+
+    tables: str | None = None
+    checkpoints: Path | None = None
+    __pydantic_config__: ClassVar = FILE
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkSettings:
+    """All of the file. conf: more settings of Spark, by name; they win over those of the jobs."""
+
+    session: SessionSettings = field(default_factory=SessionSettings)
+    locations: Locations = field(default_factory=Locations)
+    conf: Mapping[str, str] = field(default_factory=dict)
+    __pydantic_config__: ClassVar = FILE
+
+    def __post_init__(self) -> None:
+        said = {*SPARK_NAMES.values(), "spark.master", "spark.jars"}
+        for name in self.conf:
+            check(name.startswith("spark."), f"conf: {name!r} is no setting of Spark")
+            check(name not in said, f"conf: {name}: [session] says that")
+
+
+def load(path: Path) -> SparkSettings:
+    """Read and check a file. Raises ConfigError with every complaint, each led by its place in the file."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse(document, path.resolve().parent)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse(document: Mapping[str, Any], folder: Path) -> SparkSettings:
+    """As `load`, from the parsed TOML. folder: what relative paths are relative to."""
+    document = dict(document)
+    if isinstance(document.get("conf"), dict):
+        document["conf"] = {name: _text(value) for name, value in document["conf"].items()}
+    try:
+        settings = TypeAdapter(SparkSettings).validate_json(json.dumps(document, default=str))
+    except ValidationError as error:
+        raise ConfigError("; ".join(_complaint(item) for item in error.errors())) from error
+    named = document.get("session", {})
+    check(not {"master", "remote"} <= set(named), "session: master and remote: Spark runs at one of them")
+    session, places = settings.session, settings.locations
+    return replace(
+        settings,
+        session=replace(session, jars=(folder / session.jars).resolve()),
+        locations=Locations(
+            tables=None if places.tables is None else location(places.tables, folder),
+            checkpoints=None if places.checkpoints is None else folder / places.checkpoints,
+        ),
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every job takes of where Spark runs."""
+    parser.add_argument(
+        "--conf",
+        type=Path,
+        default=os.environ.get(VARIABLE),
+        help=f"file like conf/spark.toml: where Spark runs (or set {VARIABLE})",
+    )
+    parser.add_argument("--master", help="where Spark runs, local[2] or a cluster's address")
+    parser.add_argument("--remote", help="a server of Spark Connect, sc://HOST:PORT")
+    parser.add_argument("--jars", type=Path, help="folder of Delta's jars and ours")
+
+
+def settings_of(given: argparse.Namespace, *, master: str = "local[2]") -> SparkSettings:
+    """What these arguments say. master: where nothing else is said. Raises ConfigError."""
+    settings = SparkSettings() if given.conf is None else load(Path(given.conf))
+    check(not (given.master and given.remote), "--master and --remote: Spark runs at one of them")
+    said: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(SessionSettings)}
+    changes = {name: value for name, value in said.items() if value is not None}
+    if given.master:
+        changes["remote"] = None
+    if given.conf is None:
+        changes = {"master": master, **changes}
+    return replace(settings, session=replace(settings.session, **changes))
+
+
+def _text(value: object) -> object:
+    """TOML's booleans and numbers as Spark writes them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _complaint(item: Any) -> str:
+    place = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "unexpected_keyword_argument":
+        return f"{place}: unknown key"
+    if place == "conf.spark" and isinstance(item["input"], dict):
+        return 'conf: put names into quotes, as in "spark.sql.ansi.enabled" = true'
+    return f"{place}: {item['msg']}"

@@ -1,0 +1,277 @@
+"""The session that a job runs in: one of its own, the one that it was started in, or a server's.
+
+Of its own: Delta from local jars, UTC, and quiet; with `local[N]` bound to this machine. On a cluster the
+executors get this package from the driver (package.py), all else that it imports must be there.
+"""
+
+import logging
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+
+from app.errors import ConfigError
+from spark_jobs.package import make_zip, package_root
+from spark_jobs.session.jars import LOG_STORE_CLASS, ensure_jars, jar_paths
+from spark_jobs.session.java import JavaNotFound, find_java
+from spark_jobs.session.settings import SparkSettings
+from spark_jobs.session.spark_home import spark_home
+
+__all__ = ["JavaNotFound", "build_session", "find_java", "is_remote", "open_session"]
+
+# Spark's own log lines go to stderr from ERROR on: what a person should know, the jobs say themselves.
+LOG4J = """rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+# Said outright, or the shell that hosts Python's gateway announces a level of its own.
+logger.shell.name = org.apache.spark.api.python
+logger.shell.level = error
+# Tells each stopped query a second time: `run` reports it once, with the reason.
+logger.stream.name = org.apache.spark.sql.execution.streaming
+logger.stream.level = off
+"""
+
+DRIVER_JAVA = "spark.driver.extraJavaOptions"
+EXECUTOR_JAVA = "spark.executor.extraJavaOptions"
+CONNECT_PORT = 15_002  # where the server listens when nobody says otherwise
+CONNECT_TIMEOUT_S = 10.0
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+RUNTIME_SETTINGS = {  # what may be said of a session that others have started
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.streaming.stopTimeout": "30s",
+    "spark.sql.python.filterPushdown.enabled": "true",  # pushdown.py
+}
+SETTINGS = {
+    **RUNTIME_SETTINGS,
+    "spark.sql.extensions": DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.delta.logStore.file.impl": LOG_STORE_CLASS,  # LinkLogStore.java
+    # else a commit to a small table lists its files a second time, after a job of Spark that finds them
+    "spark.databricks.delta.allFilesInCrc.enabled": "false",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # a notebook and a job may look at the tables from one folder: no embedded metastore is ever opened
+    "spark.sql.catalogImplementation": "in-memory",
+    # a row group stays in memory until it is whole: a quarter of Parquet's own leaves little to clean up
+    "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
+}
+ON_THIS_MACHINE = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # the default one starts programs of the shell for each file that it renames
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
+    "checkpointing.FileSystemBasedCheckpointFileManager",
+}
+ON_A_CLUSTER = {EXECUTOR_JAVA: "-Duser.timezone=UTC -Xss4m"}
+
+# Compiling costs more than interpreting when a plan runs once over a few rows.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+# UTC, and room for Spark to match long error texts by recursion. The second compiler only takes what runs ten
+# times as often as it would take by itself: a short job is up nearly as soon as with the first one alone, a
+# long one moves half as many rows again (tests/bench/kafka --java).
+JAVA_OPTIONS = (
+    "-Duser.timezone=UTC -Xss4m -XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC "
+    "-XX:Tier3DelayOn=0 -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+# Of the heap, from the start, for young objects: most of a task's buffers die before they are copied out.
+YOUNG_PART = 5
+DRIVER_MEMORY = "spark.driver.memory"
+SPARKS_DRIVER_MEMORY = "1g"  # when nobody says
+UNITS_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
+
+
+@contextmanager
+def open_session(
+    app_name: str, settings: SparkSettings, extra: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """The session that `settings` ask for, stopped at the end. If this process was started in one (by
+    spark-submit, Databricks, a notebook), that one, whatever they say of where it runs; it is left running.
+
+    extra: Spark settings of the job, which those of the file win over. Raises ConfigError, JarsUnavailable,
+    JavaNotFound.
+    """
+    wanted = {**(extra or {}), **settings.conf}
+    if settings.session.remote is None and _was_given():
+        session = SparkSession.builder.appName(app_name).getOrCreate()
+        yield _adopt(session, {**RUNTIME_SETTINGS, **wanted})
+        return
+    if settings.session.remote is not None:
+        session = _connect(settings.session.remote, {**RUNTIME_SETTINGS, **wanted})
+    else:
+        ensure_jars(settings.session.jars)
+        session = build_session(
+            app_name,
+            jars_folder=settings.session.jars,
+            master=settings.session.master,
+            extra={**settings.session.spark_settings(), **wanted},
+        )
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def build_session(
+    app_name: str,
+    *,
+    jars_folder: Path,
+    master: str = "local[2]",
+    extra: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A Spark session that reads and writes Delta, or the process's own one if it has one already.
+
+    jars_folder: where `jars.ensure_jars` put the jars. master: `local[N]`, or a cluster's address.
+    extra: Spark settings that win over the ones here.
+    Needs no network. Sets JAVA_HOME, PYSPARK_PYTHON and, unless somebody has, SPARK_HOME of this process:
+    Spark starts its own by them.
+    Raises JavaNotFound; FileNotFoundError when a jar is missing.
+    """
+    is_local = master.startswith("local")
+    memory = (extra or {}).get(DRIVER_MEMORY, SPARKS_DRIVER_MEMORY)
+    launch = launch_settings(jars_folder, is_local=is_local, driver_memory=memory)
+    os.environ["JAVA_HOME"] = str(find_java().parent.parent)
+    if "SPARK_HOME" not in os.environ and (home := spark_home()) is not None:
+        os.environ["SPARK_HOME"] = str(home)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    _let_workers_import_us()
+    if is_local:
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for name, value in with_extra(launch, extra or {}).items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except Py4JError as error:
+        raise ConfigError(f"Spark does not start at {master}: {_reason(error)}") from error
+    if not is_local:
+        session.sparkContext.addPyFile(str(make_zip(_scratch_folder())))
+    return _quiet(session)
+
+
+def launch_settings(
+    jars_folder: Path, *, is_local: bool, driver_memory: str = SPARKS_DRIVER_MEMORY
+) -> dict[str, str]:
+    """What a JVM with a session of ours is started with. driver_memory: the heap that Spark gives it.
+
+    Raises FileNotFoundError when a jar is missing.
+    """
+    jars = jar_paths(jars_folder)
+    if missing := [str(path) for path in jars if not path.is_file()]:
+        raise FileNotFoundError(f"no {', '.join(missing)}: run `python -m spark_jobs.session.jars`")
+    settings = {**SETTINGS, **(ON_THIS_MACHINE if is_local else ON_A_CLUSTER), **_files()}
+    settings["spark.jars"] = ",".join(map(str, jars))
+    settings[DRIVER_JAVA] += f" -XX:NewSize={young_mib(driver_memory)}m"
+    return settings
+
+
+def with_extra(launch: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """Return both sets of settings; those of `extra` win. Java options are added after ours, so the JVM takes
+    the last of two that contradict each other."""
+    both = [name for name in (DRIVER_JAVA, EXECUTOR_JAVA) if name in launch and name in extra]
+    return {**launch, **extra, **{name: f"{launch[name]} {extra[name]}" for name in both}}
+
+
+def young_mib(memory: str) -> int:
+    """What young objects get of a heap that is given as Spark takes it: `2g`, `512m`, or MiB."""
+    told = re.match(r"\s*(\d+)\s*([kmgt]?)", memory.lower())
+    if told is None:
+        raise ConfigError(f"{DRIVER_MEMORY}: {memory!r} is not like 2g")
+    return int(int(told[1]) * UNITS_MIB[told[2]] / YOUNG_PART)
+
+
+def is_remote(session: SparkSession) -> bool:
+    """Whether it is a server's, reached by Spark Connect: then what Spark calls back runs there."""
+    return type(session).__module__.startswith("pyspark.sql.connect.")
+
+
+def _was_given() -> bool:
+    """Whether something else has started Spark for this process."""
+    named = {"PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION"}
+    return not named.isdisjoint(os.environ) or SparkSession.getActiveSession() is not None
+
+
+def _adopt(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """Make a session ours that others started. Raises ConfigError for what can only be said at its start."""
+    extensions = session.conf.get("spark.sql.extensions", "") or ""
+    if "DATABRICKS_RUNTIME_VERSION" not in os.environ and DELTA_EXTENSION not in extensions:
+        raise ConfigError(
+            "this Spark was started without Delta (spark.sql.extensions): start it with the settings that "
+            "`python -m spark_jobs.package` writes"
+        )
+    for name, value in settings.items():
+        try:
+            session.conf.set(name, value)
+        except AnalysisException as error:
+            if not f" {session.conf.get(name, None)}".endswith(f" {value}"):  # Java's may stand behind ours
+                raise ConfigError(f"{name} = {value} comes too late: Spark runs already") from error
+    return session if is_remote(session) else _quiet(session)
+
+
+def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
+    """A session of the server at `url`, which gets this package from here. Raises ConfigError."""
+    place = urlsplit(url)
+    try:  # the client itself would go on trying for many minutes
+        socket.create_connection(
+            (place.hostname or "", place.port or CONNECT_PORT), CONNECT_TIMEOUT_S
+        ).close()
+    except OSError as error:
+        raise ConfigError(f"no server of Spark Connect answers at {url}: {error}") from error
+    session = SparkSession.builder.remote(url).getOrCreate()
+    session.addArtifacts(str(make_zip(_scratch_folder())), pyfile=True)
+    return _adopt(session, settings)
+
+
+def _reason(error: Py4JError) -> str:
+    """What Java says in one line."""
+    told = getattr(error, "java_exception", None)
+    return str(error if told is None else told.getMessage()).partition("\n")[0]
+
+
+def _quiet(session: SparkSession) -> SparkSession:
+    session.sparkContext.setLogLevel("ERROR")
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # tell each exception once more
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    return session
+
+
+def _let_workers_import_us() -> None:
+    """Spark's Python workers on this machine find this package as this process did, installed or not."""
+    root = str(package_root())
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
+
+
+def _scratch_folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"commitlog-spark-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _files() -> dict[str, str]:
+    """Settings that name files: the log's configuration, and a warehouse that nothing writes to."""
+    folder = _scratch_folder()
+    log4j = folder / "log4j2.properties"
+    log4j.write_text(LOG4J)
+    return {
+        DRIVER_JAVA: f"-Dlog4j2.configurationFile={log4j} {JAVA_OPTIONS}",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }

@@ -1,0 +1,1 @@
+"""`format("commitlog")` for writes: each row once."""

@@ -1,0 +1,176 @@
+"""The options of a write to `format("commitlog")`, and the columns that it takes, checked before any task."""
+
+import json
+import tempfile
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from spark_jobs.errors import OptionError
+from spark_jobs.source.options import parse_endpoints
+
+NAMES = ("endpoint", "token", "log", "stagingLocation", "producerId", "producerEpoch", "batchId")
+SPARKS_OWN = ("checkpointlocation", "queryname")  # Spark hands them on with a stream's options
+STAGING_IN_CHECKPOINT = "commitlog-staging"
+MAX_BATCH_ID = 2**42  # a sequence is batch id * 2^20 + chunk, and has 63 bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    """Where rows go, and under which name they go there once.
+
+    producer_id, producer_epoch: of the appends. staging: folder of this producer, the same path on the driver
+    and on every executor. batch_id: of a batch write; a stream has one a micro-batch. query: Spark's id of
+    the stream, empty where its checkpoint cannot be read. repeatable: whether a write that failed may come
+    again under the same names.
+    """
+
+    endpoints: tuple[str, ...]
+    token: str | None
+    log: str
+    producer_id: str
+    producer_epoch: int
+    staging: Path
+    batch_id: int = 0
+    query: str = ""
+    repeatable: bool = True
+
+
+def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """Read Spark's options, whose names ignore case. Raises OptionError."""
+    known = {name.lower(): name for name in NAMES}
+    values: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() in known:
+            values[known[name.lower()]] = value
+        elif not (streaming and name.lower() in SPARKS_OWN):
+            raise OptionError(f"unknown option {name!r}; a write to commitlog takes {', '.join(NAMES)}")
+    lower = {name.lower(): value for name, value in given.items()}
+    query = _query_id(lower) if streaming else ""
+    identity = _stream_identity(values, lower, query) if streaming else _batch_identity(values)
+    producer_id, staging, repeatable = identity
+    epoch = _number(values, "producerEpoch")
+    if not 1 <= len(producer_id) <= 255:
+        raise OptionError("producerId: has 1 to 255 characters")
+    if streaming and "batchId" in values:
+        raise OptionError("batchId is for batch writes: a stream counts its micro-batches itself")
+    return SinkOptions(
+        endpoints=parse_endpoints(values.get("endpoint", "")),
+        token=values.get("token") or None,
+        log=values.get("log", "default"),
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        staging=Path(staging) / f"{quote(producer_id, safe='')}.{epoch}",
+        batch_id=_number(values, "batchId"),
+        query=query,
+        repeatable=repeatable,
+    )
+
+
+def _query_id(lower: Mapping[str, str]) -> str:
+    """As the stream's checkpoint tells, empty when that is not here."""
+    checkpoint = _local_folder(lower.get("checkpointlocation", ""))
+    if checkpoint is None or not (metadata := checkpoint / "metadata").is_file():
+        return ""  # of a URL, or of a file system that only Spark knows
+    return str(json.loads(metadata.read_text())["id"])
+
+
+def _stream_identity(
+    values: Mapping[str, str], lower: Mapping[str, str], query: str
+) -> tuple[str, str, bool]:
+    """The query's own id and a folder in its checkpoint, unless the options name others."""
+    checkpoint = _local_folder(lower.get("checkpointlocation", ""))
+    staging = values.get("stagingLocation")
+    if staging is None:
+        if checkpoint is None:
+            raise OptionError(
+                "stagingLocation: name a folder that the driver and all executors share, or give the query "
+                "a checkpointLocation in one"
+            )
+        staging = str(checkpoint / STAGING_IN_CHECKPOINT)
+    producer_id = values.get("producerId", query)
+    if not producer_id:
+        raise OptionError("producerId: name the query, or give it a checkpointLocation, which does")
+    return producer_id, staging, True
+
+
+def _batch_identity(values: Mapping[str, str]) -> tuple[str, str, bool]:
+    """A name of its own for each write, unless the options name it: then it may be repeated."""
+    if "producerId" in values:
+        if "stagingLocation" not in values:
+            raise OptionError("producerId needs a stagingLocation: a repeat must find there what was staged")
+        if "batchId" not in values:
+            raise OptionError(
+                "producerId needs a batchId, which rises from write to write: what comes under one of before "
+                "is taken for its repeat"
+            )
+        return values["producerId"], values["stagingLocation"], True
+    for name in ("producerEpoch", "batchId"):
+        if name in values:
+            raise OptionError(f"{name} goes with a producerId")
+    folder = Path(tempfile.gettempdir()) / "commitlog-staging"
+    return f"spark-{uuid.uuid4()}", values.get("stagingLocation", str(folder)), False
+
+
+def _local_folder(location: str) -> Path | None:
+    """A checkpoint's folder, None when it is no folder of a file system that is mounted here."""
+    url = urlsplit(location)
+    if not location or url.scheme not in ("", "file"):
+        return None
+    return Path(url.path)
+
+
+def _number(values: Mapping[str, str], name: str) -> int:
+    text = values.get(name, "0")
+    if not text.isdecimal() or int(text) >= MAX_BATCH_ID:
+        raise OptionError(f"{name}: {text!r} is not a whole number from 0 to {MAX_BATCH_ID - 1}")
+    return int(text)
+
+
+def check_columns(schema: StructType) -> None:
+    """Raise OptionError unless the rows can be records: says which column, and how to mend it."""
+    complaints = []
+    if "value" not in schema.fieldNames():
+        complaints.append("there is no column `value`")
+    for column in schema:
+        wanted = {
+            "value": "binary or string; for anything else select F.to_json(...) or a cast",
+            "key": "binary or string",
+            "headers": "array<struct<name: string, value: binary or string>>",
+            "timestamp": "timestamp",
+        }.get(column.name)
+        if wanted is None:
+            complaints.append(
+                f"column `{column.name}` is none of value, key, headers, timestamp: select those"
+            )
+        elif not _fits(column.name, column.dataType):
+            complaints.append(f"column `{column.name}` is {column.dataType.simpleString()}, not {wanted}")
+    if complaints:
+        raise OptionError(f"these rows cannot be written to a log: {'; '.join(complaints)}")
+
+
+def _fits(name: str, kind: DataType) -> bool:
+    if name == "timestamp":
+        return isinstance(kind, TimestampType | TimestampNTZType)
+    if name != "headers":
+        return isinstance(kind, BinaryType | StringType)
+    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
+        return False
+    fields = kind.elementType.fields
+    return (
+        [field.name for field in fields] == ["name", "value"]
+        and isinstance(fields[0].dataType, StringType)
+        and isinstance(fields[1].dataType, BinaryType | StringType)
+    )

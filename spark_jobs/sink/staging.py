@@ -1,0 +1,283 @@
+"""What a write stages before it appends: rows cut into appends, and the list that says which ones count.
+
+STAGING/PRODUCER.EPOCH/batch-N/NAME.arrow  Arrow IPC file; each record batch in it is one append
+                      /batch-N.json        the list of batch N: made durable before its first append, never
+                                           changed but for `done`, which says that all of it is in the log
+                      /identity            a name that the driver gives the folder: a task that does not find
+                                           it would stage where nobody looks
+
+The list is made by a hard link of a whole file, so there is one or none: of two drivers that come with files
+of their own, both append the files of the one list. File systems without hard links cannot be the staging.
+"""
+
+import json
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import WriterCommitMessage
+
+from spark_jobs.errors import SinkError
+from storage.format.records import BODY_SCHEMA
+
+MIB = 1024 * 1024
+CHUNK_BYTES = 8 * MIB  # of an append at most, if the service lets us
+IDENTITY = "identity"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the service takes: of one record and of one append, values, keys and headers together."""
+
+    record_bytes: int
+    chunk_bytes: int
+    chunk_records: int
+
+
+@dataclass(frozen=True)
+class StagedFile(WriterCommitMessage):
+    """What one task has staged. path: within the staging folder of the producer."""
+
+    path: str
+    chunks: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class StagedList:
+    """What a batch appends, in this order.
+
+    begin: the log's end when the list was made; nothing of it stands before that. query: whose batch it is.
+    done: all of it is in the log.
+    """
+
+    files: tuple[StagedFile, ...]
+    begin: int = 0
+    query: str = ""
+    done: bool = False
+
+    @property
+    def chunks(self) -> int:
+        return sum(file.chunks for file in self.files)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+class Staging:
+    """The folder of one producer in one epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def identify(self) -> str:
+        """The name of the folder, given now if it has none."""
+        path = self.folder / IDENTITY
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{IDENTITY}.{uuid.uuid4()}")
+        temporary.write_text(str(uuid.uuid4()))
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass  # by whoever came first
+        finally:
+            temporary.unlink()
+        return path.read_text()
+
+    def check(self, identity: str) -> None:
+        """Raise SinkError unless this is the driver's folder, as this task sees it."""
+        try:
+            found = (self.folder / IDENTITY).read_text()
+        except OSError as error:
+            found = str(error)
+        if found != identity:
+            raise SinkError(
+                f"{self.folder} on {socket.gethostname()} is not the driver's ({found}): stagingLocation "
+                "must be a folder that the driver and all executors share"
+            )
+
+    def stage(self, batch_id: int, batches: Iterable[pa.RecordBatch], limits: Limits) -> StagedFile:
+        """Write a task's rows, cut into appends; durable on return. Raises SinkError, OSError."""
+        name = f"batch-{batch_id}/{uuid.uuid4()}.arrow"
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        chunks = rows = 0
+        try:
+            with path.open("xb") as file:
+                with pa.ipc.new_file(file, BODY_SCHEMA) as writer:
+                    for chunk in cut(batches, limits):
+                        writer.write_batch(chunk)
+                        chunks += 1
+                        rows += chunk.num_rows
+                file.flush()
+                os.fsync(file.fileno())
+            _sync_folder(path.parent)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return StagedFile(name, chunks, rows)
+
+    def chunks(self, staged: StagedList) -> Iterator[pa.RecordBatch]:
+        """The appends of a list, in order. Raises SinkError when a file is not where it was staged."""
+        for file in staged.files:
+            try:
+                with pa.OSFile(str(self.folder / file.path)) as source:
+                    reader = pa.ipc.open_file(source)
+                    if reader.num_record_batches != file.chunks:
+                        raise SinkError(f"{self.folder / file.path}: not the file that was staged")
+                    for number in range(file.chunks):
+                        yield reader.get_batch(number)
+            except (OSError, pa.ArrowException) as error:
+                raise SinkError(
+                    f"the driver cannot read what a task staged ({error}): stagingLocation must be a folder "
+                    "that the driver and all executors share"
+                ) from error
+
+    def find(self, batch_id: int) -> StagedList | None:
+        """The list of a batch, None when none was made. Raises SinkError."""
+        path = self.list_path(batch_id)
+        try:
+            told = json.loads(path.read_text())
+            files = tuple(StagedFile(**file) for file in told["files"])
+            return StagedList(files, int(told["begin"]), str(told["query"]), bool(told["done"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise SinkError(f"{path} is not a list of staged files ({error})") from error
+
+    def publish(self, batch_id: int, staged: StagedList) -> tuple[StagedList, bool]:
+        """Make a batch's list durable, unless it has one: the one that counts, and whether it is this one."""
+        path = self.list_path(batch_id)
+        temporary = self._write(path, staged)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            found = self.find(batch_id)
+            if found is None:
+                raise SinkError(
+                    f"{path} went away while it was looked at: do two queries share it?"
+                ) from None
+            return found, False
+        finally:
+            temporary.unlink()
+        _sync_folder(self.folder)
+        return staged, True
+
+    def finish(self, batch_id: int, staged: StagedList) -> None:
+        """Note that a batch is in the log, then remove its files, and the lists before the one before it."""
+        path = self.list_path(batch_id)
+        self._write(path, replace(staged, done=True)).replace(path)
+        _sync_folder(self.folder)
+        for file in staged.files:
+            (self.folder / file.path).unlink(missing_ok=True)
+        for old in self.folder.glob("batch-*.json"):
+            if int(old.stem.removeprefix("batch-")) < batch_id - 1:
+                old.unlink(missing_ok=True)
+
+    def discard(self, batch_id: int) -> None:
+        """Remove whatever was staged for a batch that is in the log."""
+        shutil.rmtree(self.folder / f"batch-{batch_id}", ignore_errors=True)
+
+    def discard_until(self, batch_id: int) -> None:
+        """The same for it and all before it: a driver that slept knows nothing of later ones."""
+        for folder in self.folder.glob("batch-*/"):
+            number = int(folder.name.removeprefix("batch-"))
+            if number <= batch_id:
+                self.discard(number)
+
+    def remove_all(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def remove(self, files: Iterable[StagedFile]) -> None:
+        for file in files:
+            (self.folder / file.path).unlink(missing_ok=True)
+
+    def list_path(self, batch_id: int) -> Path:
+        return self.folder / f"batch-{batch_id}.json"
+
+    def _write(self, path: Path, staged: StagedList) -> Path:
+        """A list under a name of its own, durable but for that name."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4()}")
+        with temporary.open("x") as file:
+            json.dump(asdict(staged), file)
+            file.flush()
+            os.fsync(file.fileno())
+        return temporary
+
+
+def cut(batches: Iterable[pa.RecordBatch], limits: Limits) -> Iterator[pa.RecordBatch]:
+    """The same rows in BODY_SCHEMA, in pieces as large as an append may be. Raises SinkError."""
+    pending: list[pa.RecordBatch] = []
+    size = count = 0
+    for batch in batches:
+        rows = body_rows(batch)
+        sizes = record_sizes(rows)
+        if rows.num_rows and int(sizes.max()) > limits.record_bytes:
+            raise SinkError(
+                f"a row is a record of {sizes.max()} bytes; the service takes at most {limits.record_bytes}"
+            )
+        start = 0
+        while start < rows.num_rows:
+            ends = sizes[start:].cumsum() + size
+            room = limits.chunk_records - count
+            fit = min(int(np.searchsorted(ends, limits.chunk_bytes, "right")), room)
+            if fit:
+                pending.append(rows.slice(start, fit))
+                size, count = int(ends[fit - 1]), count + fit
+                start += fit
+            if start < rows.num_rows:
+                yield _joined(pending)
+                pending, size, count = [], 0, 0
+    if pending:
+        yield _joined(pending)
+
+
+def _joined(pending: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(pending, BODY_SCHEMA).combine_chunks().to_batches()[0]
+
+
+def body_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Spark's columns as a record's; one that is missing is null. Raises SinkError for a header's nulls."""
+    columns = []
+    for field in BODY_SCHEMA:
+        place = batch.schema.get_field_index(field.name)
+        column = batch.column(place) if place >= 0 else pa.nulls(batch.num_rows, field.type)
+        columns.append(column.cast(field.type))
+    headers = columns[BODY_SCHEMA.get_field_index("headers")].flatten()
+    if headers.null_count or headers.field("name").null_count or headers.field("value").null_count:
+        raise SinkError("column `headers`: a header without name or value")
+    return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
+
+
+def record_sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """Bytes of each record as the service counts them: value, key and headers."""
+    sizes = _lengths(rows.column("value")) + _lengths(rows.column("key"))
+    headers = rows.column("headers")
+    if headers.null_count < len(headers):
+        pairs = headers.flatten()
+        lengths = _lengths(pairs.field("name")) + _lengths(pairs.field("value"))
+        np.add.at(sizes, pc.list_parent_indices(headers).to_numpy(), lengths)
+    return sizes
+
+
+def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    lengths = pc.fill_null(pc.binary_length(column), 0)
+    return np.array(lengths.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

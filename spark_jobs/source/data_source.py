@@ -1,0 +1,335 @@
+"""`format("commitlog")`: a log, or the journals of its nodes, as a batch or a stream of rows.
+
+    spark.dataSource.register(CommitlogDataSource)
+    spark.readStream.format("commitlog").option("endpoint", "http://127.0.0.1:8101").load()
+
+The classes here only translate between Spark and the pure modules: options.py, planning.py, client.py.
+
+Spark imports this in a new process for each stream and each batch that it plans. What few of these need, the
+sink and the union with a table, is imported where it is used: 0.2 s of a processor each time.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_jobs.errors import LogClash, OptionError, Trimmed
+from spark_jobs.source.client import LogClient, Tail
+from spark_jobs.source.events import EventsBatchReader, EventsStreamReader
+from spark_jobs.source.options import EVENTS, SourceOptions, parse_options
+from spark_jobs.source.planning import (
+    EARLIEST,
+    LATEST,
+    RecordsOffset,
+    admit_bytes,
+    admit_records,
+    check_not_shorter,
+    check_same_log,
+    check_same_term,
+)
+from spark_jobs.source.pushdown import Bounds, bounds_of, narrow
+from spark_jobs.source.reading import RecordsPartition, plan_partitions, read_records
+from spark_jobs.tables import schemas
+
+NO_TERM = -1
+
+
+class CommitlogDataSource(DataSource):
+    """A replicated commit log as a Spark data source. Options: docs/api.md §6."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "commitlog"
+
+    def schema(self) -> StructType:
+        return schemas.EVENTS if parse_options(self.options).stream == EVENTS else schemas.RECORDS
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse_options(self.options).for_batch()
+        check_schema(self.schema(), schema)
+        if options.stream == EVENTS:
+            return EventsBatchReader(options)
+        return FilteringBatchReader(options) if filters_are_pushed() else RecordsBatchReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = parse_options(self.options).for_stream()
+        check_schema(self.schema(), schema)
+        return EventsStreamReader(options) if options.stream == EVENTS else RecordsStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_jobs.sink.options import check_columns, parse_sink_options
+        from spark_jobs.sink.writer import CommitlogWriter
+
+        options = parse_sink_options(self.options, streaming=False)
+        if overwrite:
+            raise OptionError("a log cannot be overwritten: use mode('append')")
+        check_columns(schema)
+        return CommitlogWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from spark_jobs.sink.options import check_columns, parse_sink_options
+        from spark_jobs.sink.writer import CommitlogStreamWriter
+
+        options = parse_sink_options(self.options, streaming=True)
+        if overwrite:
+            raise OptionError("a log cannot be overwritten: use outputMode('append')")
+        check_columns(schema)
+        return CommitlogStreamWriter(options)
+
+
+def filters_are_pushed() -> bool:
+    """Whether Spark plans this read with its filters (spark.sql.python.filterPushdown.enabled).
+
+    It refuses a reader that takes filters while that is off, which is its default, and tells a data source
+    nothing of its settings; but it pushes filters in a module of its own.
+    """
+    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
+
+
+def check_schema(own: StructType, wanted: StructType) -> None:
+    """Raise OptionError for a schema of the user's own: the source has one, and casts nothing."""
+    if [(field.name, field.dataType) for field in own] != [(field.name, field.dataType) for field in wanted]:
+        raise OptionError(
+            f"commitlog has the schema {own.simpleString()}: leave out .schema(...) and use select"
+        )
+
+
+class RecordsBatchReader(DataSourceReader):
+    """Reads the indexes from startingIndex to endingIndex, both inclusive, as they are at planning."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.bounds = Bounds()
+
+    def partitions(self) -> list[InputPartition]:
+        client = open_client(self.options)
+        partitions: list[InputPartition] = []
+        try:
+            if self.options.union:
+                from spark_jobs.source.union import plan_union
+
+                partitions, first, until = plan_union(self.options, client, self.bounds)
+                first, until = narrow_range(self.options, client, first, until, self.bounds)
+                lost_from = None
+            else:
+                first, until, lost_from = self._range(client)
+        finally:
+            client.close()
+        partitions += plan_partitions(self.options, first, until, lost_from=lost_from)
+        return partitions or [RecordsPartition(first, first, self.options.endpoints)]
+
+    def _range(self, client: LogClient) -> tuple[int, int, int | None]:
+        """First index, exclusive end, and the first index that was asked for and lost, None for none.
+
+        Raises OptionError, Trimmed, LogClash.
+        """
+        tail = client.tail(confirmed=True)
+        first, until = asked_range(self.options, tail)
+        lost_from = None
+        if isinstance(self.options.starting_index, int) and self.options.starting_index < first:
+            lost_from = self.options.starting_index
+        narrowed = narrow_range(self.options, client, first, until, self.bounds)
+        return *narrowed, lost_from if narrowed[0] == first else None
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RecordsPartition):
+            from spark_jobs.source.union import FilesPartition, read_files
+
+            assert isinstance(partition, FilesPartition)
+            return read_files(self.options, partition)
+        return read_records(self.options, partition)
+
+
+class FilteringBatchReader(RecordsBatchReader):
+    """The same, told of the query's filters: it leaves out indexes that they rule out (pushdown.py)."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take note of them all; Spark evaluates them all again."""
+        self.bounds = bounds_of(filters)
+        return filters
+
+
+class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Streams a log. An offset names the log, and the term before its next index, so that a clash shows."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.target: int | None = None  # of Trigger.AvailableNow: nothing from this index on is read
+        self.latest: RecordsOffset | None = None
+        self._client: LogClient | None = None
+
+    @property
+    def client(self) -> LogClient:
+        """Made where it is first used: the reader itself travels between processes."""
+        if self._client is None:
+            self._client = open_client(self.options)
+        return self._client
+
+    def initialOffset(self) -> dict[str, Any]:
+        first = first_index(self.options, self.client.tail(confirmed=True))
+        return self._offset_at(first, self.client.log_id()).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self.options.max_records_per_trigger is not None:
+            return ReadMaxRows(self.options.max_records_per_trigger)
+        if self.options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self.options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.target = self.client.tail(confirmed=True).next_index
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        offset = RecordsOffset.from_json(start)
+        while True:
+            try:
+                return self._latest(offset, limit) or start
+            except Trimmed:  # between two looks; the next one begins where the log does now
+                if self.options.fail_on_data_loss:
+                    raise
+
+    def _latest(self, offset: RecordsOffset, limit: ReadLimit) -> dict[str, Any] | None:
+        """The end of the next micro-batch, None when there is nothing new."""
+        tail = self.client.tail(confirmed=False)
+        if self.target is not None and not tail.confirmed and tail.next_index < self.target:
+            tail = self.client.tail(confirmed=True)  # the query would end here
+        if tail.confirmed:
+            check_not_shorter(self.options.log, offset, tail.next_index)
+        until = tail.next_index if self.target is None else min(tail.next_index, self.target)
+        first = self._first_held(offset.next_index, tail)
+        if until <= first:
+            return None
+        self._verify(offset)
+        until = self._admit(first, until, limit)
+        lost = offset.lost + first - offset.next_index
+        self.latest = replace(self._offset_at(until, offset.log_id), lost=lost)
+        return self.latest.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self.latest is None else self.latest.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begin, until = RecordsOffset.from_json(start), RecordsOffset.from_json(end)
+        if until != self.latest:  # planned by a run before this one: is it still the same log?
+            self._verify(begin)
+            self._verify(until)
+        if begin.next_index >= until.next_index:
+            return []
+        first = self._first_held(begin.next_index, self.client.tail(confirmed=False))
+        first = min(first, until.next_index)
+        return plan_partitions(
+            self.options, first, until.next_index, last_term=until.term, lost_from=begin.next_index
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RecordsPartition)
+        return read_records(self.options, partition)
+
+    def stop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _admit(self, first: int, until: int, limit: ReadLimit) -> int:
+        """The end of what one micro-batch takes of [first, until):
+
+        both limits hold unless Spark lifts them.
+        """
+        if isinstance(limit, ReadAllAvailable):
+            return until
+        until = admit_records(first, until, self.options.max_records_per_trigger)
+        return admit_bytes(first, until, self.options.max_bytes_per_trigger, self._position_of)
+
+    def _position_of(self, index: int) -> int:
+        place = self.client.place(index)
+        if place is None:
+            raise Trimmed(self.options.log, index, self.client.tail(confirmed=False).begin_index)
+        return place.offset
+
+    def _first_held(self, next_index: int, tail: Tail) -> int:
+        """`next_index`, or the log's begin if that is later and the user accepts the loss."""
+        if next_index < tail.begin_index and self.options.fail_on_data_loss:
+            raise Trimmed(self.options.log, next_index, tail.begin_index)
+        return max(next_index, tail.begin_index)
+
+    def _offset_at(self, next_index: int, log_id: str) -> RecordsOffset:
+        if next_index == 0:
+            return RecordsOffset(0, 0, log_id)
+        place = self.client.place(next_index - 1)
+        return RecordsOffset(next_index, None if place is None else place.term, log_id)
+
+    def _verify(self, offset: RecordsOffset) -> None:
+        """Raise LogClash unless the log is still the one in which `offset` was taken."""
+        check_same_log(self.options.log, offset.log_id, self.client.log_id())
+        if offset.next_index > 0:
+            check_same_term(self.options.log, offset, self._offset_at(offset.next_index, offset.log_id).term)
+
+
+def asked_range(options: SourceOptions, tail: Tail) -> tuple[int, int]:
+    """[first, until) of a batch query in a log with this tail. Raises OptionError, Trimmed, LogClash."""
+    first, until = first_index(options, tail), tail.next_index
+    if isinstance(options.ending_index, int):
+        until = options.ending_index + 1
+        if until > tail.next_index:
+            raise OptionError(f"endingIndex {until - 1} is past the last index, {tail.next_index - 1}")
+    if first > until:
+        if options.starting_index in (first, LATEST):
+            raise OptionError(f"startingIndex {first} is past the end of what is to be read, {until - 1}")
+        if options.fail_on_data_loss:
+            raise Trimmed(options.log, until - 1, tail.begin_index)
+        first = until  # all of the range was trimmed
+    return first, until
+
+
+def narrow_range(
+    options: SourceOptions, client: LogClient, first: int, until: int, bounds: Bounds
+) -> tuple[int, int]:
+    """The part of [first, until) that can hold what the filters ask for. Raises Trimmed."""
+
+    def term_of(index: int) -> int:
+        place = client.place(index)
+        if place is None:
+            if options.fail_on_data_loss:
+                raise Trimmed(options.log, index, client.tail(confirmed=False).begin_index)
+            return NO_TERM  # below any: the search goes on behind it
+        return place.term
+
+    return narrow(first, until, bounds, first_at=client.first_index_at, term_of=term_of)
+
+
+def open_client(options: SourceOptions) -> LogClient:
+    return LogClient(options.endpoints, options.log, options.token)
+
+
+def first_index(options: SourceOptions, tail: Tail) -> int:
+    """The index that startingIndex means in a log with this tail. Raises Trimmed, LogClash."""
+    if options.starting_index == EARLIEST:
+        return tail.begin_index
+    if options.starting_index == LATEST:
+        return tail.next_index
+    assert isinstance(options.starting_index, int)
+    first = options.starting_index
+    if first > tail.next_index:
+        raise LogClash(options.log, f"it ends before index {tail.next_index}, startingIndex is {first}")
+    if first < tail.begin_index and options.fail_on_data_loss:
+        raise Trimmed(options.log, first, tail.begin_index)
+    return max(first, tail.begin_index)

@@ -1,0 +1,162 @@
+"""A log's files on this machine, read in place: the same records as over HTTP, without a copy on the way.
+
+The files belong to a running node: they are opened to read, and nothing but whole batches is believed. What
+is committed, a replica says: it names the batch that ends the range, and a batch whose header equals that one
+ends the same history, since the header holds a digest of all before it (storage/format/batch.py).
+Committed bytes are never cut, so they alone are mapped; whatever else is looked at is copied first.
+"""
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from storage.errors import PartialBatch, StorageError
+from storage.file_system import File, FileSystem
+from storage.format.batch import Batch, decode_batch, follows_chain
+from storage.format.records import READ_SCHEMA, read_columns
+from storage.format.segment_format import DamagedIndex, SegmentIndex, index_name, segment_name, segment_offset
+from storage.log.scan import Scan
+
+LOOK_BYTES = 64 * 1024  # read at first for a single batch
+PAGE_BYTES = 4 * 1024 * 1024  # of stored batches in one table
+WINDOW_BYTES = 64 * 1024 * 1024  # brought in from the disk at once; more than any batch has
+
+
+class NotHere(Exception):
+    """These files do not hold the range, or not as the replicas have it: read it over HTTP. Says why."""
+
+
+class LocalLog:
+    """The files of one log in a node's data folder. log_id: what every batch must belong to."""
+
+    def __init__(self, files: FileSystem, data_folder: str, log: str, log_id: int) -> None:
+        self._files = files
+        self._folder = f"{data_folder.rstrip('/')}/logs/{log}"
+        self._log_id = log_id
+
+    def read(self, first: int, last: Batch) -> Iterator[pa.Table]:
+        """All records from `first` to the end of `last`, a committed batch, as tables of READ_SCHEMA.
+
+        Nothing is given before `last` was found here. Raises NotHere, at any time: what was given by then is
+        right.
+        """
+        try:
+            offset = self._find(first).offset
+            if self._find(last.base_index, offset) != last:
+                raise NotHere(f"{self._folder} holds another batch at index {last.base_index}")
+            yield from self._tables(offset, first, last)
+        except (StorageError, ValueError) as error:
+            raise NotHere(f"{self._folder}: {error}") from error
+
+    def _tables(self, offset: int, first: int, last: Batch) -> Iterator[pa.Table]:
+        """The mapped batches from `offset` to `last`, PAGE_BYTES at once."""
+        page: list[pa.RecordBatch] = []
+        size = 0
+        before: Batch | None = None
+        for batch in self._mapped(offset, last.next_offset):
+            if before is not None and not follows_chain(batch, before.header.chain):
+                raise NotHere(f"{self._folder}: another history from index {batch.base_index} on")
+            before = batch
+            rows = read_columns(batch)
+            page.append(rows.slice(max(0, first - batch.base_index)))
+            size += batch.size_bytes
+            if size >= PAGE_BYTES:
+                yield pa.Table.from_batches(page, READ_SCHEMA)
+                page, size = [], 0
+        if before != last:
+            raise NotHere(f"{self._folder}: another history before index {last.base_index}")
+        if page:
+            yield pa.Table.from_batches(page, READ_SCHEMA)
+
+    def _mapped(self, offset: int, until_offset: int) -> Iterator[Batch]:
+        """The batches from one place in the log to another, views of the files."""
+        starts = [*self._segments(), sys.maxsize]
+        while offset < until_offset:
+            at = bisect_right(starts, offset) - 1
+            base, end = starts[at], min(starts[at + 1], until_offset)
+            file = self._open(base)
+            try:
+                while offset < end:
+                    yield from (found := self._window(file, base, offset, end))
+                    offset = found[-1].next_offset
+            finally:
+                file.close()
+
+    def _window(self, file: File, base: int, offset: int, end: int) -> list[Batch]:
+        """The whole batches of the next WINDOW_BYTES, at least one, views of the file."""
+        rest = file.view(offset - base, min(WINDOW_BYTES, end - offset))
+        found: list[Batch] = []
+        while len(rest):
+            try:
+                batch = decode_batch(rest, log_id=self._log_id)
+            except PartialBatch:
+                break
+            if batch.offset != offset:
+                raise NotHere(f"{self._folder}: a batch of another place at {offset}")
+            found.append(batch)
+            rest = rest[batch.size_bytes :]
+            offset = batch.next_offset
+        if not found:
+            raise NotHere(f"{self._folder}: no whole batch at {offset}")
+        return found
+
+    def _find(self, index: int, known_offset: int = 0) -> Batch:
+        """The batch that holds an index, a copy. known_offset: of one not behind it. Raises NotHere."""
+        starts = self._segments()
+        at = bisect_right(starts, index, key=self._base_index) - 1
+        if at < 0:
+            raise NotHere(f"{self._folder} begins after index {index}")
+        base = starts[at]
+        file = self._open(base)
+        try:
+            scan = Scan(file, base, self._log_id, max(known_offset, self._hint(file, base, index)))
+            while (batch := scan.next_batch()) is not None:
+                if batch.base_index <= index <= batch.last_index:
+                    return batch
+        finally:
+            file.close()
+        raise NotHere(f"{self._folder} ends before index {index}: {scan.stopped_by}")
+
+    def _hint(self, file: File, base: int, index: int) -> int:
+        """Offset of a batch at or before an index: the index file may lag behind, or be anything."""
+        try:
+            rows = SegmentIndex(self._files.read(f"{self._folder}/{index_name(base)}"))
+            row = rows.row_of_index(index)
+            entry = rows.entry(row) if row >= 0 else None
+            if entry is None or entry.base_index > index:
+                return base
+            batch = self._copy(file, entry.offset - base)
+        except (StorageError, DamagedIndex, ValueError):
+            return base
+        return entry.offset if batch.base_index == entry.base_index else base
+
+    def _base_index(self, base: int) -> int:
+        file = self._open(base)
+        try:
+            return self._copy(file, 0).base_index
+        except PartialBatch:
+            return sys.maxsize  # the node has made the file, and not written yet
+        finally:
+            file.close()
+
+    def _copy(self, file: File, position: int) -> Batch:
+        """The batch at a position of a segment. Raises CorruptBatch."""
+        size = LOOK_BYTES
+        while True:
+            block = file.read(position, size)
+            try:
+                return decode_batch(block, log_id=self._log_id)
+            except PartialBatch:
+                if len(block) < size:
+                    raise
+                size *= 4
+
+    def _segments(self) -> list[int]:
+        """Where the segments begin, in bytes of the log, in order."""
+        found = (segment_offset(name) for name in self._files.list(self._folder))
+        return sorted(offset for offset in found if offset is not None)
+
+    def _open(self, base: int) -> File:
+        return self._files.open(f"{self._folder}/{segment_name(base)}")

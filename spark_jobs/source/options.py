@@ -1,0 +1,199 @@
+"""The options of `format("commitlog")`, checked before anything is read (docs/api.md §6)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from spark_jobs.errors import OptionError
+from spark_jobs.source.planning import EARLIEST, LATEST
+
+RECORDS, EVENTS = "records", "events"
+NAMES = (
+    "endpoint",
+    "token",
+    "log",
+    "startingIndex",
+    "endingIndex",
+    "maxRecordsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "stream",
+    "includeControl",
+    "dataFolder",
+    "tail",
+    "table",
+)
+NOT_FOR_EVENTS = {  # by option: its field, whose default changes nothing
+    "endingIndex": "ending_index",
+    "maxBytesPerTrigger": "max_bytes_per_trigger",
+    "minPartitions": "min_partitions",
+    "maxRecordsPerPartition": "max_records_per_partition",
+    "includeControl": "include_control",
+    "dataFolder": "data_folders",
+    "tail": "union",
+    "table": "table",
+}
+UNION = "union"
+Start = int | str | dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What a query asks for.
+
+    endpoints: base URLs of replicas, none with a slash at its end. starting_index: inclusive, EARLIEST,
+    LATEST, None where the kind of query decides; for events a seq, or one by node. ending_index:
+    inclusive, or LATEST. data_folders: of nodes on this machine, whose files are read in place. union: the
+    Delta table, and what the log has beyond it; table: where it lies, None to ask the service.
+    """
+
+    endpoints: tuple[str, ...]
+    token: str | None = None
+    log: str = "default"
+    starting_index: Start | None = None
+    ending_index: int | str = LATEST
+    max_records_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    min_partitions: int = 1
+    max_records_per_partition: int | None = None
+    fail_on_data_loss: bool = True
+    stream: str = RECORDS
+    include_control: bool = False
+    data_folders: tuple[str, ...] = ()
+    union: bool = False
+    table: str | None = None
+
+    def for_batch(self) -> "SourceOptions":
+        """The same for a batch query, with its default start.
+
+        Raises OptionError for what only streams take.
+        """
+        if self.max_records_per_trigger is not None or self.max_bytes_per_trigger is not None:
+            raise OptionError(
+                "maxRecordsPerTrigger and maxBytesPerTrigger are for streams: a batch reads its range"
+            )
+        return replace(self, starting_index=EARLIEST if self.starting_index is None else self.starting_index)
+
+    def for_stream(self) -> "SourceOptions":
+        """The same for a streaming query, with its default start.
+
+        Raises OptionError for what only batches take.
+        """
+        if self.ending_index != LATEST:
+            raise OptionError("endingIndex is for batch queries: a stream has no end")
+        if self.union:
+            raise OptionError("tail=union is for batch queries: start a stream where the table ends")
+        return replace(self, starting_index=LATEST if self.starting_index is None else self.starting_index)
+
+
+def parse_options(given: Mapping[str, str]) -> SourceOptions:
+    """Read Spark's options, whose names ignore case.
+
+    Raises OptionError with all that is known about the mistake.
+    """
+    known = {name.lower(): name for name in NAMES}
+    values: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() not in known:
+            raise OptionError(f"unknown option {name!r}; commitlog takes {', '.join(NAMES)}")
+        values[known[name.lower()]] = value
+    stream = values.get("stream", RECORDS)
+    if stream not in (RECORDS, EVENTS):
+        raise OptionError(f"stream: {stream!r} is neither {RECORDS!r} nor {EVENTS!r}")
+    options = SourceOptions(
+        endpoints=parse_endpoints(values.get("endpoint", "")),
+        token=values.get("token") or None,
+        log=values.get("log", "default"),
+        starting_index=_start(values.get("startingIndex"), stream),
+        ending_index=_end(values.get("endingIndex", LATEST)),
+        max_records_per_trigger=_positive(values, "maxRecordsPerTrigger"),
+        max_bytes_per_trigger=_positive(values, "maxBytesPerTrigger"),
+        min_partitions=_positive(values, "minPartitions") or 1,
+        max_records_per_partition=_positive(values, "maxRecordsPerPartition"),
+        fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
+        stream=stream,
+        include_control=_flag(values, "includeControl", default=False),
+        data_folders=tuple(part.strip() for part in values.get("dataFolder", "").split(",") if part.strip()),
+        union=_union(values),
+        table=values.get("table"),
+    )
+    if stream == EVENTS:
+        defaults = SourceOptions(endpoints=options.endpoints)
+        for name, field in NOT_FOR_EVENTS.items():
+            if getattr(options, field) != getattr(defaults, field):
+                raise OptionError(
+                    f"{name} does not apply to stream=events: each node's journal is one partition"
+                )
+    return options
+
+
+def _union(values: Mapping[str, str]) -> bool:
+    if values.get("tail", UNION) != UNION:
+        raise OptionError(f"tail: {values['tail']!r} is not {UNION!r}, the only one there is")
+    if "table" in values and "tail" not in values:
+        raise OptionError("table goes with tail=union: to read a table alone, use Delta")
+    if "tail" in values and values.get("includeControl", "false").lower() == "true":
+        raise OptionError("includeControl does not go with tail=union: the table holds data records only")
+    return "tail" in values
+
+
+def parse_endpoints(text: str) -> tuple[str, ...]:
+    """Base URLs without a slash at their ends. Raises OptionError."""
+    endpoints = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
+    if not endpoints:
+        raise OptionError("endpoint: give the base URL of one replica or more, separated by commas")
+    for endpoint in endpoints:
+        url = urlsplit(endpoint)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise OptionError(f"endpoint: {endpoint!r} is not a URL such as http://host:8101")
+    return endpoints
+
+
+def _start(text: str | None, stream: str) -> Start | None:
+    if text is None or text in (EARLIEST, LATEST):
+        return text
+    if stream == RECORDS or text.isdecimal():
+        return _index("startingIndex", text)
+    try:
+        positions: Any = json.loads(text)
+    except ValueError:
+        positions = None
+    if not isinstance(positions, dict) or not all(
+        isinstance(seq, int) and not isinstance(seq, bool) and seq >= 0 for seq in positions.values()
+    ):
+        raise OptionError(
+            f"startingIndex: {text!r} is neither {EARLIEST!r}, {LATEST!r}, a seq nor one by node, as in "
+            '{"n1": 17}'
+        )
+    return dict(positions)
+
+
+def _end(text: str) -> int | str:
+    return text if text == LATEST else _index("endingIndex", text)
+
+
+def _index(name: str, text: str) -> int:
+    if not text.isdecimal():
+        words = f"{LATEST!r}" if name == "endingIndex" else f"{EARLIEST!r}, {LATEST!r}"
+        raise OptionError(f"{name}: {text!r} is neither {words} nor an index")
+    return int(text)
+
+
+def _positive(values: Mapping[str, str], name: str) -> int | None:
+    if name not in values:
+        return None
+    text = values[name]
+    if not text.isdecimal() or int(text) == 0:
+        raise OptionError(f"{name}: {text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = values.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise OptionError(f"{name}: {values[name]!r} is neither true nor false")
+    return text == "true"

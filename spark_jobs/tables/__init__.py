@@ -1,0 +1,1 @@
+"""The Delta tables of a log: schemas, exactly-once writes, views, time travel."""

@@ -1,0 +1,76 @@
+"""A table whose rows come from the nodes' journals, keyed by (node, seq): each event's rows once."""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.table import MAX_REFUSALS, Table, TableClash, append_once, create_table, read_table
+
+
+class JournalTable:
+    """positions: the next seq by node, as the rows of the table tell: what an append claims is their sum."""
+
+    def __init__(self, spark: SparkSession, path: str, table: Table) -> None:
+        self.spark = spark
+        self.path = path
+        self.table = table
+        self.positions: dict[str, int] = {}
+        self.rows = 0
+
+    def open(self) -> None:
+        """Create the table if need be, and see how far it goes."""
+        if create_table(self.spark, self.path, self.table):
+            self.positions, self.rows = {}, 0
+        else:
+            self.look()
+
+    def append(self, rows: pa.Table) -> None:
+        """Add those of `rows` that are past the table's positions; whole events, in the order of each
+        journal.
+        """
+        refusals = 0
+        while (rows := after(rows, self.positions)).num_rows > 0:
+            claim = sum(self.positions.values())
+            written = append_once(
+                self.spark.createDataFrame(rows, self.table.schema),
+                self.path,
+                application=f"commitlog-{self.table.name}",
+                claim=claim,
+                position="seq",
+                note={"positions": self.positions},
+            )
+            if written is not None:
+                self.rows += written[0]
+                self.positions |= ends(rows)
+                break
+            self.look()
+            refusals = refusals + 1 if sum(self.positions.values()) == claim else 0
+            if refusals == MAX_REFUSALS:
+                raise TableClash(self.path, f"the events after {self.positions}")
+
+    def look(self) -> None:
+        """Take from the table how far it goes."""
+        held = read_plain(self.path, self.table.schema, ["node", "seq"])
+        if held is not None:
+            self.positions, self.rows = ends(held), held.num_rows
+            return
+        found = read_table(self.spark, self.path).groupBy("node").agg(F.max("seq"), F.count("*")).collect()
+        self.positions = {node: int(last) + 1 for node, last, _ in sorted(found)}
+        self.rows = sum(int(count) for _, _, count in found)
+
+
+def after(rows: pa.Table, positions: Mapping[str, int]) -> pa.Table:
+    """The rows whose seq is not below their node's position; a node without one has 0."""
+    nodes, seqs = rows["node"].to_pylist(), rows["seq"].to_pylist()
+    new = [seq >= positions.get(node, 0) for node, seq in zip(nodes, seqs, strict=True)]
+    return rows.filter(pa.array(new, pa.bool_()))
+
+
+def ends(rows: pa.Table) -> dict[str, int]:
+    """One past the largest seq of each node."""
+    largest = rows.group_by("node").aggregate([("seq", "max")])
+    return dict(zip(largest["node"].to_pylist(), pc.add(largest["seq_max"], 1).to_pylist(), strict=True))

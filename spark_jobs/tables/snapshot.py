@@ -1,0 +1,142 @@
+"""Tables read from their Delta logs without Spark: of `entries` which files hold which indexes; others whole.
+
+A reader in one of Spark's Python workers has no session to ask, and a job that has just started would wait
+seconds for Spark's first answer. The tables are ours (tables.py), so the plain format is all that is
+understood: a table that asks more of its readers is refused by name.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.types import StructType
+
+from app.tables.catalog import BEGIN_PROPERTY
+from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, file_system_of
+from app.tables.delta_log import Snapshot as PlainSnapshot
+from spark_jobs.errors import TableUnreadable
+from spark_jobs.session.locations import is_url
+from spark_jobs.tables.schemas import arrow_schema
+
+ROWS_AT_ONCE = 8_192
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One data file. Indexes, terms and offsets inclusive, of its rows."""
+
+    path: str
+    rows: int
+    first_index: int
+    last_index: int
+    first_term: int
+    last_term: int
+    last_offset: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The table at one version. files: in the order of their first indexes."""
+
+    path: str
+    version: int
+    files: tuple[TableFile, ...]
+    properties: Mapping[str, str] = field(repr=False)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def begin_index(self) -> int:
+        """From here on every committed data record before the table's end is a row."""
+        first = min((file.first_index for file in self.files), default=0)
+        return min(first, int(self.properties.get(BEGIN_PROPERTY, first)))
+
+    @property
+    def next_index(self) -> int:
+        """One past the last row's index, 0 for none: every committed data record before it is a row."""
+        return max((file.last_index + 1 for file in self.files), default=0)
+
+    @property
+    def last_term(self) -> int:
+        """Of the last row, since terms only rise; 0 for none."""
+        return max((file.last_term for file in self.files), default=0)
+
+    @property
+    def last_offset(self) -> int:
+        """Byte position of the last row's batch, since offsets only rise; 0 for none."""
+        return max((file.last_offset for file in self.files), default=0)
+
+
+def read_snapshot(path: str) -> Snapshot:
+    """The newest version of the table at a path or URL. Raises TableUnreadable."""
+    found = _plain_snapshot(path)
+    files = [_table_file(path, file) for file in found.files.values()]
+    return Snapshot(
+        found.path, found.version, tuple(sorted(files, key=lambda file: file.first_index)), found.properties
+    )
+
+
+def read_plain(
+    path: str, schema: StructType, columns: Sequence[str], where: pc.Expression | None = None
+) -> pa.Table | None:
+    """Rows of a table's newest version, in no order. schema: the table's. where: by these columns alone.
+
+    None where Spark alone can say: of a table at a URL, or of another format than the plain one.
+    """
+    if is_url(path):
+        return None
+    known = arrow_schema(schema)
+    wanted = pa.schema([known.field(name) for name in columns])
+    try:
+        files = _plain_snapshot(path).files.values()
+        batches = (rows for file in files for rows in read_rows(file, wanted.names))
+        found = [rows if where is None else rows.filter(where) for rows in batches]
+        return (
+            pa.Table.from_batches(found).select(wanted.names).cast(wanted) if found else wanted.empty_table()
+        )
+    except (TableUnreadable, OSError, KeyError, pa.ArrowInvalid):  # KeyError: a column that came later
+        return None
+
+
+def read_rows(file: TableFile | DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """All rows of a data file. Raises TableUnreadable when they are not as many as the table says."""
+    files, name = file_system_of(file.path)
+    count = 0
+    with pq.ParquetFile(files.open_input_file(name), coerce_int96_timestamp_unit="us") as parquet:
+        for rows in parquet.iter_batches(ROWS_AT_ONCE, columns=columns):
+            count += rows.num_rows
+            yield rows
+    if count != file.rows:
+        raise TableUnreadable(file.path, f"holds {count} rows, its table says {file.rows}")
+
+
+def _plain_snapshot(path: str) -> PlainSnapshot:
+    try:
+        found = DeltaLog(path).snapshot()
+    except DeltaLogError as error:
+        raise TableUnreadable(path, str(error)) from error
+    if found is None:
+        raise TableUnreadable(path, "no Delta table is there")
+    if found.reader_features:
+        wanted = ", ".join(found.reader_features)
+        raise TableUnreadable(path, f"asks of its readers what only Spark can: {wanted}")
+    return found
+
+
+def _table_file(path: str, file: DataFile) -> TableFile:
+    least, most = file.least, file.most
+    if file.rows is None or not {"index", "term", "offset"} <= least.keys() & most.keys():
+        raise TableUnreadable(path, f"{file.path} has no statistics")
+    return TableFile(
+        file.path,
+        file.rows,
+        first_index=least["index"],
+        last_index=most["index"],
+        first_term=least["term"],
+        last_term=most["term"],
+        last_offset=most["offset"],
+    )

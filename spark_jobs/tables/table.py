@@ -1,0 +1,349 @@
+"""The Delta tables of a log: what each column means, how the table is laid out, and how rows get in exactly
+once.
+
+An append claims a place: the claim is a number that depends on nothing but the rows that the table held
+before (`next index`, or the sum of the nodes' next seqs), and Delta stores it with the commit as the
+transaction version of one application. Whoever comes with a claim that is not above the last one is
+refused, by Delta itself and within the
+transaction: a driver that was killed and started again, a second driver, one that was paused and woken.
+Each commit adds rows, so each raises the claim of the next; hence two commits never add the same rows, with
+a checkpoint or without.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from app.errors import ConfigError
+from app.tables.delta_log import LOG_FOLDER, DeltaLog
+from spark_jobs.session.locations import is_url
+from spark_jobs.session.spark_session import is_remote
+from spark_jobs.tables import schemas
+from spark_jobs.tables.snapshot import read_plain
+
+OBSERVED_WITHIN_S = 0.5
+TABLE_IS_THERE = "TABLE_OR_VIEW_ALREADY_EXISTS"
+NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
+# The latter: one whose Java class PySpark has no name for, as Delta's of commits that collide.
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
+MADE_WITHIN_S = 5.0  # a table, once its folder is there
+LOOK_EACH_S = 0.2
+MAX_REFUSALS = 3  # of one claim, which the table still gives: more looks would show nothing new
+
+PROPERTIES = {
+    "delta.checkpointInterval": "100",
+    "delta.logRetentionDuration": "interval 7 days",  # as for files: each known version can be read
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table. cluster_by: the columns that a reader's filter names. columns: what each one means."""
+
+    name: str
+    schema: StructType
+    cluster_by: tuple[str, ...]
+    statistics: tuple[str, ...]
+    columns: Mapping[str, str] = field(repr=False)
+
+
+LOG = "name of the log"
+TERM = "Raft term"
+ENTRIES = Table(
+    "entries",
+    schemas.ENTRIES,
+    cluster_by=("index",),
+    statistics=("index", "term", "offset", "timestamp"),
+    columns={
+        "log": LOG,
+        "index": "position of the record in its log, from 0; the key",
+        "term": "Raft term that wrote the record",
+        "offset": "byte position in the log of the batch that holds the record",
+        "timestamp": "the client's time for the record, else the leader's clock",
+        "key": "the client's key, null for none",
+        "value": "the record, null for a tombstone",
+        "headers": "the client's headers in their order, null for none",
+    },
+)
+EVENTS = Table(
+    "events",
+    schemas.EVENTS,
+    cluster_by=("node", "seq"),
+    statistics=("node", "seq", "timestamp", "kind", "term"),
+    columns={
+        "log": LOG,
+        "node": "the node whose journal holds the event; key, with seq",
+        "seq": "position in that journal, from 0 without gaps",
+        "timestamp": "the node's clock",
+        "kind": "what happened: start, stop, role, term, watermarks, epoch, truncate, sync_state_set, "
+        "election, membership, corruption, repair",
+        "term": "the node's term then",
+        "data": "JSON object, by kind",
+    },
+)
+WATERMARKS = Table(
+    "watermarks",
+    schemas.WATERMARKS,
+    cluster_by=("term", "seq"),
+    statistics=("term", "peer", "node", "seq", "timestamp", "watermark"),
+    columns={
+        "log": LOG,
+        "term": "the leader's term; key, with peer, node and seq",
+        "peer": "the peer that the leader speaks of; itself is one of them",
+        "node": "the leader, whose journal tells",
+        "seq": "position in that journal",
+        "timestamp": "the leader's clock",
+        "role": "the node's role then",
+        "watermark": "last index that the peer has acknowledged in this term, -1 for none; inclusive",
+        "begin_index": "first index that the leader holds, -1 for none",
+        "end_index": "last index that the leader holds, -1 for none",
+        "committed_index": "last committed index that the leader knows, -1 for none",
+    },
+)
+EPOCHS = Table(
+    "epochs",
+    schemas.EPOCHS,
+    cluster_by=("epoch",),
+    statistics=("epoch", "start_index", "end_index"),
+    columns={
+        "log": LOG,
+        "epoch": "number of the epoch, its term in Raft mode; the key",
+        "term": TERM,
+        "leader": "the node that opened it",
+        "start_index": "its first index, of the control record that opens it",
+        "start_offset": "byte position of that record",
+        "end_index": "its last index, inclusive; null while it is the last one",
+        "end_offset": "byte position after its last record; null while it is the last one",
+        "started": "when it opened, by its leader's clock",
+    },
+)
+EPOCH_FILES = Table(
+    "epoch_files",
+    schemas.EPOCH_FILES,
+    cluster_by=("node", "epoch"),
+    statistics=("node", "epoch", "start_index", "end_index"),
+    columns={**EPOCHS.columns, "node": "whose file this is, as it stood when last asked; key, with epoch"},
+)
+SYNC_STATE_SETS = Table(
+    "sync_state_sets",
+    schemas.SYNC_STATE_SETS,
+    cluster_by=("epoch", "set_epoch"),
+    statistics=("epoch", "set_epoch", "node", "seq", "timestamp"),
+    columns={
+        "log": LOG,
+        "epoch": "the master's epoch; key, with set_epoch",
+        "set_epoch": "number of the set, one more with each change",
+        "master": "the master",
+        "members": "the nodes in sync, the master among them",
+        "confirm_offset": "byte position before which all members held the log when the set began",
+        "node": "the master, whose journal tells",
+        "seq": "position in that journal",
+        "timestamp": "the master's clock when the set began",
+    },
+)
+QUARANTINE_TRUNCATED = Table(
+    "quarantine_truncated",
+    schemas.QUARANTINE_TRUNCATED,
+    cluster_by=("node", "seq"),
+    statistics=("node", "seq", "epoch", "index", "term", "timestamp"),
+    columns={
+        **ENTRIES.columns,
+        "index": "where the record stood in that node's copy; key, with node and seq",
+        "type": "data or control",
+        "node": "whose copy lost the record",
+        "seq": "position in that node's journal of the event that tells of the loss",
+        "epoch": "of the unclean election",
+        "truncated": "when the record went, by the node's clock",
+        "receipt": "the file below the node's data folder that holds it",
+    },
+)
+TABLES = (ENTRIES, EVENTS, WATERMARKS, EPOCHS, EPOCH_FILES, SYNC_STATE_SETS, QUARANTINE_TRUNCATED)
+
+
+class TableClash(RuntimeError):
+    """A table refuses rows that it does not hold, so some were taken out of it: it needs a person."""
+
+    def __init__(self, path: str, rows: str) -> None:
+        super().__init__(
+            f"{path} refuses {rows}, which it does not hold: rows were taken out of it, by RESTORE or "
+            "DELETE. Put them back, or give the job an empty folder of tables."
+        )
+
+
+def table_path(tables: Path | str, log: str, table: Table) -> str:
+    """Folder, or URL, of a log's table."""
+    return f"{str(tables).rstrip('/')}/{log}/{table.name}"
+
+
+def identifier(path: str) -> str:
+    """A table's path as SQL names it."""
+    return f"delta.`{path.replace('`', '``')}`"
+
+
+def create_table(
+    spark: SparkSession, path: str, table: Table, properties: Mapping[str, str] | None = None
+) -> bool:
+    """Create the table unless it is there; whether it was made now. Statistics leave out the payload.
+
+    properties: of the table, beside the ones that all have. To try costs a tenth of what it takes to ask a
+    table for anything: Delta would work out all that it holds. Raises ConfigError for one that is half made
+    where only Spark can reach it.
+    """
+    columns = ", ".join(
+        f"`{column.name}` {column.dataType.simpleString()} COMMENT '{_quoted(table.columns[column.name])}'"
+        for column in table.schema
+    )
+    clustering = ", ".join(f"`{name}`" for name in table.cluster_by)
+    settings = {
+        **PROPERTIES,
+        "delta.dataSkippingStatsColumns": ",".join(table.statistics),
+        **(properties or {}),
+    }
+    clear_at_s = time.monotonic() + MADE_WITHIN_S
+    is_here = can_clear = not is_url(path) and not is_remote(spark)
+    while True:
+        try:
+            spark.sql(
+                f"CREATE TABLE {identifier(path)} ({columns}) USING delta "
+                f"CLUSTER BY ({clustering}) TBLPROPERTIES ({_pairs(settings)})"
+            )
+            return True
+        except AnalysisException as error:
+            if error.getCondition() != TABLE_IS_THERE:
+                raise
+        if (is_here and DeltaLog(path).versions()) or is_table(spark, path):
+            return False
+        # A folder for its log and no commit: Spark refuses to make it, since it is there, and to read it.
+        if time.monotonic() < clear_at_s:  # who makes it may live
+            time.sleep(LOOK_EACH_S)
+            continue
+        log = f"{path}/{LOG_FOLDER}"
+        if not can_clear:
+            raise ConfigError(f"{path}: who made this table was killed before it was whole. Delete {log}")
+        _clear(Path(log))
+        can_clear, clear_at_s = False, time.monotonic() + MADE_WITHIN_S
+
+
+def _clear(log: Path) -> None:
+    """Remove the folder of a log, unless a commit came into it meanwhile: that one stays in any case."""
+    with contextlib.suppress(OSError):  # the next attempt to make the table tells
+        for left in sorted(log.rglob("*"), reverse=True):
+            if left.is_dir():
+                left.rmdir()
+            elif left.suffix != ".json":
+                left.unlink()
+        log.rmdir()
+
+
+def is_table(spark: SparkSession, path: str) -> bool:
+    """Whether a Delta table lies there. In SQL, which Spark Connect has too."""
+    try:
+        spark.sql(f"SHOW TBLPROPERTIES {identifier(path)}").collect()
+    except AnalysisException as error:
+        if error.getCondition() in NO_TABLE:
+            return False
+        raise
+    return True
+
+
+def table_properties(spark: SparkSession, path: str) -> dict[str, str]:
+    rows = spark.sql(f"SHOW TBLPROPERTIES {identifier(path)}").collect()
+    return {row["key"]: row["value"] for row in rows}
+
+
+def set_properties(spark: SparkSession, path: str, properties: Mapping[str, str]) -> None:
+    spark.sql(f"ALTER TABLE {identifier(path)} SET TBLPROPERTIES ({_pairs(properties)})")
+
+
+def read_table(spark: SparkSession, path: str) -> DataFrame:
+    return spark.read.format("delta").load(path)
+
+
+def collect_table(spark: SparkSession, path: str, table: Table, columns: Sequence[str]) -> pa.Table:
+    """All rows of a small table, in no order. Spark is asked only where it alone can say."""
+    rows = read_plain(path, table.schema, columns)
+    return read_table(spark, path).select(*columns).toArrow() if rows is None else rows
+
+
+def append_once(
+    rows: DataFrame,
+    path: str,
+    *,
+    application: str,
+    claim: int,
+    position: str,
+    note: Mapping[str, Any],
+    replaces: str | None = None,
+) -> tuple[int, int] | None:
+    """Append `rows`, one or more, if nobody has appended since the table gave `claim`.
+
+    claim: above that of every commit before; a function of the table's rows alone. position: the column whose
+    largest value is wanted. note: kept in the commit. replaces: condition of the rows that `rows` come for.
+    Returns the count of rows and that value, or None when the claim was refused: then look at the table
+    again.
+    """
+    metrics = Observation()
+    observed = rows.observe(metrics, F.count("*").alias("count"), F.max(position).alias("last"))
+    writer = observed.write.format("delta").option("userMetadata", json.dumps(note))
+    if replaces is None:
+        writer.mode("append")
+    else:
+        writer.mode("overwrite").option("replaceWhere", replaces)
+    try:
+        writer.option("txnAppId", application).option("txnVersion", str(claim)).save(path)
+    except SPARK_ERRORS as error:
+        if "DELTA_CONCURRENT_TRANSACTION" in str(error):
+            return None
+        raise
+    if not _was_observed(metrics, remote=is_remote(rows.sparkSession)):
+        return None
+    return int(metrics.get["count"]), int(metrics.get["last"])
+
+
+def look_ahead(spark: SparkSession, path: str, *, application: str, claimed: int) -> None:
+    """Let Delta work out now which claims the table's newest version holds, for the next append.
+
+    Delta keeps the answer until somebody commits. Of an append of 1 000 rows this is more than half of the
+    processor's time: spent between two micro-batches, it holds up no record. What asks for it and nothing
+    else is an append under a claim that is taken, `claimed`: Delta passes over it.
+    """
+    writer = spark.range(0).write.format("delta").mode("append")
+    writer.option("txnAppId", application).option("txnVersion", str(claimed)).save(path)
+
+
+def _was_observed(metrics: Observation, *, remote: bool) -> bool:
+    """Whether the write ran at all: Delta passes over one whose claim is taken, without a word.
+
+    Metrics arrive a moment after the write. A wrong no does no harm: the caller looks at the table. remote:
+    by Spark Connect, whose server waits that moment itself.
+    """
+    if remote:
+        return bool(metrics.get)
+    observation: Any = metrics._jo
+    future = observation.future()  # the public `get` waits for ever when there was nothing to run
+    give_up_at = time.monotonic() + OBSERVED_WITHIN_S
+    while not future.isCompleted():
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _pairs(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in properties.items())
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "\\'")

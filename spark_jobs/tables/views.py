@@ -1,0 +1,24 @@
+"""The tables of a log by name, for SQL: temporary views, one of the watermarks as they are now."""
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.tables.table import TABLES, WATERMARKS, is_table, read_table, table_path
+from spark_jobs.tables.transforms import latest_watermarks
+
+LATEST_WATERMARKS = "latest_watermarks"
+
+
+def create_views(spark: SparkSession, tables: Path | str, log: str = "default") -> list[str]:
+    """Make a view of each table that is there, and `latest_watermarks`. Returns their names."""
+    names = []
+    for table in TABLES:
+        path = table_path(tables, log, table)
+        if is_table(spark, path):
+            read_table(spark, path).createOrReplaceTempView(table.name)
+            names.append(table.name)
+    if WATERMARKS.name in names:
+        latest_watermarks(spark.table(WATERMARKS.name)).createOrReplaceTempView(LATEST_WATERMARKS)
+        names.append(LATEST_WATERMARKS)
+    return names

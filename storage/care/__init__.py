@@ -1,0 +1,1 @@
+"""Damage of a log's files: survey, scrub, patch."""

@@ -1,0 +1,111 @@
+"""Batches of a replica in the place of damaged ones (see survey.py)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from storage.care.survey import NO_OFFSET, Damage, end_segment
+from storage.errors import CorruptBatch, PatchRefused
+from storage.file_system import FileSystem
+from storage.format.batch import Batch, decode_batch, follows_chain
+from storage.format.segment_format import index_offset, segment_name
+from storage.log.log_folder import cut_files, segment_offsets
+from storage.log.scan import Scan
+
+
+def patch(
+    files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]
+) -> Damage | None:
+    """Put `batches`, the first ones of the damage, in its place; return what is still missing, None: nothing.
+
+    Every batch is verified again, and that it follows its neighbour; the last one, that the neighbour behind
+    the damage follows it. Durable on return. After a crash survey the log again: what was written is intact
+    or part of a damage. Raises PatchRefused: then nothing was written; StorageFull, DiskError.
+    """
+    if not batches:
+        return damage
+    rest = _verified(files, folder, log_id, damage, batches)
+    if damage.next_offset == NO_OFFSET:
+        cut_files(files, folder, damage.first_offset)  # nothing behind it was found whole
+    for first, end, offset in _runs(files, folder, batches):
+        _write(files, folder, offset, batches[first:end])
+    for offset, following in pairwise(segment_offsets(files, folder)):
+        if following >= damage.first_offset and offset < batches[-1].next_offset:
+            end_segment(files, folder, offset, following)
+    files.sync_folder(folder)
+    return rest
+
+
+def _verified(
+    files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]
+) -> Damage | None:
+    """Return what `batches` leave of the damage. Raises PatchRefused."""
+    chain, term = damage.previous_chain, damage.previous_term
+    index, offset = damage.first_index, damage.first_offset
+    for batch in batches:
+        try:
+            decode_batch(batch.data, log_id=log_id)
+        except CorruptBatch as error:
+            raise PatchRefused(f"{batch!r}: {error.reason}") from error
+        if batch.base_index != index or batch.offset != offset or batch.term < term:
+            raise PatchRefused(f"{batch!r} does not follow index {index - 1} at {offset}")
+        if chain is not None and not follows_chain(batch, chain):
+            raise PatchRefused(f"{batch!r} is of another history than the batch before it")
+        chain, term, index, offset = batch.header.chain, batch.term, batch.next_index, batch.next_offset
+    if index <= damage.last_index:
+        if NO_OFFSET != damage.next_offset <= offset:
+            raise PatchRefused(f"{batches[-1]!r} does not end before {damage.next_offset}")
+        return replace(
+            damage, first_index=index, first_offset=offset, previous_chain=chain, previous_term=term
+        )
+    if index != damage.last_index + 1:
+        raise PatchRefused(f"{batches[-1]!r} goes past index {damage.last_index}")
+    if damage.next_offset != NO_OFFSET:
+        behind = _batch_at(files, folder, log_id, damage.next_offset)
+        fits = behind is not None and offset == behind.offset and index == behind.base_index
+        if behind is None or not fits or not follows_chain(behind, batches[-1].header.chain):
+            raise PatchRefused(f"{behind!r} does not follow {batches[-1]!r}")
+    return None
+
+
+def _batch_at(files: FileSystem, folder: str, log_id: int, offset: int) -> Batch | None:
+    base_offset = max((o for o in segment_offsets(files, folder) if o <= offset), default=None)
+    if base_offset is None:
+        return None
+    file = files.open(f"{folder}/{segment_name(base_offset)}")
+    try:
+        return Scan(file, base_offset, log_id, offset, patient=True).next_batch()
+    finally:
+        file.close()
+
+
+def _runs(files: FileSystem, folder: str, batches: Sequence[Batch]) -> list[tuple[int, int, int]]:
+    """Return (first, end, base offset of the segment) of the batches that go into one segment each.
+
+    A segment that is missing is made anew where its index tells that it began; without that the one before
+    it grows by what it held. Raises PatchRefused for a batch that crosses into a segment.
+    """
+    begins = segment_offsets(files, folder)
+    told = [offset for offset in map(index_offset, files.list(folder)) if offset is not None]
+    runs: list[tuple[int, int, int]] = []
+    for position, batch in enumerate(batches):
+        if batch.offset in told or not any(offset <= batch.offset for offset in begins):
+            begins = sorted({*begins, batch.offset})
+        base_offset = max(offset for offset in begins if offset <= batch.offset)
+        if any(base_offset < offset < batch.next_offset for offset in begins):
+            raise PatchRefused(f"{batch!r} crosses into another segment")
+        if runs and runs[-1][2] == base_offset:
+            runs[-1] = (runs[-1][0], position + 1, base_offset)
+        else:
+            runs.append((position, position + 1, base_offset))
+    return runs
+
+
+def _write(files: FileSystem, folder: str, base_offset: int, batches: Sequence[Batch]) -> None:
+    """Write batches into the segment, which is made when missing, and sync it."""
+    file = files.open(f"{folder}/{segment_name(base_offset)}", create=True)
+    try:
+        file.pwrite([batch.data for batch in batches], batches[0].offset - base_offset)
+        file.sync()
+    finally:
+        file.close()

@@ -1,0 +1,143 @@
+"""A running log is read again, piece by piece, to find old damage while there are good copies elsewhere.
+
+    for step in Scrub(files, log):       # in the thread that owns the log
+        await in_some_thread(step.run)   # one at a time, as slowly as the operator likes
+        await pause(step.size_bytes)
+
+Each round reads every settled batch from the disk, past the caches where the system can, verifies both
+checksums, index, offset and term, and computes the hash chain again; and it reads the small files. What the
+node can put right alone (a slot of two, an index file, the epoch file) is put right. The rest is raised as a
+read would raise it.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+from storage.errors import CorruptLog, DiskError
+from storage.file_system import FileSystem
+from storage.format.batch import Batch, follows_chain
+from storage.format.segment_format import ENTRY_SIZE_BYTES, SegmentIndex
+from storage.log.checkpoint import MAGIC as CHECKPOINT_MAGIC
+from storage.log.checkpoint import SnapshotFile
+from storage.log.commitlog import Commitlog
+from storage.log.hard_state import MAGIC as VOTE_MAGIC
+from storage.log.log_folder import MANIFEST_NAME
+from storage.log.log_view import Stretch
+from storage.log.manifest import MAGIC as MANIFEST_MAGIC
+from storage.log.scan import Scan
+from storage.log.segment import Segment
+from storage.log.slots import heal_slots
+
+MIB: Final = 1024 * 1024
+_SLOT_FILES: Final = ((MANIFEST_NAME, MANIFEST_MAGIC), ("vote", VOTE_MAGIC), ("checkpoint", CHECKPOINT_MAGIC))
+
+
+class ScrubStep:
+    """One piece of a round; `run` once, in any thread, before the next step is asked for."""
+
+    def __init__(self, size_bytes: int, work: Callable[[], None]) -> None:
+        self.size_bytes = size_bytes  # that are read from the disk
+        self.run = work
+        """Raises CorruptLog, CorruptFile, DiskError."""
+
+
+class Scrub:
+    """One round over the log, from `from_index` to `until_index`; what is trimmed meanwhile is passed over.
+
+    chain: behind the last batch that was read: computed from the batches, not believed.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        log: Commitlog,
+        step_bytes: int = MIB,
+        *,
+        from_index: int = 0,
+        until_index: int | None = None,
+    ) -> None:
+        """until_index: the round ends behind the batch that holds it, and leaves out the small files."""
+        self._files = files
+        self._log = log
+        self._step_bytes = step_bytes
+        self._next_index = from_index
+        self._until_index = until_index
+        self._last: Batch | None = None
+        self._wrong_index: Segment | None = None
+        self.chain: bytes | None = None
+
+    def __iter__(self) -> Iterator[ScrubStep]:
+        """Yield the steps. Raises CorruptLog, DiskError, as the index may have to be read or made anew."""
+        while True:
+            if self._wrong_index is not None:
+                self._wrong_index.rebuild_index()
+                self._wrong_index = None
+            stretch = self._log.stretch(self._next_index, self._step_bytes, self._until_index)
+            if stretch is None:
+                break
+            self._next_index = stretch.last_index + 1
+            yield ScrubStep(stretch.end_offset - stretch.offset, partial(self._read, stretch))
+        if self._until_index is None:
+            yield ScrubStep(0, self._small_files)
+
+    def _read(self, stretch: Stretch) -> None:
+        try:
+            self._verify(stretch)
+        except (CorruptLog, DiskError):
+            moved = self._log.begin_offset > stretch.offset or self._log.generation != stretch.generation
+            if not moved:  # else it is no longer in the log; the next round tells
+                raise
+
+    def _verify(self, stretch: Stretch) -> None:
+        segment = stretch.segment
+        own = SegmentIndex()
+        file = self._files.open(segment.path)
+        try:
+            position = stretch.offset - segment.base_offset
+            file.drop_cache(position, stretch.end_offset - stretch.offset)
+            scan = Scan(file, segment.base_offset, self._log.log_id, stretch.offset)
+            while scan.offset < stretch.end_offset:
+                offset = scan.offset
+                batch = scan.next_batch()
+                if batch is None:
+                    raise CorruptLog(segment.path, offset, scan.stopped_by)
+                if (problem := self._problem(batch, stretch)) is not None:
+                    raise CorruptLog(segment.path, offset, problem)
+                own.append(batch)
+                self._last, self.chain = batch, batch.header.chain
+        finally:
+            file.close()
+        if not self._index_tells(stretch, own):
+            self._wrong_index = segment
+
+    def _problem(self, batch: Batch, stretch: Stretch) -> str | None:
+        last = self._last
+        if batch.offset == stretch.offset and batch.base_index != stretch.first_index:
+            return "a batch of another index"
+        if last is None or last.next_offset != batch.offset:
+            return None
+        if batch.base_index != last.next_index or batch.term < last.term:
+            return "a batch of another index or term"
+        return None if follows_chain(batch, last.header.chain) else "the hash chain is broken"
+
+    def _index_tells(self, stretch: Stretch, own: SegmentIndex) -> bool:
+        """Whether the index file says the same of these batches, but for the running maximum of times."""
+        path = stretch.segment.index_path
+        if stretch.index_position is None:
+            return True
+        if not self._files.exists(path):
+            return False
+        file = self._files.open(path)
+        try:
+            return SegmentIndex(file.read(stretch.index_position, own.count * ENTRY_SIZE_BYTES)).tells(own)
+        finally:
+            file.close()
+
+    def _small_files(self) -> None:
+        folder = self._log.folder
+        for name, magic in _SLOT_FILES:
+            if self._files.exists(f"{folder}/{name}"):
+                heal_slots(self._files, f"{folder}/{name}", magic)
+        SnapshotFile(self._files, f"{folder}/state").load()
+        self._log.verify_epoch_file()

@@ -1,0 +1,270 @@
+"""What is damaged in a log that is not open: every batch is read, and what the log itself can heal is healed.
+
+    survey -> damages, each fetched from a replica -> patch (storage/care/patch.py) -> Commitlog.open
+    survey -> structural, or a patch that was refused -> set_aside -> Commitlog.open: an empty log
+
+Batches are found again behind a damage by their magic, log id and offset, all under a checksum. Index and
+epoch files that contradict the batches are removed: they are made anew when the log is opened.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from storage.errors import CorruptFile, CorruptLog, DiskError
+from storage.file_system import FileSystem
+from storage.format.batch import FIRST_CHAIN, Batch, follows_chain
+from storage.format.segment_format import (
+    SegmentIndex,
+    index_name,
+    index_offset,
+    segment_name,
+    segment_offset,
+)
+from storage.log.clean_stop import OPENED_NAME
+from storage.log.log_folder import EPOCHS_NAME, MANIFEST_NAME
+from storage.log.manifest import Manifest
+from storage.log.recovery import Recovery
+from storage.log.scan import Scan
+
+NO_OFFSET: Final = -1
+OWN_NAMES: Final = frozenset(
+    {MANIFEST_NAME, EPOCHS_NAME, "vote", "checkpoint", "state", "group", "repairing", "aside", OPENED_NAME}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Batches that were promised and are not there, whole, between intact neighbours.
+
+    first_index, last_index: the records of these batches, inclusive. first_offset: where the neighbour before
+    them ends. next_offset: where the one behind them begins; NO_OFFSET: there is none, the log ends in this
+    damage. previous_chain, previous_term: of the neighbour before; None and 0: the log begins with the damage
+    and what was before it is not known.
+    """
+
+    first_index: int
+    last_index: int
+    first_offset: int
+    next_offset: int
+    reason: str
+    previous_chain: bytes | None
+    previous_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """structural: why the log cannot be patched at all, empty when it can. strangers: files and folders that
+    are no part of a log; they are left alone."""
+
+    damages: tuple[Damage, ...] = ()
+    structural: str = ""
+    strangers: tuple[str, ...] = ()
+    healed: tuple[str, ...] = ()  # what was put right here, for the operator
+
+
+def survey(files: FileSystem, folder: str, log_id: int, committed_index: int = -1) -> Survey:
+    """Read the whole log in `folder`, which nobody has open, and name what is damaged up to its durable point
+    and `committed_index`, that of the checkpoint; what lies behind both is recovery's to judge.
+
+    An unfinished cut is finished first. Raises DiskError when the disk refuses more than single blocks.
+    """
+    files.make_folders(folder)
+    strangers = _strangers(files, folder)
+    try:
+        manifest = Recovery(files, folder, log_id, committed_index).prepare()
+    except (CorruptLog, CorruptFile) as error:
+        return Survey(structural=str(error), strangers=strangers)
+    names = files.list(folder)
+    sizes = files.sizes(folder)
+    offsets = []
+    for name in names:
+        offset = segment_offset(name)
+        if offset is not None:
+            if name not in sizes:
+                return Survey(structural=f"{folder}/{name} is no file", strangers=strangers)
+            offsets.append(offset)
+    walk = _Walk(manifest, max(committed_index, manifest.durable_index))
+    healed = []
+    for place, offset in enumerate(offsets):
+        end = offsets[place + 1] if place + 1 < len(offsets) else None
+        index = _walk_segment(files, folder, log_id, offset, end, walk)
+        trimmed = offset < manifest.base_offset
+        if index is not None and _remove_wrong_index(
+            files, folder, index_name(offset), index, trimmed=trimmed
+        ):
+            healed.append(index_name(offset))
+        if end is not None and walk.at_offset == end < offset + sizes[segment_name(offset)]:
+            end_segment(files, folder, offset, end)
+            healed.append(segment_name(offset))
+    walk.end()
+    if files.exists(f"{folder}/{EPOCHS_NAME}"):
+        files.remove(f"{folder}/{EPOCHS_NAME}")  # made anew from the log
+        files.sync_folder(folder)
+    return Survey(tuple(walk.damages), strangers=strangers, healed=tuple(healed))
+
+
+def _strangers(files: FileSystem, folder: str) -> tuple[str, ...]:
+    """Return the names that no log has; leftovers of interrupted writes are its own."""
+    strangers = []
+    for name in files.list(folder):
+        whole = name.removesuffix(".tmp")
+        if segment_offset(whole) is None and index_offset(whole) is None and whole not in OWN_NAMES:
+            strangers.append(name)
+    return tuple(strangers)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Follows the batches that were found, in the order of their offsets, and keeps what does not fit."""
+
+    manifest: Manifest
+    required_index: int
+    damages: list[Damage] = field(default_factory=list)
+    last: Batch | None = None
+    previous: Batch | None = None  # the one before it
+    doubtful: bool = False  # the last batch follows a damage, and no batch has followed it yet
+    reason: str = ""  # why the first byte that is missing is not there
+    stopped: bool = False
+
+    @property
+    def at_offset(self) -> int:
+        return self.manifest.base_offset if self.last is None else self.last.next_offset
+
+    @property
+    def at_index(self) -> int:
+        return self.manifest.base_index if self.last is None else self.last.next_index
+
+    def found(self, batch: Batch, reason: str) -> bool:
+        """Take a valid batch. reason: what was wrong before it. Return whether it stands in the log."""
+        if self.stopped or batch.offset < self.at_offset:
+            return False
+        if batch.offset == self.at_offset:
+            if self._follows(batch):
+                self.previous, self.last, self.doubtful = self.last, batch, False
+                return True
+            if self.at_index > self.required_index:
+                self.stopped = True
+            elif self.doubtful:  # found behind a damage, and now contradicted: it was an old block
+                self.last = self.previous
+                return self._found_behind(batch, self.damages.pop())
+            else:  # one of the two is an old block, and nothing tells which
+                self.last, self.reason = self.previous, "the hash chain is broken"
+            return False
+        if self.at_index > self.required_index:
+            self.stopped = True  # a torn tail
+            return False
+        return self._found_behind(batch, self._damage(batch.base_index - 1, batch.offset, reason))
+
+    def _found_behind(self, batch: Batch, damage: Damage) -> bool:
+        if batch.base_index <= damage.first_index or batch.term < damage.previous_term:
+            return False
+        self.damages.append(
+            Damage(
+                damage.first_index,
+                batch.base_index - 1,
+                damage.first_offset,
+                batch.offset,
+                damage.reason,
+                damage.previous_chain,
+                damage.previous_term,
+            )
+        )
+        self.previous, self.last, self.doubtful, self.reason = self.last, batch, True, ""
+        return True
+
+    def end(self) -> None:
+        """No more batches: what was promised beyond the last one is damage."""
+        if self.at_index <= self.required_index:
+            self.damages.append(self._damage(self.required_index, NO_OFFSET, "the log ends here"))
+
+    def _follows(self, batch: Batch) -> bool:
+        last = self.last
+        if last is None:
+            first = self.manifest.base_offset > 0 or follows_chain(batch, FIRST_CHAIN)
+            return first and batch.base_index == self.manifest.base_index
+        in_order = batch.base_index == last.next_index and batch.term >= last.term
+        return in_order and follows_chain(batch, last.header.chain)
+
+    def _damage(self, last_index: int, next_offset: int, reason: str) -> Damage:
+        last = self.last
+        chain = FIRST_CHAIN if self.manifest.base_offset == 0 else None
+        return Damage(
+            self.at_index,
+            last_index,
+            self.at_offset,
+            next_offset,
+            self.reason or reason,
+            chain if last is None else last.header.chain,
+            0 if last is None else last.term,
+        )
+
+
+def _walk_segment(
+    files: FileSystem, folder: str, log_id: int, offset: int, end: int | None, walk: _Walk
+) -> SegmentIndex | None:
+    """Show the walk every batch of one segment. Return its index, None when the segment is not whole."""
+    path = f"{folder}/{segment_name(offset)}"
+    file = files.open(path)
+    index = SegmentIndex()
+    whole = True
+    try:
+        scan = Scan(file, offset, log_id, max(offset, walk.manifest.base_offset), patient=True)
+        for batch, reason in _batches(scan):
+            if end is not None and batch.next_offset > end:
+                break
+            if walk.found(batch, reason):
+                index.append(batch)
+                whole = whole and not walk.doubtful
+            else:
+                whole = False
+    finally:
+        file.close()
+    return index if whole and index.count else None
+
+
+def _batches(scan: Scan) -> Iterator[tuple[Batch, str]]:
+    """Yield every valid batch at its place, and why the bytes before it were skipped."""
+    reason = ""
+    while True:
+        batch = scan.next_batch()
+        if batch is not None:
+            yield batch, reason
+            reason = ""
+            continue
+        reason = reason or scan.stopped_by
+        if not scan.skip():
+            return
+
+
+def _remove_wrong_index(
+    files: FileSystem, folder: str, name: str, index: SegmentIndex, *, trimmed: bool
+) -> bool:
+    """Remove an index that tells otherwise of a whole segment; return whether it did.
+
+    trimmed: the file may hold more than the segment does: it is made anew without a look.
+    """
+    if name not in files.sizes(folder):
+        return False
+    told = index.encoded(0, index.count)
+    try:
+        found = files.read(f"{folder}/{name}")
+    except DiskError:
+        found = b""
+    size = min(len(found), len(told))
+    if found and not trimmed and found[:size] == told[:size]:
+        return False
+    files.remove(f"{folder}/{name}")
+    files.sync_folder(folder)
+    return True
+
+
+def end_segment(files: FileSystem, folder: str, offset: int, end_offset: int) -> None:
+    """Cut what stands behind the end of a sealed segment: the next one holds what belongs there."""
+    file = files.open(f"{folder}/{segment_name(offset)}")
+    try:
+        if file.size() > end_offset - offset:
+            file.truncate(end_offset - offset)
+            file.sync()
+    finally:
+        file.close()

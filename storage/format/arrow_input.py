@@ -1,0 +1,251 @@
+"""Arrow bytes of a client, made into a RecordTable or refused: nothing in them is believed before a check.
+
+Dangers, and what stands against each: offsets and lengths that point elsewhere (full validation), buffers
+that unpack to more than the limit (the claimed sizes are added up before anything is unpacked, and Arrow
+never unpacks more than claimed), columns that grow when they are cast (only types that do not are taken), row
+counts without rows (counted before any cast).
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.errors import BodyTooLarge, CorruptBatch, EmptyBody, InvalidBody
+from storage.file_system import Bytes
+from storage.format.batch import decode_batch
+from storage.format.records import (
+    BODY_SCHEMA,
+    MAX_TIMESTAMP_MS,
+    MIN_TIMESTAMP_MS,
+    RecordTable,
+    decode_body,
+)
+
+_BINARY: Final = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
+_ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, OverflowError)
+
+
+def table_from_stream(data: Bytes, *, max_records: int, max_bytes: int, max_record_bytes: int) -> RecordTable:
+    """Return the records of an Arrow IPC stream, at least one (docs/api.md §3).
+
+    Columns: `value`, and optionally `key`, `timestamp` (a timestamp, or integer milliseconds since 1970) and
+    `headers`, in any order. max_bytes: of values, keys
+    and headers together; max_record_bytes: the same of a single record. Raises InvalidBody, BodyTooLarge.
+    """
+    try:
+        batches = list(_stream_batches(data, max_records, max_bytes))
+    except _ERRORS as error:
+        raise _invalid(error) from error
+    return _table(batches, max_records, max_bytes, max_record_bytes)
+
+
+def table_from_batches(
+    data: Bytes, *, max_records: int, max_bytes: int, max_record_bytes: int
+) -> RecordTable:
+    """Return the records of one or more packed batches, one after the other, as one table.
+
+    Of the headers only sizes, counts and checksums count: the leader stamps its own. Raises InvalidBody,
+    BodyTooLarge.
+    """
+    rest = memoryview(data)
+    batches = []
+    count = 0
+    while len(rest):
+        try:
+            batch = decode_batch(rest)
+            if batch.is_control or batch.header.appends_size:
+                raise InvalidBody("a packed batch holds data records only")
+            count += batch.count
+            if count > max_records:
+                raise BodyTooLarge(f"more than {max_records} records")
+            _check_unpacked_size(pa.ipc.read_message(pa.py_buffer(batch.body)), max_records, max_bytes)
+            batches.append(decode_body(batch.header, batch.body, untrusted=True))
+        except CorruptBatch as error:
+            raise InvalidBody(f"packed batch: {error}") from error
+        except _ERRORS as error:
+            raise _invalid(error) from error
+        rest = rest[batch.size_bytes :]
+    return _table(batches, max_records, max_bytes, max_record_bytes)
+
+
+def _invalid(error: BaseException) -> InvalidBody:
+    return InvalidBody(
+        f"not a valid Arrow stream: {str(error).splitlines()[0] if str(error) else 'unreadable'}"
+    )
+
+
+def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches in BODY_SCHEMA, each checked, the schema before the first is read."""
+    reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
+    first = next(reader, None)
+    if first is None or first.type != "schema":
+        raise InvalidBody("not a valid Arrow stream: it does not begin with a schema")
+    schema = pa.ipc.read_schema(first)
+    _check_schema(schema)
+    count = 0
+    for message in reader:
+        if message.type != "record batch":
+            raise InvalidBody(f"not a valid Arrow stream: unexpected {message.type} message")
+        _check_unpacked_size(message, max_records, max_bytes)
+        rows = pa.ipc.read_record_batch(message, schema)
+        count += rows.num_rows
+        if count > max_records:
+            raise BodyTooLarge(f"more than {max_records} records")
+        rows.validate(full=True)
+        if rows.num_rows:
+            yield _cast(rows)
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    names = schema.names
+    known = BODY_SCHEMA.names
+    for name in names:
+        if name not in known:
+            raise InvalidBody(f"unknown column {name!r}; known are {', '.join(known)}")
+        if names.count(name) > 1:
+            raise InvalidBody(f"column {name!r} stands twice")
+    if "value" not in names:
+        raise InvalidBody("no column 'value'")
+    for field in schema:
+        if pa.types.is_null(field.type):
+            continue
+        if field.name == "timestamp":
+            if not (pa.types.is_timestamp(field.type) or pa.types.is_integer(field.type)):
+                raise InvalidBody(
+                    f"column 'timestamp' is {field.type}, not a timestamp or integer milliseconds"
+                )
+        elif field.name == "headers":
+            _check_headers_type(field.type)
+        elif field.type not in _BINARY:
+            raise InvalidBody(f"column {field.name!r} is {field.type}, not binary or string")
+
+
+def _check_headers_type(kind: pa.DataType) -> None:
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type):
+        fields = [kind.value_type.field(k) for k in range(kind.value_type.num_fields)]
+        if [field.name for field in fields] == ["name", "value"] and all(f.type in _BINARY for f in fields):
+            return
+    raise InvalidBody(f"column 'headers' is {kind}, not list<struct<name: string, value: binary>>")
+
+
+def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the validated rows in BODY_SCHEMA; a column that is missing is null. Raises on any loss."""
+    columns = []
+    for field in BODY_SCHEMA:
+        place = rows.schema.get_field_index(field.name)
+        if place < 0:
+            columns.append(pa.nulls(rows.num_rows, field.type))
+        else:
+            column = rows.column(place)
+            if pa.types.is_integer(column.type):  # only a timestamp may be one: milliseconds since 1970
+                column = pc.multiply_checked(column.cast(pa.int64()), 1_000)
+            columns.append(column.cast(field.type))
+    cast = pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
+    cast.validate(full=True)  # binary became a string: is it UTF-8?
+    return cast
+
+
+def _table(
+    batches: list[pa.RecordBatch], max_records: int, max_bytes: int, max_record_bytes: int
+) -> RecordTable:
+    """Check what the columns hold, and put the batches together."""
+    count = sum(rows.num_rows for rows in batches)
+    if count == 0:
+        raise EmptyBody("no records")
+    size_bytes = 0
+    for rows in batches:
+        _check_timestamps(rows.column(0))
+        sizes = _record_sizes(rows)
+        size_bytes += int(sizes.sum())
+        if size_bytes > max_bytes:
+            raise BodyTooLarge(f"more than {max_bytes} bytes")
+        if int(sizes.max()) > max_record_bytes:
+            raise BodyTooLarge(f"a record of more than {max_record_bytes} bytes")
+    if len(batches) == 1:
+        return RecordTable(batches[0], size_bytes)
+    whole = pa.Table.from_batches(batches, BODY_SCHEMA).combine_chunks().to_batches()
+    return RecordTable(whole[0], size_bytes)
+
+
+def _check_timestamps(times: pa.Array) -> None:
+    bounds = pc.min_max(times.view(pa.int64()))
+    least, most = bounds["min"].as_py(), bounds["max"].as_py()
+    if least is not None and (least < MIN_TIMESTAMP_MS * 1000 or most // 1000 > MAX_TIMESTAMP_MS):
+        raise InvalidBody("column 'timestamp': outside the years 1 to 9999")
+
+
+def _lengths(values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    lengths = pc.fill_null(pc.binary_length(values), 0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _record_sizes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the bytes of each record: value, key and headers. Raises InvalidBody for nulls in headers."""
+    sizes = _lengths(rows.column(1)) + _lengths(rows.column(2))
+    headers = rows.column(3)
+    if headers.null_count == rows.num_rows:
+        return sizes
+    pairs = headers.flatten()  # those of the lists that are not null
+    names, values = pairs.field(0), pairs.field(1)
+    if pairs.null_count or names.null_count or values.null_count:
+        raise InvalidBody("column 'headers': a header without name or value")
+    ends = np.concatenate(([0], np.cumsum(_lengths(names) + _lengths(values))))
+    counts = np.asarray(
+        pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False), np.int64
+    )
+    places = np.concatenate(([0], np.cumsum(counts)))
+    return sizes + ends[places[1:]] - ends[places[:-1]]
+
+
+# --- what a record-batch message claims, read from its flatbuffer (Message.fbs in the Arrow format)
+
+_MESSAGE_HEADER, _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 2, 3  # field numbers
+_U16, _U32, _I32, _I64 = (struct.Struct(f"<{kind}") for kind in "HIiq")
+_BUFFER = struct.Struct("<qq")  # offset, length in the message's body
+
+
+def _field(data: memoryview, table: int, number: int) -> int | None:
+    """Return the position of a field of a flatbuffer table, None when it is absent."""
+    vtable = table - _I32.unpack_from(data, table)[0]
+    slot = 4 + 2 * number
+    if slot >= _U16.unpack_from(data, vtable)[0]:
+        return None
+    offset = _U16.unpack_from(data, vtable + slot)[0]
+    return table + offset if offset else None
+
+
+def _follow(data: memoryview, position: int) -> int:
+    return int(position + _U32.unpack_from(data, position)[0])
+
+
+def _check_unpacked_size(message: pa.Message, max_records: int, max_bytes: int) -> None:
+    """Refuse a compressed batch that claims to unpack to more than records may have."""
+    data = memoryview(message.metadata)
+    body = memoryview(message.body) if message.body is not None else memoryview(b"")
+    limit = 2 * max_bytes + 128 * max_records  # offsets, validity and timestamps beside the bytes that count
+    try:
+        header = _field(data, _follow(data, 0), _MESSAGE_HEADER)
+        if header is None:
+            raise InvalidBody("not a valid Arrow stream: a message without content")
+        batch = _follow(data, header)
+        if _field(data, batch, _BATCH_COMPRESSION) is None:
+            return
+        buffers = _field(data, batch, _BATCH_BUFFERS)
+        if buffers is None:
+            return
+        vector = _follow(data, buffers)
+        total = 0
+        for k in range(_U32.unpack_from(data, vector)[0]):
+            offset, length = _BUFFER.unpack_from(data, vector + 4 + k * _BUFFER.size)
+            if length == 0:
+                continue
+            claimed = _I64.unpack_from(body, offset)[0]
+            total += length if claimed == -1 else claimed
+            if claimed < -1 or total > limit:
+                raise BodyTooLarge("unpacks to more than the limit")
+    except struct.error as error:
+        raise InvalidBody("not a valid Arrow stream: compressed buffers out of bounds") from error

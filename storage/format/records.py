@@ -1,0 +1,244 @@
+"""Records as Arrow: packing what clients send, and reading what is stored, without an object a record.
+
+The body of a batch is one Arrow IPC record-batch message of BODY_SCHEMA, uncompressed. A record without a
+timestamp has the batch's; without a value it is a tombstone. Untrusted bytes: storage/format/arrow_input.py.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from storage.errors import CorruptBatch, InvalidBody
+from storage.file_system import Bytes
+from storage.format.batch import Batch, BatchHeader, EncodedBody
+from storage.format.checksum import crc32c
+
+MIN_TIMESTAMP_MS: Final = -62_135_596_800_000  # year 1: what every reader of the tables can show
+MAX_TIMESTAMP_MS: Final = 253_402_300_799_999  # the end of year 9999
+
+TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
+HEADERS_TYPE: Final = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
+BODY_SCHEMA: Final = pa.schema(
+    [("timestamp", TIMESTAMP_TYPE), ("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS_TYPE)]
+)
+READ_SCHEMA: Final = pa.schema(
+    [
+        ("index", pa.int64()),
+        ("term", pa.int64()),
+        ("offset", pa.int64()),
+        ("timestamp", TIMESTAMP_TYPE),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS_TYPE),
+        ("type", pa.string()),
+    ]
+)
+
+RECORD_OVERHEAD_BYTES: Final = 32  # timestamp, offsets and validity of a record in a body, at most
+HEADER_OVERHEAD_BYTES: Final = 9  # two offsets and validity of a header
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+class RecordColumns:
+    """Rows to be packed, column by column. All lists have one element a record.
+
+    size_bytes: of values, keys and headers (names in UTF-8) together. packed_bytes: of the body, at most,
+    offsets and all.
+    """
+
+    __slots__ = ("headers", "keys", "packed_bytes", "size_bytes", "timestamps_ms", "values")
+
+    def __init__(self) -> None:
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self.timestamps_ms: list[int | None] = []
+        self.headers: list[Headers | None] = []
+        self.size_bytes = 0
+        self.packed_bytes = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    def add(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Add one record. Raises InvalidBody for a timestamp outside the years 1 to 9999."""
+        if timestamp_ms is not None and not MIN_TIMESTAMP_MS <= timestamp_ms <= MAX_TIMESTAMP_MS:
+            raise InvalidBody("timestamp: outside the years 1 to 9999")
+        size = 0 if value is None else len(value)
+        if key is not None:
+            size += len(key)
+        if headers is not None:
+            size += sum(len(name.encode()) + len(content) for name, content in headers)
+        self.keys.append(key)
+        self.values.append(value)
+        self.timestamps_ms.append(timestamp_ms)
+        self.headers.append(headers)
+        self.size_bytes += size
+        self.packed_bytes += size + RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(headers or ())
+
+    def extend(self, other: "RecordColumns") -> None:
+        """Add all records of `other`, in order."""
+        self.keys.extend(other.keys)
+        self.values.extend(other.values)
+        self.timestamps_ms.extend(other.timestamps_ms)
+        self.headers.extend(other.headers)
+        self.size_bytes += other.size_bytes
+        self.packed_bytes += other.packed_bytes
+
+
+class RecordTable:
+    """A client's own record batch of BODY_SCHEMA, validated: it stays one batch of the log.
+
+    size_bytes: of values, keys and headers together.
+    """
+
+    __slots__ = ("records", "size_bytes")
+
+    def __init__(self, records: pa.RecordBatch, size_bytes: int) -> None:
+        self.records = records
+        self.size_bytes = size_bytes
+
+    @property
+    def count(self) -> int:
+        return int(self.records.num_rows)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of its columns, offsets and all."""
+        return int(self.records.nbytes)
+
+
+@lru_cache(maxsize=1024)
+def _nulls(count: int, column: int) -> pa.Array:
+    return pa.nulls(count, BODY_SCHEMA.field(column).type)
+
+
+def _column(values: list[Any], column: int) -> pa.Array:
+    """The list as an Arrow array; a column of nulls, the usual case, is made once a length."""
+    count = len(values)
+    if values.count(None) == count:
+        return _nulls(count, column) if count <= 4096 else pa.nulls(count, BODY_SCHEMA.field(column).type)
+    return pa.array(values, BODY_SCHEMA.field(column).type)
+
+
+def encode_body(records: RecordColumns | RecordTable | pa.RecordBatch) -> EncodedBody:
+    """Pack at least one record into a body. A record batch must be of BODY_SCHEMA."""
+    if isinstance(records, RecordColumns):
+        return _encode_columns(records)
+    rows = records.records if isinstance(records, RecordTable) else records
+    stamps = rows.column(0)
+    latest: int | None = None
+    if stamps.null_count < rows.num_rows:
+        known = stamps.drop_null() if stamps.null_count else stamps
+        latest = int(known.view(pa.int64()).to_numpy().max())
+    return _encoded(rows, latest, stamps.null_count == 0)
+
+
+def _encode_columns(records: RecordColumns) -> EncodedBody:
+    stamps = records.timestamps_ms
+    untimed = stamps.count(None)
+    latest: int | None = None
+    if untimed == len(stamps):
+        times = _column(stamps, 0)
+    else:
+        times = pa.array([None if ms is None else ms * 1000 for ms in stamps], TIMESTAMP_TYPE)
+        latest = max(ms for ms in stamps if ms is not None) * 1000
+    columns = [times, _column(records.keys, 1), _column(records.values, 2), _column(records.headers, 3)]
+    return _encoded(pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA), latest, untimed == 0)
+
+
+def _encoded(rows: pa.RecordBatch, latest_us: int | None, all_timestamped: bool) -> EncodedBody:
+    data = memoryview(rows.serialize())
+    padding = -len(data) & 7
+    if padding:  # Arrow pads to 8 by itself; the format must not depend on it
+        data = memoryview(bytes(data) + bytes(padding))
+    return EncodedBody(data, rows.num_rows, crc32c(data), latest_us, all_timestamped)
+
+
+def encode_control(value: dict[str, Any]) -> EncodedBody:
+    """Pack a control record: its value as compact JSON, keys in the order given."""
+    records = RecordColumns()
+    records.add(msgspec.json.encode(value))
+    return encode_body(records)
+
+
+def control_value(batch: Batch) -> dict[str, Any]:
+    """Return the value of a control batch's record. Raises CorruptBatch."""
+    rows = decode_body(batch.header, batch.body)
+    try:
+        return msgspec.json.decode(rows.column(2)[0].as_py() or b"", type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise CorruptBatch(f"control record: {error}") from error
+
+
+def decode_body(header: BatchHeader, body: Bytes, *, untrusted: bool = False) -> pa.RecordBatch:
+    """Return the records of a body, columns BODY_SCHEMA, views of `body`.
+
+    untrusted: the body was packed by a client: check every offset and length in it. Stored bodies were
+    checked when they came in, and their checksum says that they are the same. Raises CorruptBatch.
+    """
+    try:
+        rows = pa.ipc.read_record_batch(pa.py_buffer(body), BODY_SCHEMA)
+        if untrusted:
+            rows.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+        raise CorruptBatch(f"body: {error}") from error
+    if rows.num_rows != header.count:
+        raise CorruptBatch("body: another number of records than the header says")
+    return rows
+
+
+@lru_cache(maxsize=256)
+def repeated(text: str, count: int) -> pa.Array:
+    """An Arrow array of `count` times the same text."""
+    data = text.encode()
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(data * count)])
+
+
+def int64_array(values: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> pa.Array:
+    """The numbers as an Arrow array, not copied.
+
+    pa.array and pa.scalar would import pandas first, which costs every process that only reads a log, of a
+    node or of Spark, a third of a second of its start.
+    """
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
+def read_columns(batch: Batch) -> pa.RecordBatch:
+    """Return the records of a batch with index, term and offset, columns READ_SCHEMA (docs/api.md §5).
+
+    Key, value and headers are views of the batch's bytes. Raises CorruptBatch.
+    """
+    header = batch.header
+    rows = decode_body(header, batch.body)
+    count = header.count
+    times = rows.column(0)
+    if times.null_count == count:
+        times = int64_array(np.full(count, header.timestamp_ms * 1000)).view(TIMESTAMP_TYPE)
+    elif times.null_count:
+        times = times.fill_null(pa.scalar(header.timestamp_ms * 1000, TIMESTAMP_TYPE))
+    return pa.RecordBatch.from_arrays(
+        [
+            int64_array(np.arange(header.base_index, header.base_index + count)),
+            int64_array(np.full(count, header.term)),
+            int64_array(np.full(count, header.offset)),
+            times,
+            rows.column(1),
+            rows.column(2),
+            rows.column(3),
+            repeated("control" if batch.is_control else "data", count),
+        ],
+        schema=READ_SCHEMA,
+    )

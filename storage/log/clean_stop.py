@@ -1,0 +1,105 @@
+"""Durable note of an open log that acknowledges before it syncs: a power failure may take what it wrote.
+
+FOLDER/opened is one line: CRC32C in hexadecimal, a space, JSON. It exists only in the folder of a log that
+was opened with `acks_unsynced`. It is written before the log is used, and marked clean after everything is
+synced. A line that cannot be read belongs to an unknown run of the operating system.
+
+    may_have_lost -> the caller makes its doubt durable -> opened -> the log is used and closed -> stopped
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from storage.errors import StorageFull
+from storage.file_system import FileSystem, write_durably
+from storage.format.checksum import crc32c
+
+OPENED_NAME: Final = "opened"
+UNKNOWN_BOOT: Final = ""
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """boot_id: run of the operating system in which the log was opened last, UNKNOWN_BOOT: not known.
+
+    acks_unsynced: the log acknowledges what no sync has covered. clean: everything was synced after the last
+    use.
+    """
+
+    boot_id: str
+    acks_unsynced: bool = True
+    clean: bool = False
+
+
+def may_have_lost(opened: Opened | None, boot_id: str) -> bool:
+    """Return whether bytes that were written, acknowledged and never synced may be gone. PURE.
+
+    opened: the note of the last use, None when there is none. boot_id: the present run of the operating
+    system (FileSystem.boot_id). A process that was killed loses nothing: the operating system keeps what was
+    written.
+    """
+    if opened is None or opened.clean or not opened.acks_unsynced:
+        return False
+    return UNKNOWN_BOOT in (opened.boot_id, boot_id) or opened.boot_id != boot_id
+
+
+@dataclass(frozen=True)
+class CleanStop:
+    """The note of one log's folder. Every method may block on the disk. Raises DiskError, StorageFull."""
+
+    files: FileSystem
+    folder: str
+
+    @property
+    def _path(self) -> str:
+        return f"{self.folder}/{OPENED_NAME}"
+
+    def load(self) -> Opened | None:
+        """Return the note of the last use, None when there is none."""
+        if not self.files.exists(self._path):
+            return None
+        checksum, _, text = self.files.read(self._path).strip().partition(b" ")
+        if checksum != b"%08x" % crc32c(text):
+            return Opened(UNKNOWN_BOOT)
+        return msgspec.json.decode(text, type=Opened)
+
+    def may_have_lost(self) -> bool:
+        """Return whether the last use may have lost acknowledged bytes (see `may_have_lost`)."""
+        return may_have_lost(self.load(), self.files.boot_id())
+
+    def opened(self, *, acks_unsynced: bool) -> None:
+        """Note that the log is in use from here on; durable on return.
+
+        Call it only after the doubt of the last use, if any, is durable elsewhere: this note replaces it.
+        Without room for it the note becomes a doubt; without room for the first one: StorageFull.
+        """
+        last = self.load()
+        if last is None and not acks_unsynced:
+            return
+        try:
+            self._save(last, Opened(self.files.boot_id(), acks_unsynced))
+        except StorageFull:
+            if last is None:
+                raise
+            self._spoil()
+
+    def _spoil(self) -> None:
+        """Let the note be a doubt: what is overwritten in place needs no room."""
+        file = self.files.open(self._path)
+        try:
+            file.pwrite(b"?", 0)
+            file.sync()
+        finally:
+            file.close()
+
+    def stopped(self) -> None:
+        """Note a clean stop; durable on return. Call it only after everything in the log is synced."""
+        last = self.load()
+        if last is not None and last.boot_id == self.files.boot_id():
+            self._save(last, Opened(last.boot_id, last.acks_unsynced, clean=True))
+
+    def _save(self, last: Opened | None, opened: Opened) -> None:
+        if opened != last:
+            text = msgspec.json.encode(opened)
+            write_durably(self.files, self._path, b"%08x %s\n" % (crc32c(text), text))

@@ -1,0 +1,375 @@
+"""One log on disk: segments of whole batches, appended by pwrite, made durable by group commit, read by mmap.
+
+The folder's layout and the steps of recovery, truncation and trim: storage/README.md. Owned by one thread;
+only `SyncTicket.run`, `TrimTicket.run`, `truncate_after` and `reset` wait for the disk and may run in the
+disk thread, the latter two while the owner changes nothing. What is promised after a crash: nothing up to
+`durable_index` is lost, nothing that was cut returns, and what remains, from the begin on, is a prefix of
+what was appended.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from storage.errors import DiskError, InvariantError
+from storage.file_system import FileSystem
+from storage.format.batch import Batch, follows_chain
+from storage.format.epoch_file import Epoch, epoch_of, epochs_from
+from storage.log.log_view import NO_INDEX as NO_INDEX
+from storage.log.log_view import LogView
+from storage.log.recovery import Recovered, Recovery
+from storage.log.segment import IndexWrite, Segment
+
+MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitlogConfig:
+    """Sizes in bytes.
+
+    mark_interval_bytes: after so much has been synced the durable point moves up: start-up reads at most that
+    much more than what was never synced. tail_cache_bytes: newest batches kept in memory, so that followers
+    and readers at the tail are served without the disk.
+    """
+
+    segment_max_bytes: int = 256 * MIB
+    mark_interval_bytes: int = 16 * MIB
+    tail_cache_bytes: int = 8 * MIB
+
+    def __post_init__(self) -> None:
+        if min(self.segment_max_bytes, self.mark_interval_bytes) <= 0 or self.tail_cache_bytes < 0:
+            raise ValueError("storage: sizes must be positive")
+
+
+class SyncTicket:
+    """What was written when a sync began: `run` in any thread, then `finish_sync` in the owner's."""
+
+    def __init__(self, log: "Commitlog", generation: int, end_index: int, dirty: list[Segment]) -> None:
+        self._log = log
+        self.generation = generation
+        self.end_index = end_index
+        self.dirty = dirty
+        self.entries: list[IndexWrite] = []
+        self.folder_changed = False
+        self.mark: tuple[int, int] | None = None  # (index, end offset) of the durable point, None: it stays
+        self.no_room = False  # the data is durable, but epochs or durable point could not be written
+
+    def run(self) -> None:
+        """Wait until it is on disk. Raises SyncFailed or DiskError: the node stops (R-11)."""
+        self._log.carry_out(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TrimTicket:
+    """A begin that has moved in memory: `run` in any thread, or `move_begin` and `remove_oldest` until False.
+
+    Nothing is to be done after it.
+    """
+
+    log: "Commitlog"
+    base_index: int
+    base_offset: int
+    epoch: Epoch | None
+    holder: Segment
+    removed: list[Segment]
+
+    def run(self) -> None:
+        """Make the begin durable, and remove the segments before it. A crash at any step is finished later.
+
+        Raises StorageFull: run it again when there is room; until then the begin may come back at a restart.
+        Raises SyncFailed or DiskError: the node stops.
+        """
+        self.log.carry_out_trim(self)
+
+    def move_begin(self) -> None:
+        """Make the begin durable. Raises as `run`."""
+        self.log.move_begin(self)
+
+    def remove_oldest(self) -> bool:
+        """Remove the oldest segment before the begin; return whether there are more. Raises as `run`."""
+        return self.log.remove_oldest()
+
+
+class Commitlog(LogView):
+    """A replicated log's storage; satisfies app.log.contract.ReplicaLog. Indexes inclusive, NO_INDEX:
+    none."""
+
+    def __init__(
+        self, files: FileSystem, folder: str, log_id: int, config: CommitlogConfig, recovered: Recovered
+    ) -> None:
+        """Use `open`."""
+        super().__init__(folder, log_id, config.tail_cache_bytes, recovered)
+        self._files = files
+        self._config = config
+        self._marked_offset = recovered.manifest.durable_offset  # the durable point
+        self._folder_changed = False
+
+    @classmethod
+    def open(
+        cls,
+        files: FileSystem,
+        folder: str,
+        *,
+        log_id: int,
+        config: CommitlogConfig | None = None,
+        committed_index: int = NO_INDEX,
+    ) -> "Commitlog":
+        """Recover the log in `folder`, which is made when missing; all of it is durable then.
+
+        committed_index: of the checkpoint, committed and durable when that was saved. Raises CorruptLog for
+        damage at or before it or the durable point, CorruptFile for a damaged manifest, DiskError.
+        """
+        recovered = Recovery(files, folder, log_id, committed_index).run()
+        log = cls(files, folder, log_id, config or CommitlogConfig(), recovered)
+        log.settle(committed_index)
+        return log
+
+    # --- writing
+
+    def append(self, batches: Sequence[Batch]) -> None:
+        """Write the batches at the end, all or none; durable only after a sync.
+
+        Raises StorageFull or DiskError: nothing was stored. Raises InvariantError if a batch does not follow.
+        """
+        epochs = self._check_follow(batches)
+        last = self._last
+        try:
+            start = 0
+            for position, batch in enumerate(batches):
+                if not self._fits(batch):
+                    self._write(batches[start:position])
+                    self._roll(batch.offset)
+                    start = position
+            self._write(batches[start:])
+        except DiskError as error:
+            try:
+                self._cut_to(last)
+            except DiskError as again:
+                raise InvariantError(f"a failed append could not be undone: {again}") from error
+            raise
+        if epochs:
+            self._epochs = epochs_from((*self._epochs, *epochs), self._base_offset)
+
+    def _check_follow(self, batches: Sequence[Batch]) -> list[Epoch]:
+        """Return the epochs that the batches open. Raises InvariantError unless they follow the log's end."""
+        index, offset, term = self.next_index, self.end_offset, self.last_term
+        # After a reset the chain of what went before is not known: the first batch is taken as it is.
+        chain = None if self._last is None and offset > 0 else self.last_chain
+        epochs = []
+        for batch in batches:
+            header = batch.header
+            if header.base_index != index or header.offset != offset or header.term < term:
+                raise InvariantError(
+                    f"{self._folder}: {batch!r} does not follow index {index - 1} at {offset}"
+                )
+            if header.log_id != self._log_id or (chain is not None and not follows_chain(batch, chain)):
+                raise InvariantError(f"{self._folder}: {batch!r} belongs to another log or history")
+            if (epoch := epoch_of(batch)) is not None:
+                epochs.append(epoch)
+            index, offset, term, chain = batch.next_index, batch.next_offset, header.term, header.chain
+        return epochs
+
+    def _fits(self, batch: Batch) -> bool:
+        """Whether the batch fits into the active segment; an empty one takes any."""
+        if not self._segments:
+            return False
+        base_offset = self._segments[-1].base_offset
+        return (
+            batch.next_offset - base_offset <= self._config.segment_max_bytes or batch.offset == base_offset
+        )
+
+    def _roll(self, base_offset: int) -> None:
+        segment = Segment(self._files, self._folder, base_offset, self._log_id)
+        segment.create()
+        self._folder_changed = True
+        self._segments.append(segment)
+
+    def _write(self, batches: Sequence[Batch]) -> None:
+        if not batches:
+            return
+        self._segments[-1].write(batches)
+        self._last = batches[-1]
+        self._tail.append(batches)
+
+    # --- durability
+
+    def start_sync(self) -> SyncTicket | None:
+        """Begin to make everything durable that is written now; None when all of it is."""
+        if self._durable_index == self.end_index and self._epochs is self._disk.epochs:
+            return None
+        dirty: list[Segment] = []
+        for segment in reversed(self._segments):
+            if not segment.dirty:
+                break
+            segment.dirty = False
+            dirty.insert(0, segment)
+        ticket = SyncTicket(self, self._disk.generation, self.end_index, dirty)
+        ticket.folder_changed, self._folder_changed = self._folder_changed, False
+        if self.end_offset - self._marked_offset >= self._config.mark_interval_bytes or len(dirty) > 1:
+            self._plan_mark(ticket)
+        return ticket
+
+    def _plan_mark(self, ticket: SyncTicket) -> None:
+        """Let the sync also move the durable point up, with the index entries that a restart will want."""
+        for segment in reversed(self._segments):
+            if segment.mapped:
+                break
+            if (entries := segment.take_unflushed()) is not None:
+                ticket.entries.append(entries)
+        ticket.mark = (ticket.end_index, self.end_offset)
+
+    def carry_out(self, ticket: SyncTicket) -> None:
+        """What SyncTicket.run does."""
+        ticket.no_room = not self._disk.sync(
+            ticket.generation,
+            ticket.dirty,
+            ticket.folder_changed,
+            self._epochs,
+            ticket.entries,
+            ticket.mark,
+        )
+
+    def finish_sync(self, ticket: SyncTicket) -> None:
+        """Take note that the ticket's run has ended well; ignored when the log was cut meanwhile."""
+        if ticket.generation != self._disk.generation:
+            return
+        self._durable_index = max(self._durable_index, ticket.end_index)
+        if ticket.no_room:
+            for segment in self._segments:
+                if not segment.mapped:
+                    segment.flush_anew()
+        elif ticket.mark is not None:
+            self._marked_offset = max(self._marked_offset, ticket.mark[1])
+            for segment in reversed(self._segments[:-1]):
+                if segment.mapped:
+                    break
+                if segment.end_offset <= self._marked_offset:
+                    segment.seal(segment.end_offset)
+
+    def verify_epoch_file(self) -> None:
+        """Read the epoch file again, in any thread; write it anew when it is damaged. Raises DiskError."""
+        self._disk.verify_epochs()
+
+    def close(self) -> None:
+        """Make everything durable, move the durable point to the end, and give the files back."""
+        ticket = self.start_sync()
+        if ticket is None:
+            ticket = SyncTicket(self, self._disk.generation, self.end_index, [])
+        if self.end_offset != self._marked_offset:
+            self._plan_mark(ticket)
+        try:
+            ticket.run()
+            self.finish_sync(ticket)
+        finally:
+            for segment in self._segments:
+                segment.close()
+
+    # --- cutting and trimming
+
+    def settle(self, committed_index: int) -> None:
+        """Take note that nothing up to `committed_index` will be cut (R-07): it is read without a copy."""
+        self._settled_index = max(self._settled_index, min(committed_index, self.end_index))
+
+    def truncate_after(self, index: int) -> None:
+        """Remove every record past `index`, a batch's last one, or NO_INDEX: all. Durable on return.
+
+        A cut tail never returns, whenever a crash comes. Raises InvariantError for an index within a batch or
+        below the settled one (R-07); then nothing has changed.
+        """
+        if index >= self.end_index:
+            return
+        if index < self._settled_index:
+            raise InvariantError(f"{self._folder}: cut after {index}, but {self._settled_index} is committed")
+        if index < self.begin_index:
+            if index not in (NO_INDEX, self.begin_index - 1):
+                raise InvariantError(f"{self._folder}: cut after {index}, before the log's begin")
+            self._cut_to(None)
+            return
+        last = self.batch_at(index)
+        if last.last_index != index:
+            raise InvariantError(f"{self._folder}: cut after {index}, within {last!r}")
+        self._cut_to(last)
+
+    def reset(self, base_index: int, base_offset: int) -> None:
+        """Empty the log; its next record has `base_index` at byte `base_offset`. Durable on return (D-12)."""
+        self._settled_index = NO_INDEX
+        self._empty(base_index, base_offset, ())
+
+    def start_trim(self, index: int) -> TrimTicket | None:
+        """Let the log begin with the batch that holds `index`, or with the newest settled one before it.
+
+        Readers see the log before or after; `TrimTicket.run` makes it last. None when the begin stays.
+        Raises CorruptLog, DiskError; then nothing has changed.
+        """
+        index = min(index, self._settled_index)
+        if self._last is None or index <= self._base_index:
+            return None
+        segment = self._segment_of(index)
+        _, entry = segment.entry_of(index)
+        if entry.base_index == self._base_index:
+            return None
+        segment.begin_at(entry.offset)
+        position = self._segments.index(segment)
+        removed, self._segments = self._segments[:position], self._segments[position:]
+        self._base_index, self._base_offset = entry.base_index, entry.offset
+        self._marked_offset = max(self._marked_offset, entry.offset)
+        self._epochs = epochs_from(self._epochs, entry.offset)
+        self._tail.drop_before(entry.base_index)
+        epoch = self._epochs[0] if self._epochs and self._epochs[0].start_offset < entry.offset else None
+        return TrimTicket(self, entry.base_index, entry.offset, epoch, segment, removed)
+
+    def carry_out_trim(self, ticket: TrimTicket) -> None:
+        """What TrimTicket.run does."""
+        self.move_begin(ticket)
+        while self.remove_oldest():
+            pass
+
+    def move_begin(self, ticket: TrimTicket) -> None:
+        """What TrimTicket.move_begin does."""
+        self._disk.trim(
+            ticket.base_index, ticket.base_offset, ticket.epoch, ticket.holder, ticket.removed, self._epochs
+        )
+
+    def remove_oldest(self) -> bool:
+        """What TrimTicket.remove_oldest does."""
+        return self._disk.remove_oldest()
+
+    def _cut_to(self, last: Batch | None) -> None:
+        """Let `last` be the last batch, first in memory: readers see the log before or after."""
+        if last is None:
+            self._empty(
+                self._base_index,
+                self._base_offset,
+                tuple(epoch for epoch in self._epochs if epoch.start_offset < self._base_offset),
+            )
+            return
+        offset = last.next_offset
+        self._disk.generation += 1
+        kept = [segment for segment in self._segments if segment.base_offset < offset]
+        removed = self._segments[len(kept) :]
+        for segment in kept:
+            if segment.end_offset > offset:
+                segment.cut(offset)
+            elif not segment.mapped:
+                segment.flush_anew()  # a flush that was on its way is dropped
+        self._segments = kept
+        self._last = last
+        self._tail.drop_from(last.next_index)
+        if self._epochs and self._epochs[-1].start_offset >= offset:
+            self._epochs = tuple(epoch for epoch in self._epochs if epoch.start_offset < offset)
+        self._folder_changed = False
+        self._marked_offset = min(self._marked_offset, offset)
+        self._durable_index = self.end_index
+        unmapped = [segment for segment in kept if not segment.mapped]  # what is mapped was durable before
+        self._disk.cut(self.end_index, offset, removed, unmapped, self._epochs)
+
+    def _empty(self, base_index: int, base_offset: int, epochs: tuple[Epoch, ...]) -> None:
+        self._disk.generation += 1
+        removed, self._segments = self._segments, []
+        self._last = None
+        self._tail.drop_from(0)
+        self._base_index, self._base_offset, self._epochs = base_index, base_offset, epochs
+        self._folder_changed = False
+        self._marked_offset = base_offset
+        self._durable_index = NO_INDEX
+        self._disk.reset(base_index, base_offset, removed, epochs)

@@ -1,0 +1,249 @@
+"""The files of a log as the disk thread changes them: sync, cut, reset, trim, one change at a time.
+
+A change that failed is the last one: whatever a failed sync was to keep may be gone, so nothing that comes
+after it may pass for durable (R-11). A full disk is no failure as long as only epochs or durable point wait.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+from storage.errors import DiskError, StorageFull, SyncFailed
+from storage.file_system import FileSystem, write_durably
+from storage.format.epoch_file import Epoch, encode_epochs
+from storage.format.segment_format import index_name, index_offset, segment_name, segment_offset
+from storage.log.manifest import Intent, Manifest, ManifestFile
+from storage.log.segment import IndexWrite, Segment
+
+MANIFEST_NAME: Final = "manifest"
+EPOCHS_NAME: Final = "epochs"
+
+
+def segment_offsets(files: FileSystem, folder: str) -> list[int]:
+    """Return the first offsets of the segments in the folder, in order."""
+    offsets = (segment_offset(name) for name in files.list(folder))
+    return sorted(offset for offset in offsets if offset is not None)
+
+
+def remove_segments(files: FileSystem, folder: str, from_offset: int) -> None:
+    """Remove the segments that begin at or past `from_offset`, the newest first; durable on return."""
+    for offset in reversed(segment_offsets(files, folder)):
+        if offset >= from_offset:
+            index_path = f"{folder}/{index_name(offset)}"
+            if files.exists(index_path):
+                files.remove(index_path)
+            files.remove(f"{folder}/{segment_name(offset)}")
+    files.sync_folder(folder)
+
+
+def remove_trimmed(files: FileSystem, folder: str, base_offset: int) -> None:
+    """Remove the segments that another one follows at or before `base_offset`; durable on return."""
+    while remove_oldest_trimmed(files, folder, base_offset):
+        pass
+
+
+def remove_oldest_trimmed(files: FileSystem, folder: str, base_offset: int) -> bool:
+    """Remove the oldest of the segments that `remove_trimmed` removes; return whether there are more.
+
+    The removals are durable when none is left. A large file takes the disk long, so a caller may do other
+    work between two steps.
+    """
+    first = max((o for o in segment_offsets(files, folder) if o <= base_offset), default=0)
+    trimmed: dict[int, list[str]] = {}
+    for name in files.list(folder):
+        offset = segment_offset(name) if index_offset(name) is None else index_offset(name)
+        if offset is not None and offset < first:
+            trimmed.setdefault(offset, []).append(name)
+    if not trimmed:
+        return False
+    for name in trimmed[min(trimmed)]:
+        files.remove(f"{folder}/{name}")
+    if len(trimmed) == 1:
+        files.sync_folder(folder)
+    return len(trimmed) > 1
+
+
+def cut_files(files: FileSystem, folder: str, cut_offset: int) -> None:
+    """Remove every byte of the log at or past `cut_offset`; durable on return, and may be repeated."""
+    remove_segments(files, folder, cut_offset)
+    for offset in segment_offsets(files, folder)[-1:]:
+        file = files.open(f"{folder}/{segment_name(offset)}")
+        try:
+            if file.size() > cut_offset - offset:
+                file.truncate(cut_offset - offset)
+            file.sync()
+        finally:
+            file.close()
+
+
+class LogFolder:
+    """Invariants: nothing at or past the manifest's cut is left when its intent is cleared; the epoch file
+    holds all epochs up to the durable point whenever that moves; no begin is named that is not durable."""
+
+    def __init__(self, files: FileSystem, path: str, manifest_file: ManifestFile, manifest: Manifest) -> None:
+        """manifest: as `manifest_file` holds it."""
+        self.files = files
+        self.path = path
+        self.generation = 0  # counts cuts: a sync that began before one proves nothing
+        self.epochs: tuple[Epoch, ...] | None = None  # that the epoch file holds, None: not known
+        self._manifest_file = manifest_file
+        self._manifest = manifest
+        self._lock = threading.Lock()
+        self._failed: DiskError | None = None
+
+    @contextmanager
+    def _change(self, *, may_wait: bool = False) -> Iterator[None]:
+        """may_wait: when the disk is full nothing is lost by doing it later."""
+        with self._lock:
+            if self._failed is not None:
+                raise SyncFailed(self.path, "sync", f"not after a failure: {self._failed}")
+            try:
+                yield
+            except DiskError as error:
+                if not (may_wait and isinstance(error, StorageFull)):
+                    self._failed = error
+                raise
+
+    def _save(self, manifest: Manifest) -> None:
+        self._manifest_file.save(manifest)
+        self._manifest = manifest
+
+    def write_epochs(self, epochs: tuple[Epoch, ...]) -> None:
+        """Bring the epoch file up to date. Raises StorageFull."""
+        if epochs is not self.epochs:
+            write_durably(self.files, f"{self.path}/{EPOCHS_NAME}", encode_epochs(epochs))
+            self.epochs = epochs
+
+    def verify_epochs(self) -> None:
+        """Write the epoch file anew when it does not hold what was written to it."""
+        with self._lock:
+            path = f"{self.path}/{EPOCHS_NAME}"
+            epochs = self.epochs
+            if epochs is None:
+                return  # a sync will write it
+            try:
+                found = self.files.read(path) if self.files.exists(path) else b""
+            except DiskError:
+                found = b""
+        if found != encode_epochs(epochs):
+            with self._change(may_wait=True):
+                if self.epochs is epochs:
+                    self.epochs = None
+                    self.write_epochs(epochs)
+
+    def _try_epochs(self, epochs: tuple[Epoch, ...]) -> None:
+        """The same, but on a full disk leave it to a sync: recovery drops what is too much in the file."""
+        try:
+            self.write_epochs(epochs)
+        except StorageFull:
+            self.epochs = None
+
+    def sync(
+        self,
+        generation: int,
+        dirty: Sequence[Segment],
+        folder_changed: bool,
+        epochs: tuple[Epoch, ...],
+        entries: list[IndexWrite],
+        mark: tuple[int, int] | None,
+    ) -> bool:
+        """Make the segments durable; return whether there was room for epochs and durable point besides.
+
+        mark: (index, end offset) of the durable point from now on, `entries` the index entries up to it;
+        None: it stays. When the log was cut since `generation` nothing is done: the cut synced what it left.
+        """
+        with self._change():
+            if generation != self.generation:
+                return True
+            for segment in dirty:
+                segment.sync()
+            if folder_changed:
+                self.files.sync_folder(self.path)
+            entries = [each for each in entries if each.end_offset > self._manifest.base_offset]
+            try:
+                for each in entries:
+                    each.write()
+                if any(each.position == 0 for each in entries):
+                    self.files.sync_folder(self.path)
+                self.write_epochs(epochs)
+                if mark is not None:
+                    self._save(replace(self._manifest, durable_index=mark[0], durable_offset=mark[1]))
+            except StorageFull:
+                return False  # all of it can be made anew: tried again with the next sync
+            return True
+
+    def cut(
+        self,
+        last_index: int,
+        cut_offset: int,
+        removed: Sequence[Segment],
+        kept: Sequence[Segment],
+        epochs: tuple[Epoch, ...],
+    ) -> None:
+        """Intent, cut, sync, clear: `last_index`, which ends at `cut_offset`, is the log's last one now."""
+        with self._change():
+            manifest = self._manifest
+            if cut_offset < manifest.durable_offset:
+                manifest = replace(manifest, durable_index=last_index, durable_offset=cut_offset)
+            self._save(replace(manifest, intent=Intent.TRUNCATE, cut_offset=cut_offset))
+            for segment in removed:
+                segment.close()
+            cut_files(self.files, self.path, cut_offset)
+            for segment in kept:
+                segment.sync()
+                segment.dirty = False
+            self._try_epochs(epochs)
+            self.files.sync_folder(self.path)
+            self._save(manifest)
+
+    def reset(
+        self, base_index: int, base_offset: int, removed: Sequence[Segment], epochs: tuple[Epoch, ...]
+    ) -> None:
+        """Intent, removal, clear: the log is empty and begins at `base_index`.
+
+        epochs: none, or the one that began before the base.
+        """
+        epoch = epochs[0] if epochs else None
+        manifest = Manifest(
+            self._manifest.log_id, base_index, base_offset, base_index - 1, base_offset, epoch=epoch
+        )
+        with self._change():
+            self._save(replace(manifest, intent=Intent.RESET))
+            for segment in removed:
+                segment.close()
+            remove_segments(self.files, self.path, 0)
+            self._try_epochs(epochs)
+            self._save(manifest)
+
+    def trim(
+        self,
+        base_index: int,
+        base_offset: int,
+        epoch: Epoch | None,
+        holder: Segment,
+        removed: Sequence[Segment],
+        epochs: tuple[Epoch, ...],
+    ) -> None:
+        """Make a new begin durable; may be repeated. `remove_oldest` removes what is before it.
+
+        epoch: that of `Manifest.epoch`. holder: the segment in which the begin stands.
+        """
+        with self._change(may_wait=True):
+            for segment in removed:
+                segment.close()
+            manifest = self._manifest
+            if base_offset < manifest.base_offset:
+                return  # a later begin was made durable in between
+            if base_offset > manifest.durable_offset:
+                holder.sync()
+                self.files.sync_folder(self.path)
+                manifest = replace(manifest, durable_index=base_index - 1, durable_offset=base_offset)
+            self._save(replace(manifest, base_index=base_index, base_offset=base_offset, epoch=epoch))
+            self._try_epochs(epochs)
+
+    def remove_oldest(self) -> bool:
+        """Remove the oldest segment before the begin; return whether there are more."""
+        with self._change(may_wait=True):
+            return remove_oldest_trimmed(self.files, self.path, self._manifest.base_offset)

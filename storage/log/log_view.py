@@ -1,0 +1,237 @@
+"""The reading half of a log (storage/log/commitlog.py): where it stands, and what stands where.
+
+Settled batches are read as views of the mapped file, the newest from memory; both checksums of every batch
+that comes from a file are verified.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Final
+
+from storage.format.batch import FIRST_CHAIN, Batch
+from storage.format.epoch_file import Epoch
+from storage.format.records import READ_SCHEMA, read_columns
+from storage.format.segment_format import ENTRY_SIZE_BYTES, IndexEntry
+from storage.log.recovery import Recovered
+from storage.log.segment import Segment
+from storage.log.tail import Tail
+
+NO_INDEX: Final = -1
+_TIMESTAMP: Final = READ_SCHEMA.get_field_index("timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Where a stretch of the log stands: first_index to last_index, offset to end_offset (exclusive).
+
+    generation: of the log when it was asked; what is settled is never cut, but it may be trimmed or reset.
+    """
+
+    segment: Segment
+    first_index: int
+    last_index: int
+    offset: int
+    end_offset: int
+    generation: int
+    index_position: int | None  # of its first entry in the index file, None: that may still be behind
+
+
+class LogView:
+    """What may be asked of a log by the thread that owns it. Indexes inclusive, NO_INDEX: none."""
+
+    def __init__(self, folder: str, log_id: int, tail_cache_bytes: int, recovered: Recovered) -> None:
+        self._folder = folder
+        self._log_id = log_id
+        self._disk = recovered.folder
+        self._base_index = recovered.manifest.base_index  # of the first batch held, or to come
+        self._base_offset = recovered.manifest.base_offset
+        self._segments = recovered.segments
+        self._epochs = recovered.epochs
+        self._last = recovered.last_batch
+        self._durable_index = self.end_index
+        self._settled_index = NO_INDEX
+        self._tail = Tail(tail_cache_bytes)
+
+    # --- where it stands
+
+    @property
+    def begin_index(self) -> int:
+        return NO_INDEX if self._last is None else self._base_index
+
+    @property
+    def end_index(self) -> int:
+        return NO_INDEX if self._last is None else self._last.last_index
+
+    @property
+    def durable_index(self) -> int:
+        return self._durable_index
+
+    @property
+    def next_index(self) -> int:
+        """end_index + 1; of an empty log 0, or the base of the last reset."""
+        return self._base_index if self._last is None else self._last.next_index
+
+    @property
+    def folder(self) -> str:
+        return self._folder
+
+    @property
+    def log_id(self) -> int:
+        return self._log_id
+
+    @property
+    def generation(self) -> int:
+        """How often the log was cut or reset since it was opened."""
+        return self._disk.generation
+
+    @property
+    def begin_offset(self) -> int:
+        return self._base_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self._base_offset if self._last is None else self._last.next_offset
+
+    @property
+    def last_term(self) -> int:
+        return 0 if self._last is None else self._last.term
+
+    @property
+    def last_chain(self) -> bytes:
+        """What the next batch is chained to."""
+        return FIRST_CHAIN if self._last is None else self._last.header.chain
+
+    @property
+    def last_segment_index(self) -> int:
+        """Index of the newest segment's first record: where a replica without data may begin (A-09, H-06)."""
+        return NO_INDEX if self._last is None else self._segments[-1].base_index
+
+    @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        return self._epochs
+
+    # --- reading
+
+    def term_at(self, index: int) -> int:
+        """Return the term of the record at `index`; of NO_INDEX 0. Raises IndexError when it is not held."""
+        if index == NO_INDEX:
+            return 0
+        self._check_range(index)
+        if self._tail.reaches(index):
+            return self._tail.batch_at(index).term
+        return self._entry(index).term
+
+    def last_index_of_term_at_most(self, term: int) -> int:
+        """Return the last index whose term is at most `term`, NO_INDEX for none (D-13)."""
+        if self.last_term <= term:
+            return self.end_index
+        for segment in reversed(self._segments):
+            segment.verify_order()
+            row = segment.index.last_row_of_term_at_most(term)
+            if row >= 0:
+                return segment.entry(row).last_index
+        return NO_INDEX
+
+    def floor_batch_end(self, index: int) -> int:
+        """Return the largest last index of a batch that is at most `index`, NO_INDEX for none."""
+        if index >= self.end_index:
+            return self.end_index
+        if index < self.begin_index:
+            return NO_INDEX
+        entry = self._entry(index)
+        if entry.last_index == index:
+            return index
+        return entry.base_index - 1 if entry.base_index > self.begin_index else NO_INDEX
+
+    def chain_at(self, index: int) -> bytes:
+        """Return the chain behind the batch that holds `index`: it stands for the whole log up to there.
+
+        Only a header is read. Two replicas with the same chain at an index hold the same log up to it. Raises
+        IndexError when the index is not held, CorruptLog, DiskError.
+        """
+        self._check_range(index)
+        if self._tail.reaches(index):
+            return self._tail.batch_at(index).header.chain
+        segment = self._segment_of(index)
+        return segment.header_of_row(segment.entry_of(index)[0]).chain
+
+    def stretch(self, from_index: int, max_bytes: int, until_index: int | None = None) -> Stretch | None:
+        """Return where settled and durable batches from the one that holds `from_index` on stand.
+
+        They are of one segment, at least one, else within `max_bytes` and `until_index`; None when there are
+        none. Raises CorruptLog, DiskError.
+        """
+        end_index = min(self._settled_index, self._durable_index)
+        if until_index is not None:
+            end_index = min(end_index, until_index)
+        from_index = max(from_index, self.begin_index)
+        if self._last is None or from_index > end_index:
+            return None
+        segment = self._segment_of(from_index)
+        row, first = segment.entry_of(from_index)
+        end = min(segment.index.row_within(row, max_bytes), segment.index.row_of_index(end_index) + 1)
+        last = segment.entry(max(end, row + 1) - 1)
+        return Stretch(
+            segment,
+            first.base_index,
+            last.last_index,
+            first.offset,
+            last.next_offset,
+            self._disk.generation,
+            (segment.skipped + row) * ENTRY_SIZE_BYTES if segment.mapped else None,
+        )
+
+    def holds(self, batch: Batch) -> bool:
+        """Whether this very batch stands in the log (D-17)."""
+        if not self.begin_index <= batch.base_index <= self.end_index:
+            return False
+        return self.batch_at(batch.base_index) == batch
+
+    def batch_at(self, index: int) -> Batch:
+        """Return the batch that holds `index`. Raises IndexError when it is not held, CorruptLog."""
+        return self.read_batches(index, 0)[0]
+
+    def read_batches(self, from_index: int, max_bytes: int, until_index: int | None = None) -> list[Batch]:
+        """Return whole batches from the one that holds `from_index`: at least one, else within `max_bytes`.
+
+        until_index: stop after the batch that holds it. Settled batches are views of the file, verified; the
+        newest are those that were appended. Raises IndexError for an index not held, CorruptLog, DiskError.
+        """
+        self._check_range(from_index)
+        if self._tail.reaches(from_index):
+            return self._tail.read(from_index, max_bytes, until_index)
+        segment = self._segment_of(from_index)
+        row, _ = segment.entry_of(from_index)
+        end = segment.index.row_within(row, max_bytes)
+        if until_index is not None:
+            end = min(end, max(row, segment.index.row_of_index(until_index)) + 1)
+        mapped = segment.entry(end - 1).last_index <= self._settled_index
+        return segment.read_rows(row, end, mapped=mapped)
+
+    def first_index_at_or_after(self, timestamp_ms: int) -> int | None:
+        """Return the first index whose timestamp is at or after the time, None when there is none."""
+        timestamp_us = timestamp_ms * 1000
+        for segment in self._segments:
+            if segment.entry(segment.index.count - 1).peak_timestamp_us < timestamp_us:
+                continue
+            segment.verify_order()
+            row = segment.index.row_at_or_after(timestamp_us)
+            if row == segment.index.count:
+                continue  # the peak was of what was trimmed
+            batch = segment.batch_of_row(row)
+            times = read_columns(batch).column(_TIMESTAMP).view("int64").to_numpy()
+            return batch.base_index + int((times >= timestamp_us).argmax())
+        return None
+
+    def _check_range(self, index: int) -> None:
+        if self._last is None or not self.begin_index <= index <= self.end_index:
+            raise IndexError(f"index {index} is not in [{self.begin_index}, {self.end_index}]")
+
+    def _segment_of(self, index: int) -> Segment:
+        segments = self._segments
+        if len(segments) == 1:
+            return segments[0]
+        return segments[bisect_right(segments, index, key=lambda segment: segment.base_index) - 1]
+
+    def _entry(self, index: int) -> IndexEntry:
+        return self._segment_of(index).entry_of(index)[1]

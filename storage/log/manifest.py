@@ -1,0 +1,105 @@
+"""The manifest of a log's folder: where the log begins, how far it is surely durable, and a cut in progress.
+
+Payload of the slots (storage/log/slots.py), magic `CLMF`, little-endian:
+    log_id u64 | base_index i64 | base_offset i64 | durable_index i64 | durable_offset i64 | intent u8
+    cut_offset i64 | an epoch file (storage/format/epoch_file.py) of the one epoch `Manifest.epoch`, or
+    nothing
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from storage.errors import CorruptFile
+from storage.file_system import FileSystem
+from storage.format.epoch_file import Epoch, decode_epochs, encode_epochs
+from storage.log.slots import SlotFile
+
+MAGIC: Final = b"CLMF"
+_PAYLOAD = struct.Struct("<QqqqqBq")
+
+
+class Intent(IntEnum):
+    """What was begun and must be finished before the log is used."""
+
+    NONE = 0
+    TRUNCATE = 1  # nothing at or past cut_offset may remain
+    RESET = 2  # no segment may remain
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """base: of the first batch held, or of the next one when the log is empty.
+
+    durable_index, durable_offset: last index and exclusive end of a prefix that was synced: damage in it is
+    corruption, and recovery reads only what is past it. Never before the base.
+    epoch: the one that began before the base and holds it: after a trim the log no longer tells of it.
+    """
+
+    log_id: int
+    base_index: int = 0
+    base_offset: int = 0
+    durable_index: int = -1
+    durable_offset: int = 0
+    intent: Intent = Intent.NONE
+    cut_offset: int = 0
+    epoch: Epoch | None = None
+
+
+class ManifestFile:
+    """The manifest on disk; `save` is durable on return."""
+
+    def __init__(self, files: FileSystem, path: str) -> None:
+        self._slots = SlotFile(files, path, MAGIC)
+        self.path = path
+
+    def load(self) -> Manifest | None:
+        """Return the manifest, None when there is none. Raises CorruptFile."""
+        payload = self._slots.load()
+        if payload is None:
+            return None
+        try:
+            return _decode(payload)
+        except ValueError as error:
+            raise CorruptFile(self.path, str(error)) from error
+
+    def save(self, manifest: Manifest) -> None:
+        self._slots.save(_encode(manifest))
+
+
+def _encode(manifest: Manifest) -> bytes:
+    fixed = _PAYLOAD.pack(
+        manifest.log_id,
+        manifest.base_index,
+        manifest.base_offset,
+        manifest.durable_index,
+        manifest.durable_offset,
+        manifest.intent,
+        manifest.cut_offset,
+    )
+    return fixed if manifest.epoch is None else fixed + encode_epochs((manifest.epoch,))
+
+
+def _decode(payload: bytes) -> Manifest:
+    """Invert _encode. Raises ValueError."""
+    if len(payload) < _PAYLOAD.size:
+        raise ValueError("wrong size")
+    log_id, base_index, base_offset, durable_index, durable_offset, intent, cut_offset = _PAYLOAD.unpack_from(
+        payload
+    )
+    epochs = decode_epochs(payload[_PAYLOAD.size :]) if len(payload) > _PAYLOAD.size else []
+    if intent not in tuple(Intent):
+        raise ValueError("unknown intent")
+    if len(epochs) > 1:
+        raise ValueError("more than one epoch")
+    return Manifest(
+        log_id,
+        base_index,
+        base_offset,
+        durable_index,
+        durable_offset,
+        Intent(intent),
+        cut_offset,
+        epochs[0] if epochs else None,
+    )

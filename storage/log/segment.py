@@ -1,0 +1,299 @@
+"""One segment of a log and the index beside it (I/O through the seam only)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from storage.errors import CorruptBatch, CorruptLog, PartialBatch, StorageFull
+from storage.file_system import File, FileSystem, write_durably
+from storage.format.batch import FLAG_CONTROL, Batch, BatchHeader, decode_batch, decode_header
+from storage.format.segment_format import (
+    ENTRY_SIZE_BYTES,
+    DamagedIndex,
+    IndexEntry,
+    SegmentIndex,
+    index_name,
+    segment_name,
+)
+from storage.log.scan import Scan
+
+_HEAD_BYTES: Final = 4096  # a header and the appends section of most batches
+
+
+@dataclass(frozen=True, slots=True)
+class IndexWrite:
+    """Entries that an index file lacks; `write` in any thread."""
+
+    files: FileSystem
+    path: str
+    position: int
+    data: bytes
+    end_offset: int  # of the log, behind the last of these batches
+
+    def write(self) -> None:
+        """Write and sync them, and end the file there; a new name is durable after the folder's sync."""
+        file = self.files.open(self.path, create=True)
+        try:
+            file.pwrite(self.data, self.position)
+            file.truncate(self.position + len(self.data))
+            file.sync()
+        finally:
+            file.close()
+
+
+class Segment:
+    """A file of whole batches. Positions are log offsets; `end_offset` is exclusive.
+
+    start_offset: where its batches begin; past base_offset, where the file begins, when those between were
+    trimmed: nothing is asked of them any more, and their entries (`skipped`) stay only in the index file.
+    `dirty`: written since the last sync. `flushed`: entries that the index file holds already. `mapped`: all
+    batches are durable, and the index is the file's own bytes, which are looked at when they are first
+    needed: start-up opens no sealed segment.
+    """
+
+    def __init__(
+        self, files: FileSystem, folder: str, base_offset: int, log_id: int, start_offset: int = 0
+    ) -> None:
+        self._files = files
+        self._log_id = log_id
+        self.base_offset = base_offset
+        self.start_offset = max(base_offset, start_offset)
+        self.end_offset = self.start_offset
+        self.path = f"{folder}/{segment_name(base_offset)}"
+        self.index_path = f"{folder}/{index_name(base_offset)}"
+        self.mapped = False
+        self.ordered = True  # the order of the index was verified, or it was made here
+        self.dirty = False
+        self.flushed = 0
+        self.skipped = 0
+        self._index: SegmentIndex | None = SegmentIndex()
+        self._file: File | None = None
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._files.open(self.path)
+        return self._file
+
+    @property
+    def index(self) -> SegmentIndex:
+        """Raises CorruptLog when it has to be made anew and the segment is damaged, DiskError."""
+        if self._index is None:
+            self._map_index()
+        assert self._index is not None
+        return self._index
+
+    @property
+    def base_index(self) -> int:
+        return self.entry(0).base_index
+
+    def create(self) -> None:
+        """Make the empty file; its name is durable after the next sync of the folder."""
+        self._file = self._files.open(self.path, create=True)
+
+    def write(self, batches: Sequence[Batch]) -> None:
+        """Write whole batches at the end, not synced. Raises DiskError; then the end is as before."""
+        self.dirty = True
+        self.file.pwrite([batch.data for batch in batches], self.end_offset - self.base_offset)
+        for batch in batches:
+            self.index.append(batch)
+        self.end_offset = batches[-1].next_offset
+
+    def cut(self, end_offset: int) -> None:
+        """Forget, in memory, everything from `end_offset`, a batch boundary past the base, on."""
+        self.verify_order()
+        rows = self.index.rows_until(end_offset)
+        if self.mapped:  # its own bytes from now on: the file will be written
+            self._index = SegmentIndex(self.index.encoded(0, rows))
+            self.mapped = False
+        self.index.cut(rows)
+        self.flush_anew()  # a flush may have been on its way
+        self.end_offset = end_offset
+
+    def flush_anew(self) -> None:
+        """Let the next flush write the whole index file."""
+        self.flushed = self.skipped = 0
+
+    def begin_at(self, start_offset: int) -> None:
+        """Forget, in memory, everything before `start_offset`, a batch boundary."""
+        self.verify_order()
+        dropped = self.index.begin_at(start_offset)
+        self.start_offset = start_offset
+        if dropped <= self.flushed:
+            self.skipped, self.flushed = self.skipped + dropped, self.flushed - dropped
+        else:
+            self.flush_anew()
+
+    def sync(self) -> None:
+        """Make what was written durable; nothing when the segment was closed: it is no longer in the log."""
+        if self._file is not None:
+            self._file.sync()
+
+    def take_unflushed(self) -> IndexWrite | None:
+        """Return what the index file lacks, and count it as written; None when it lacks nothing."""
+        first, self.flushed = self.flushed, self.index.count
+        if first == self.index.count:
+            return None
+        data = self.index.encoded(first, self.index.count)
+        return IndexWrite(
+            self._files, self.index_path, (self.skipped + first) * ENTRY_SIZE_BYTES, data, self.end_offset
+        )
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # --- reading
+
+    def entry_of(self, index: int) -> tuple[int, IndexEntry]:
+        """Return row and entry of the batch that holds `index`, which must be in range. Raises CorruptLog."""
+        self.verify_order()
+        row = self.index.row_of_index(index)
+        entry = self.entry(row)
+        if not entry.base_index <= index <= entry.last_index:  # the order was right when it was verified
+            self.rebuild_index()
+            row = self.index.row_of_index(index)
+            entry = self.entry(row)
+        return row, entry
+
+    def entry(self, row: int) -> IndexEntry:
+        """Return the entry of a row, which must exist. Raises CorruptLog."""
+        try:
+            return self.index.entry(row)
+        except DamagedIndex:
+            self.rebuild_index()
+            return self.index.entry(row)
+
+    def verify_order(self) -> None:
+        """Verify the order of an index that was mapped, once; a wrong one is made anew. Raises CorruptLog."""
+        if not self.ordered:
+            try:
+                self.index.check_order(self.start_offset, self.end_offset)
+                self.ordered = True
+            except DamagedIndex:
+                self.rebuild_index()
+
+    def read_rows(self, first: int, end: int, *, mapped: bool) -> list[Batch]:
+        """Return the batches of rows first..end-1, verified. mapped: views of the file, else copies.
+
+        Raises CorruptLog for damage, DiskError.
+        """
+        entry = self.entry(first)
+        start, index = entry.offset, entry.base_index
+        stop = self.entry(end - 1).next_offset
+        position = start - self.base_offset
+        size = stop - start
+        rest = self.file.view(position, size) if mapped else memoryview(self.file.read(position, size))
+        batches = []
+        offset = start
+        while offset < stop:
+            try:
+                batch = decode_batch(rest, log_id=self._log_id)
+            except CorruptBatch as error:
+                raise CorruptLog(self.path, offset, error.reason) from error
+            if batch.offset != offset or batch.base_index != index:
+                raise CorruptLog(self.path, offset, "a batch of another place")
+            batches.append(batch)
+            rest = rest[batch.size_bytes :]
+            offset, index = batch.next_offset, batch.next_index
+        return batches
+
+    def header_of_row(self, row: int) -> BatchHeader:
+        """Return the header of the batch of a row, verified. Raises CorruptLog, DiskError."""
+        entry = self.entry(row)
+        size = min(_HEAD_BYTES, entry.size)
+        while True:
+            data = memoryview(self.file.read(entry.offset - self.base_offset, size))
+            try:
+                header = decode_header(data, log_id=self._log_id)
+            except PartialBatch as error:
+                if size == entry.size:
+                    raise CorruptLog(self.path, entry.offset, error.reason) from error
+                size = entry.size
+            except CorruptBatch as error:
+                raise CorruptLog(self.path, entry.offset, error.reason) from error
+            else:
+                if header.offset != entry.offset or header.base_index != entry.base_index:
+                    raise CorruptLog(self.path, entry.offset, "a batch of another place")
+                return header
+
+    def batch_of_row(self, row: int, *, mapped: bool = False) -> Batch:
+        return self.read_rows(row, row + 1, mapped=mapped)[0]
+
+    def control_rows(self) -> list[int]:
+        """Return the rows of control batches. Raises CorruptLog."""
+        self.verify_order()
+        return self.index.flagged_rows(FLAG_CONTROL)
+
+    # --- recovery
+
+    def load_index(self, end_offset: int) -> None:
+        """Take the entries up to `end_offset`, a batch boundary, from the index file, or rebuild them."""
+        self.end_offset = end_offset
+        try:
+            index = SegmentIndex(self._index_bytes())
+            index.cut(index.rows_until(end_offset))
+            self.skipped = index.begin_at(self.start_offset)
+            index.check_order(self.start_offset, end_offset)
+            self._index, self.ordered, self.flushed = index, True, index.count
+        except DamagedIndex:
+            self.rebuild_index()
+
+    def seal(self, end_offset: int) -> None:
+        """All is durable up to `end_offset`, the segment's end: use the index file from now on."""
+        self.end_offset = end_offset
+        self._index = None
+        self.mapped = True
+
+    def _map_index(self) -> None:
+        """Use the index file of a sealed segment where it is; only its ends are read now."""
+        try:
+            index = SegmentIndex(self._index_bytes(mapped=True))
+            self.skipped = index.begin_at(self.start_offset)
+            if index.count == 0 or index.entry(0).offset != self.start_offset:
+                raise DamagedIndex("does not begin with the segment")
+            if index.entry(index.count - 1).next_offset != self.end_offset:
+                raise DamagedIndex("does not end with the segment")
+            self._index, self.ordered, self.flushed = index, False, index.count
+        except DamagedIndex:
+            self.rebuild_index()
+
+    def _index_bytes(self, *, mapped: bool = False) -> bytes | memoryview:
+        """Return the index file. Raises DamagedIndex when it is missing or, mapped, not of whole entries."""
+        if not self._files.exists(self.index_path):
+            raise DamagedIndex("missing")
+        if not mapped:
+            return self._files.read(self.index_path)
+        file = self._files.open(self.index_path)
+        try:
+            size = file.size()
+            if size == 0 or size % ENTRY_SIZE_BYTES:
+                raise DamagedIndex("size")
+            return file.view(0, size)
+        finally:
+            file.close()
+
+    def rebuild_index(self) -> None:
+        """Make the index anew from the durable batches up to `end_offset`. Raises CorruptLog."""
+        index, end_offset = SegmentIndex(), self.end_offset
+        scan = Scan(self.file, self.base_offset, self._log_id, self.start_offset)
+        while scan.offset < end_offset:
+            batch = scan.next_batch()
+            if batch is None:
+                raise CorruptLog(self.path, scan.offset, scan.stopped_by)
+            index.append(batch)
+        self._index = index
+        self.ordered = True
+        self.mapped = False
+        self.flushed = self.skipped = 0
+        try:
+            write_durably(self._files, self.index_path, index.encoded(0, index.count))
+            self.flushed = index.count
+        except StorageFull:
+            pass  # written when the durable point moves; until then it is made anew at each start
+
+    def accept(self, batch: Batch) -> None:
+        """Count a batch that stands at the end of what was recovered so far."""
+        self.index.append(batch)
+        self.end_offset = batch.next_offset

@@ -1,0 +1,116 @@
+"""A small value kept twice in one file, so that no single torn write or damaged sector loses it.
+
+Slot k stands at byte k * 4096, little-endian:
+
+    magic 4s | version u16 | zero u16 | sequence u64 | size u32 | payload | CRC32C u32 of all before it
+
+`save` writes the value to both slots, one after the other, each synced: a crash tears at most one, and once
+`save` has returned both hold the value. So the newest valid slot is right, whichever one is damaged. The
+file is made whole (temporary file, sync, rename): one that exists without a valid slot is damage, never news.
+"""
+
+import struct
+from typing import Final
+
+from storage.errors import CorruptFile
+from storage.file_system import Bytes, FileSystem, write_durably
+from storage.format.checksum import crc32c
+
+SLOT_SIZE_BYTES: Final = 4096
+PAYLOAD_MAX_BYTES: Final = 2048
+_VERSION = 1
+_READS = 3  # of a file that may be written meanwhile
+_HEAD = struct.Struct("<4sHHQI")
+_CRC = struct.Struct("<I")
+
+
+def encode_slot(magic: bytes, sequence: int, payload: bytes) -> bytes:
+    """Return the bytes of one slot, padded with zeros to SLOT_SIZE_BYTES."""
+    if len(payload) > PAYLOAD_MAX_BYTES:
+        raise ValueError(f"a slot holds at most {PAYLOAD_MAX_BYTES} bytes")
+    body = _HEAD.pack(magic, _VERSION, 0, sequence, len(payload)) + payload
+    return (body + _CRC.pack(crc32c(body))).ljust(SLOT_SIZE_BYTES, b"\0")
+
+
+def decode_slot(magic: bytes, data: Bytes) -> tuple[int, bytes] | None:
+    """Return (sequence, payload), None for anything that is not a whole, valid slot."""
+    if len(data) < _HEAD.size + _CRC.size:
+        return None
+    found, version, zero, sequence, size = _HEAD.unpack_from(data)
+    end = _HEAD.size + size
+    if found != magic or version != _VERSION or zero:
+        return None
+    if size > PAYLOAD_MAX_BYTES or end + _CRC.size > len(data):
+        return None
+    if _CRC.unpack_from(data, end)[0] != crc32c(bytes(data[:end])):
+        return None
+    return sequence, bytes(data[_HEAD.size : end])
+
+
+def heal_slots(files: FileSystem, path: str, magic: bytes) -> None:
+    """Write a slot that is damaged or old anew from the other one. Raises CorruptFile for two, DiskError.
+
+    May run while the file's owner saves: what the owner has written to this slot it has written, or will
+    write, to the other one too, and the newest valid slot counts.
+    """
+    for _ in range(_READS):
+        data = memoryview(files.read(path))
+        first, second = (decode_slot(magic, data[at : at + SLOT_SIZE_BYTES]) for at in (0, SLOT_SIZE_BYTES))
+        if first == second is not None:
+            return  # and what was different at first was being written
+    newest = max((slot for slot in (first, second) if slot is not None), default=None)
+    if newest is None:
+        raise CorruptFile(path, "neither of its two slots is valid")
+    file = files.open(path)
+    try:
+        file.pwrite(encode_slot(magic, *newest), 0 if newest == second else SLOT_SIZE_BYTES)
+        file.sync()
+    finally:
+        file.close()
+
+
+class SlotFile:
+    """One value in two slots. Not shared between threads."""
+
+    def __init__(self, files: FileSystem, path: str, magic: bytes) -> None:
+        self._files = files
+        self.path = path
+        self._magic = magic
+        self._sequence = 0
+
+    def load(self) -> bytes | None:
+        """Return the newest value, durable by now; None when none was ever saved. Raises CorruptFile."""
+        if not self._files.exists(self.path):
+            return None
+        data = memoryview(self._files.read(self.path))
+        found = [decode_slot(self._magic, data[at : at + SLOT_SIZE_BYTES]) for at in (0, SLOT_SIZE_BYTES)]
+        sequences = [-1 if slot is None else slot[0] for slot in found]
+        newest = found[0] if sequences[0] >= sequences[1] else found[1]
+        if newest is None:
+            raise CorruptFile(self.path, "neither of its two slots is valid")
+        order = (1, 0) if sequences[0] > sequences[1] else (0, 1)
+        self._sequence, payload = newest
+        # A killed process leaves what it wrote in the page cache: durable before it is believed.
+        self._write(encode_slot(self._magic, self._sequence, payload), order)
+        self._files.sync_folder(self.path.rpartition("/")[0])
+        return payload
+
+    def save(self, payload: bytes) -> None:
+        """Make `payload` the value; durable on return. Call `load` once before."""
+        sequence = self._sequence + 1
+        slot = encode_slot(self._magic, sequence, payload)
+        if self._sequence == 0:
+            write_durably(self._files, self.path, slot + slot)
+        else:
+            self._write(slot, (0, 1))
+        self._sequence = sequence
+
+    def _write(self, slot: bytes, order: tuple[int, int]) -> None:
+        """Write both slots, each durable before the other; order: never the only good one first."""
+        file = self._files.open(self.path)
+        try:
+            for k in order:
+                file.pwrite(slot, k * SLOT_SIZE_BYTES)
+                file.sync()
+        finally:
+            file.close()

@@ -1,0 +1,96 @@
+"""Tables that events tell: sync state sets, and what an unclean election took from a copy."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.tables import schemas, transforms
+from spark_jobs.tables.table import SYNC_STATE_SETS, read_table, table_path
+from tests.spark.conftest import endpoints
+from tests.spark.source.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
+from tests.spark.tables.test_transforms import AT
+
+
+def tell_set(replica: FakeReplica, epoch: int, set_epoch: int, *members: str) -> None:
+    data = {"epoch": epoch, "set_epoch": set_epoch, "master": "n1", "members": list(members)}
+    replica.event("sync_state_set", {**data, "confirm_offset": 100 * set_epoch})
+
+
+@pytest.mark.rule("C-04", "A-04")
+def test_sets_and_lost_records_come_from_the_journals_once(
+    spark: SparkSession,
+    replicas: list[FakeReplica],
+    log: FakeLog,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
+
+    def table(name: str) -> list[Row]:
+        return read_table(spark, f"{tmp_path}/default/{name}").collect()
+
+    first, second = replicas
+    tell_set(first, 1, 1, "n1")
+    tell_set(first, 1, 2, "n1", "n2")
+    tell_set(first, 1, 2, "n1", "n2")  # it started again
+    tell_set(first, 2, 3, "n1")
+    lost = [record for record in log.records[48:54] if record["type"] == "data"]
+    second.receipts["2-48-53.arrow"] = lost
+    told = {"after_index": 47, "epoch": 2, "reason": "unclean-election"}
+    second.event("truncate", {**told, "receipt": "receipts/default/2-48-53.arrow"})
+    second.event("truncate", {"from_index": 60, "to_index": 61, "reset": False})
+    second.event("truncate", {**told, "receipt": "receipts/default/gone.arrow"})
+    materialize(config, spark=spark)
+    assert sorted((row["epoch"], row["set_epoch"], row["members"]) for row in table("sync_state_sets")) == [
+        (1, 1, ["n1"]),
+        (1, 2, ["n1", "n2"]),
+        (2, 3, ["n1"]),
+    ]
+    kept = sorted(table("quarantine_truncated"), key=lambda row: row["index"])
+    assert [(row["index"], bytes(row["value"])) for row in kept] == [
+        (record["index"], record["value"]) for record in lost
+    ]
+    assert {(row["node"], row["seq"], row["epoch"]) for row in kept} == {("n2", 0, 2)}
+    assert round(kept[0]["truncated"].timestamp() * 1_000) == FIRST_TIMESTAMP_MS
+    assert "n2 has no receipt receipts/default/gone.arrow any more" in capsys.readouterr().err
+
+    # a table that is new beside an old `events` begins with what that holds
+    path = Path(table_path(tmp_path, "default", SYNC_STATE_SETS))
+    path.rename(tmp_path / "away")
+    tell_set(first, 2, 3, "n1")
+    tell_set(first, 2, 4, "n1", "n2")
+    materialize(config, spark=spark)
+    assert sorted(row["set_epoch"] for row in table("sync_state_sets")) == [1, 2, 3, 4]
+    assert len(table("quarantine_truncated")) == len(lost)
+
+
+def test_epoch_files_that_contradict_the_epochs_are_told(spark: SparkSession) -> None:
+    def epoch(number: int, start: int, end: int | None, leader: str = "n1") -> tuple[object, ...]:
+        return ("default", number, number, leader, start, start * 100, end, None, AT)
+
+    def held(node: str, *epochs: tuple[object, ...]) -> list[tuple[object, ...]]:
+        return [(epoch[0], node, *epoch[1:]) for epoch in epochs]
+
+    known = [epoch(1, 0, 9), epoch(2, 10, 19), epoch(4, 20, None)]
+    files = [
+        *held("behind", epoch(1, 0, 9), epoch(2, 10, None)),
+        *held("trimmed", epoch(2, 10, 19), epoch(4, 20, 29), epoch(5, 30, None)),
+        *held("lacks", epoch(1, 0, 9), epoch(4, 20, None)),
+        *held("moved", epoch(1, 0, 11), epoch(2, 12, 19), epoch(4, 20, None, "n9")),
+        *held("more", epoch(1, 0, 9), epoch(2, 10, 14), epoch(3, 15, 19), epoch(4, 20, None)),
+        *held("stopped", epoch(1, 0, 9), epoch(2, 10, 14), epoch(3, 15, None)),  # 3 was never committed
+        *held("cut off", epoch(1, 0, 11), epoch(5, 12, None)),
+    ]
+    told = transforms.epoch_differences(
+        spark.createDataFrame(known, schemas.EPOCHS), spark.createDataFrame(files, schemas.EPOCH_FILES)
+    )
+    assert {tuple(row) for row in told.collect()} == {
+        ("lacks", 2, "the file lacks it"),
+        ("moved", 1, "it ends elsewhere"),
+        ("moved", 2, "it starts elsewhere"),
+        ("moved", 4, "another leader opened it"),
+        ("more", 2, "it ends elsewhere"),
+        ("more", 3, "`epochs` has no such epoch"),
+    }

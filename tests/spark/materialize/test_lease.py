@@ -1,0 +1,216 @@
+"""The cursor `__entries`: where it stands, and who holds it."""
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.client import CommitlogClient
+from app.tables.catalog import CURSOR
+from spark_jobs.errors import Refused, Unreachable
+from spark_jobs.materialize.lease import Lease, LeasedEntries, LeaseLost
+from spark_jobs.materialize.supervisor import MaterializeFailed
+from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.tables.table import read_table
+from tests.spark.conftest import endpoints
+from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.source.looks import await_true
+
+
+def lease(replicas: list[FakeReplica], log: str = "default") -> Lease:
+    return Lease(CommitlogClient([replica.url for replica in replicas], log=log, give_up_s=0.5))
+
+
+def where(log: FakeLog) -> tuple[int, bool]:
+    return log.cursors[CURSOR]["index"], log.cursors[CURSOR]["fence"]
+
+
+def test_the_job_that_came_last_has_the_cursor(replicas: list[FakeReplica], log: FakeLog) -> None:
+    first, second = lease(replicas), lease(replicas)
+    first.take(0)
+    first.move(40)
+    assert where(log) == (40, True)
+    second.take(30)
+    with pytest.raises(LeaseLost, match="it stands at index 30"):
+        first.move(60)
+    second.move(70)
+    assert where(log) == (70, True)
+    del log.cursors[CURSOR]
+    with pytest.raises(LeaseLost, match="it is gone"):
+        second.move(80)
+
+
+def test_a_move_whose_answer_was_lost_is_known_again(replicas: list[FakeReplica], log: FakeLog) -> None:
+    held = lease(replicas)
+    held.take(0)
+    log.cursors[CURSOR] |= {"index": 40, "version": '"7"'}  # the service did it, nobody heard
+    held.move(40)
+    held.move(50)
+    assert where(log) == (50, True)
+
+
+def test_a_move_that_was_made_after_all_is_known_later(replicas: list[FakeReplica], log: FakeLog) -> None:
+    held = lease(replicas)
+    held.take(0)
+    for replica in replicas:
+        replica.refuse_moves = True
+    with pytest.raises(Unreachable):
+        held.move(40)
+    log.cursors[CURSOR] |= {"index": 40, "version": '"7"'}  # the leader had it, and found its quorum again
+    for replica in replicas:
+        replica.refuse_moves = False
+    held.move(60)
+    held.move(70)
+    assert where(log) == (70, True)
+    log.cursors[CURSOR] |= {"index": 40, "version": '"20"'}
+    with pytest.raises(LeaseLost, match="it stands at index 40"):
+        held.move(80)
+
+
+def test_a_cursor_that_cannot_be_moved_is_told_of(replicas: list[FakeReplica]) -> None:
+    held = lease(replicas)
+    held.take(0)
+    for replica in replicas:
+        replica.refuse_moves = True
+    with pytest.raises(Unreachable, match="no-leader"):
+        held.move(10)
+    with pytest.raises(Refused, match="404"):
+        lease(replicas, "../nothing").take(0)
+
+
+class Table:
+    """Stands for the job that fills `entries`."""
+
+    def __init__(self) -> None:
+        self.next_index = 0
+        self.opened = 0
+
+    def stream(self, checkpoint: Path) -> Any:
+        return None
+
+    def write(self, records: Any, batch_id: int) -> None:
+        self.next_index += 10
+
+    def open(self) -> None:
+        self.opened += 1
+
+
+def leased(replicas: list[FakeReplica], each_s: float) -> LeasedEntries:
+    job = LeasedEntries(cast(Any, Table()), lease(replicas), each_s)
+    job.stream(Path())
+    return job
+
+
+def write(job: LeasedEntries, times: int) -> None:
+    for number in range(times):
+        job.write(cast(Any, None), number)
+
+
+def test_a_steady_stream_moves_the_cursor_seldom(replicas: list[FakeReplica], log: FakeLog) -> None:
+    """The first commit moves it at once, the next ones together when their time comes."""
+    job = leased(replicas, each_s=0.5)
+    write(job, 1)
+    assert where(log) == (10, True)
+    version = log.cursors[CURSOR]["version"]
+    write(job, 20)
+    assert where(log) == (10, True)
+    await_true(lambda: where(log) == (210, True))
+    assert int(log.cursors[CURSOR]["version"].strip('"')) == int(version.strip('"')) + 1
+    write(job, 1)
+    job.finish()
+    assert where(log) == (220, True)
+
+
+def test_a_job_that_lost_the_cursor_learns_it_without_another_commit(
+    replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    job = leased(replicas, each_s=0.3)
+    write(job, 1)
+    lease(replicas).take(30)
+    write(job, 1)
+
+    def found() -> bool:
+        try:
+            job.check()
+        except LeaseLost:
+            return True
+        return False
+
+    await_true(found)
+    with pytest.raises(LeaseLost, match="index 30"):
+        write(job, 1)
+    assert where(log) == (30, True)
+
+
+def test_a_move_that_the_log_cannot_take_is_made_later(replicas: list[FakeReplica], log: FakeLog) -> None:
+    job = leased(replicas, each_s=0.0)
+    for replica in replicas:
+        replica.refuse_moves = True
+    write(job, 1)
+    assert where(log) == (0, True)
+    for replica in replicas:
+        replica.refuse_moves = False
+    await_true(lambda: where(log) == (10, True))
+
+
+def test_the_cursor_follows_the_table(
+    spark: SparkSession, replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    """And it stays when the job is gone, or the log could be trimmed meanwhile."""
+    tables = tmp_path / "tables"
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tables, available_now=True)
+    materialize(config, spark=spark)
+    assert where(log) == (102, True)
+    log.open_term(3, "n1")  # a control record is no news for the table
+    told = materialize(config, spark=spark).logs["default"]
+    assert where(log)[1]
+    assert told.lag_records == 0
+    log.append_many(5)
+    stop = threading.Event()
+    following = MaterializeConfig(endpoint=config.endpoint, tables=tables, trigger="200 milliseconds")
+    failures: list[Exception] = []
+
+    def follow() -> None:
+        try:
+            materialize(following, spark=spark, stop=stop)
+        except MaterializeFailed as error:
+            failures.append(error)
+
+    job = threading.Thread(target=follow)
+    job.start()
+    try:
+        await_true(lambda: where(log) == (108, True))
+        other = lease(replicas)
+        other.take(108)
+        log.append_many(5)
+        await_true(lambda: bool(failures))
+    finally:
+        stop.set()
+        job.join()
+    assert "another job has taken over its table" in str(failures[0])
+    assert where(log) == (108, True)
+    assert read_table(spark, f"{tables}/default/entries").count() in (105, 110)
+
+
+def test_a_cursor_that_went_with_the_logs_end_is_no_other_job(
+    spark: SparkSession,
+    replicas: list[FakeReplica],
+    log: FakeLog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An unclean election between a commit of the table and the move of the cursor takes both."""
+    whole = Lease.move
+
+    def move(held: Lease, index: int) -> None:
+        log.cursors.clear()
+        del log.records[60:]
+        whole(held, index)
+
+    monkeypatch.setattr(Lease, "move", move)
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
+    with pytest.raises(MaterializeFailed, match="it ends before index 60, and was read up to 101"):
+        materialize(config, spark=spark)
+    assert read_table(spark, f"{tmp_path}/default/entries").count() == 100

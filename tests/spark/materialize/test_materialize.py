@@ -1,0 +1,288 @@
+"""The whole job: every table from one log, its progress, its end."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from app.tables.delta_log import DeltaLog
+from spark_jobs.errors import LogClash
+from spark_jobs.materialize.epochs import (
+    Epoch,
+    EpochClash,
+    EpochsJob,
+    agree,
+    committed_epochs,
+    knowledge,
+    news_of,
+)
+from spark_jobs.materialize.supervisor import owner, reason_of, remove_dead_checkpoints
+from spark_jobs.run import MaterializeConfig, materialize, parse_arguments
+from spark_jobs.source.client import LogClient
+from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.table import (
+    ENTRIES,
+    EPOCHS,
+    EVENTS,
+    TABLES,
+    TableClash,
+    identifier,
+    read_table,
+    table_properties,
+)
+from tests.spark.conftest import endpoints
+from tests.spark.source.log_server import FIRST_TIMESTAMP_MS, FakeLog, FakeReplica
+from tests.support.cluster import Cluster
+
+
+def watermarks_event(replica: FakeReplica, committed: int, peers: dict[str, int]) -> None:
+    replica.event(
+        "watermarks",
+        {"role": "leader", "begin_index": 0, "end_index": 101, "committed_index": committed, "peers": peers},
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path, replicas: list[FakeReplica]) -> MaterializeConfig:
+    return MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path / "tables", available_now=True)
+
+
+@pytest.fixture(scope="module")
+def made(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[MaterializeConfig, FakeLog]]:
+    """The tables of a log that still runs."""
+    log = FakeLog()
+    log.open_term(1, "n1")
+    log.append_many(50)
+    replica = FakeReplica(log, "n1")
+    replica.peers = [replica]
+    replica.start()
+    tables = tmp_path_factory.mktemp("made") / "tables"
+    config = MaterializeConfig(endpoint=replica.url, tables=tables, available_now=True)
+    materialize(config, spark=spark)
+    yield config, log
+    replica.stop()
+
+
+@pytest.mark.rule("D-22")
+def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
+    spark: SparkSession,
+    config: MaterializeConfig,
+    replicas: list[FakeReplica],
+    log: FakeLog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = EpochsJob._tell
+
+    def fails_once(job: EpochsJob, agreed: Sequence[Epoch]) -> None:
+        monkeypatch.setattr(EpochsJob, "_tell", whole)
+        raise PySparkException("the disk was away")
+
+    monkeypatch.setattr(EpochsJob, "_tell", fails_once)
+    first, second = replicas
+    first.event("start", {"version": "1"})
+    watermarks_event(second, 90, {"n1": 90, "n2": 95})
+    second.event("watermarks", {"role": "follower", "committed_index": 90, "peers": {}})
+    progress = materialize(config, spark=spark)
+    assert progress.state == "done"
+    assert "epochs: the disk was away; trying again" in capsys.readouterr().err
+    told = progress.logs["default"]
+    assert (told.entries_rows, told.materialized_index, told.lag_records, told.epochs_rows) == (
+        100,
+        101,
+        0,
+        2,
+    )
+
+    log.open_term(3, "n1")
+    log.append_many(5)
+    watermarks_event(first, 106, {"n1": 107, "n2": 106})
+    first.stop()  # its journal is caught up another time, its epoch file stays as it was
+    told = materialize(config, spark=spark).logs["default"]
+    assert (told.entries_rows, told.events_rows, told.watermarks_rows, told.epochs_rows) == (105, 3, 2, 3)
+    first.start(first.port)
+    told = materialize(config, spark=spark).logs["default"]
+    assert (told.entries_rows, told.events_rows, told.watermarks_rows) == (105, 4, 4)
+
+    def rows(table: str, *columns: str) -> list[tuple[object, ...]]:
+        frame = read_table(spark, f"{config.tables}/default/{table}").select(*columns)
+        return sorted(tuple(row) for row in frame.collect())
+
+    assert rows("watermarks", "term", "peer", "node", "seq", "watermark", "committed_index") == [
+        (2, "n1", "n2", 0, 90, 90),
+        (2, "n2", "n2", 0, 95, 90),
+        (3, "n1", "n1", 1, 107, 106),
+        (3, "n2", "n1", 1, 106, 106),
+    ]
+    assert rows("epochs", "epoch", "leader", "start_index", "end_index", "end_offset") == [
+        (1, "n1", 0, 50, 5_100),
+        (2, "n2", 51, 101, 10_200),
+        (3, "n1", 102, None, None),
+    ]
+    assert [row[:2] for row in rows("epoch_files", "node", "epoch")] == [
+        (node, epoch) for node in ("n1", "n2") for epoch in (1, 2, 3)
+    ]
+    first.peers = [first]  # the other has left the cluster
+    materialize(config, spark=spark)
+    assert {node for (node,) in rows("epoch_files", "node")} == {"n1"}
+    started = read_table(spark, f"{config.tables}/default/epochs").where("epoch = 2").collect()[0]["started"]
+    assert round(started.timestamp() * 1_000) == FIRST_TIMESTAMP_MS + 51
+
+
+def test_tables_that_spark_alone_can_read_are_gone_on_with(
+    spark: SparkSession, config: MaterializeConfig, replicas: list[FakeReplica], log: FakeLog
+) -> None:
+    """A job looks into plain tables itself: to ask Spark, just started, takes it seconds."""
+    watermarks_event(replicas[0], 101, {"n1": 101})
+    materialize(config, spark=spark)
+    for table in (ENTRIES, EVENTS, EPOCHS):
+        path = f"{config.tables}/default/{table.name}"
+        assert read_plain(path, table.schema, table.schema.names) is not None
+        vectors = "'delta.enableDeletionVectors' = 'true'"
+        spark.sql(f"ALTER TABLE {identifier(path)} SET TBLPROPERTIES ({vectors})")
+        assert read_plain(path, table.schema, table.schema.names) is None
+    log.append_many(5)
+    watermarks_event(replicas[0], 106, {"n1": 106})
+    told = materialize(config, spark=spark).logs["default"]
+    assert (told.entries_rows, told.events_rows, told.watermarks_rows, told.epochs_rows) == (105, 2, 2, 2)
+
+
+def test_the_tables_are_laid_out_as_they_are_documented(
+    spark: SparkSession, made: tuple[MaterializeConfig, FakeLog]
+) -> None:
+    config, _ = made
+    readme = (Path(__file__).parents[3] / "spark_jobs" / "README.md").read_text()
+    for table in TABLES:
+        path = f"{config.tables}/default/{table.name}"
+        assert set(table.columns) == set(table.schema.fieldNames())
+        described = spark.sql(f"DESCRIBE TABLE delta.`{path}`").collect()
+        comments = {row["col_name"]: row["comment"] for row in described}
+        for name, meaning in table.columns.items():
+            assert comments[name] == meaning
+            assert f"| `{name}` |" in readme.split(f"## `{table.name}`")[1].split("\n## ")[0]
+        detail = spark.sql(f"DESCRIBE DETAIL delta.`{path}`").collect()[0]
+        assert tuple(detail["clusteringColumns"]) == table.cluster_by
+    properties = table_properties(spark, f"{config.tables}/default/entries")
+    assert "value" not in properties["delta.dataSkippingStatsColumns"].split(",")
+
+
+def test_a_table_of_another_cluster_is_not_written_to(
+    spark: SparkSession, made: tuple[MaterializeConfig, FakeLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, log = made
+    monkeypatch.setattr(log, "cluster", "elsewhere")
+    with pytest.raises(LogClash, match="another cluster"):
+        materialize(config, spark=spark)
+    assert json.loads((config.tables / "progress.json").read_text())["state"] == "failed"
+
+
+def test_many_logs_in_one_job(spark: SparkSession, service: Cluster, tmp_path: Path) -> None:
+    for number, log in enumerate(("many-a", "many-b"), 1):
+        assert service.append("n1", *("v" for _ in range(number)), log=log).status_code == 200
+    config = MaterializeConfig(
+        endpoint=service.url("n1"), tables=tmp_path, logs=("many-*",), available_now=True
+    )
+    progress = materialize(config, spark=spark)
+    assert {name: log.entries_rows for name, log in progress.logs.items()} == {"many-a": 1, "many-b": 2}
+    for name in progress.logs:
+        rows = read_table(spark, f"{tmp_path}/{name}/entries")
+        assert [row[0] for row in rows.select("log").distinct().collect()] == [name]
+
+
+def test_arguments_become_a_configuration() -> None:
+    given = ["--endpoint", "http://127.0.0.1:1", "--tables", "t", "--log", "a", "--log", "b,c-*"]
+    config = parse_arguments([*given, "--give-up-s", "3"])
+    assert (config.logs, config.trigger, config.give_up_s, config.checkpoints_folder) == (
+        ("a", "b", "c-*"),
+        "1 second",
+        3.0,
+        Path("t/_checkpoints").resolve(),
+    )
+
+
+def test_scratch_of_dead_drivers_is_removed_and_of_living_ones_kept(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    host = owner().rsplit("-", 1)[0]
+    for name in (f"entries-{host}-{dead.pid}-1", f"entries-{owner()}-2", "entries-elsewhere-1-1"):
+        (tmp_path / name).mkdir()
+    remove_dead_checkpoints(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [f"entries-{owner()}-2", "entries-elsewhere-1-1"]
+    )
+
+
+def test_the_reason_of_a_failure_is_found_in_sparks_pages_of_text() -> None:
+    text = (
+        "[STREAM_FAILED] failed\nTraceback:\n File x\nspark_jobs.errors.LogClash: log 'a' is not the log\n at"
+    )
+    assert reason_of(RuntimeError(text)) == "log 'a' is not the log"
+    assert reason_of(OSError("no such file")) == "no such file"
+
+
+def epoch(number: int, start_index: int) -> dict[str, object]:
+    return {"epoch": number, "start_index": start_index, "start_offset": start_index * 100, "end_index": None}
+
+
+def test_an_epoch_counts_when_its_first_record_is_committed_and_ends_with_the_next_that_counts() -> None:
+    file = [epoch(1, 0), epoch(3, 10), epoch(4, 20)]
+    assert committed_epochs(file, -1) == []
+    assert [(e["epoch"], e["end_index"], e["end_offset"]) for e in committed_epochs(file, 19)] == [
+        (1, 9, 1_000),
+        (3, None, None),
+    ]
+    assert [e["end_index"] for e in committed_epochs(file, 20)] == [9, 19, None]
+
+
+def test_nodes_that_disagree_on_a_committed_epoch_are_reported() -> None:
+    longest = [epoch(1, 0), epoch(2, 10), epoch(4, 20)]
+    assert agree("default", [longest[:1], longest, [], longest[1:]]) == longest
+    assert agree("default", []) == []
+    with pytest.raises(EpochClash, match="disagree on committed epoch 2"):
+        agree("default", [longest, [epoch(1, 0), epoch(2, 12)]])
+    with pytest.raises(EpochClash, match="disagree on committed epoch 3"):
+        agree("default", [longest, [epoch(1, 0), epoch(3, 12)]])
+
+
+def test_epochs_that_the_nodes_have_trimmed_stay_and_later_ones_come() -> None:
+    first, second, third = {**epoch(1, 0), "end_index": 9}, epoch(2, 10), epoch(4, 20)
+    ended = {**second, "end_index": 19}
+    assert agree("default", [[third], [first, second]]) == [first, third]
+    assert agree("default", [[third], [ended, third]]) == [ended, third]
+    assert news_of([third], []) == {4: third}
+    assert news_of([ended, third], [first, second]) == {2: ended, 4: third}
+    assert news_of([second], [first, ended]) == {}
+    assert news_of([first, second], [first, second]) == {}
+    assert knowledge([first, second]) < knowledge([first, ended]) < knowledge([first, ended, third])
+
+
+def test_a_job_that_slept_writes_no_epochs_over_newer_ones(
+    spark: SparkSession, tmp_path: Path, log: FakeLog, replicas: list[FakeReplica]
+) -> None:
+    """And a table that rows were taken from is a matter for a person, as with `entries`."""
+    paths = [str(tmp_path / name) for name in ("epochs", "files")]
+    client = LogClient([replica.url for replica in replicas], "default")
+    slept, awake = (EpochsJob(spark, client, *paths) for _ in range(2))
+    slept.open()
+    awake.open()
+    awake.refresh()
+    before = DeltaLog(paths[0]).versions().stop
+    slept.refresh()
+    assert (slept.committed, DeltaLog(paths[0]).versions().stop) == (awake.committed, before)
+    log.open_term(3, "n1")
+    slept.refresh()
+    awake.refresh()
+    rows = read_table(spark, paths[0]).select("epoch", "end_index").sort("epoch").collect()
+    assert [tuple(row) for row in rows] == [(1, 50), (2, 101), (3, None)]
+    spark.sql(f"DELETE FROM {identifier(paths[0])} WHERE epoch > 1")
+    late = EpochsJob(spark, client, *paths)
+    late.open()
+    with pytest.raises(TableClash, match="epochs refuses what the nodes tell"):
+        late.refresh()

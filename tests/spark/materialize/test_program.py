@@ -1,0 +1,48 @@
+"""`python -m spark_jobs.run`: what it tells, and how it ends."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jobs.run import MaterializeConfig
+from tests.spark.conftest import endpoints
+from tests.spark.session.standalone import write_conf
+from tests.spark.source.log_server import FakeReplica
+from tests.support.cluster import eventually
+
+
+@pytest.fixture
+def config(tmp_path: Path, replicas: list[FakeReplica]) -> MaterializeConfig:
+    return MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path / "tables")
+
+
+def test_the_program_follows_the_log_and_ends_cleanly_on_sigterm(
+    config: MaterializeConfig, tmp_path: Path
+) -> None:
+    conf = write_conf(tmp_path / "spark.toml")
+    command = [sys.executable, "-m", "spark_jobs.run", "--conf", str(conf), "--endpoint", config.endpoint]
+    command += ["--tables", str(config.tables), "--trigger", "200 milliseconds"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "100 entries" in line)
+        batch = eventually(lambda: last_batch(config), what="the micro-batch", timeout_s=60)
+        process.send_signal(signal.SIGTERM)
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert line.startswith("running: default: 100 entries through index 101, lag 0")
+    assert out.splitlines()[-1].startswith("stopped: default: 100 entries")
+    assert errors == ""
+    assert batch["records"] == 100
+    assert batch["duration_ms"]["triggerExecution"] >= batch["duration_ms"]["addBatch"] > 0
+    assert not list((config.tables / "_checkpoints" / "default").iterdir())
+
+
+def last_batch(config: MaterializeConfig) -> dict[str, Any] | None:
+    document = json.loads(config.progress_file.read_text())
+    found: dict[str, Any] | None = document["logs"]["default"]["last_batch"]
+    return found

@@ -1,0 +1,60 @@
+"""What a job does when its query fails: without Spark."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame
+
+from app.errors import ConfigError
+from spark_jobs.errors import OptionError, Refused, Unreachable
+from spark_jobs.materialize import supervisor
+from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor
+from spark_jobs.run import exit_code
+
+
+class Failing:
+    """A job whose query never starts."""
+
+    name = "entries"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def stream(self, checkpoint: Path) -> DataFrame:
+        raise self.error
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        raise AssertionError("nothing was read")
+
+
+def test_who_follows_a_log_waits_out_an_outage_and_gives_up_on_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FAILURE_PAUSE_S", 0.0)
+    following = Supervisor(Failing(Unreachable("no replica")), tmp_path, "1 second")
+    for _ in range(4 * MAX_FAILURES):
+        following.look()
+    assert following.starts == 4 * MAX_FAILURES
+    for error, trigger, starts in (
+        (Unreachable("no replica"), None, 1),
+        (OSError("full"), "1 second", MAX_FAILURES + 1),
+    ):
+        ending = Supervisor(Failing(error), tmp_path, trigger)
+        for _ in range(starts - 1):
+            ending.look()
+        with pytest.raises(MaterializeFailed, match=str(error)):
+            ending.look()
+        assert ending.starts == starts
+
+
+def test_the_exit_code_says_whose_fault_it_was() -> None:
+    def failed(cause: Exception) -> MaterializeFailed:
+        error = MaterializeFailed("entries: …")
+        error.__cause__ = cause
+        return error
+
+    assert exit_code(ConfigError("no table")) == exit_code(OptionError("endpoint")) == 2
+    assert exit_code(Refused(404, "log-not-found", "no log")) == 4
+    assert exit_code(Unreachable("nobody")) == exit_code(failed(Unreachable("nobody"))) == 5
+    assert exit_code(failed(RuntimeError("spark_jobs.errors.Unreachable: nobody"))) == 5
+    assert exit_code(Refused(403, "forbidden", "not yours")) == exit_code(failed(OSError("full"))) == 1

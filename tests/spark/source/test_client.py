@@ -1,0 +1,107 @@
+"""The reads of a log over HTTP: failures of one replica are survived, lies and losses are told."""
+
+import socket
+from dataclasses import replace
+
+import pytest
+
+from spark_jobs.errors import LogClash, Refused, ShortRead, Trimmed, Unreachable
+from spark_jobs.source.client import LogClient, Node
+from tests.spark.source.log_server import FakeLog, FakeReplica
+
+
+def client_of(replicas: list[FakeReplica], give_up_s: float = 0.3) -> LogClient:
+    return LogClient([replica.url for replica in replicas], "default", give_up_s=give_up_s)
+
+
+def indexes(client: LogClient, first: int, until: int) -> list[int]:
+    return [index for table in client.read(first, until) for index in table["index"].to_pylist()]
+
+
+def test_reads_every_index_once_control_records_included(replicas: list[FakeReplica]) -> None:
+    assert indexes(client_of(replicas), 0, 102) == [*range(102)]
+    assert indexes(client_of(replicas), 50, 53) == [50, 51, 52]
+    assert indexes(client_of(replicas), 5, 5) == []
+
+
+def test_goes_on_at_another_replica_when_one_is_gone(replicas: list[FakeReplica]) -> None:
+    replicas[0].stop()
+    client = client_of(replicas)
+    assert indexes(client, 0, 102) == [*range(102)]
+    assert client.tail(confirmed=True).next_index == 102
+
+
+def test_passes_over_a_replica_that_is_behind(replicas: list[FakeReplica]) -> None:
+    replicas[0].committed_index = 10
+    assert indexes(client_of(replicas), 0, 102) == [*range(102)]
+
+
+def test_asks_again_when_an_answer_is_cut(replicas: list[FakeReplica]) -> None:
+    replicas[0].cut_answers = 1
+    assert indexes(client_of(replicas), 0, 102) == [*range(102)]
+
+
+def test_a_short_read_is_never_passed_on(replicas: list[FakeReplica]) -> None:
+    replicas[0].drop_record = 60
+    assert indexes(client_of(replicas), 0, 102) == [*range(102)]
+    replicas[1].drop_record = 60
+    with pytest.raises(ShortRead, match="61 came where 60 was due"):
+        indexes(client_of(replicas), 0, 102)
+
+
+def test_tells_the_tail_without_a_leader_but_does_not_confirm_it(replicas: list[FakeReplica]) -> None:
+    for replica, committed_index in zip(replicas, (80, 90), strict=True):
+        replica.has_leader = False
+        replica.committed_index = committed_index
+    tail = client_of(replicas).tail(confirmed=False)
+    assert (tail.next_index, tail.confirmed) == (91, False)
+    with pytest.raises(Unreachable, match=r"no replica could answer .* majority"):
+        client_of(replicas).tail(confirmed=True)
+
+
+def test_trimmed_names_the_begin_and_the_remedy(replicas: list[FakeReplica], log: FakeLog) -> None:
+    log.begin_index = 20
+    client = client_of(replicas)
+    with pytest.raises(Trimmed, match=r"begins at index 20.*failOnDataLoss") as raised:
+        indexes(client, 10, 30)
+    assert raised.value.begin_index == 20
+    assert client.place(19) is None
+    place = client.place(20)
+    assert place is not None
+    assert (place.term, place.offset) == (1, 2_000)
+
+
+def test_what_one_replica_has_trimmed_comes_from_another(replicas: list[FakeReplica], log: FakeLog) -> None:
+    replicas[0].log = replace(log, begin_index=20)
+    assert indexes(client_of(replicas), 10, 30) == list(range(10, 30))
+
+
+def test_an_index_that_no_replica_has_is_not_waited_for_without_end(replicas: list[FakeReplica]) -> None:
+    with pytest.raises(Unreachable, match="not-yet-replicated"):
+        indexes(client_of(replicas), 100, 200)
+
+
+def test_a_refusal_is_not_repeated(replicas: list[FakeReplica]) -> None:
+    with pytest.raises(Refused, match="404"):
+        LogClient([replicas[0].url], "default").events(Node("n1", f"{replicas[0].url}/elsewhere", True), 0)
+
+
+def test_a_server_that_hangs_up_is_unreachable_in_the_end() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(Unreachable, match="Is the cluster up"):
+        LogClient([url], "default", give_up_s=0.2).log_id()
+
+
+def test_finds_the_first_data_record(replicas: list[FakeReplica]) -> None:
+    client = client_of(replicas)
+    assert client.first_data_index(0, 102) == 1
+    assert client.first_data_index(51, 52) is None
+    assert client.first_data_index(51, 60) == 52
+    assert client.first_data_index(60, 60) is None
+
+
+def test_an_index_out_of_range_is_a_clash() -> None:
+    error = LogClash("default", "it ends")
+    assert "another cluster" in str(error)

@@ -1,0 +1,115 @@
+"""The store of commits on a local file system: one version, one commit, whoever was stopped when."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from tests.spark.source.looks import await_true
+
+TAKEN = "FileAlreadyExistsException"
+
+
+class Store:
+    """LinkLogStore. lines: a file, or a pipe, of the commit's lines."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.jvm: Any = spark._jvm
+        self.configuration = spark.sparkContext._jsc.hadoopConfiguration()
+        self.store = self.jvm.commitlog.LinkLogStore(self.configuration)
+
+    def write(self, commit: Path, lines: Path, *, overwrite: bool = False) -> None:
+        reader = self.jvm.java.io.BufferedReader(self.jvm.java.io.FileReader(str(lines)))
+        path = self.jvm.org.apache.hadoop.fs.Path(f"file:{commit}")
+        try:
+            self.store.write(path, reader.lines().iterator(), overwrite, self.configuration)
+        finally:
+            reader.close()
+
+
+@pytest.fixture
+def store(spark: SparkSession) -> Store:
+    return Store(spark)
+
+
+@pytest.fixture
+def commit(tmp_path: Path) -> Path:
+    """The name of one, in a folder that has a blank in its name and nothing in it."""
+    folder = tmp_path / "delta log"
+    folder.mkdir()
+    return folder / "00000000000000000007.json"
+
+
+def names(commit: Path) -> list[str]:
+    return [path.name for path in commit.parent.iterdir()]
+
+
+def test_a_commit_is_written_whole_and_never_over_another(store: Store, commit: Path, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.write_text('{"é": 1}\n{"b": 2}\n')
+    theirs.write_text("theirs\n")
+    store.write(commit, ours)
+    with pytest.raises(Py4JJavaError, match=TAKEN):
+        store.write(commit, theirs)
+    assert commit.read_text() == ours.read_text()
+    assert names(commit) == [commit.name]
+    note = commit.with_name("_last_checkpoint")
+    for lines in (ours, theirs):
+        store.write(note, lines, overwrite=True)
+        assert note.read_text() == lines.read_text()
+
+
+def test_who_was_stopped_in_mid_commit_finds_the_version_taken(
+    store: Store, commit: Path, tmp_path: Path
+) -> None:
+    pipe, theirs = tmp_path / "pipe", tmp_path / "theirs"
+    os.mkfifo(pipe)
+    theirs.write_text("theirs\n")
+    with ThreadPoolExecutor() as pool:
+        stopped = pool.submit(store.write, commit, pipe)
+        with pipe.open("w") as lines:
+            lines.write("ours\n")
+            lines.flush()
+            await_true(lambda: len(names(commit)) == 1)  # its file, of another name
+            assert not commit.exists()
+            store.write(commit, theirs)
+        with pytest.raises(Py4JJavaError, match=TAKEN):
+            stopped.result()
+    assert commit.read_text() == "theirs\n"
+    assert names(commit) == [commit.name]
+
+
+def test_of_writers_that_race_one_has_each_version(store: Store, commit: Path, tmp_path: Path) -> None:
+    writers = [tmp_path / name for name in ("a", "b", "c")]
+    for writer in writers:
+        writer.write_text(f"{writer.name}\n")
+
+    def won(lines: Path, name: Path) -> bool:
+        try:
+            store.write(name, lines)
+        except Py4JJavaError as error:
+            if TAKEN not in str(error):
+                raise
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        for version in range(50):
+            name = commit.with_name(f"{version:020}.json")
+            first = list(pool.map(won, writers, [name] * len(writers)))
+            assert [writers[place].read_text() for place, one in enumerate(first) if one] == [
+                name.read_text()
+            ]
+    assert len(names(commit)) == 50
+
+
+def test_delta_commits_by_it(spark: SparkSession, tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    spark.range(1).write.format("delta").save(table)
+    log: Any = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, table)  # type: ignore[union-attr]
+    used = log.store().getDelegate(log.logPath()).logStoreImpl()
+    assert used.getClass().getName() == "commitlog.LinkLogStore"

@@ -1,0 +1,70 @@
+"""A table is made once, whole, whoever was killed while it was made."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.errors import ConfigError
+from spark_jobs.tables import table as tables
+from spark_jobs.tables.table import EPOCHS, create_table, identifier, read_table, table_properties
+
+
+def half_made(path: Path) -> Path:
+    """What Delta leaves when it is killed before its first commit has a name."""
+    log = path / "_delta_log"
+    log.mkdir(parents=True)
+    (log / ".00000000000000000000.json.0b1c.tmp").write_text("{}\n")
+    return log
+
+
+def test_a_table_that_is_there_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "epochs")
+    assert create_table(spark, path, EPOCHS, {"commitlog.logId": "one"})
+    spark.sql(f"INSERT INTO {identifier(path)} (log, epoch) VALUES ('default', 1)")
+    assert not create_table(spark, path, EPOCHS, {"commitlog.logId": "two"})
+    assert table_properties(spark, path)["commitlog.logId"] == "one"
+    assert read_table(spark, path).count() == 1
+
+
+def test_a_table_whose_maker_was_killed_is_made_anew(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "MADE_WITHIN_S", 1.0)
+    path = tmp_path / "epochs"
+    half_made(path)
+    assert create_table(spark, str(path), EPOCHS)
+    detail = spark.sql(f"DESCRIBE DETAIL {identifier(str(path))}").collect()[0]
+    assert tuple(detail["clusteringColumns"]) == EPOCHS.cluster_by
+
+
+def test_a_commit_that_came_meanwhile_stays(tmp_path: Path) -> None:
+    log = half_made(tmp_path / "epochs")
+    commit = log / f"{0:020d}.json"
+    commit.write_text("{}\n")
+    tables._clear(log)
+    assert [path for path in log.iterdir() if path.suffix == ".json"] == [commit]
+
+
+def test_where_only_spark_can_clear_up_a_person_is_told(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "MADE_WITHIN_S", 0.0)
+    log = half_made(tmp_path / "epochs")
+    with pytest.raises(ConfigError, match=r"was killed before it was whole. Delete file://.*/_delta_log"):
+        create_table(spark, f"file://{tmp_path}/epochs", EPOCHS)
+    assert log.is_dir()
+
+
+def test_a_maker_that_lives_is_not_disturbed(spark: SparkSession, tmp_path: Path) -> None:
+    """It commits while another looks."""
+    path, other = tmp_path / "epochs", tmp_path / "other"
+    assert create_table(spark, str(other), EPOCHS, {"commitlog.logId": "theirs"})
+    log = half_made(path)
+    commit = (other / "_delta_log" / f"{0:020d}.json").rename
+    maker = threading.Timer(0.5, commit, [log / f"{0:020d}.json"])
+    maker.start()
+    assert not create_table(spark, str(path), EPOCHS)
+    maker.join()
+    assert table_properties(spark, str(path))["commitlog.logId"] == "theirs"

@@ -1,0 +1,69 @@
+"""Compaction and clean-up beside a running stream."""
+
+import json
+import threading
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.materialize.progress import Progress
+from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.tables.snapshot import read_snapshot
+from spark_jobs.tables.table import TABLES, identifier, read_table
+from spark_jobs.tables.transforms import index_check
+from spark_jobs.upkeep import keep_all_up, keep_up
+from tests.spark.conftest import endpoints
+from tests.spark.source.log_server import FakeLog, FakeReplica
+from tests.spark.source.looks import await_materialized, await_true
+
+
+def test_tables_are_compacted_while_the_stream_goes_on(
+    spark: SparkSession, replicas: list[FakeReplica], log: FakeLog, tmp_path: Path
+) -> None:
+    config = MaterializeConfig(
+        endpoint=endpoints(replicas),
+        tables=tmp_path,
+        trigger="300 milliseconds",
+        events_trigger="1 minute",
+    )
+    path = f"{tmp_path}/default/entries"
+    stop = threading.Event()
+    ended: list[Progress] = []
+    job = threading.Thread(target=lambda: ended.append(materialize(config, spark=spark, stop=stop)))
+    job.start()
+    removed = 0
+    try:
+        await_materialized(tmp_path, log.next_index - 1)
+        for term in (3, 4):
+            log.open_term(term, "n1")  # `epochs` is written while it is compacted
+            log.append_many(5)
+            await_materialized(tmp_path, log.next_index - 1)
+            log.append_many(5)
+            if term == 3:
+                kept = [keep_up(spark, path), keep_up(spark, f"{tmp_path}/default/epochs")]
+            else:
+                kept = keep_all_up(spark, tmp_path, ["default"])
+                assert len(kept) == len(TABLES)
+            removed += sum(each.files_removed for each in kept if each.path == path)
+        await_materialized(tmp_path, log.next_index - 1)
+        progress = tmp_path / "progress.json"
+        await_true(lambda: json.loads(progress.read_text())["logs"]["default"]["epochs_rows"] == 4)
+    finally:
+        stop.set()
+        job.join()
+    assert ended[0].state == "stopped"
+    assert ended[0].logs["default"].restarts == 0
+    assert removed >= 4
+    found = index_check(read_table(spark, path)).collect()[0]
+    assert (found["rows"], found["doubles"], found["last"]) == (120, 0, log.next_index - 1)
+    epochs = read_table(spark, f"{tmp_path}/default/epochs").orderBy("epoch").collect()
+    assert [row["epoch"] for row in epochs] == [1, 2, 3, 4]
+
+    before = len(list(Path(path).rglob("*.parquet")))
+    retention = "'delta.deletedFileRetentionDuration' = 'interval 0 seconds'"
+    spark.sql(f"ALTER TABLE {identifier(path)} SET TBLPROPERTIES ({retention})")
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    keep_up(spark, path)
+    spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+    assert len(list(Path(path).rglob("part-*.parquet"))) == len(read_snapshot(path).files) < before
+    assert read_table(spark, path).count() == 120

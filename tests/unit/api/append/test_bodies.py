@@ -1,0 +1,298 @@
+"""Bodies of an append: what a client writes is what is stored, in every type; what is wrong is refused."""
+
+import base64
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.append.bodies import media_type_of, read_append
+from app.api.append.call import AppendCall
+from app.api.append.json_bodies import compact_json
+from app.api.append.parameters import AppendParameters, parse_append_query, parse_idempotency_key
+from app.api.http.compression import unpack
+from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaType
+from app.log.contract import Acks, AppendRequest, Producer
+from app.settings.model import Limits
+from storage.format.records import RecordColumns
+
+LIMITS = Limits()
+SMALL = Limits(max_record_bytes=100, max_request_bytes=10_000, max_request_records=5)
+
+
+def read(
+    body: bytes,
+    content_type: bytes = b"application/json",
+    headers: dict[bytes, bytes] | None = None,
+    parameters: AppendParameters | None = None,
+    limits: Limits = LIMITS,
+) -> AppendRequest:
+    heads = {b"content-type": content_type, **(headers or {})}
+    call = AppendCall("default", "/v1/logs/default/records", b"", list(heads.items()), body, b"id")
+    return read_append(call, heads, parameters or AppendParameters(), media_type_of(heads), limits)
+
+
+def columns(body: bytes, content_type: bytes = b"application/json", **options: Any) -> RecordColumns:
+    records = read(body, content_type, **options).records
+    assert isinstance(records, RecordColumns)
+    return records
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+pairs = st.tuples(texts, texts | st.binary())
+
+
+@st.composite
+def record_objects(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """A record as JSON, and what must be stored of it."""
+    record: dict[str, Any] = {}
+    kind = draw(st.sampled_from(["value", "value_base64", "tombstone"]))
+    value: bytes | None = None
+    if kind == "value":
+        record["value"] = text = draw(texts)
+        value = text.encode()
+    elif kind == "value_base64":
+        value = draw(st.binary())
+        record["value_base64"] = base64.b64encode(value).decode()
+    else:
+        record["value"] = None
+    key: bytes | None = None
+    match draw(st.integers(0, 2)):
+        case 1:
+            record["key"] = text = draw(texts)
+            key = text.encode()
+        case 2:
+            key = draw(st.binary())
+            record["key_base64"] = base64.b64encode(key).decode()
+    timestamp = draw(st.none() | st.integers(-62_135_596_800_000, 253_402_300_799_999))
+    if timestamp is not None:
+        record["timestamp"] = timestamp
+    headers = draw(st.lists(pairs, max_size=3))
+    record["headers"] = [
+        [name, content if isinstance(content, str) else {"base64": base64.b64encode(content).decode()}]
+        for name, content in headers
+    ]
+    stored = [(name, content.encode() if isinstance(content, str) else content) for name, content in headers]
+    return record, (value, key, timestamp, stored or None)
+
+
+@given(st.lists(record_objects(), min_size=1, max_size=5), st.booleans())
+def test_json_and_lines_store_what_they_say(
+    records: list[tuple[dict[str, Any], tuple[Any, ...]]], ascii_only: bool
+) -> None:
+    objects = [record for record, _ in records]
+    whole = json.dumps({"records": objects}, ensure_ascii=ascii_only).encode()
+    lines = b"\n".join(json.dumps(record, ensure_ascii=ascii_only).encode() for record in objects)
+    for got in (columns(whole), columns(lines, b"application/x-ndjson")):
+        rows = list(zip(got.values, got.keys, got.timestamps_ms, got.headers, strict=True))
+        assert rows == [stored for _, stored in records]
+
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(json_values, st.sampled_from([None, 2]), st.booleans())
+def test_compact_json_says_the_same_in_one_spelling(value: Any, indent: int | None, ascii_only: bool) -> None:
+    compact = compact_json(json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode())
+    assert json.loads(compact) == value
+    assert compact == compact_json(compact)
+    assert compact == compact_json(json.dumps(value, ensure_ascii=not ascii_only).encode())
+
+
+@pytest.mark.parametrize("number", ["1.0", "1e400", "-0", "12345678901234567890123", "0.10", "1E+2"])
+def test_numbers_stay_as_they_are_written(number: str) -> None:
+    assert columns(f'{{"value_json": [ {number} ]}}'.encode()).values == [f"[{number}]".encode()]
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_more_than_a_refusal(body: bytes) -> None:
+    """Whatever comes in: a request or one of our refusals, never another error."""
+    for content_type in (b"application/json", b"application/x-ndjson", b"application/octet-stream"):
+        for encoding in ({}, {b"content-encoding": b"gzip"}, {b"content-encoding": b"zstd"}):
+            try:
+                request = read(body, content_type, headers=encoding)
+            except CommitlogError as error:
+                assert 400 <= error.http_status < 500  # noqa: PT017  # the point is that nothing else is raised
+            else:
+                assert request.records.count >= 1
+
+
+@given(st.recursive(st.sampled_from(["1", '"a"', "null", "{}"]), lambda x: st.lists(x, max_size=3).map(str)))
+def test_strange_json_is_refused(text: str) -> None:
+    with pytest.raises(CommitlogError):
+        read(text.encode())
+
+
+def test_the_last_of_two_equal_fields_counts() -> None:
+    assert columns(b'{"value": "a", "value": "b"}').values == [b"b"]
+
+
+# --- limits ----------------------------------------------------------------------------------------------
+
+
+def test_a_record_may_be_as_large_as_the_limit() -> None:
+    assert columns(b"x" * 100, b"application/octet-stream", limits=SMALL).count == 1
+    with pytest.raises(TooLarge):
+        read(b"x" * 101, b"application/octet-stream", limits=SMALL)
+    with pytest.raises(TooLarge):
+        read(b"x" * 100, b"application/octet-stream", {b"commitlog-key": b"k"}, limits=SMALL)
+    headers = json.dumps({"value": "x" * 90, "headers": [["name", "value--"]]}).encode()
+    with pytest.raises(TooLarge, match="101 bytes"):
+        read(headers, limits=SMALL)
+
+
+def test_a_request_may_have_as_many_records_as_the_limit() -> None:
+    for count, fits in ((5, True), (6, False)):
+        whole = json.dumps({"records": [{"value": ""}] * count}).encode()
+        lines = b'{"value":""}\n' * count
+        for body, content_type in ((whole, b"application/json"), (lines, b"application/x-ndjson")):
+            if fits:
+                assert columns(body, content_type, limits=SMALL).count == count
+            else:
+                with pytest.raises(TooLarge):
+                    read(body, content_type, limits=SMALL)
+
+
+@given(st.binary(max_size=2_000), st.sampled_from([gzip.compress, zstandard.compress]))
+def test_unpacking_inverts_packing(data: bytes, pack: Callable[[bytes], bytes]) -> None:
+    encoding = b"gzip" if pack is gzip.compress else b"zstd"
+    packed = pack(data)
+    assert unpack(packed, encoding, len(data)) == data
+    assert unpack(packed + pack(b"more"), encoding, len(data) + 4) == data + b"more"
+    with pytest.raises(InvalidBody):
+        unpack(packed[:-1], encoding, len(data))
+    if data:
+        with pytest.raises(TooLarge):
+            unpack(packed, encoding, len(data) - 1)
+
+
+def test_a_bomb_is_not_unpacked() -> None:
+    bomb = bytes(64 * 1024 * 1024)
+    for packed, encoding in ((gzip.compress(bomb), b"gzip"), (zstandard.compress(bomb), b"zstd")):
+        with pytest.raises(TooLarge):
+            unpack(packed, encoding, 1024)
+    with pytest.raises(UnsupportedMediaType):
+        unpack(b"", b"deflate", 1024)
+
+
+# --- conditions ------------------------------------------------------------------------------------------
+
+
+def test_conditions_of_query_and_body_are_the_same() -> None:
+    body = {
+        "records": [{"value": "a"}],
+        "match_index": 1,
+        "match_term": 2,
+        "fencing_token": "w",
+        "producer": {"id": "p", "epoch": 3, "sequence": 4, "allow_gap": True},
+    }
+    query = (
+        b"match_index=1&match_term=2&fencing_token=w&producer_id=p&producer_epoch=3&producer_sequence=4"
+        b"&producer_allow_gap=true"
+    )
+    stated = read(json.dumps(body).encode())
+    asked = read(b'{"records": [{"value": "a"}]}', parameters=parse_append_query(query))
+    for request in (stated, asked):
+        assert (request.match_index, request.match_term, request.fencing_token) == (1, 2, "w")
+        assert request.producer == Producer("p", 3, 4, True)
+    assert stated.digest == asked.digest
+    with pytest.raises(InvalidRequest) as refusal:
+        read(json.dumps(body).encode(), parameters=parse_append_query(query))
+    pointers = [error["pointer"] for error in refusal.value.errors]
+    assert pointers[::2] == ["/match_index", "/match_term", "/fencing_token", "/producer"]
+    assert pointers[1::2] == [f"/query{name}" for name in (*pointers[:6:2], "/producer_id")]
+
+
+def test_parameters_have_defaults_and_escapes() -> None:
+    assert parse_append_query(b"") == AppendParameters()
+    given_all = parse_append_query(b"acks=all&timeout_ms=60000&fencing_token=a%20b%2Bc+d")
+    assert (given_all.acks, given_all.timeout_ms) == (Acks.ALL, 60_000)
+    assert given_all.fencing_token == "a b+c d"
+    with pytest.raises(InvalidRequest):
+        parse_append_query(b"acks=all&acks=all")
+
+
+@given(st.binary(max_size=100))
+def test_no_query_is_more_than_a_refusal(query: bytes) -> None:
+    try:
+        parse_append_query(query)
+    except InvalidRequest as error:
+        assert error.errors  # noqa: PT017  # the point is that nothing else is raised
+
+
+def test_idempotency_keys() -> None:
+    assert parse_idempotency_key(None) is None
+    assert parse_idempotency_key(b"~" * 255) == "~" * 255
+    for wrong in (b"", b"a" * 256, b"a b", b"\x7f", "é".encode()):
+        with pytest.raises(InvalidRequest):
+            parse_idempotency_key(wrong)
+
+
+def test_a_digest_is_of_what_is_said_not_of_how() -> None:
+    key = {b"idempotency-key": b"k"}
+
+    def digest(body: bytes, content_type: bytes = b"application/json", **headers: bytes) -> bytes:
+        more = {name.replace("_", "-").encode(): value for name, value in headers.items()}
+        return read(body, content_type, {**key, **more}).digest
+
+    plain = digest(b'{"value": "abc", "key": "k", "timestamp": 5}')
+    assert len(plain) == 16
+    assert plain == digest(b'{"timestamp": 5, "key_base64": "aw==", "value_base64": "YWJj"}')
+    assert plain == digest(b'{"value":"abc","key":"k","timestamp":5}\n', b"application/x-ndjson")
+    assert plain == digest(b"abc", b"application/octet-stream", commitlog_key=b"k", commitlog_timestamp=b"5")
+    others = [
+        digest(b'{"value": "abc", "key": "k", "timestamp": 6}'),
+        digest(b'{"value": "abck", "key": "", "timestamp": 5}'),
+        digest(b'{"value": "abc", "timestamp": 5}'),
+        digest(b'{"value": "abc", "key": "k"}'),
+        digest(b'{"value": "abc", "key": "k", "timestamp": 5, "headers": [["a", "b"]]}'),
+        digest(b'{"records": [{"value": "abc", "key": "k", "timestamp": 5}], "match_term": 1}'),
+        digest(b'{"value": null}'),
+        digest(b'{"value": ""}'),
+    ]
+    assert len({plain, *others}) == len(others) + 1
+
+
+def test_media_types() -> None:
+    assert media_type_of({b"content-type": b"Application/JSON ; charset=utf-8"}) == b"application/json"
+    for wrong in ({}, {b"content-type": b""}, {b"content-type": b"text/json"}):
+        with pytest.raises(UnsupportedMediaType):
+            media_type_of(wrong)
+
+
+def test_every_refusal_is_a_whole_problem_document() -> None:
+    from app.errors import PROBLEMS, IndexMismatch
+
+    assert len(PROBLEMS) > 25
+    for code, problem in PROBLEMS.items():
+        assert code == problem.code
+        assert problem.__doc__
+        assert 400 <= problem.http_status < 600
+        if problem.http_status < 500:
+            assert problem.outcome == "not_applied"
+        always = problem.http_status in (421, 429, 503, 504) or code == "request-outstanding"
+        assert problem.retryable is always
+    document = IndexMismatch(42, 45).problem("/v1/logs/default/records", "r")
+    assert msgspec.json.decode(msgspec.json.encode(document)) == {
+        "type": "/problems/index-mismatch",
+        "title": "The log is not at the expected index",
+        "status": 412,
+        "detail": "the append expects index 42, the log's next index is 45",
+        "instance": "/v1/logs/default/records",
+        "code": "index-mismatch",
+        "retryable": False,
+        "outcome": "not_applied",
+        "request_id": "r",
+        "expected_index": 42,
+        "next_index": 45,
+    }

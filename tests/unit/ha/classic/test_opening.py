@@ -1,0 +1,311 @@
+"""Classic HA: roles change by configuration, so a new master hears the others before it opens an epoch."""
+
+import pytest
+
+from app.errors import NoLeader, NotEnoughInSync
+from app.ha.config import HaConfig
+from app.ha.flow import Flow
+from app.ha.frames import ClassicFrame, ClassicReport
+from app.ha.messages import Closed, Disconnect
+from app.log.contract import Acks, LogOptions
+from storage.log.commitlog import Commitlog
+from storage.log.hard_state import HardState
+from tests.unit.ha.classic.test_classic import Master
+from tests.unit.ha.classic.test_history import connect, log_of
+from tests.unit.ha.lab import CONFIG, copy, write
+
+WAIT_MS = CONFIG.opening_wait_ms
+
+
+def taken_over(*, records: int = 2, **settings: object) -> Master:
+    """n1 is made master of a log that n2 wrote."""
+    log = log_of(*(b"%d" % number for number in range(records)), opened_by="n2")
+    return Master(log, waits=True, **settings)  # type: ignore[arg-type]
+
+
+def longer(log: Commitlog) -> Commitlog:
+    other = copy(log)
+    write(other, 1, b"more")
+    return other
+
+
+def is_open(master: Master) -> bool:
+    return master.core.accepts_appends
+
+
+# --- a log that another master wrote -----------------------------------------------------------------
+
+
+def test_a_promoted_slave_waits_for_a_replica_that_may_hold_synchronous_appends() -> None:
+    master = taken_over()  # of three replicas with one synchronous slave, two must be looked at
+    master.tick(10 * WAIT_MS)
+    assert not is_open(master)
+    assert master.core.term == 1
+    refusal = master.core.refusal
+    assert isinstance(refusal, NoLeader)
+    assert "n2, n3 may hold synchronous appends" in refusal.detail
+    connect(master, copy(master.log, until=master.log.batch_at(1)), place=3)
+    master.tick()
+    assert is_open(master)
+    assert (master.core.term, master.core.refusal) == (2, None)
+    assert [(epoch.epoch, epoch.leader) for epoch in master.log.epochs] == [(1, "n2"), (2, "n1")]
+
+
+def test_it_opens_at_once_when_all_others_hold_no_more() -> None:
+    master = taken_over()
+    connect(master, master.log, place=2, number=1)
+    master.tick()
+    assert not is_open(master)  # n3 may hold more than both
+    connect(master, copy(master.log, until=master.log.batch_at(0)), place=3, number=2)
+    master.tick()
+    assert is_open(master)
+
+
+@pytest.mark.parametrize("acks", [1, 2])
+def test_how_many_must_be_heard_follows_from_the_synchronous_slaves(acks: int) -> None:
+    """With two of them every synchronous append is at this copy; without any it may be nowhere else."""
+    master = taken_over(sync_slaves=acks)
+    master.tick(WAIT_MS)
+    assert is_open(master) == (acks == 2)
+
+
+def test_automatic_degradation_makes_the_floor_count() -> None:
+    master = taken_over(sync_slaves=2, auto_in_sync_replicas=True)
+    connect(master, master.log, place=2)
+    master.tick(WAIT_MS)
+    assert not is_open(master)
+    connect(master, master.log, place=3, number=2)
+    master.tick()
+    assert is_open(master)
+
+
+def test_a_replica_that_holds_more_forbids_the_epoch() -> None:
+    master = taken_over(sync_slaves=2)
+    key = connect(master, longer(master.log), place=2)
+    assert [type(message) for message in master.frames(key)] == [Disconnect]
+    master.tick(10 * WAIT_MS)
+    assert not is_open(master)
+    assert master.core.refusal is not None
+    assert "make n2 the master" in master.core.refusal.detail
+    assert master.core.status().waits_for == master.core.refusal.detail.partition(": ")[2]
+    assert len(master.told("corruption")) == 1
+    master.core.read_index("reader", master.now_ms)
+    master.carry_out()
+    assert master.reads == [("reader", None)]
+    master.slave(2, place=2, at=0)  # its operator has removed its copy
+    master.tick()
+    assert is_open(master)
+
+
+def test_an_empty_replica_vouches_for_nothing() -> None:
+    master = taken_over()
+    master.slave(1, place=2, at=0)
+    master.slave(2, place=3, at=0)
+    master.tick(WAIT_MS)
+    assert not is_open(master)
+
+
+def test_unclean_takes_over_at_once() -> None:
+    master = taken_over(unclean=True)
+    assert is_open(master)
+
+
+def test_a_copy_without_the_logs_state_is_not_opened() -> None:
+    master = taken_over(sync_slaves=2)
+    master.core.electable = False
+    master.tick(WAIT_MS)
+    assert not is_open(master)
+    assert "state" in (master.core.status().waits_for or "")
+    master.core.electable = True
+    master.tick()
+    assert is_open(master)
+
+
+# --- an empty log ------------------------------------------------------------------------------------
+
+
+def test_a_new_log_opens_when_all_replicas_are_empty_or_nobody_objects() -> None:
+    master = Master(waits=True)
+    assert not is_open(master)
+    master.slave(1, place=2, at=0)
+    master.slave(2, place=3, at=0)
+    master.tick()
+    assert is_open(master)
+    alone = Master(waits=True)
+    alone.tick(WAIT_MS - 1)
+    assert not is_open(alone)
+    alone.tick(1)
+    assert is_open(alone)
+
+
+def test_a_master_whose_disk_was_replaced_does_not_begin_the_log_again() -> None:
+    master = Master(waits=True)
+    connect(master, log_of(b"a", opened_by="n1"), place=2)
+    master.tick(WAIT_MS)
+    assert not is_open(master)
+    assert "this master's log is empty" in (master.core.status().waits_for or "")
+
+
+def test_strangers_decide_nothing() -> None:
+    master = Master(waits=True)
+    key = master.connected(1, 0)
+    master.deliver(key, ClassicReport(1 << 40))
+    master.tick(WAIT_MS)
+    assert is_open(master)
+
+
+def test_the_master_of_the_last_epoch_goes_on_with_it() -> None:
+    """It hears those that connect in time; it needs none of them."""
+    log = log_of(b"a", opened_by="n1")
+    master = Master(log, hard_state=HardState(1, "n1"), waits=True)
+    master.slave(1, place=2, at=0)
+    connect(master, log, place=3, number=2)
+    master.tick()
+    assert (is_open(master), master.core.term, log.end_index) == (True, 1, 1)
+    alone = Master(log, hard_state=HardState(1, "n1"), waits=True)
+    alone.tick(WAIT_MS)
+    assert is_open(alone)
+
+
+def test_a_former_master_does_not_go_on_when_another_has_taken_over_since() -> None:
+    log = log_of(b"a", opened_by="n1")
+    newer = copy(log)
+    write(newer, 2, opened_by="n2")
+    master = Master(log, hard_state=HardState(1, "n1"), waits=True)
+    connect(master, newer, place=2)
+    master.tick(WAIT_MS)
+    assert not is_open(master)
+    late = Master(log, hard_state=HardState(1, "n1"))  # nobody objected in time
+    pending = late.append(b"b")
+    connect(late, newer, place=2)
+    assert not is_open(late)
+    assert late.fates() == [(pending.last_index, "term-changed")]
+    assert isinstance(late.core.refusal, NoLeader)
+
+
+def test_an_older_history_is_refused_and_stops_nobody() -> None:
+    """The tail of a former master, which nobody follows, must not close the log."""
+    log = log_of(b"a", opened_by="n1")
+    tail = copy(log)
+    write(tail, 1, b"x" * 5_000)
+    write(log, 2, opened_by="n1")
+    master = Master(log, hard_state=HardState(2, "n1"))
+    key = connect(master, tail, place=2)
+    assert [type(message) for message in master.frames(key)] == [Disconnect]
+    assert is_open(master)
+
+
+# --- acks that follow the slaves in sync -------------------------------------------------------------
+
+
+def degrading(*, floor: int = 1, sync_slaves: int = 2) -> Master:
+    log = log_of(b"a", opened_by="n1")
+    return Master(
+        log,
+        hard_state=HardState(1, "n1"),
+        sync_slaves=sync_slaves,
+        auto_in_sync_replicas=True,
+        min_in_sync_replicas=floor,
+    )
+
+
+@pytest.mark.rule("H-07")
+def test_the_acks_follow_the_slaves_in_sync() -> None:
+    master = degrading()
+    keys = [connect(master, master.log, place=2, number=1), connect(master, master.log, place=3, number=2)]
+    assert master.core.status().acks_needed == 2
+    pending = master.append(b"b", timeout_ms=60_000)
+    master.deliver(keys[0], ClassicReport(master.log.end_offset))
+    assert master.fates() == []
+    master.deliver(keys[1], Closed("gone"))
+    master.tick()
+    assert master.fates() == [(pending.last_index, "acknowledged")]
+    assert master.core.status().acks_needed == 1
+    master.deliver(keys[0], Closed("gone"))
+    master.tick()
+    assert master.core.status().acks_needed == 0
+    assert master.append(b"c").last_index == master.core.committed_index
+
+
+@pytest.mark.rule("H-07")
+def test_a_slave_that_does_not_keep_up_is_out_of_sync() -> None:
+    master = degrading(sync_slaves=1)
+    key = connect(master, master.log, place=2)
+    pending = master.append(b"b", timeout_ms=60_000)
+    limit_ms = CONFIG.ha_max_time_slave_not_catchup_ms
+    for _ in range(limit_ms // 100):  # it lives, but reports no progress
+        master.tick(100)
+        master.deliver(key, ClassicReport(master.log.batch_at(pending.first_index).offset))
+    assert master.fates() == []
+    master.tick(100)
+    assert master.fates() == [(pending.last_index, "acknowledged")]
+    assert [peer.in_sync for peer in master.core.status().peers] == [False, False]
+    master.deliver(key, ClassicReport(master.log.end_offset))
+    assert master.core.status().acks_needed == 1
+
+
+@pytest.mark.rule("H-07")
+def test_never_fewer_than_the_floor_and_then_refused() -> None:
+    master = degrading(floor=2)
+    assert master.core.status().acks_needed == 1
+    refusal = master.core.refusal
+    assert isinstance(refusal, NotEnoughInSync)
+    assert (refusal.in_sync, refusal.min_in_sync_replicas) == (1, 2)
+    assert master.core.takes_unreplicated  # acks=leader promises nothing of slaves
+    connect(master, master.log, place=2)
+    assert master.core.refusal is None
+
+
+@pytest.mark.rule("H-07")
+def test_the_floor_can_be_changed_while_the_log_runs() -> None:
+    master = Master(log_of(b"a", opened_by="n1"), hard_state=HardState(1, "n1"), sync_slaves=1)
+    connect(master, master.log, place=2)
+    assert (master.core.status().acks_needed, master.core.refusal) == (1, None)
+
+    def floor(replicas: int) -> None:
+        options = LogOptions(durability=master.durability, min_in_sync_replicas=replicas)
+        master.core.apply_options(options, master.now_ms)
+
+    floor(3)
+    assert master.core.status().acks_needed == 2
+    assert isinstance(master.core.refusal, NotEnoughInSync)
+    floor(1)
+    assert (master.core.status().acks_needed, master.core.refusal) == (1, None)
+
+
+def test_without_degradation_the_number_stays() -> None:
+    master = Master(log_of(b"a", opened_by="n1"), hard_state=HardState(1, "n1"), sync_slaves=2)
+    assert (master.core.status().acks_needed, master.core.refusal) == (2, None)
+    pending = master.append(b"b", acks=Acks.LEADER)
+    assert master.fates() == [(pending.last_index, "acknowledged")]
+
+
+# --- flow control ------------------------------------------------------------------------------------
+
+
+def test_a_slave_gets_no_more_than_its_bytes_per_second() -> None:
+    log = log_of(*[b"x" * 50_000] * 40, opened_by="n1")
+    config = HaConfig(ha_flow_control=True, ha_max_transfer_bytes_per_s=200_000, ha_window_bytes=10_000_000)
+    master = Master(log, hard_state=HardState(1, "n1"), config=config)
+    key = connect(master, copy(log, until=log.batch_at(0)), place=2)
+    sent = sum(len(frame.body) for frame in master.frames(key, ClassicFrame))
+    assert sent <= 65_536  # the burst
+    for _ in range(50):
+        master.tick(100)
+        if bodies := [len(frame.body) for frame in master.frames(key, ClassicFrame)]:
+            sent += sum(bodies)
+            master.deliver(key, ClassicReport(log.batch_at(0).next_offset))
+    assert 900_000 <= sent <= 1_100_000
+    rate = master.core.status().peers[0].bytes_per_s
+    assert rate is not None
+    assert 150_000 <= rate <= 250_000
+
+
+def test_the_measured_rate_and_an_unlimited_flow() -> None:
+    flow = Flow(None, 0)
+    assert flow.room_bytes(0) > 1 << 40
+    flow.sent(500, 0)
+    flow.sent(500, 999)
+    assert flow.bytes_per_s(999) == 0
+    assert flow.bytes_per_s(1_000) == 1_000
+    assert flow.bytes_per_s(2_000) == 0

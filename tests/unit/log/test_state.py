@@ -1,0 +1,432 @@
+"""Keys, producers and the fence follow the log, and go back with it exactly."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.log.claims import PARTITIONS
+from app.log.state import (
+    DAY_MS,
+    EXPIRED_PARTITIONS,
+    NOTES,
+    Claim,
+    LogState,
+    ProducerFenced,
+    SequenceGap,
+)
+from storage.format.batch import FIRST_CHAIN, AppendMark, Batch, stamp
+from storage.format.records import RecordColumns, encode_body, encode_control
+
+NOW = 1_000_000
+DIGEST = bytes(range(16))
+
+
+class Log:
+    """Batches one after the other, as a leader stamps them."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def add(
+        self,
+        *marks: AppendMark,
+        control: dict[str, Any] | None = None,
+        timestamp_ms: int = NOW,
+        count: int = 4,
+        term: int = 1,
+    ) -> Batch:
+        last = self.batches[-1] if self.batches else None
+        records = RecordColumns()
+        for _ in range(count):
+            records.add(b"v")
+        batch = stamp(
+            encode_body(records) if control is None else encode_control(control),
+            log_id=1,
+            base_index=last.next_index if last else 0,
+            term=term,
+            timestamp_ms=timestamp_ms,
+            offset=last.next_offset if last else 0,
+            previous_chain=last.header.chain if last else FIRST_CHAIN,
+            control=control is not None,
+            marks=marks,
+        )
+        self.batches.append(batch)
+        return batch
+
+
+def producer_mark(id: str, epoch: int, sequence: int, ordinal: int = 0, count: int = 1) -> AppendMark:
+    return AppendMark(ordinal, count, None, id, epoch, sequence, digest=DIGEST)
+
+
+def test_a_key_gives_the_first_answer_back() -> None:
+    log, state = Log(), LogState()
+    log.add()
+    batch = log.add(AppendMark(1, 2, "k", digest=DIGEST), term=3)
+    for each in log.batches:
+        state.apply(each)
+    assert state.find_key("other") is None
+    assert state.find_key("k") == Claim(5, 6, 3, batch.offset, batch.next_offset, NOW, DIGEST)
+    assert state.applied_index == 7
+
+
+def expire(state: LogState) -> None:
+    """Remove everything that has expired."""
+    for _ in range(PARTITIONS // EXPIRED_PARTITIONS):
+        state.expire()
+
+
+def test_a_key_is_kept_a_day_and_then_free() -> None:
+    log, state = Log(), LogState()
+    state.pass_time(5)
+    state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST), producer_mark("p", 0, 0, ordinal=1)))
+    state.committed(3)
+    noted = 5 + DAY_MS // NOTES + 1
+    state.pass_time(noted)
+    state.pass_time(noted + DAY_MS - 1)
+    expire(state)
+    assert state.find_key("k") is not None
+    assert (state.key_count, state.producer_count) == (1, 1)
+    with pytest.raises(SequenceGap):
+        state.check_producer("p", 0, 7)
+    state.pass_time(noted + DAY_MS)
+    assert state.find_key("k") is None
+    expire(state)
+    assert (state.key_count, state.producer_count) == (0, 0)
+    assert state.check_producer("p", 0, 7) is None
+
+
+def test_no_timestamp_makes_a_key_expire() -> None:
+    """Neither a leader's clock that is a day ahead, nor one that is a day late."""
+    log, state = Log(), LogState()
+    state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST)))
+    state.apply(log.add(AppendMark(0, 1, "ahead", digest=DIGEST), timestamp_ms=NOW + 2 * DAY_MS))
+    state.apply(log.add(AppendMark(0, 1, "late", digest=DIGEST), timestamp_ms=0))
+    state.committed(11)
+    state.pass_time(1_000_000)
+    state.pass_time(1_060_000)
+    expire(state)
+    assert all(state.find_key(key) is not None for key in ("k", "ahead", "late"))
+
+
+def test_what_is_not_committed_does_not_expire() -> None:
+    log, state = Log(), LogState(idempotency_ms=10)
+    state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST)))
+    for now_ms in (0, 1_000):
+        state.pass_time(now_ms)
+    assert state.find_key("k") is not None
+    state.committed(3)
+    for now_ms in (1_001, 2_001):
+        state.pass_time(now_ms)
+    assert state.find_key("k") is None
+
+
+def test_time_counts_over_a_restart_and_not_while_nothing_runs() -> None:
+    log, state = Log(), LogState(idempotency_ms=1_000)
+    state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST)))
+    state.committed(3)
+    state.pass_time(50_000)
+    state.pass_time(50_600)
+    state = LogState.restore(state.snapshot(), idempotency_ms=1_000)
+    state.pass_time(7)  # another process, another monotonic clock
+    state.pass_time(406)
+    assert state.find_key("k") is not None
+    state.pass_time(407)
+    assert state.find_key("k") is None
+
+
+def test_a_key_used_again_after_its_time_claims_the_new_append() -> None:
+    log, state = Log(), LogState(idempotency_ms=10)
+    state.apply(log.add(AppendMark(0, 1, "k", digest=DIGEST)))
+    state.committed(3)
+    state.pass_time(0)
+    state.pass_time(10)
+    assert state.find_key("k") is None
+    state.apply(log.add(AppendMark(0, 1, "k", digest=b"new".ljust(16))))
+    state.apply(log.add(AppendMark(0, 1, "k", digest=b"newest".ljust(16))))  # a leader that forgot it sooner
+    claim = state.find_key("k")
+    assert claim is not None
+    assert claim.digest == b"newest".ljust(16)
+    state.truncate_after(7)
+    claim = state.find_key("k")
+    assert claim is not None
+    assert claim.digest == b"new".ljust(16)
+    expire(state)
+    assert state.key_count == 1
+
+
+def test_sequences_of_a_producer() -> None:
+    log, state = Log(), LogState()
+    assert state.check_producer("p", 0, 17) is None  # the first may be any
+    for sequence in range(17, 27):
+        assert state.check_producer("p", 0, sequence) is None
+        state.apply(log.add(producer_mark("p", 0, sequence)))
+    for sequence in range(22, 27):  # the last five
+        claim = state.check_producer("p", 0, sequence)
+        assert claim is not None
+        assert claim.first_index == 4 * (sequence - 17)
+    assert state.check_producer("p", 0, 27) is None
+    assert state.check_producer("p", 0, 40, allow_gap=True) is None
+    for sequence, allow_gap in ((28, False), (21, False), (0, False), (21, True)):
+        with pytest.raises(SequenceGap) as gap:
+            state.check_producer("p", 0, sequence, allow_gap)
+        assert gap.value.expected_sequence == 27
+    assert state.check_producer("q", 0, 5) is None
+
+
+def test_a_newer_epoch_fences_the_older_and_counts_anew() -> None:
+    log, state = Log(), LogState()
+    state.apply(log.add(producer_mark("p", 2, 50)))
+    assert state.check_producer("p", 3, 0) is None
+    state.apply(log.add(producer_mark("p", 3, 0)))
+    with pytest.raises(ProducerFenced) as fenced:
+        state.check_producer("p", 2, 51)
+    assert fenced.value.epoch == 3
+    with pytest.raises(SequenceGap):
+        state.check_producer("p", 3, 50)
+    assert state.check_producer("p", 3, 1) is None
+
+
+def test_the_fence_stands_until_it_is_lifted() -> None:
+    log, state = Log(), LogState()
+    state.apply(log.add(control={"kind": "term", "leader": "n1"}))
+    assert state.fencing_token is None
+    state.apply(log.add(control={"kind": "fence", "token": "w-a"}))
+    assert state.fencing_token == "w-a"
+    state.apply(log.add(control={"kind": "fence", "token": None}))
+    assert state.fencing_token is None
+    state.truncate_after(1)
+    assert state.fencing_token == "w-a"
+    state.truncate_after(0)
+    assert state.fencing_token is None
+
+
+@pytest.mark.rule("R-10")
+def test_a_membership_goes_with_its_record() -> None:
+    log, state = Log(), LogState()
+    for voters in (["n1", "n2"], ["n1", "n2", "n3"]):
+        value = {"kind": "membership", "voters": voters, "learners": [], "nodes": {}}
+        state.apply(log.add(control=value))
+    assert state.membership is not None
+    assert (state.membership.voters, state.membership.since) == (("n1", "n2", "n3"), 1)
+    state.truncate_after(0)
+    assert state.membership is not None
+    assert state.membership.voters == ("n1", "n2")
+    state.truncate_after(-1)
+    assert state.membership is None
+
+
+@pytest.mark.rule("R-07")
+def test_what_is_committed_is_not_taken_back() -> None:
+    log, state = Log(), LogState()
+    for _ in range(3):
+        state.apply(log.add())
+    state.committed(7)
+    with pytest.raises(ValueError, match="committed"):
+        state.truncate_after(3)
+    state.truncate_after(7)
+    state.truncate_after(100)
+    assert state.applied_index == 7
+
+
+def answers(state: LogState) -> list[Any]:
+    """Everything that can be asked of the state."""
+
+    def ask(question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except (SequenceGap, ProducerFenced) as refusal:
+            return repr(refusal)
+
+    keys = [state.find_key(f"k{k}") for k in range(6)]
+    producers = [
+        ask(lambda p=p, e=e, s=s, g=g: state.check_producer(f"p{p}", e, s, g))  # type: ignore[misc]
+        for p in range(3)
+        for e in range(3)
+        for s in range(9)
+        for g in (False, True)
+    ]
+    return [state.applied_index, state.fencing_token, state.data_end, state.trim_index, keys, producers]
+
+
+def random_log(chance: Random, log: Log, size: int) -> None:
+    for _ in range(size):
+        kind = chance.random()
+        if kind < 0.15:
+            log.add(control={"kind": "fence", "token": chance.choice([None, "a", "b"])})
+            continue
+        marks = []
+        for ordinal in range(chance.randrange(4)):
+            key = f"k{chance.randrange(6)}" if chance.random() < 0.6 else None
+            if chance.random() < 0.5:
+                name, epoch, sequence = f"p{chance.randrange(3)}", chance.randrange(3), chance.randrange(9)
+                marks.append(AppendMark(ordinal, 1, key, name, epoch, sequence, digest=chance.randbytes(16)))
+            elif key is not None:
+                marks.append(AppendMark(ordinal, 1, key, digest=chance.randbytes(16)))
+        log.add(*marks)
+
+
+def replay(batches: list[Batch]) -> LogState:
+    state = LogState()
+    for batch in batches:
+        state.apply(batch)
+    return state
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.data())
+def test_taking_back_is_never_having_seen(seed: int, data: st.DataObject) -> None:
+    """Cuts, commits and restarts in any order: the state is that of a replay of what is left."""
+    chance, log, state = Random(seed), Log(), LogState()
+    for _ in range(data.draw(st.integers(1, 6))):
+        before = len(log.batches)
+        random_log(chance, log, chance.randrange(8))
+        for batch in log.batches[before:]:
+            state.apply(batch)
+        if chance.random() < 0.3 and log.batches:
+            state.committed(chance.choice(log.batches).last_index)
+        if chance.random() < 0.3:
+            state = LogState.restore(state.snapshot())
+        if chance.random() < 0.6:
+            least = sum(batch.last_index <= state.committed_index for batch in log.batches)
+            keep = chance.randint(least, len(log.batches))
+            del log.batches[keep:]
+            state.truncate_after(log.batches[-1].last_index if log.batches else -1)
+        assert answers(state) == answers(replay(log.batches))
+
+
+def test_a_snapshot_is_the_same_bytes_for_the_same_log() -> None:
+    log = Log()
+    random_log(Random(7), log, 50)
+    assert replay(log.batches).snapshot() == replay(log.batches).snapshot()
+    state = LogState.restore(replay(log.batches).snapshot())
+    assert state.snapshot() == replay(log.batches).snapshot()
+
+
+@pytest.mark.parametrize("data", [b"", b"\x90", b"\x93\x01\x02", b"noise", b"\xc0"])
+def test_noise_is_no_snapshot(data: bytes) -> None:
+    with pytest.raises(ValueError, match="snapshot"):
+        LogState.restore(data)
+
+
+@pytest.mark.rule("D-12")
+def test_a_trim_goes_with_its_record() -> None:
+    """A trim that was never committed removes nothing, also when another record is committed in its place."""
+    log, state = Log(), LogState()
+    state.apply(log.add(count=1))
+    state.committed(0)
+    state.apply(log.add(control={"kind": "trim", "until_index": 1}))
+    state.truncate_after(0)
+    log.batches.pop()
+    state.apply(log.add(count=1, term=2))
+    state.committed(1)
+    assert state.trim_index == 0
+
+
+def test_readers_get_the_cursor_that_is_committed() -> None:
+    log, state = Log(), LogState()
+
+    def move(index: int | None) -> None:
+        state.apply(log.add(control={"kind": "cursor", "name": "etl", "index": index, "fence": False}))
+
+    move(5)
+    assert state.cursors["etl"].position == 5
+    assert state.committed_cursor("etl") is None
+    state.committed(0)
+    for index in (7, 9, None, 4):
+        move(index)
+    held = state.committed_cursor("etl")
+    assert (held, state.cursors["etl"].position) == ((5, False, 0), 4)
+    state.committed(2)
+    assert state.committed_cursor("etl") == (9, False, 2)
+    state.committed(3)
+    assert state.committed_cursor("etl") is None
+    state.committed(4)
+    assert state.committed_cursor("etl") == (4, False, 4)
+    assert state.committed_cursor("other") is None
+
+
+def test_data_ends_after_the_last_data_record() -> None:
+    log, state = Log(), LogState()
+    assert state.data_end == 0
+    state.apply(log.add(control={"kind": "fence", "token": "a"}))
+    assert state.data_end == 0
+    state.apply(log.add(count=3))
+    state.apply(log.add(control={"kind": "fence", "token": None}))
+    assert state.data_end == 4
+    state.committed(4)
+    state.apply(log.add(count=2))
+    state.apply(log.add(control={"kind": "fence", "token": "b"}))
+    assert LogState.restore(state.snapshot()).data_end == state.data_end == 7
+    state.truncate_after(4)
+    assert LogState.restore(state.snapshot()).data_end == state.data_end == 4
+
+
+def test_a_snapshot_is_of_one_moment_though_its_pieces_are_taken_later() -> None:
+    log, state = Log(), LogState()
+    for number in range(300):
+        state.apply(log.add(AppendMark(0, 1, f"k{number}", digest=DIGEST), producer_mark("p", 0, number, 1)))
+    state.committed(log.batches[250].last_index)
+    expected = state.snapshot()
+    capture, pieces = state.capture(), []
+    for number in range(300, 400):
+        pieces += capture.take(1)
+        state.apply(log.add(AppendMark(0, 1, f"k{number}", digest=DIGEST), control=None))
+        state.apply(log.add(control={"kind": "cursor", "name": f"c{number}", "index": 1, "fence": True}))
+        state.committed(log.batches[number].last_index)
+    while more := capture.take(2_000):
+        pieces += more
+    assert b"".join(pieces) == expected
+    assert len(pieces) > 200
+    restoring = LogState.restoring()
+    data = b"".join(pieces)
+    for start in range(0, len(data), 77):
+        restoring.feed(data[start : start + 77])
+    assert answers(restoring.finish()) == answers(replay(log.batches[:300]))
+
+
+def test_a_snapshot_that_is_cut_off_is_refused() -> None:
+    log = Log()
+    random_log(Random(7), log, 50)
+    snapshot = replay(log.batches).snapshot()
+    for end in range(0, len(snapshot), 13):
+        with pytest.raises(ValueError, match="snapshot"):
+            LogState.restore(snapshot[:end])
+    with pytest.raises(ValueError, match="after its end"):
+        LogState.restore(snapshot + snapshot[4:])
+
+
+def test_a_snapshot_of_an_earlier_version_is_read() -> None:
+    """Its keys are text, its claims arrays; index 9 and producer q's append there are not committed."""
+    old_claim = [5, 6, 3, 400, 500, NOW, DIGEST]
+    late = [9, 9, 3, 600, 700, NOW, DIGEST]
+    membership = [1, ["n1", "n2"], ["n3"], {"n2": ["http://n2", "n2:1"]}]
+    snapshot = msgspec.msgpack.encode(
+        [
+            9,
+            8,
+            {"k": old_claim, "late": late},
+            {"p": [2, [[7, old_claim]]], "q": [0, [[0, late]]]},
+            {"etl": [4, True, 2]},
+            "w-a",
+            membership,
+            3,
+            [[9, 5]],
+            [[9, 0, "late", None], [9, 1, "q", [0, [[9, old_claim]]]], [9, 2, "etl", [1, False, 1]]],
+        ]
+    )
+    state = LogState.restore(snapshot)
+    assert state.find_key("k") == Claim(5, 6, 3, 400, 500, NOW, DIGEST)
+    assert state.check_producer("p", 2, 7) == state.find_key("k")
+    assert state.check_producer("q", 0, 1) is None
+    assert state.membership == (1, ("n1", "n2"), ("n3",), {"n2": ("http://n2", "n2:1")})
+    assert (state.fencing_token, state.trim_index, state.data_end) == ("w-a", 3, 10)
+    assert state.committed_cursor("etl") == (1, False, 1)
+    state.truncate_after(8)
+    assert (state.find_key("late"), state.cursors["etl"].position) == (None, 1)
+    assert state.check_producer("q", 0, 9) == state.find_key("k")
+    assert answers(LogState.restore(state.snapshot())) == answers(state)

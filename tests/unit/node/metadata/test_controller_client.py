@@ -1,0 +1,154 @@
+"""A node finds the active controller by itself, and asks until it is answered (C-02, C-10)."""
+
+from random import Random
+
+import pytest
+
+from app.controller.commands import DeleteLog, Done, Reason, Refusal
+from app.controller.config import ControllerConfig
+from app.controller.messages import (
+    AnyControllerMessage,
+    BrokerHeartbeat,
+    BrokerHeartbeatAnswer,
+    CommandAnswer,
+    CommandRequest,
+)
+from app.node.metadata.controller_client import ControllerClient
+
+CONFIG = ControllerConfig()
+NOT_ACTIVE = Refusal(Reason.NOT_ACTIVE, "")
+
+
+class Bench:
+    """One client; `sent` is what left it. Clock and leader are the test's."""
+
+    def __init__(self) -> None:
+        self.now = 1_000
+        self.leader: str | None = "c1"
+        self.sent: list[tuple[str, AnyControllerMessage]] = []
+        self.answers: list[Done | Refusal | None] = []
+        self.leases: list[tuple[BrokerHeartbeatAnswer, int]] = []
+        self.client = ControllerClient(
+            config=CONFIG,
+            controllers=("c1", "c2", "c3"),
+            leader=lambda: self.leader,
+            send=lambda target, message: self.sent.append((target, message)),
+            reports=lambda: (7, ()),
+            heartbeat_answered=lambda answer, sent_ms: self.leases.append((answer, sent_ms)),
+            clock=self,
+            random=Random(1),
+        )
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def monotonic_ms(self) -> int:
+        return self.now
+
+    def ask(self) -> CommandRequest:
+        self.client.ask(DeleteLog("a"), self.answers.append, 1_000)
+        return self.last(CommandRequest)
+
+    def last(self, kind: type) -> CommandRequest:
+        found = [message for _, message in self.sent if isinstance(message, kind)]
+        return found[-1]  # type: ignore[return-value]
+
+    def pass_time(self, ms: int) -> None:
+        for _ in range(ms // 20):
+            self.now += 20
+            self.client.tick()
+
+    def commands(self) -> list[tuple[str, int]]:
+        return [(target, message.id) for target, message in self.sent if isinstance(message, CommandRequest)]
+
+
+@pytest.mark.rule("C-02", "C-10")
+def test_an_inactive_controller_names_the_active_one_which_is_asked_under_the_same_id() -> None:
+    bench = Bench()
+    request = bench.ask()
+    bench.client.take("c1", CommandAnswer(request.id, None, NOT_ACTIVE, "c3"))
+    assert bench.commands() == [("c1", request.id), ("c3", request.id)]
+    bench.client.take("c3", CommandAnswer(request.id, Done(5), None, "c3"))
+    bench.client.take("c3", CommandAnswer(request.id, Done(5), None, "c3"))  # the repeat's
+    assert bench.answers == [Done(5)]
+
+
+@pytest.mark.rule("C-10")
+def test_what_is_not_answered_is_asked_again_at_whoever_leads_by_then_and_ends_as_unknown() -> None:
+    bench = Bench()
+    request = bench.ask()
+    bench.leader = "c2"
+    bench.pass_time(CONFIG.retry_interval_ms)
+    assert bench.commands()[-1] == ("c2", request.id)
+    bench.leader = None
+    bench.pass_time(3 * CONFIG.retry_interval_ms)
+    assert {target for target, _ in bench.commands()[-3:]} == {"c1", "c2", "c3"}
+    bench.pass_time(1_000)
+    assert bench.answers == [None]
+    bench.client.take("c2", CommandAnswer(request.id, Done(5), None, "c2"))  # too late
+    assert bench.answers == [None]
+
+
+@pytest.mark.rule("C-10")
+def test_two_that_name_each_other_do_not_keep_a_node_running() -> None:
+    bench = Bench()
+    request = bench.ask()
+    for _ in range(50):
+        target = bench.commands()[-1][0]
+        other = {"c1": "c2", "c2": "c1"}[target]
+        bench.client.take(target, CommandAnswer(request.id, None, NOT_ACTIVE, other))
+    assert len(bench.commands()) < 10
+
+
+@pytest.mark.rule("C-03", "A-11")
+def test_a_heartbeat_is_repeated_until_it_is_answered_and_its_lease_counts_from_its_sending() -> None:
+    bench = Bench()
+    bench.client.tick()
+    first = bench.last(BrokerHeartbeat)
+    sent_ms = bench.now
+    bench.pass_time(CONFIG.retry_interval_ms)
+    second = bench.last(BrokerHeartbeat)
+    assert first.id != second.id
+    bench.client.take("c1", BrokerHeartbeatAnswer(first.id, "c1", granted=(("a", 1),)))
+    assert [(answer.granted, when) for answer, when in bench.leases] == [((("a", 1),), sent_ms)]
+    bench.client.take("c1", BrokerHeartbeatAnswer(12345, "c1"))  # to an earlier life
+    bench.client.take("c1", BrokerHeartbeatAnswer(second.id, "c2"))  # not active (any more)
+    assert len(bench.leases) == 1
+    assert bench.sent[-1][0] == "c2"
+    third = bench.last(BrokerHeartbeat)
+    bench.client.take("c2", BrokerHeartbeatAnswer(third.id, "c2"))
+    count = len(bench.sent)
+    bench.pass_time(CONFIG.heartbeat_interval_ms - 40)
+    assert len(bench.sent) == count
+    bench.client.heartbeat_now()
+    bench.client.tick()
+    assert len(bench.sent) == count + 1
+    bench.client.stop()
+    bench.pass_time(2_000)
+    assert len(bench.sent) == count + 1
+
+
+@pytest.mark.rule("C-03", "C-10")
+def test_heartbeats_leave_a_controller_that_was_named_and_has_died() -> None:
+    bench = Bench()
+    bench.leader = "c3"
+    bench.client.tick()
+    bench.client.take("c3", BrokerHeartbeatAnswer(bench.last(BrokerHeartbeat).id, "c1"))
+    assert bench.sent[-1][0] == "c1"
+    bench.client.take("c1", BrokerHeartbeatAnswer(bench.last(BrokerHeartbeat).id, "c1"))
+    bench.pass_time(CONFIG.heartbeat_interval_ms + 2 * CONFIG.retry_interval_ms)  # c1 is silent from now on
+    assert bench.sent[-1][0] == "c3"
+
+
+@pytest.mark.rule("C-05")
+def test_a_heartbeat_reports_the_last_one_that_was_answered() -> None:
+    bench = Bench()
+    bench.client.tick()
+    first = bench.last(BrokerHeartbeat)
+    assert first.answered == 0
+    bench.pass_time(CONFIG.retry_interval_ms)
+    second = bench.last(BrokerHeartbeat)
+    bench.client.take("c1", BrokerHeartbeatAnswer(second.id, "c1"))
+    bench.client.take("c1", BrokerHeartbeatAnswer(first.id, "c1"))  # late
+    bench.pass_time(CONFIG.heartbeat_interval_ms)
+    assert bench.last(BrokerHeartbeat).answered == second.id

@@ -1,0 +1,135 @@
+"""Folders of logs that come and go, identities and receipts: whole after a crash at any moment."""
+
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from app.controller.replicas_manager import Identity
+from app.node.metadata.folders import LogFolders
+from app.node.metadata.replica_identity import IdentityFile
+from app.node.repair.receipts import ReceiptWriter
+from storage.errors import CorruptFile
+from storage.file_system import write_durably
+from storage.format.batch import stamp
+from storage.format.records import RecordColumns, encode_body
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from tests.support.memory_files import MemoryFiles, PowerCut
+
+
+def fill(files: MemoryFiles, name: str, content: bytes) -> None:
+    for path in (f"d/logs/{name}/00.seg", f"d/logs/{name}/vote", f"d/journal/{name}/00.seg"):
+        files.make_folders(path.rpartition("/")[0])
+        write_durably(files, path, content)
+
+
+def held(files: MemoryFiles, name: str) -> list[bytes]:
+    paths = (f"d/logs/{name}/00.seg", f"d/logs/{name}/vote", f"d/journal/{name}/00.seg")
+    return [files.read(path) for path in paths if files.exists(path)]
+
+
+def is_deleting(files: MemoryFiles) -> bool:
+    return b'"deleting":true' in files.read("d/generations/a")
+
+
+def replace_generation(files: MemoryFiles) -> None:
+    folders = LogFolders(files, "d")
+    folders.finish_removals()
+    folders.prepare("a", 2)
+    fill(files, "a", b"new")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_crash_while_a_log_is_replaced_leaves_the_old_one_or_goes_on_with_its_end(seed: int) -> None:
+    def prepared() -> MemoryFiles:
+        files = MemoryFiles(Random(seed))
+        folders = LogFolders(files, "d")
+        folders.finish_removals()
+        folders.prepare("a", 1)
+        fill(files, "a", b"old")
+        return files
+
+    files = prepared()
+    start = files.operations
+    replace_generation(files)
+    for operation in range(start, files.operations):
+        crashed = prepared()
+        crashed.power_cut_at = operation
+        with pytest.raises(PowerCut):
+            replace_generation(crashed)
+        crashed.crash()
+        if LogFolders(crashed, "d").kept().get("a") == 1 and not is_deleting(crashed):
+            assert held(crashed, "a") == [b"old"] * 3  # nothing goes before the note says so
+        LogFolders(crashed, "d").finish_removals()
+        LogFolders(crashed, "d").prepare("a", 2)
+        assert b"old" not in held(crashed, "a")
+        assert LogFolders(crashed, "d").kept() == {"a": 2}
+
+
+def test_what_nobody_knows_is_not_taken_for_a_log_nor_removed() -> None:
+    files = MemoryFiles()
+    fill(files, "a", b"an operator's")
+    with pytest.raises(CorruptFile, match="not of the controllers"):
+        LogFolders(files, "d").prepare("a", 1)
+    assert len(held(files, "a")) == 3
+    LogFolders(files, "d").remove("a")  # not a log of theirs
+    assert len(held(files, "a")) == 3
+
+
+def test_a_damaged_note_of_a_generation_is_damage() -> None:
+    files = MemoryFiles()
+    folders = LogFolders(files, "d")
+    folders.prepare("a", 1)
+    write_durably(files, "d/generations/a", b"00000000 {}\n")
+    with pytest.raises(CorruptFile, match="checksum"):
+        folders.prepare("a", 1)
+
+
+@pytest.mark.rule("C-03")
+def test_an_identity_is_read_as_it_was_saved_and_a_damaged_one_is_none() -> None:
+    files = MemoryFiles()
+    identity_file = IdentityFile(files, "d", "a")
+    assert identity_file.load() is None
+    identity_file.save(Identity("code", 7))
+    assert identity_file.load() == Identity("code", 7)
+    whole = files.read("d/logs/a/replica")
+    for position in range(len(whole) - 1):
+        write_durably(files, "d/logs/a/replica", whole[:position] + b"\x00" + whole[position + 1 :])
+        assert identity_file.load() is None
+
+
+@pytest.mark.rule("A-04")
+def test_a_receipt_holds_every_record_past_the_cut_and_is_durable() -> None:
+    files = MemoryFiles()
+    files.make_folders("d/logs/a")
+    log = Commitlog.open(files, "d/logs/a", log_id=7, config=CommitlogConfig())
+    for number in range(4):
+        records = RecordColumns()
+        records.add(b"v%d" % number)
+        records.add(b"w%d" % number, key=b"k")
+        log.append(
+            [
+                stamp(
+                    encode_body(records),
+                    log_id=7,
+                    base_index=log.next_index,
+                    term=1,
+                    timestamp_ms=1_000,
+                    offset=log.end_offset,
+                    previous_chain=log.last_chain,
+                )
+            ]
+        )
+    writer = ReceiptWriter(files, "d", "a")
+    assert writer.write(log, log.end_index, 3) is None
+    path = writer.write(log, 3, 3)
+    assert path is not None
+    files.crash()
+    rows = pa.ipc.open_file(files.read(path)).read_all().to_pylist()
+    assert [(row["index"], row["value"], row["key"]) for row in rows] == [
+        (4, b"v2", None),
+        (5, b"w2", b"k"),
+        (6, b"v3", None),
+        (7, b"w3", b"k"),
+    ]
+    assert writer.write(log, 3, 3) == path

@@ -1,0 +1,107 @@
+"""A node follows the metadata log by log: what one log does never keeps it from the others."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+
+from app.controller.metadata import Log, LogSpec
+from app.log.contract import Durability
+from app.node.hosted_log import HostedLog
+from app.node.metadata.logs import MetadataLogs
+from app.settings.model import LogSettings
+
+
+class Metadata(list[Log]):
+    applied_index = 9
+
+    def log(self, name: str) -> Log | None:
+        return next((log for log in self if log.name == name), None)
+
+
+class Host:
+    """Opens every log but those that it is told to fail with."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Any] = {}
+        self.failing: dict[str, Exception] = {}
+
+    def hosted(self, name: str) -> Any:
+        return self.open.get(name)
+
+    def all_hosted(self) -> list[Any]:
+        return list(self.open.values())
+
+    async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
+        if settings.name in self.failing:
+            raise self.failing[settings.name]
+        hosted = self.open[settings.name] = HostedLog(settings, log_id, None)
+        hosted.generation = generation
+
+    async def close_log(self, hosted: Any) -> None: ...
+
+    def forget_log(self, hosted: Any) -> None:
+        self.open.pop(hosted.name, None)
+
+
+def log_of(name: str, generation: int, replication: str = "raft") -> Log:
+    spec = LogSpec(replication=replication, replicas=("n1",))
+    return Log(name=name, log_id=generation, generation=generation, spec=spec, version=generation)
+
+
+def follower(metadata: Metadata) -> tuple[MetadataLogs, Host, Any]:
+    async def in_thread(work: Any, *given: Any) -> None:
+        work(*given)
+
+    host = Host()
+    service: Any = SimpleNamespace(
+        metadata=metadata, followed_index=-1, client=SimpleNamespace(heartbeat_now=lambda: None)
+    )
+    folders: Any = SimpleNamespace(prepare=lambda *_: None, remove=lambda _: None)
+    logs = MetadataLogs(
+        node_id="n1", metadata=service, host=cast(Any, host), folders=folders, in_thread=in_thread
+    )
+    return logs, host, service
+
+
+def test_a_log_of_an_unknown_mode_is_left_alone_and_the_others_are_followed() -> None:
+    metadata = Metadata([log_of("a", 1), log_of("b", 2, "chain"), log_of("c", 3)])
+    logs, host, service = follower(metadata)
+    assert asyncio.run(logs.follow())
+    assert list(host.open) == ["a", "c"]
+    assert list(logs.unsupported) == ["b"]
+    assert "chain" in logs.unsupported["b"].reason
+    assert service.followed_index == 9
+    metadata[:] = [log_of("a", 1, "chain"), log_of("b", 4)]  # a node of the newer version has changed a
+    assert asyncio.run(logs.follow())
+    assert list(logs.unsupported) == ["a"]
+    assert host.open["a"].settings.replication == "raft"
+    assert sorted(host.open) == ["a", "b"]
+    metadata[:] = []
+    assert asyncio.run(logs.follow())
+    assert (host.open, logs.unsupported) == ({}, {})
+
+
+def test_a_failure_of_one_log_is_tried_again_and_the_others_are_followed() -> None:
+    logs, host, service = follower(Metadata([log_of("a", 1), log_of("b", 2)]))
+    host.failing["a"] = RuntimeError("a broken invariant")
+    assert not asyncio.run(logs.follow())
+    assert (list(host.open), service.followed_index) == (["b"], -1)
+    host.failing.clear()
+    assert asyncio.run(logs.follow())
+    assert (sorted(host.open), service.followed_index) == (["a", "b"], 9)
+
+
+def test_what_was_changed_of_a_configured_log_is_taken_up_and_an_unknown_value_is_not() -> None:
+    configured = LogSpec(replication="raft", replicas=("n1",))
+    changed = LogSpec(replication="raft", replicas=("n1",), durability="replicated", preferred="n1")
+    metadata = Metadata([Log(name="default", log_id=1, generation=-1, spec=changed, version=3)])
+    logs, host, _ = follower(metadata)
+    host.open["default"] = HostedLog(LogSettings.of_spec("default", configured), 1, None)
+    assert asyncio.run(logs.follow())
+    settings = host.open["default"].settings
+    assert (settings.durability, settings.preferred) == (Durability.REPLICATED, "n1")
+    metadata[0] = msgspec.structs.replace(metadata[0], spec=msgspec.structs.replace(changed, durability="?"))
+    asyncio.run(logs.follow())
+    assert host.open["default"].settings is settings

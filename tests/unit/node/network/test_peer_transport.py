@@ -1,0 +1,271 @@
+"""Framed TCP between nodes: any cutting is survived, strangers are refused, no sender is disturbed."""
+
+import asyncio
+import random
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.node.network import peer_transport as module
+from app.node.network.peer_transport import FrameReader, PeerTransport, RetryConfig
+from app.node.network.wire import CorruptFrame
+from app.raft.messages import Heartbeat
+from tests.support.cluster import free_ports
+
+HEARTBEAT = Heartbeat(3, "n1", 7, 1)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=60), max_size=8), st.lists(st.integers(1, 40)))
+def test_frames_survive_any_cutting(frames: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
+    reader = FrameReader(64)
+    found: list[bytes] = []
+    for size in [*cuts, len(stream)]:
+        part, stream = stream[:size], stream[size:]
+        if part:
+            found += [bytes(frame) for frame in reader.feed(part)]
+    assert found == frames
+
+
+@pytest.mark.parametrize("length", [0, 65, 2**32 - 1])
+def test_impossible_lengths_are_refused(length: int) -> None:
+    with pytest.raises(CorruptFrame):
+        FrameReader(64).feed(struct.pack("<I", length))
+
+
+class Pair:
+    """Two nodes of one cluster on this loop."""
+
+    def __init__(self, clusters: tuple[str, str] = ("c", "c")) -> None:
+        ports = free_ports(2)
+        self.addresses = [f"127.0.0.1:{port}" for port in ports]
+        self.received: list[tuple[str, str, int, Any]] = []
+        self.lost: list[tuple[str, str]] = []
+        self.nodes = [self.node(k, clusters[k]) for k in (0, 1)]
+
+    def node(self, k: int, cluster: str = "c", node_id: str | None = None) -> PeerTransport:
+        name = node_id or f"n{k + 1}"
+
+        def deliver(source: str, log_id: int, message: Any) -> None:
+            self.received.append((name, source, log_id, message))
+            if message.round == 13:
+                raise ZeroDivisionError
+
+        return PeerTransport(
+            cluster_id=cluster,
+            node_id=name,
+            listen=self.addresses[k],
+            address=self.addresses[k],
+            peers=[(f"n{2 - k}", self.addresses[1 - k])],
+            deliver=deliver,
+            lost=lambda peer: self.lost.append((name, peer)),
+            chance=random.Random(1),
+        )
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110  # conditions without an event; every test has a time limit
+        await asyncio.sleep(0.005)
+
+
+def test_messages_arrive_in_order_and_after_a_restart_of_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_S", 60.0)
+
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        first.send("n2", 5, Heartbeat(3, "n1", 7, 99))  # nobody is connected yet: it waits a little
+        await first.start()
+        await second.start()
+        await until(lambda: first.peer_version("n2") and second.peer_version("n1"))
+        first.send("nobody", 5, HEARTBEAT)
+        for number in range(100):
+            first.send("n2", 5, Heartbeat(3, "n1", 7, 100 + number))
+        await until(lambda: len(pair.received) == 101)
+        assert [entry[3].round for entry in pair.received] == list(range(99, 200))
+        assert pair.received[0][:3] == ("n2", "n1", 5)
+        await second.stop()
+        await until(lambda: first.peer_version("n2") is None)
+        for number in range(2 * module.KEPT_MESSAGES):
+            first.send("n2", 5, Heartbeat(3, "n1", 7, 1000 + number))
+        again = pair.node(1)
+        await again.start()
+        await until(lambda: first.peer_version("n2"))
+        first.send("n2", 5, Heartbeat(3, "n1", 7, 5000))
+        await until(lambda: pair.received[-1][3].round == 5000)
+        kept = [entry[3].round for entry in pair.received[101:-1]]
+        assert kept == list(range(1000 + module.KEPT_MESSAGES, 1000 + 2 * module.KEPT_MESSAGES))
+        await first.stop()
+        await again.stop()
+
+    run(test)
+
+
+def test_a_message_that_cannot_be_handled_costs_the_connection_only() -> None:
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        await first.start()
+        await second.start()
+        await until(lambda: first.peer_version("n2"))
+        first.send("n2", 5, object())  # cannot be encoded
+        first.send("n2", 5, Heartbeat(3, "n1", 7, 13))  # the receiver raises
+        await until(lambda: first.peer_version("n2") is None)
+        await until(lambda: first.peer_version("n2"))
+        first.send("n2", 5, HEARTBEAT)
+        await until(lambda: pair.received[-1][3] == HEARTBEAT)
+        for node in pair.nodes:
+            await node.stop()
+
+    run(test)
+
+
+def test_beyond_its_bound_messages_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEND_MAX_BYTES", 1000)
+
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        await first.start()
+        await second.start()
+        await until(lambda: first.peer_version("n2"))
+        for number in range(1000):
+            first.send("n2", 5, Heartbeat(3, "n1", 7, 100 + number))
+        await until(lambda: pair.received)
+        first.send("n2", 5, Heartbeat(3, "n1", 7, 5000))
+        await until(lambda: pair.received[-1][3].round == 5000)
+        assert 2 <= len(pair.received) < 100
+        for node in pair.nodes:
+            await node.stop()
+
+    run(test)
+
+
+async def knock(address: str, *frames: bytes) -> bytes:
+    """What a listener answers to a stranger's bytes, until it closes."""
+    host, port = address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for frame in frames:
+        writer.write(frame)
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def hello(**changes: Any) -> bytes:
+    frame = msgspec.json.encode(
+        {
+            "protocol": 2,
+            "cluster": "c",
+            "from": "n2",
+            "to": "n1",
+            "address": "127.0.0.1:1",
+            "version": "0",
+            **changes,
+        }
+    )
+    return len(frame).to_bytes(4, "little") + frame
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (hello(cluster="other"), b"another cluster"),
+        (hello(to="n3"), b"this is n1, not n3"),
+        (hello(**{"from": "n1"}), b"n1 at 127.0.0.1:1 cannot be a peer of n1"),
+        (hello(address="somewhere"), b"n2 at somewhere cannot be a peer of n1"),
+        (hello(protocol=1), b"protocol 2"),
+        (hello(more=1), b"not a hello"),
+        (b"\x02\x00\x00\x00{}", b"not a hello"),
+        (b"GET / HTTP/1.1\r\n\r\n", b""),
+    ],
+)
+def test_strangers_are_refused(frame: bytes, reason: bytes) -> None:
+    async def test() -> None:
+        pair = Pair()
+        await pair.nodes[0].start()
+        answer = await knock(pair.addresses[0], frame)
+        assert reason in answer
+        assert (b"refused" in answer) == bool(reason)
+        assert pair.received == []
+        await pair.nodes[0].stop()
+
+    run(test)
+
+
+def test_a_node_of_another_cluster_never_connects() -> None:
+    async def test() -> None:
+        pair = Pair(("one", "two"))
+        for node in pair.nodes:
+            await node.start()
+        for _ in range(50):
+            pair.nodes[0].send("n2", 5, HEARTBEAT)
+            await asyncio.sleep(0.005)
+        assert pair.nodes[0].peer_version("n2") is None
+        assert pair.received == []
+        for node in pair.nodes:
+            await node.stop()
+
+    run(test)
+
+
+def test_an_address_in_use_is_an_error() -> None:
+    async def test() -> None:
+        pair = Pair()
+        await pair.nodes[0].start()
+        with pytest.raises(OSError, match="in use"):
+            await pair.node(0).start()
+        await pair.nodes[0].stop()
+
+    run(test)
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize("member", [False, True])
+def test_a_peer_that_is_not_a_member_and_cannot_be_reached_is_forgotten(member: bool) -> None:
+    """Until it calls by itself, or is added again."""
+
+    async def test() -> None:
+        asked: list[str] = []
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        node = PeerTransport(
+            cluster_id="c",
+            node_id="n1",
+            listen=address,
+            address=address,
+            peers=[("n2", f"127.0.0.1:{free_ports(1)[0]}")],
+            deliver=lambda *_: None,
+            lost=lambda _: None,
+            chance=random.Random(1),
+            is_member=lambda _: member,
+            forget=lambda peer: not asked.append(peer),  # type: ignore[func-returns-value]
+            retry=RetryConfig(removed_retry_s=0.02, removed_forget_s=0.05),
+        )
+        await node.start()
+        if member:
+            await asyncio.sleep(0.3)
+            assert (asked, list(node._outgoing), len(node._tasks)) == ([], ["n2"], 1)
+        else:
+            await until(lambda: asked and not node._tasks)
+            assert (asked, list(node._outgoing)) == (["n2"], [])
+            node.add_peer("n2", "127.0.0.1:1")
+            assert len(node._tasks) == 1
+        await node.stop()
+
+    run(test)

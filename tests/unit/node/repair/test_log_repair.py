@@ -1,0 +1,372 @@
+"""The course of one repair over a log in memory and scripted peers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.node.network.peer_calls import PeerCalls
+from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
+from app.node.repair import log_repair as repair_module
+from app.node.repair.log_repair import LogRepair, RepairState
+from app.node.repair.marker import Note, RepairMarker
+from app.node.replica.driver import LogDriver
+from storage.errors import CorruptFile, CorruptLog
+from storage.format.batch import stamp
+from storage.format.records import encode_control
+from storage.format.segment_format import segment_name
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardState, HardStateFile
+from storage.log.manifest import ManifestFile
+from tests.support.memory_files import MemoryFiles
+from tests.unit.node.repair.test_fetch import history
+from tests.unit.node.repair.test_server import Clock
+
+BATCHES = history(40)
+SIZES = CommitlogConfig(segment_max_bytes=4_000, mark_interval_bytes=1_000, tail_cache_bytes=0)
+FOLDER = "data/logs/log"
+
+
+class Peers:
+    """Transport and other nodes in one: `answers` says what a peer replies, None: nothing."""
+
+    def __init__(self, answers: Callable[[str, PeerCall], PeerCall | None]) -> None:
+        self.asked: list[tuple[str, PeerCall]] = []
+        self.answers = answers
+        self.calls = PeerCalls(self, Random(1))
+
+    def send(self, target: str, log_id: int, message: Any) -> None:
+        self.asked.append((target, message))
+        answer = self.answers(target, message)
+        if answer is not None:
+            asyncio.get_running_loop().call_soon(self.calls.answered, target, log_id, answer)
+
+
+class Host:
+    """app.node.repair.log_repair.RepairHost: opens the log only, which stands for its driver."""
+
+    def __init__(self, files: MemoryFiles) -> None:
+        self.files = files
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.log: Commitlog | None = None
+        self.marked_when_opened = False
+        self.sound: bool | None = None  # how the log was opened
+        self.always_damaged = False
+
+    def tell(self, kind: str, data: dict[str, Any]) -> None:
+        self.events.append((kind, data))
+
+    def open_log(self, *, sound: bool) -> Any:
+        self.sound = sound
+        if not self.files.exists(f"{FOLDER}/vote"):
+            raise CorruptFile(f"{FOLDER}/vote", "missing")
+        HardStateFile(self.files, f"{FOLDER}/vote").load()
+        self.marked_when_opened = RepairMarker(self.files, "data", "log").exists
+        if self.always_damaged:
+            raise CorruptLog(FOLDER, 0, "a disk that rots at once")
+        return Commitlog.open(self.files, FOLDER, log_id=7, config=SIZES)
+
+    def serve(self, driver: LogDriver) -> None:
+        self.log = driver  # type: ignore[assignment]  # what `open_log` gave
+
+    def fail(self, what: str, error: BaseException) -> None:
+        raise AssertionError(f"{what}: {error}")
+
+
+def gives_all(_peer: str, message: PeerCall) -> PeerCall | None:
+    """A healthy peer: two batches an answer."""
+    if isinstance(message, TermRequest):
+        return TermAnswer(message.id, 9)
+    assert isinstance(message, FetchRequest)
+    wanted = [b for b in BATCHES if message.first_index <= b.base_index <= message.last_index]
+    return FetchAnswer(message.id, 0, 79, False, tuple(wanted[:2]))
+
+
+class Scene:
+    """A node's log of 40 batches, closed, with a vote."""
+
+    def __init__(self) -> None:
+        self.files = MemoryFiles()
+        log = Commitlog.open(self.files, FOLDER, log_id=7, config=SIZES)
+        log.append(BATCHES)
+        log.close()
+        HardStateFile(self.files, f"{FOLDER}/vote").save(HardState(4, "n2"))
+        self.host = Host(self.files)
+        self.votes = True
+
+    def repair(
+        self, peers: Peers, trouble: CorruptLog | CorruptFile, voters: tuple[str, ...], sound: bool
+    ) -> LogRepair:
+        return LogRepair(
+            host=self.host,
+            files=self.files,
+            folder=FOLDER,
+            log_name="log",
+            log_id=7,
+            node_id="n1",
+            voters=voters,
+            sound=sound,
+            storage=SIZES,
+            marker=RepairMarker(self.files, "data", "log"),
+            calls=peers.calls,
+            clock=Clock(),
+            trouble=trouble,
+            found_by="start",
+            votes=self.votes,
+        )
+
+    def run(
+        self,
+        peers: Peers,
+        trouble: CorruptLog | CorruptFile,
+        voters: tuple[str, ...] = ("n1", "n2", "n3"),
+        meanwhile: Callable[[LogRepair], Awaitable[None]] | None = None,
+        sound: bool = True,
+    ) -> LogRepair:
+        async def bounded() -> LogRepair:
+            async with asyncio.timeout(20):
+                repair = self.repair(peers, trouble, voters, sound)
+                task = asyncio.create_task(repair.run())
+                if meanwhile is not None:
+                    await meanwhile(repair)
+                await task
+                return repair
+
+        return asyncio.run(bounded())
+
+    def damage(self, position: int, data: bytes = b"noise" * 40) -> CorruptLog:
+        batch = BATCHES[position]
+        for name in sorted(self.files.list(FOLDER), reverse=True):
+            if name.endswith(".log") and int(name[:20]) <= batch.offset:
+                self.files.open(f"{FOLDER}/{name}").pwrite(data, batch.offset - int(name[:20]))
+                return CorruptLog(f"{FOLDER}/{name}", batch.offset, "noise")
+        raise AssertionError("no such segment")
+
+
+def test_every_stretch_is_fetched_and_the_log_is_as_it_was() -> None:
+    scene, peers = Scene(), Peers(gives_all)
+    scene.damage(3)
+    repair = scene.run(peers, scene.damage(20))
+    assert scene.host.log is not None
+    assert scene.host.log.read_batches(0, 10**6) != []
+    held = [batch for index in range(0, 80, 2) for batch in [scene.host.log.batch_at(index)]]
+    assert held == BATCHES
+    assert [(kind, data.get("found_by")) for kind, data in scene.host.events] == [("corruption", "start")]
+    assert repair.mended.batches >= 2
+    assert not repair.mended.set_aside
+    assert scene.host.marked_when_opened  # the note stays until the core says that it is healed
+    assert scene.host.sound  # all that it promised is there
+    asked = [message for _, message in peers.asked if isinstance(message, FetchRequest)]
+    assert all(0 <= message.first_index <= message.last_index <= 79 for message in asked)
+
+
+@pytest.mark.rule("R-02")
+@pytest.mark.parametrize(("position", "sound"), [(39, True), (20, False)])
+def test_a_log_that_may_still_lack_what_it_promised_is_opened_unsound(position: int, sound: bool) -> None:
+    """Nobody knows what stood behind a damaged end; and one that was not sound before is not by this."""
+    scene = Scene()
+    scene.run(Peers(gives_all), scene.damage(position), sound=sound)
+    assert scene.host.sound is False
+    assert not RepairMarker(scene.files, "data", "log").keeps_promises
+
+
+def test_what_a_note_promises_is_taken_back_and_never_given_again() -> None:
+    files = MemoryFiles()
+    marker = RepairMarker(files, "data", "log")
+    marker.save(Note("noise", "read", 1, keeps_promises=True, lacks_records=False))
+    assert marker.keeps_promises
+    assert not marker.lacks_records
+    marker.save(Note("later", "scrub", 2, keeps_promises=False, lacks_records=True))
+    marker.save(Note("later", "scrub", 3, keeps_promises=True, lacks_records=False))
+    assert not marker.keeps_promises
+    assert marker.lacks_records
+    assert b"noise" in files.read("data/repairing/log")
+    files.open("data/repairing/log").pwrite(b"x", 0)
+    assert marker.exists
+    assert not marker.keeps_promises
+
+
+def test_what_all_peers_have_trimmed_is_not_waited_for() -> None:
+    def trimmed(_peer: str, message: PeerCall) -> PeerCall:
+        return FetchAnswer(message.id, 60, 79)
+
+    scene = Scene()
+    repair = scene.run(Peers(trimmed), scene.damage(3))
+    assert repair.mended.set_aside
+    assert scene.host.log is not None
+    assert scene.host.log.end_index == -1
+    assert scene.host.sound is False
+    assert RepairMarker(scene.files, "data", "log").lacks_records
+    assert any(name.endswith(".log") for name in scene.files.list(f"{FOLDER}/aside"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(4, "n2")  # the promise stays
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others() -> None:
+    silent = ["n3"]
+
+    def answers(peer: str, message: PeerCall) -> PeerCall | None:
+        if peer in silent:
+            silent.remove(peer)  # the first time
+            return None
+        return TermAnswer(message.id, 9 if peer == "n2" else 12)
+
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    peers = Peers(answers)
+    repair = scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(12, "n1")
+    assert [peer for peer, _ in peers.asked] == ["n2", "n3", "n3"]  # who has answered is not asked again
+    assert list(repair.mended.small_files) == ["vote"]
+    assert scene.host.sound  # every record is there, and the vote forbids what it may have promised
+    assert ("repair", "waiting") in [(kind, data.get("state")) for kind, data in scene.host.events]
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_does_not_wait_for_a_voter_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This node may have elected it in a later term, but not in one that is days of elections away."""
+    monkeypatch.setattr(repair_module, "PATIENCE_S", 0)
+    monkeypatch.setattr(repair_module, "ANSWER_TIMEOUT_S", 0.01)
+    scene = Scene()
+    scene.files.remove(f"{FOLDER}/vote")
+    scene.run(
+        Peers(lambda peer, message: TermAnswer(message.id, 9) if peer == "n2" else None),
+        CorruptFile(f"{FOLDER}/vote", "checksum"),
+    )
+    promise = HardStateFile(scene.files, f"{FOLDER}/vote").load()
+    assert promise == HardState(9 + repair_module.VOTE_GAP, "n1")
+    assert scene.host.sound
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "state"])
+def test_a_damaged_small_file_takes_nothing_that_was_promised(name: str) -> None:
+    scene = Scene()
+    scene.files.open(f"{FOLDER}/{name}", create=True).pwrite(b"noise", 0)
+    repair = scene.run(Peers(gives_all), CorruptFile(f"{FOLDER}/{name}", "checksum"))
+    assert list(repair.mended.small_files) == [name]
+    assert not scene.files.exists(f"{FOLDER}/{name}")
+    assert scene.host.sound
+
+
+@pytest.mark.rule("R-02")
+def test_a_torn_tail_without_its_checkpoint_may_have_been_committed() -> None:
+    """The checkpoint alone tells damage past the durable point from what no sync has covered."""
+    scene = Scene()
+    log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
+    offset = log.end_offset
+    scene.files.open(f"{FOLDER}/{segment_name(log._segments[-1].base_offset)}").pwrite(
+        b"noise", offset - log._segments[-1].base_offset
+    )
+    scene.files.open(f"{FOLDER}/checkpoint", create=True).pwrite(b"noise", 0)
+    scene.run(Peers(gives_all), CorruptFile(f"{FOLDER}/checkpoint", "checksum"))
+    assert scene.host.sound is False
+    assert RepairMarker(scene.files, "data", "log").lacks_records
+
+
+@pytest.mark.rule("R-02")
+def test_a_log_of_which_only_the_vote_is_left_may_lack_everything() -> None:
+    scene = Scene()
+    for name in scene.files.list(FOLDER):
+        if name != "vote":
+            scene.files.remove(f"{FOLDER}/{name}")
+    scene.run(Peers(gives_all), CorruptLog(FOLDER, 0, "all of the log is missing but its vote"))
+    assert scene.host.sound is False
+
+
+@pytest.mark.rule("R-02")
+def test_what_was_durable_while_the_log_ran_is_mended_not_cut() -> None:
+    """The process found the damage and was killed before it could move the durable point up."""
+    scene = Scene()
+    manifest_file = ManifestFile(scene.files, f"{FOLDER}/manifest")
+    manifest = manifest_file.load()
+    assert manifest is not None
+    manifest_file.save(replace(manifest, durable_index=9, durable_offset=BATCHES[5].offset))
+    trouble = scene.damage(20)
+    marker = RepairMarker(scene.files, "data", "log")
+    marker.save(Note("noise", "read", 1, keeps_promises=True, lacks_records=False, held_index=79))
+    scene.run(Peers(gives_all), trouble)
+    assert scene.host.log is not None
+    assert [scene.host.log.batch_at(index) for index in range(0, 80, 2)] == BATCHES
+    assert scene.host.sound
+    assert marker.held_index == -1  # the leader may cut from here on
+
+
+@pytest.mark.rule("R-01")
+def test_a_lost_vote_also_asks_voters_that_only_the_log_knows() -> None:
+    """The group has grown since the configuration was written: they too may have been voted for."""
+    scene = Scene()
+    log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
+    value = {"kind": "membership", "voters": ["n1", "n2", "n3", "n4"], "learners": [], "nodes": {}}
+    grown = stamp(
+        encode_control(value),
+        log_id=7,
+        base_index=log.next_index,
+        term=4,
+        timestamp_ms=1,
+        offset=log.end_offset,
+        previous_chain=log.last_chain,
+        control=True,
+    )
+    log.append([grown])
+    log.close()
+    scene.files.remove(f"{FOLDER}/vote")
+    terms = {"n2": 5, "n3": 6, "n4": 9}
+    peers = Peers(lambda peer, message: TermAnswer(message.id, terms[peer]))
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(9, "n1")
+
+
+def test_a_repair_that_waits_says_so_once_and_can_be_given_up() -> None:
+    scene, peers = Scene(), Peers(lambda _peer, message: FetchAnswer(message.id, -1, -1))
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while len(peers.asked) < 5 or repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.01)
+        repair.give_up()
+
+    scene.run(peers, scene.damage(3), meanwhile=meanwhile)
+    assert scene.host.log is None
+    assert [kind for kind, _ in scene.host.events] == ["corruption", "repair"]
+    assert RepairMarker(scene.files, "data", "log").exists
+
+
+def test_without_peers_nothing_is_thrown_away() -> None:
+    scene, peers = Scene(), Peers(gives_all)
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.01)
+        repair.give_up()
+
+    before = scene.files.list(FOLDER)
+    scene.run(peers, scene.damage(3), voters=("n1",), meanwhile=meanwhile)
+    assert peers.asked == []
+    assert set(before) - set(scene.files.list(FOLDER)) <= {"epochs"}  # made anew from the log
+
+
+def test_a_disk_that_rots_at_once_is_no_endless_loop() -> None:
+    scene, peers = Scene(), Peers(gives_all)
+    scene.host.always_damaged = True
+
+    async def meanwhile(repair: LogRepair) -> None:
+        while repair.state is not RepairState.WAITING:  # noqa: ASYNC110  # bounded
+            await asyncio.sleep(0.01)
+        repair.give_up()
+
+    scene.run(peers, scene.damage(3), meanwhile=meanwhile)
+    kept = [name for name in scene.files.list(f"{FOLDER}/aside") if name.endswith(".log")]
+    assert len(kept) > 3  # what was set aside first is still there
+
+
+@pytest.mark.rule("C-04", "C-03")
+def test_a_lost_epoch_of_a_log_that_does_not_vote_needs_no_peer_and_another_identity() -> None:
+    """A term that no controller has given would make the copy deaf to every role."""
+    scene, peers = Scene(), Peers(lambda _peer, _message: None)
+    scene.votes = False
+    scene.files.remove(f"{FOLDER}/vote")
+    scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
+    assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(BATCHES[-1].term, "n1")
+    assert scene.host.sound is False

@@ -1,0 +1,61 @@
+"""A log with a note of damage is opened: who may vote at once, and who must hear its leader first."""
+
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.log.contract import Role
+from app.node.repair.marker import Note
+from app.node.repair.registry import Repairs
+from app.node.replica.driver import LogDriver
+from app.node.tasks import TaskSupervisor
+from storage.files import OsFileSystem
+from tests.unit.node.replica.driver_support import Node
+
+
+def opened(folder: Path, *, lacks_records: bool) -> tuple[Node, LogDriver]:
+    """n1, in whose configuration it is the only voter, opens a log whose note promises nothing."""
+    node = Node(folder)
+    node.append()
+    node.driver.log.close()
+    hosted: Any = SimpleNamespace(name="default", settings=SimpleNamespace(replicas=("n1",)))
+    settings: Any = SimpleNamespace(node=SimpleNamespace(id="n1", data=folder), storage=None)
+    repairs = Repairs(
+        settings=settings,
+        files=OsFileSystem(),
+        disk=node.seams,
+        transport=node.seams,
+        clock=node.seams,
+        chance=Random(1),
+        logs={},
+        open_log=lambda _hosted, **trust: node.open(**trust),
+        serve=lambda _hosted, _driver: None,
+        tasks=TaskSupervisor(lambda what, error: None),
+        fail=node.seams.fail,
+    )
+    note = Note("noise", "read", 1, keeps_promises=False, lacks_records=lacks_records)
+    repairs.marker_of(hosted).save(note)
+    return node, repairs.open_marked(hosted, sound=False)
+
+
+def test_the_only_voter_is_sound_once_its_log_opens(tmp_path: Path) -> None:
+    _, driver = opened(tmp_path, lacks_records=False)
+    assert driver.sound
+
+
+@pytest.mark.rule("R-10")
+def test_who_has_lost_records_may_have_lost_that_others_vote_too(tmp_path: Path) -> None:
+    """The configuration names n1 alone; the record by which others joined was in what is lost."""
+    node, driver = opened(tmp_path, lacks_records=True)
+    assert not driver.sound
+    driver.start()
+    node.seams.run()
+    for _ in range(200):
+        node.seams.now += 20
+        driver.tick()
+        node.seams.run()
+    assert driver.role is Role.FOLLOWER
+    assert driver.term == 1

@@ -1,0 +1,157 @@
+"""What a node gives its peers: settled batches and nothing else, in frames that come back as they were."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from app.node.network import wire
+from app.node.network.repair_messages import (
+    DigestAnswer,
+    DigestRequest,
+    FetchAnswer,
+    FetchRequest,
+    PeerCall,
+    TermAnswer,
+    TermRequest,
+)
+from app.node.repair.server import RepairServer
+from app.node.replica.driver import LogDriver
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from tests.support.memory_files import MemoryFiles
+from tests.unit.node.repair.test_fetch import history
+
+BYTES_PER_S = 500_000
+BATCHES = history(10)  # two records each: indexes 0 to 19
+
+
+@dataclass
+class Replica:
+    """As much of a driver as a peer's question touches."""
+
+    log: Commitlog
+    committed_index: int
+    term: int = 7
+    log_name: str = "log"
+    knows_vote: bool = True
+
+
+class Clock:
+    ms = 0
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_ms(self) -> int:
+        return self.ms
+
+
+class Node:
+    """A server over a log in memory, of which `committed` is committed and `durable` on disk."""
+
+    def __init__(self, committed: int, durable: int = 19) -> None:
+        self.files = MemoryFiles()
+        config = CommitlogConfig(tail_cache_bytes=0)
+        log = Commitlog.open(self.files, "log", log_id=7, config=config)
+        log.append([batch for batch in BATCHES if batch.last_index <= durable])
+        ticket = log.start_sync()
+        assert ticket is not None
+        ticket.run()
+        log.finish_sync(ticket)
+        log.append([batch for batch in BATCHES if batch.last_index > durable])
+        log.settle(committed)
+        self.replica = Replica(log, committed)
+        self.sent: list[PeerCall] = []
+        self.damaged: list[str] = []
+        self.clock = Clock()
+        self.server = RepairServer(
+            self.files,
+            self.clock,
+            lambda _peer, _log_id, message: self.sent.append(message),
+            lambda _log_id, _error, found_by: self.damaged.append(found_by),
+            BYTES_PER_S,
+        )
+
+    def ask(self, request: PeerCall, *, offline: bool = False) -> Any:
+        driver = None if offline else cast(LogDriver, self.replica)
+        asyncio.run(self.server.answer("n2", 7, driver, request))
+        return self.sent.pop() if self.sent else None
+
+    def fetched(self, first: int, last: int) -> tuple[int, ...]:
+        answer = self.ask(FetchRequest(1, first, last))
+        return tuple(batch.base_index for batch in answer.batches)
+
+
+@pytest.mark.rule("R-07")
+def test_only_what_is_committed_and_durable_is_given() -> None:
+    assert Node(committed=11).fetched(4, 19) == (4, 6, 8, 10)
+    assert Node(committed=11, durable=7).fetched(4, 19) == (4, 6)
+    assert Node(committed=11).fetched(12, 19) == ()
+    assert Node(committed=-1).fetched(0, 19) == ()
+    told = Node(committed=11).ask(FetchRequest(9, 12, 19))
+    assert (told.id, told.begin_index, told.settled_index, told.busy) == (9, 0, 11, False)
+
+
+def test_a_node_that_is_offline_gives_nothing_and_tells_no_term() -> None:
+    node = Node(committed=19)
+    assert node.ask(FetchRequest(1, 0, 3), offline=True) == FetchAnswer(1, -1, -1)
+    assert node.ask(TermRequest(1), offline=True) is None
+    assert node.ask(TermRequest(1)) == TermAnswer(1, 7)
+    assert node.ask(DigestRequest(1, 0, 3), offline=True).settled_index == -1
+
+
+def test_more_than_its_share_is_put_off() -> None:
+    node = Node(committed=19)
+    given = 0
+    while not (answer := node.ask(FetchRequest(1, 0, 19))).busy:
+        given += sum(batch.size_bytes for batch in answer.batches)
+        assert given <= BYTES_PER_S // 4
+    assert answer.batches == ()
+    assert given > 0
+    node.clock.ms += 1_000
+    assert not node.ask(FetchRequest(1, 0, 19)).busy
+
+
+def test_digests_differ_exactly_where_the_batches_do() -> None:
+    one, two = Node(committed=19), Node(committed=19)
+    whole = one.ask(DigestRequest(1, 0, 19))
+    assert whole == two.ask(DigestRequest(1, 0, 19))
+    assert (whole.last_index, len(whole.digest)) == (19, 16)
+    assert whole.digest != one.ask(DigestRequest(1, 0, 17)).digest
+    assert one.ask(DigestRequest(1, 0, 19, deep=True)) == whole
+    assert one.ask(DigestRequest(1, 0, 20)).digest == b""  # beyond what is settled
+
+
+@pytest.mark.parametrize(
+    "request_", [FetchRequest(1, 8, 11), DigestRequest(1, 0, 19), DigestRequest(1, 0, 19, deep=True)]
+)
+def test_damage_that_a_question_comes_upon_is_told_and_never_given(request_: PeerCall) -> None:
+    node = Node(committed=19)
+    file = node.files.open("log/00000000000000000000.log")
+    file.pwrite(b"noise", BATCHES[4].offset + 200)
+    answer = node.ask(request_)
+    assert len(node.damaged) == 1
+    if isinstance(answer, FetchAnswer):
+        assert answer.batches == ()
+    else:
+        assert answer.damaged
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        FetchRequest(5, 1, 9),
+        FetchAnswer(5, 0, 19, False, tuple(BATCHES[2:5])),
+        FetchAnswer(5, -1, -1, True),
+        TermRequest(2**53 - 1),
+        TermAnswer(3, 8),
+        DigestRequest(4, 0, 19, True),
+        DigestAnswer(4, 0, 19, 19, b"d" * 16, b"c" * 8, True),
+    ],
+)
+def test_frames_come_back_as_they_were(message: Any) -> None:
+    frame = b"".join(wire.encode(7, message))
+    assert wire.decode(memoryview(frame)) == (7, message)
+    with pytest.raises(wire.CorruptFrame):
+        wire.decode(memoryview(frame[:-1]))

@@ -1,0 +1,297 @@
+"""Commands at a driver: fences, cursors, trims; the state of a log that begins after the past."""
+
+from pathlib import Path
+
+import pytest
+
+from app.log.commands import ABSENT, CommandResult, DropCursor, MoveCursor, SetFence, Trim
+from app.log.contract import DriverConfig, Producer
+from app.raft.messages import StateChunk, StateRequest
+from storage.log.commitlog import CommitlogConfig
+from tests.unit.node.replica.driver_support import Node, code, result
+
+SMALL = CommitlogConfig(segment_max_bytes=8 * 1024)
+
+
+def done(answer: object) -> CommandResult:
+    assert isinstance(answer, CommandResult), answer
+    return answer
+
+
+def test_a_command_is_a_control_record_of_its_own(node: Node) -> None:
+    fence = done(node.command(SetFence("w-a")))
+    assert (fence.index, fence.term, fence.changed) == (1, 1, True)
+    assert node.driver.log.batch_at(1).is_control
+    again = done(node.command(SetFence("w-a")))
+    assert (again.index, again.changed) == (1, False)
+    assert code(node.command(SetFence("w-b", match_token=None))) == "fenced"
+    assert done(node.command(SetFence(None, match_token="w-a"))).changed
+
+
+def test_fences_and_cursors_survive_a_restart(node: Node) -> None:
+    done(node.command(SetFence("w-a")))
+    made = done(node.command(MoveCursor("etl", 5, fence=True, if_match=ABSENT)))
+    done(node.command(MoveCursor("gone", 1, fence=False)))
+    done(node.command(DropCursor("gone")))
+    node.restart()
+    assert node.driver.state.fencing_token == "w-a"
+    assert list(node.driver.state.cursors) == ["etl"]
+    assert node.driver.state.cursors["etl"].revision == made.index
+
+
+def test_a_trim_stops_at_a_readers_fence(node: Node) -> None:
+    for _ in range(10):
+        node.append()
+    done(node.command(MoveCursor("etl", 4, fence=True)))
+    assert code(node.command(Trim(6))) == "not-materialized"
+    assert code(node.command(Trim(99))) == "invalid-request"
+    done(node.command(Trim(4)))
+    node.tick(20)
+    node.tick(20)
+    assert node.driver.log.begin_index == 4
+    done(node.command(Trim(6, force=True)))
+    node.tick(20)
+    node.tick(20)
+    assert node.driver.log.begin_index == 6
+    assert not done(node.command(Trim(5))).changed
+
+
+def test_nothing_is_trimmed_before_the_state_is_safe(tmp_path: Path) -> None:
+    """Else a power cut would leave a log that nobody can lead: its keys are neither in it nor beside it."""
+    node = Node(tmp_path)
+    key = result(node.append(idempotency_key="k"))
+    for _ in range(10):
+        node.append()
+    done(node.command(Trim(8)))
+    assert node.driver.log.begin_index == 0
+    node.tick(20)
+    node.tick(20)
+    assert node.driver.log.begin_index == 8
+    node.restart()
+    again = result(node.append(idempotency_key="k"))
+    assert (again.first_index, again.replayed) == (key.first_index, True)
+
+
+def test_a_repeat_of_what_is_trimmed_with_its_term_gets_the_first_answer(tmp_path: Path) -> None:
+    """Nobody knows any more who led that term: whoever answers stands for it."""
+    node = Node(tmp_path)
+    first = result(node.append(idempotency_key="k"))
+    node.restart()
+    last = [result(node.append()) for _ in range(3)][-1]
+    done(node.command(Trim(last.last_index)))
+    for _ in range(2):
+        node.tick(20)
+    assert node.driver.log.begin_index == last.last_index
+    assert node.driver.log.epochs[0].term > first.term
+    again = result(node.append(idempotency_key="k"))
+    assert (again.first_index, again.term, again.leader, again.replayed) == (
+        first.first_index,
+        first.term,
+        node.driver.node_id,
+        True,
+    )
+
+
+def test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_before(tmp_path: Path) -> None:
+    """The state of the past comes piece by piece from the leader; lost pieces are asked for again."""
+    source = Node(tmp_path / "source")
+    result(source.append(idempotency_key="k"))
+    done(source.command(MoveCursor("etl", 1, fence=False)))
+    for _ in range(10):
+        source.append()
+    transfer = source.driver._transfer
+    copy = Node(tmp_path / "copy", "n1", "n2", "n3", config=DriverConfig())
+    copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
+    copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20))
+    taking = copy.driver._transfer
+    assert not taking.is_whole
+    taking.tick("n2", 1_000)
+    taking.tick("n2", 1_500)
+    [(_, lost)] = copy.seams.sent[-1:]
+    taking.tick("n2", 2_000)
+    [(_, request)] = copy.seams.sent[-1:]
+    assert isinstance(request, StateRequest)
+    assert isinstance(lost, StateRequest)
+    transfer.serve("n1", request)
+    [(_, chunk)] = source.seams.sent[-1:]
+    assert isinstance(chunk, StateChunk)
+    taking.take("n2", StateChunk(lost.id, chunk.offset, chunk.total, chunk.crc, chunk.data), 2_100)
+    assert not taking.is_whole
+    taking.take("n2", chunk, 2_100)
+    assert taking.is_whole
+    state = copy.driver.state
+    assert state.find_key("k") is not None
+    assert state.cursors["etl"].position == 1
+    assert state.applied_index == copy.driver.log.end_index
+
+
+def test_a_snapshot_of_what_may_still_be_taken_back_makes_no_trim_safe(tmp_path: Path) -> None:
+    """Once the batch that it rests on is trimmed, a restart only believes what was committed at its time."""
+    node = Node(tmp_path, config=DriverConfig(checkpoint_interval_ms=20, snapshot_interval_ms=60))
+    node.tick(20)
+    node.append()
+    asked = node.ask(idempotency_key="k")
+    node.seams.turn()  # written, neither durable nor committed
+    for _ in range(3):
+        node.seams.now += 20
+        node.driver.tick()  # the snapshot is taken
+    node.seams.run()
+    first = result(*asked)
+    node.driver._checkpointer._snapshot_ms = 1 << 60  # and no other one by itself
+    for _ in range(2):
+        node.tick(20)
+    assert node.driver._checkpointer._saved.state_index == first.last_index
+    done(node.command(Trim(first.last_index + 1)))
+    for _ in range(4):
+        node.tick(20)
+    assert node.driver.log.begin_index == first.last_index + 1
+    node.restart()
+    again = result(node.append(idempotency_key="k"))
+    assert (again.first_index, again.replayed) == (first.first_index, True)
+
+
+def test_pieces_of_two_snapshots_are_never_put_together(tmp_path: Path) -> None:
+    """Neither when the first question comes twice, nor when it was asked by an earlier life."""
+    source = Node(tmp_path / "source", config=DriverConfig(state_chunk_bytes=40))
+    for number in range(10):
+        result(source.append(idempotency_key=f"k{number}"))
+
+    def served(request: StateRequest) -> StateChunk:
+        source.driver._transfer.serve("n1", request)
+        [(_, chunk)] = source.seams.sent[-1:]
+        assert isinstance(chunk, StateChunk)
+        return chunk
+
+    def asked(copy: Node) -> StateRequest:
+        [(_, request)] = copy.seams.sent[-1:]
+        assert isinstance(request, StateRequest)
+        return request
+
+    def begun(folder: str, now_ms: int) -> Node:
+        copy = Node(tmp_path / folder, "n1", "n2", "n3")
+        copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
+        copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20, 9))
+        copy.driver._transfer.tick("n2", now_ms)
+        return copy
+
+    copy = begun("copy", 1_000)
+    request = asked(copy)
+    chunk = served(request)
+    result(source.append(idempotency_key="k0000"))
+    served(request)  # the same question once more
+    while not copy.driver._transfer.is_whole:
+        copy.driver._transfer.take("n2", chunk, 1_000)
+        chunk = served(asked(copy))
+    assert copy.driver.state.find_key("k0") is not None
+    assert copy.driver.state.find_key("k0000") is None
+
+    late = served(request)
+    another = begun("another", 2_000)
+    another.driver._transfer.take("n2", late, 2_000)
+    assert asked(another).offset == 0
+
+
+def transferred(source: Node, copy: Node) -> None:
+    """Let the copy ask the source for the log's state until it has it."""
+    copy.driver._transfer.tick("n2", 1_000)
+    for round_ in range(1_000):
+        if copy.driver._transfer.is_whole:
+            return
+        [(_, request)] = copy.seams.sent[-1:]
+        assert isinstance(request, StateRequest)
+        before = len(source.seams.sent)
+        source.driver._transfer.serve("n1", request)
+        source.driver._transfer.tick(None, 1_000)
+        if len(source.seams.sent) > before:
+            [(_, chunk)] = source.seams.sent[-1:]
+            assert isinstance(chunk, StateChunk)
+            copy.driver._transfer.take("n2", chunk, 1_000 + round_)
+        copy.driver._transfer.tick("n2", 1_000 + round_)
+    raise AssertionError("the state did not come")
+
+
+@pytest.mark.rule("D-12")
+def test_the_state_that_is_sent_holds_what_is_committed_alone(tmp_path: Path) -> None:
+    """Else a replica would answer a repeat by an append that was truncated everywhere."""
+    source, copy = Node(tmp_path / "source"), Node(tmp_path / "copy", "n1", "n2", "n3")
+    for number in range(8):
+        result(source.append(idempotency_key=f"k{number}", producer=Producer(f"p{number}", 0, 3)))
+    result(source.append())
+    source.ask(idempotency_key="late", producer=Producer("p0", 0, 4))
+    source.driver.command(MoveCursor("late", 1, True), lambda _: None)
+    source.seams.turn()  # written, neither durable nor committed
+    log = source.driver.log
+    assert (log.end_index, source.driver.committed_index) == (11, 9)
+    copy.driver.log.reset(9, log.batch_at(9).offset)
+    copy.driver.log.append(log.read_batches(9, 1 << 20, 9))
+    transferred(source, copy)
+    state = copy.driver.state
+    assert state.applied_index == 9
+    assert all(state.find_key(f"k{number}") is not None for number in range(8))
+    assert state.find_key("late") is None
+    assert state.check_producer("p0", 0, 4) is None
+    assert list(state.cursors) == []
+
+
+def test_a_large_state_is_sent_and_taken_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is copied and replayed both logs go on; a truncation makes the replay begin again."""
+    monkeypatch.setattr("app.node.replica.state_transfer.COPY_BYTES", 300)
+    monkeypatch.setattr("app.node.replica.state_transfer.REPLAY_BYTES", 1)
+    source = Node(tmp_path / "source", config=DriverConfig(state_chunk_bytes=100))
+    copy = Node(tmp_path / "copy", "n1", "n2", "n3")
+    for number in range(30):
+        result(source.append(idempotency_key=f"k{number}"))
+    log = source.driver.log
+    copy.driver.log.reset(20, log.batch_at(20).offset)
+    copy.driver.log.append(log.read_batches(20, 1 << 20, 25))
+    copy.driver._transfer.tick("n2", 500)
+    [(_, request)] = copy.seams.sent[-1:]
+    source.driver._transfer.serve("n1", request)  # begins the copy
+    result(source.append(idempotency_key="later"))
+    transferred(source, copy)
+    state = copy.driver.state
+    assert all(state.find_key(f"k{number}") is not None for number in range(25))
+    assert state.applied_index >= 25
+
+
+def test_a_large_snapshot_is_copied_in_slices_and_is_of_one_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.node.replica.checkpoints.SLICE_BYTES", 300)
+    node = Node(tmp_path, config=DriverConfig(checkpoint_interval_ms=20, snapshot_interval_ms=10_000))
+    for number in range(50):
+        result(node.append(idempotency_key=f"k{number}"))
+    node.tick(1)
+    checkpointer = node.driver._checkpointer
+    checkpointer.demand()
+    node.tick(20)
+    assert checkpointer.safe_index == -1  # the first slices alone
+    slices = 0
+    while checkpointer.safe_index == -1:
+        result(node.append(idempotency_key=f"later{slices}"))
+        node.tick(20)
+        slices += 1
+    assert slices > 5
+    assert checkpointer.safe_index == 50
+    for _ in range(2):
+        node.restart()
+        again = result(node.append(idempotency_key="later0"))
+        assert (again.first_index, again.replayed) == (51, True)
+        assert result(node.append(idempotency_key="k7")).first_index == 8
+
+
+def test_a_snapshot_is_thrown_away_when_the_log_is_truncated_while_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.node.replica.checkpoints.SLICE_BYTES", 300)
+    node = Node(tmp_path, config=DriverConfig(checkpoint_interval_ms=20))
+    for number in range(50):
+        result(node.append(idempotency_key=f"k{number}"))
+    checkpointer = node.driver._checkpointer
+    node.tick(1)
+    checkpointer.demand()
+    node.tick(20)
+    checkpointer.cut()
+    for _ in range(20):
+        node.tick(20)
+    assert checkpointer.safe_index == -1

@@ -1,0 +1,377 @@
+"""The driver of a log: its disk, checkpoints and restarts, who waits for commits and reads."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import CommitlogError
+from app.log.contract import (
+    AppendRequest,
+    DriverConfig,
+    Durability,
+    LogOptions,
+    Producer,
+    Role,
+)
+from app.node.replica import read_index_queue as read_gate
+from app.node.replica.driver import LogDriver
+from app.raft.messages import (
+    Heartbeat,
+    PushType,
+    ReadIndexAnswer,
+    VoteAnswer,
+    VoteRequest,
+)
+from storage import errors as storage_errors
+from storage.format.records import RecordColumns
+from storage.log.commitlog import Commitlog
+from tests.unit.node.replica.driver_support import (
+    Node,
+    code,
+    follower_of_n2,
+    keep_lead,
+    leading_node,
+    push_to,
+    result,
+)
+
+
+class FullFiles:
+    """Stands in for Commitlog.append while the disk is full."""
+
+    def __init__(self, driver: LogDriver) -> None:
+        self.driver = driver
+        self.append = driver.log.append
+
+    def refuse(self, _batches: object) -> None:
+        raise storage_errors.StorageFull("log", "pwrite", "no space left")
+
+
+def test_a_full_disk_is_a_refusal_and_nothing_of_the_append_stays(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = FullFiles(node.driver)
+    monkeypatch.setattr(node.driver.log, "append", full.refuse)
+    answers = [
+        node.ask(idempotency_key="k"),
+        node.ask(producer=Producer("p", 0, 3)),
+        node.ask(idempotency_key="k"),
+    ]
+    node.seams.run()
+    assert [code(each[0]) for each in answers] == ["storage-full"] * 3
+    assert node.driver.log.end_index == 0
+    monkeypatch.undo()
+    again = result(node.append(idempotency_key="k"))
+    assert (again.first_index, again.replayed) == (1, False)
+    assert result(node.append(producer=Producer("p", 0, 5))).first_index == 2
+
+
+@pytest.mark.rule("R-11")
+def test_a_failed_write_of_term_or_vote_stops_the_node(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3")
+    node.seams.disk_error = storage_errors.SyncFailed("vote", "fdatasync", "I/O error")
+    node.driver.deliver("n2", VoteRequest(5, 10, 4))
+    node.seams.run()
+    assert [type(error) for _, error in node.seams.failures] == [storage_errors.SyncFailed]
+    assert node.seams.sent == []  # no vote left the node
+    node.driver.deliver("n2", Heartbeat(6, "n2", -1, 1))
+    node.seams.run()
+    assert len(node.seams.failures) == 1
+    assert node.seams.sent == []
+
+
+@pytest.mark.rule("R-01")
+def test_a_vote_leaves_only_when_it_is_on_disk_and_survives_a_restart(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3")
+    node.driver.deliver("n2", VoteRequest(5, 10, 4))
+    node.seams.turn()
+    assert node.seams.sent == []
+    node.seams.run()
+    assert node.seams.sent == [("n2", VoteAnswer(5, True, False))]
+    node.restart()
+    assert node.driver.term == 5
+    node.driver.deliver("n3", VoteRequest(5, 10, 4))
+    node.seams.run()
+    assert node.seams.sent == [("n3", VoteAnswer(5, False, False))]
+
+
+def test_while_the_disk_is_waited_for_nothing_else_happens(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3")
+    node.driver.deliver("n2", VoteRequest(5, 10, 4))
+    node.driver.deliver("n2", Heartbeat(5, "n2", -1, 1))
+    node.seams.turn()
+    node.seams.turn()
+    assert node.driver.leader_id is None
+    node.seams.run()
+    assert node.driver.leader_id == "n2"
+
+
+def test_with_replicated_durability_an_answer_does_not_wait_for_the_sync(tmp_path: Path) -> None:
+    node = Node(tmp_path, durability=Durability.REPLICATED)
+    answers = node.ask()
+    node.seams.turn()
+    assert result(answers[0]).durability is Durability.REPLICATED
+    assert node.driver.log.durable_index < 1
+    node.tick(10)
+    assert node.driver.log.durable_index == 1
+
+
+# --- callbacks, waiters, journal, restart ---
+
+
+def test_a_callback_that_raises_never_reaches_replication(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(_answer: object) -> None:
+        raise ConnectionResetError("the client has gone")
+
+    records = RecordColumns()
+    records.add(b"v")
+    node.driver.append(AppendRequest(records), gone)
+    behind = node.ask()
+    node.seams.run()
+    assert result(behind[0]).first_index == 2
+    assert node.seams.failures == []
+    assert "callback" in caplog.text
+
+
+def test_waiters_are_woken_by_their_commit_in_order_of_index(node: Node) -> None:
+    woken: list[int] = []
+    node.driver.when_committed(2, lambda: woken.append(2))
+    node.driver.when_committed(1, lambda: woken.append(1))
+    cancelled = node.driver.when_committed(1, lambda: woken.append(99))
+    cancelled.cancel()
+    node.append()
+    assert woken == [1]
+    node.append()
+    assert woken == [1, 2]
+    node.driver.when_committed(0, lambda: woken.append(0))
+    assert woken == [1, 2, 0]
+
+
+def confirmed_read(node: Node, index: int) -> list[int | CommitlogError]:
+    """A read at a follower that its leader has confirmed for `index`; the list gets its answer."""
+    answers: list[int | CommitlogError] = []
+    node.driver.read_index(answers.append)
+    node.seams.run()
+    _, request = node.seams.sent[-1]
+    node.driver.deliver("n2", ReadIndexAnswer(request.term, request.id, index))
+    node.seams.run()
+    return answers
+
+
+@pytest.mark.rule("R-08")
+def test_a_follower_answers_a_read_only_when_it_has_the_index(tmp_path: Path) -> None:
+    node, log = follower_of_n2(tmp_path)
+    answers = confirmed_read(node, 0)
+    assert answers == []
+    push_to(node, PushType.APPEND, 1, "n2", 0, log.batches[0])
+    node.seams.run()
+    assert answers == [0]
+
+
+def test_a_confirmed_read_whose_index_does_not_come_is_given_up(tmp_path: Path) -> None:
+    node, _ = follower_of_n2(tmp_path)
+    answers = [confirmed_read(node, 5), confirmed_read(node, 6)]
+    node.seams.now += DriverConfig().read_timeout_ms
+    node.driver.tick()
+    node.seams.run()
+    codes = [answer.code for each in answers for answer in each if isinstance(answer, CommitlogError)]
+    assert codes == ["read-index-unavailable"] * 2
+
+
+@pytest.mark.rule("R-08")
+def test_reads_that_wait_for_a_disk_that_hangs_have_a_deadline_and_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_gate, "ASKING_MAX", 2)
+    node = Node(tmp_path, "n1", "n2", "n3")
+    node.tick(2_000)
+    node.driver.deliver("n2", VoteAnswer(1, True, pre_vote=True))
+    node.seams.turn()  # its term and vote are on their way to the disk, and stay there
+    answers: list[int | CommitlogError] = []
+    for _ in range(3):
+        node.driver.read_index(answers.append)
+        node.seams.turn()
+    assert (len(answers), node.driver.waiting_reads) == (1, 2)
+    node.seams.now += DriverConfig().read_timeout_ms
+    node.driver.tick()
+    assert (len(answers), node.driver.waiting_reads) == (3, 0)
+
+
+def test_a_read_without_a_leader_is_unavailable(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3")
+    answers: list[int | CommitlogError] = []
+    node.driver.read_index(answers.append)
+    node.seams.run()
+    assert [error.code for error in answers if isinstance(error, CommitlogError)] == [
+        "read-index-unavailable"
+    ]
+
+
+def test_the_journal_tells_start_term_role_and_epoch(node: Node) -> None:
+    [start] = node.events("start")
+    assert start["version"] == "1.2.3"
+    assert node.events("term") == [{"term": 1, "leader": "n1"}]
+    assert node.events("role")[-1] == {"role": "leader", "leader": "n1"}
+    [epoch] = node.events("epoch")
+    assert (epoch["epoch"], epoch["leader"], epoch["start_index"], epoch["end_index"]) == (1, "n1", 0, None)
+
+
+@pytest.mark.rule("D-20")
+def test_the_committed_index_reaches_the_checkpoint_and_a_restart_knows_it(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1")
+    node.append()
+    node.tick(20)
+    node.tick(3_000)
+    assert node.open().committed_index == 1  # it has not started: it cannot commit by itself yet
+
+
+def test_a_clean_stop_saves_where_a_restart_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path)
+    for number in range(20):
+        node.append(idempotency_key=f"k{number}")
+    stopped: list[bool] = []
+    node.driver.stop(lambda: stopped.append(True))
+    refused = node.ask()
+    node.seams.run()
+    assert stopped == [True]
+    assert code(refused[0]) == "no-leader"
+    assert node.events("stop") == [{}]
+    read: list[int] = []
+    original = Commitlog.read_batches
+
+    def counted(log: Commitlog, from_index: int, *arguments: Any) -> Any:
+        read.append(from_index)
+        return original(log, from_index, *arguments)
+
+    monkeypatch.setattr(Commitlog, "read_batches", counted)
+    node.voters = ("n1", "n2", "n3")
+    node.restart()
+    assert min(read) >= 20  # the state came from its snapshot, not from the log
+    assert node.driver._state.find_key("k0") is not None
+
+
+@pytest.mark.rule("R-01")
+def test_a_log_of_which_only_the_vote_is_left_is_damaged_not_new(tmp_path: Path) -> None:
+    """It may have acknowledged anything: an empty log that votes would forget it."""
+    node = Node(tmp_path)
+    result(node.append())
+    for path in (tmp_path / "logs" / "default").iterdir():
+        if path.name != "vote":
+            path.unlink()
+    with pytest.raises(storage_errors.CorruptLog, match="missing"):
+        node.restart()
+
+
+def test_a_stop_while_the_disk_is_waited_for_comes_after_it(tmp_path: Path) -> None:
+    node = leading_node(tmp_path)
+    answers = node.ask()
+    node.seams.run()
+    node.driver.deliver("n2", Heartbeat(9, "n2", -1, 1))
+    node.seams.turn()  # the newer term is on its way to the disk
+    stopped: list[bool] = []
+    node.driver.stop(lambda: stopped.append(True))
+    late = node.ask()
+    node.seams.run()
+    assert code(late[0]) == "not-leader"
+    assert code(answers[0]) == "term-changed"
+    assert stopped == [True]
+    assert node.events("stop") == [{}]
+
+
+def test_status_shows_one_instant(node: Node) -> None:
+    node.append(b"a", b"b")
+    status = node.driver.status()
+    assert (status.begin_index, status.end_index, status.next_index) == (0, 2, 3)
+    assert (status.core.role, status.core.term, status.core.leader_id) == (Role.LEADER, 1, "n1")
+    assert (status.end_offset, status.durability) == (node.driver.log.end_offset, Durability.FSYNC)
+    assert node.driver.watermarks() == {1: {"n1": 2}}
+    assert node.driver.watermarks(9) == {}
+
+
+@pytest.mark.rule("D-23")
+def test_a_leader_that_is_replaced_answers_term_changed(tmp_path: Path) -> None:
+    node = leading_node(tmp_path)
+    answers = node.ask()
+    node.seams.run()
+    assert answers == []
+    node.driver.deliver("n2", Heartbeat(9, "n2", -1, 1))
+    node.seams.run()
+    assert code(answers[0]) == "term-changed"
+
+
+@pytest.mark.rule("D-26")
+def test_an_append_without_a_quorum_times_out_and_says_where_it_stands(tmp_path: Path) -> None:
+    node = leading_node(tmp_path)
+    answers = node.ask(timeout_ms=200)
+    node.seams.run()
+    for _ in range(20):
+        keep_lead(node)
+        node.tick(20)
+    refusal = answers[0]
+    assert code(refusal) == "quorum-timeout"
+    assert isinstance(refusal, CommitlogError)
+    assert refusal.fields() == {"first_index": 1}
+
+
+@pytest.mark.parametrize("operation", ["read", "map"])
+def test_records_that_cannot_be_read_for_a_peer_are_damage_not_the_end_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    damages: list[storage_errors.CorruptLog] = []
+    node = Node(tmp_path, "n1", "n2", "n3", damaged=damages.append)
+    node.tick(2_000)
+    for pre_vote in (True, False):
+        node.driver.deliver("n2", VoteAnswer(1, True, pre_vote=pre_vote))
+        node.seams.run()
+    assert node.driver.role is Role.LEADER
+
+    def unreadable(*_args: object) -> None:
+        raise storage_errors.DiskError("logs/default/0.log", operation, "Input/output error")
+
+    monkeypatch.setattr(node.driver._core, "step", unreadable)
+    node.driver.deliver("n2", Heartbeat(1, "n2", -1, 1))
+    node.seams.run()
+    assert node.seams.failures == []
+    assert [(damage.path, damage.reason) for damage in damages] == [
+        ("logs/default/0.log", "it cannot be read: Input/output error")
+    ]
+
+
+@pytest.mark.rule("D-22")
+def test_unchanged_watermarks_are_written_once_a_minute(node: Node) -> None:
+    result(node.append())
+    for _ in range(3):
+        node.tick(1_000)
+    before = len(node.events("watermarks"))
+    for _ in range(56):
+        node.tick(1_000)
+    assert len(node.events("watermarks")) == before
+    for _ in range(8):
+        node.tick(1_000)
+    assert len(node.events("watermarks")) == before + 1
+    result(node.append())
+    node.tick(1_000)
+    assert len(node.events("watermarks")) == before + 2
+
+
+@pytest.mark.rule("R-11")
+def test_the_durability_of_a_log_changes_while_it_runs(tmp_path: Path) -> None:
+    node = Node(tmp_path, durability=Durability.REPLICATED)
+    first = node.ask(b"a")
+    node.seams.turn()
+    assert result(first[0]).durability is Durability.REPLICATED
+    node.driver.change_options(LogOptions(durability=Durability.FSYNC))
+    node.seams.turn()
+    second = node.ask(b"b")
+    node.seams.turn()
+    assert second == []  # it waits for the disk now
+    node.seams.run()
+    assert result(second[0]).durability is Durability.FSYNC
+    third = node.ask(b"c")
+    node.seams.turn()
+    node.driver.change_options(LogOptions(durability=Durability.REPLICATED))
+    node.seams.turn()
+    assert result(third[0]).durability is Durability.REPLICATED  # what is written counts at once

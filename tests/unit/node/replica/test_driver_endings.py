@@ -1,0 +1,86 @@
+"""However a driver ends, whoever waits is answered, once: the log is damaged, the node stops, or both."""
+
+from pathlib import Path
+
+import pytest
+
+from app.errors import CommitlogError
+from app.log.contract import DriverConfig
+from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest
+from storage.errors import CorruptLog
+from storage.log.commitlog import Commitlog
+from tests.unit.node.replica.driver_support import Node, code
+from tests.unit.node.replica.test_driver import keep_lead, leading_node
+
+
+@pytest.mark.rule("D-23")
+def test_answers_that_wait_for_the_disk_are_given_when_the_log_is_given_up(tmp_path: Path) -> None:
+    node = leading_node(tmp_path)
+    answers = node.ask()
+    reads: list[int | CommitlogError] = []
+    node.driver.read_index(reads.append)
+    node.seams.run()
+    node.driver.deliver("n2", Heartbeat(9, "n2", -1, 1))
+    node.seams.turn()  # the newer term is on its way to the disk, what it ends behind it
+    node.driver.abandon()
+    node.seams.run()
+    assert [code(answer) for answer in answers] == ["term-changed"]
+    assert len(reads) == 1
+    assert isinstance(reads[0], CommitlogError)
+
+
+def test_a_stop_ends_also_when_the_log_is_given_up_meanwhile_or_was_before(tmp_path: Path) -> None:
+    node = leading_node(tmp_path)
+    node.driver.deliver("n2", Heartbeat(9, "n2", -1, 1))
+    node.seams.turn()
+    stopped: list[str] = []
+    node.driver.stop(lambda: stopped.append("first"))
+    node.driver.abandon()
+    node.seams.run()
+    assert stopped == ["first"]
+    node.driver.stop(lambda: stopped.append("second"))
+    node.seams.run()
+    assert stopped == ["first", "second"]
+
+
+def test_an_append_in_hand_is_answered_when_the_one_before_it_meets_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, config=DriverConfig(coalesce_max_bytes=100))
+    found: list[CorruptLog] = []
+    monkeypatch.setattr(node.driver, "_damaged", found.append)
+
+    def append(_log: Commitlog, _batches: object) -> None:
+        raise CorruptLog("logs/default", 0, "noise")
+
+    monkeypatch.setattr(Commitlog, "append", append)
+    answers = [node.ask(b"x" * 90) for _ in range(3)]
+    node.seams.run()
+    assert len(found) == 1
+    assert [code(answer) for each in answers for answer in each] == ["term-changed", "no-leader", "no-leader"]
+
+
+@pytest.mark.rule("R-09", "D-26")
+def test_what_waits_for_the_next_leader_is_told_at_its_deadline_that_it_was_not_applied(
+    tmp_path: Path,
+) -> None:
+    node = leading_node(tmp_path)
+    before = node.driver.log.end_index
+    [push] = [push for target, push in node.seams.sent if target == "n2" and isinstance(push, PushRequest)]
+    same = PushAnswer(push.term, push.type, PushCode.SUCCESS, push.session, 9, push.index, 0, push.index)
+    node.driver.deliver("n2", same)
+    node.seams.run()
+    assert node.driver.transfer("n2") == "n2"  # it holds everything, and does not take over
+    short, long = node.ask(timeout_ms=100), node.ask(timeout_ms=5_000)
+    for _ in range(10):
+        keep_lead(node)
+        node.tick(20)
+    assert node.driver.is_transferring
+    assert [code(answer) for answer in short] == ["leader-transferring"]
+    assert long == []
+    for _ in range(60):
+        keep_lead(node)
+        node.tick(20)
+    assert not node.driver.is_transferring
+    assert len(short) == 1
+    assert node.driver.log.end_index == before + 1  # the other one is stored

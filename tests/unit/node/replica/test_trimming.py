@@ -1,0 +1,122 @@
+"""How a committed trim reaches the disk: one segment after the other, and again when there was no room."""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.node.replica.trimming import RETRY_TICKS, Trimmer
+from storage.errors import StorageFull
+from storage.format.batch import stamp
+from storage.format.segment_format import segment_offset
+from storage.log.commitlog import Commitlog, CommitlogConfig, TrimTicket
+from tests.support.memory_files import MemoryFiles
+from tests.unit.raft.support import LOG_ID, body_of
+
+
+class Disk:
+    """A lane that does its work when a test says so."""
+
+    def __init__(self) -> None:
+        self.work: deque[Callable[[], None]] = deque()
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        def do() -> None:
+            try:
+                result = work()
+            except StorageFull as error:
+                then(None, error)
+            else:
+                then(result, None)
+
+        self.work.append(do)
+
+    def request_sync(self, source: object, then: Callable[[], None]) -> None:
+        self.work.append(then)
+
+
+class Trimmed:
+    """A log of many segments, of which all but the last few may go."""
+
+    def __init__(self) -> None:
+        self.files, self.disk = MemoryFiles(), Disk()
+        self.log = Commitlog.open(
+            self.files, "log", log_id=LOG_ID, config=CommitlogConfig(segment_max_bytes=4_000)
+        )
+        for _ in range(40):
+            batch = stamp(
+                body_of(1, b"v" * 1_000),
+                log_id=LOG_ID,
+                base_index=self.log.next_index,
+                term=1,
+                timestamp_ms=1,
+                offset=self.log.end_offset,
+                previous_chain=self.log.last_chain,
+            )
+            self.log.append([batch])
+        ticket = self.log.start_sync()
+        assert ticket is not None
+        ticket.run()
+        self.log.finish_sync(ticket)
+        self.log.settle(self.log.end_index)
+        state: Any = SimpleNamespace(trim_index=35)
+        checkpointer: Any = SimpleNamespace(safe_index=39)
+        self.failures: list[str] = []
+        self.trimmer = Trimmer(
+            self.log, state, checkpointer, self.disk, lambda what, _error: self.failures.append(what)
+        )
+
+    @property
+    def segments(self) -> int:
+        return sum(segment_offset(name) is not None for name in self.files.list("log"))
+
+
+def test_a_sync_runs_between_the_removals_of_two_segments() -> None:
+    trimmed = Trimmed()
+    before = trimmed.segments
+    trimmed.trimmer.look()
+    held, synced = [], 0
+    while trimmed.disk.work:
+        assert len(trimmed.disk.work) == 1  # never more than one piece, however often it looks
+        trimmed.trimmer.look()
+        trimmed.disk.request_sync(None, lambda: None)
+        trimmed.disk.work.popleft()()
+        held.append(trimmed.segments)
+        trimmed.disk.work.popleft()()
+        synced += 1
+    assert held[0] == before  # first the begin is durable
+    assert all(earlier - later <= 1 for earlier, later in pairwise(held))
+    assert trimmed.segments < before / 2
+    assert synced == len(held)
+    assert trimmed.failures == []
+
+
+def test_a_trim_that_finds_no_room_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = Trimmed()
+    before = trimmed.segments
+
+    def full(_ticket: TrimTicket) -> None:
+        raise StorageFull("manifest", "write", "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrimTicket, "move_begin", full)
+        trimmed.trimmer.look()
+        trimmed.disk.work.popleft()()
+    for _ in range(RETRY_TICKS):
+        assert trimmed.segments == before
+        trimmed.trimmer.look()
+    while trimmed.disk.work:
+        trimmed.disk.work.popleft()()
+    assert trimmed.segments < before / 2
+
+
+def test_nothing_more_is_removed_once_the_log_is_given_back() -> None:
+    trimmed = Trimmed()
+    trimmed.trimmer.look()
+    trimmed.disk.work.popleft()()
+    trimmed.trimmer.stop()
+    trimmed.disk.work.popleft()()
+    assert not trimmed.disk.work

@@ -1,0 +1,205 @@
+"""Configuration files: a node runs with what stands in them; what makes no sense is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.api.http.tokens import Tokens
+from app.errors import ConfigError, Forbidden, Unauthenticated
+from app.log.contract import Durability
+from app.serve import check_security
+from app.settings.addresses import is_loopback
+from app.settings.file import load, parse
+from app.settings.model import AppendFront, SecuritySettings
+
+CONF = Path(__file__).parents[3] / "conf"
+
+
+def document(**sections: Any) -> dict[str, Any]:
+    nodes = [
+        {
+            "id": f"n{k}",
+            "listen": f"127.0.0.1:810{k}",
+            "peer_listen": f"127.0.0.1:910{k}",
+            "data": f"data/n{k}",
+        }
+        for k in (1, 2, 3)
+    ]
+    return {"cluster": {"id": "c"}, "nodes": nodes, **sections}
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("one_node.toml", 1), ("three_nodes.toml", 3), ("five_nodes.toml", 5)]
+)
+def test_the_files_of_the_repository(name: str, nodes: int) -> None:
+    settings = load(CONF / name, f"n{nodes}")
+    assert len(settings.nodes) == nodes
+    assert settings.node.id == f"n{nodes}"
+    assert [log.name for log in settings.logs] == ["default"]
+    assert len(settings.logs[0].replicas) == nodes
+
+
+def test_defaults() -> None:
+    settings = parse(document(), "n2")
+    (log,) = settings.logs
+    assert (log.name, log.durability, log.replicas) == ("default", Durability.FSYNC, ("n1", "n2", "n3"))
+    assert settings.node.url == "http://127.0.0.1:8102"
+    assert settings.node.peer_address == "127.0.0.1:9102"
+    assert settings.http.append_front is AppendFront.ASGI
+    assert settings.raft.election_timeout_ms == (500, 1000)
+
+
+def test_sections_reach_the_parts() -> None:
+    settings = parse(
+        document(
+            raft={"election_timeout_ms": [300, 600], "heartbeat_interval_ms": 50},
+            storage={"segment_max_bytes": 1_000_000},
+            limits={"idempotency_ms": 5},
+            http={"append_front": "fastapi"},
+            logs=[
+                {"name": "a", "durability": "replicated", "replicas": ["n3", "n1"]},
+                {"name": "b", "replicas": 1},
+            ],
+        ),
+        "n1",
+    )
+    assert settings.raft.election_timeout_ms == (300, 600)
+    assert settings.storage.segment_max_bytes == 1_000_000
+    assert settings.limits.idempotency_ms == 5
+    assert settings.http.append_front is AppendFront.FASTAPI
+    logs = {log.name: log for log in settings.logs}
+    assert list(logs) == ["default", "a", "b"]
+    assert (logs["a"].replicas, logs["a"].durability) == (("n1", "n3"), Durability.REPLICATED)
+    assert logs["b"].replicas == ("n1",)
+
+
+@pytest.mark.parametrize(
+    ("sections", "complaint"),
+    [
+        ({"raftt": {}}, "raftt: unknown key"),
+        ({"raft": {"election_timeout": 1}}, "raft.election_timeout: unknown key"),
+        ({"raft": {"election_timeout_ms": [1000, 500]}}, r"\[raft\] election_timeout_ms"),
+        ({"limits": {"max_record_bytes": 0}}, r"\[limits\] max_record_bytes"),
+        ({"limits": {"max_record_bytes": "many"}}, "limits.max_record_bytes"),
+        ({"http": {"append_front": "cgi"}}, "http.append_front"),
+        ({"storage": {"segment_max_bytes": -1}}, r"\[storage\]"),
+        ({"cluster": {}}, "cluster.id"),
+        ({"nodes": []}, "nodes"),
+        ({"logs": [{"name": "Bad Name"}]}, "logs.0.name"),
+        ({"logs": [{"name": "__x"}]}, "logs.0.name"),
+        ({"logs": [{"name": "a"}, {"name": "a"}]}, "same name"),
+        ({"logs": [{"name": "a", "replicas": ["n9"]}]}, "unknown nodes n9"),
+        ({"logs": [{"name": "a", "replicas": 4}]}, "4 replicas of 3"),
+        ({"logs": [{"name": "a", "replication": "magic"}]}, "logs.0.replication"),
+        ({"security": {"tls_key": "k"}}, "belong together"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(sections: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse(document(**sections), "n1")
+
+
+def test_nodes_must_differ_and_be_known() -> None:
+    with pytest.raises(ConfigError, match="no node 'n9'"):
+        parse(document(), "n9")
+    twice = document()
+    twice["nodes"][1]["id"] = "n1"
+    with pytest.raises(ConfigError, match="same id"):
+        parse(twice, "n1")
+    shared = document()
+    shared["nodes"][1]["data"] = "data/n1"
+    with pytest.raises(ConfigError, match="same data"):
+        parse(shared, "n1")
+    strange = document()
+    strange["nodes"][0]["listen"] = "8101"
+    with pytest.raises(ConfigError, match="not host:port"):
+        parse(strange, "n1")
+
+
+@pytest.mark.rule("A-07")
+def test_a_long_ha_address_needs_the_handshake_by_number() -> None:
+    """Names of Kubernetes services are longer than the 50 bytes of the seed's handshake."""
+    address = "commitlog-0.commitlog-headless.production.svc.cluster.local:10101"
+    given = document()
+    given["nodes"][0]["ha_address"] = address
+    settings = parse(given, "n1")
+    assert settings.ha.speaks_by_number(address)
+    assert not settings.ha.speaks_by_number("10.0.0.1:10101")
+    given["ha"] = {"ha_handshake_by_number": False}
+    with pytest.raises(ConfigError, match=r"n1.ha_address must be at most 50 bytes .* got 65"):
+        parse(given, "n1")
+    assert parse(given, "n2")  # its own address is short
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "nothing.toml", "n1")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[cluster\n")
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        load(broken, "n1")
+
+
+def test_beyond_this_machine_only_with_protection() -> None:
+    assert is_loopback("127.0.0.1:1")
+    assert is_loopback("[::1]:1")
+    assert not is_loopback("0.0.0.0:1")
+    for name in ("listen", "peer_listen"):
+        exposed = document()
+        exposed["nodes"][0][name] = "0.0.0.0:8101"
+        with pytest.raises(ConfigError, match="beyond this machine"):
+            parse(exposed, "n1")
+        assert parse(exposed, "n2").node.id == "n2"
+        exposed["security"] = {"allow_insecure": True}
+        assert parse(exposed, "n1").security.allow_insecure
+    protected = document(security={"tls_certificate": "c", "tls_key": "k", "tokens_file": "t"})
+    protected["nodes"][0]["listen"] = "0.0.0.0:8101"
+    assert parse(protected, "n1").security.tls_key == Path("k")
+
+
+def test_with_tls_the_others_are_sent_to_https() -> None:
+    plain = document()
+    assert parse(plain, "n1").node.url == f"http://{plain['nodes'][0]['listen']}"
+    plain["security"] = {"tls_certificate": "c", "tls_key": "k"}
+    assert parse(plain, "n1").node.url == f"https://{plain['nodes'][0]['listen']}"
+
+
+@pytest.mark.parametrize("name", ["tokens_file", "tls_certificate", "tls_key", "tls_ca"])
+def test_files_of_security_that_cannot_be_used_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    absent, broken = tmp_path / "absent", tmp_path / "broken"
+    broken.write_text("")
+    for file in (absent, broken):
+        pair = {"tls_certificate": file, "tls_key": file}
+        given = pair if name in pair else {name: file}
+        with pytest.raises(ConfigError, match=f"{name} {file}"):
+            check_security(SecuritySettings(**given))
+
+
+def test_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# who\nsecret-w\nsecret-r read  # dashboards\n")
+    tokens = Tokens.load(file)
+    assert tokens.needed
+    tokens.check("POST", "/v1/logs/default/records", b"Bearer secret-w")
+    tokens.check("GET", "/v1/logs/default/records", b"bearer secret-r")
+    for open_path in (
+        "/healthz",
+        "/readyz",
+        "/docs",
+        "/docs/swagger-ui.css",
+        "/v1/openapi.json",
+        "/problems/x",
+    ):
+        tokens.check("GET", open_path, None)
+    with pytest.raises(Forbidden):
+        tokens.check("POST", "/v1/logs/default/records", b"Bearer secret-r")
+    for given in (None, b"", b"Bearer", b"Bearer other", b"Basic secret-w", b"secret-w"):
+        with pytest.raises(Unauthenticated) as refusal:
+            tokens.check("GET", "/metrics", given)
+        assert dict(refusal.value.headers())["www-authenticate"].startswith("Bearer")
+    for content in ("", "a b c\n", "a admin\n"):
+        file.write_text(content)
+        with pytest.raises(ConfigError):
+            Tokens.load(file)
+    assert not Tokens.load(None).needed
