@@ -1,14 +1,14 @@
 """Refusals to a caller: one tree, each class one problem of docs/api.md §2 (RFC 9457).
 
-base.py        what all have; ConfigError
-client.py      the caller's doing: 4xx
+base.py        the base class; ConfigError
+client.py      errors in the request: 4xx
 logs.py        creating, changing and deleting logs; elections
-operations.py  members, lead, trims, cursors
+operations.py  members, leadership, trims, cursors
 service.py     the service's state: 5xx; the outcome may be unknown
-tables.py      what is asked about Delta tables
+tables.py      queries about Delta tables
 
-A class says code, title, status, whether a repeat may help, and what became of the append; an instance
-adds the detail and the fields of its own. Broken invariants and wrong configurations are not refusals:
+A class declares its code, title, status, whether a retry may succeed, and the outcome of the append; an
+instance adds the detail and its own fields. Broken invariants and wrong configurations are not refusals:
 they stop the node.
 """
 
@@ -77,7 +77,7 @@ from app.errors.service import (
     TermChanged,
 )
 from app.errors.tables import NoSuchCut, NotYetMaterialized, TableNotFound
-from storage.errors import InvariantError  # the broken promise that stops a node
+from storage.errors import InvariantError  # a broken invariant stops the node
 
 __all__ = [
     "PROBLEMS",

@@ -1,11 +1,11 @@
-"""What every refusal has (docs/api.md §2, RFC 9457), and the errors that are none."""
+"""Base class of all refusals (docs/api.md §2, RFC 9457), and ConfigError."""
 
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
-_PATH_SAFE: Final = "/:@!$&'()*+,;=~"  # beside what never needs quoting (RFC 3986, section 3.3)
+_PATH_SAFE: Final = "/:@!$&'()*+,;=~"  # besides the unreserved characters (RFC 3986, section 3.3)
 
 
 class ConfigError(Exception):
@@ -13,7 +13,7 @@ class ConfigError(Exception):
 
 
 class Outcome(StrEnum):
-    """What became of the append. NOT_APPLIED only when that is certain."""
+    """Outcome of an append. NOT_APPLIED only when that is certain."""
 
     NOT_APPLIED = "not_applied"
     APPLIED = "applied"
@@ -35,16 +35,16 @@ class CommitlogError(Exception):
         super().__init__(self.detail)
 
     def fields(self) -> dict[str, Any]:
-        """What the problem document says beside the common members."""
+        """Return the members of the problem document beyond the common ones."""
         return {}
 
     def headers(self) -> Iterator[tuple[str, str]]:
-        """Answer headers that belong to this refusal."""
+        """Yield the response headers of this refusal."""
         if self.retry_after_s is not None:
             yield "retry-after", str(self.retry_after_s)
 
     def problem(self, instance: str, request_id: str) -> dict[str, Any]:
-        """The problem document (docs/api.md §2). instance: path of the request."""
+        """Return the problem document (docs/api.md §2). instance: path of the request."""
         return {
             "type": f"/problems/{self.code}",
             "title": self.title,

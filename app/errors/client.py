@@ -1,4 +1,4 @@
-"""Refusals that are the caller's doing, status 4xx: nothing was applied."""
+"""Refusals caused by the request, status 4xx: nothing was applied."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -7,45 +7,48 @@ from app.errors.base import CommitlogError
 
 
 class InvalidJson(CommitlogError):
-    """The body is not valid UTF-8 JSON (RFC 8259), or nested deeper than the service reads."""
+    """The body is not valid UTF-8 JSON (RFC 8259), or is nested too deeply."""
 
     code, title, http_status = "invalid-json", "The body is not valid JSON", 400
 
 
 class InvalidBody(CommitlogError):
-    """The body is not what its Content-Type or Content-Encoding says: broken Arrow, batch or compression."""
+    """The body cannot be decoded as its Content-Type or Content-Encoding specifies.
 
-    code, title, http_status = "invalid-body", "The body is not what its type says", 400
+    The Arrow stream, the packed batch or the compressed data is malformed or truncated.
+    """
+
+    code, title, http_status = "invalid-body", "The body does not match its content type", 400
 
 
 class Unauthenticated(CommitlogError):
-    """The request carries no bearer token, or one that the service does not know."""
+    """The request has no bearer token, or its token is not in the service's tokens file."""
 
-    code, title, http_status = "unauthenticated", "A known bearer token is needed", 401
+    code, title, http_status = "unauthenticated", "A valid bearer token is required", 401
 
     def headers(self) -> Iterator[tuple[str, str]]:
         yield "www-authenticate", 'Bearer realm="commitlog"'
 
 
 class Forbidden(CommitlogError):
-    """The token is known but does not allow this call."""
+    """The token is valid but does not permit this call. A token with the `read` scope may not write."""
 
-    code, title, http_status = "forbidden", "The token does not allow this", 403
+    code, title, http_status = "forbidden", "The token does not permit this call", 403
 
 
 class NotFound(CommitlogError):
-    """No such route."""
+    """The path is not a route of this API. `GET /docs` lists the routes."""
 
-    code, title, http_status = "not-found", "There is nothing here", 404
+    code, title, http_status = "not-found", "Not found", 404
 
 
 class LogNotFound(CommitlogError):
-    """This cluster has no log of that name. `GET /v1/logs` lists them."""
+    """The cluster has no log with this name. `GET /v1/logs` lists all logs."""
 
-    code, title, http_status = "log-not-found", "No such log", 404
+    code, title, http_status = "log-not-found", "Log not found", 404
 
     def __init__(self, log: str) -> None:
-        super().__init__(f"there is no log {log!r}")
+        super().__init__(f"log {log!r} does not exist; GET /v1/logs lists all logs")
         self.log = log
 
     def fields(self) -> dict[str, Any]:
@@ -53,44 +56,44 @@ class LogNotFound(CommitlogError):
 
 
 class EpochNotFound(CommitlogError):
-    """The epoch file of this node has no such epoch."""
+    """The epoch file of this node does not contain this epoch."""
 
-    code, title, http_status = "epoch-not-found", "No such epoch at this node", 404
+    code, title, http_status = "epoch-not-found", "Epoch not found at this node", 404
 
     def __init__(self, epoch: int) -> None:
-        super().__init__(f"this node's epoch file has no epoch {epoch}")
+        super().__init__(f"the epoch file of this node does not contain epoch {epoch}")
 
 
 class CursorNotFound(CommitlogError):
-    """The log has no cursor of that name."""
+    """The log has no cursor with this name."""
 
-    code, title, http_status = "cursor-not-found", "No such cursor", 404
+    code, title, http_status = "cursor-not-found", "Cursor not found", 404
 
     def __init__(self, cursor: str) -> None:
-        super().__init__(f"there is no cursor {cursor!r}")
+        super().__init__(f"cursor {cursor!r} does not exist")
 
 
 class MethodNotAllowed(CommitlogError):
-    """The route exists, the method does not; `Allow` lists those that do."""
+    """The route does not support this method. The `Allow` header lists the supported methods."""
 
-    code, title, http_status = "method-not-allowed", "This route does not have that method", 405
+    code, title, http_status = "method-not-allowed", "Method not allowed", 405
 
     def __init__(self, method: str, allowed: Iterable[str]) -> None:
         self.allowed = tuple(sorted(allowed))
-        super().__init__(f"{method} is not one of {', '.join(self.allowed)}")
+        super().__init__(f"the method must be one of {', '.join(self.allowed)}, got {method}")
 
     def headers(self) -> Iterator[tuple[str, str]]:
         yield "allow", ", ".join(self.allowed)
 
 
 class NotAcceptable(CommitlogError):
-    """None of the types in `Accept` can be given."""
+    """The route cannot produce any of the content types in `Accept`."""
 
-    code, title, http_status = "not-acceptable", "None of the accepted types can be given", 406
+    code, title, http_status = "not-acceptable", "No acceptable content type", 406
 
 
 class RequestOutstanding(CommitlogError):
-    """The first append with this key or sequence is still in flight after the time this repeat would wait."""
+    """The first append with this key or sequence is still in flight, and this retry's timeout has passed."""
 
     code, title, http_status, retryable = (
         "request-outstanding",
@@ -102,12 +105,12 @@ class RequestOutstanding(CommitlogError):
 
 
 class SequenceGap(CommitlogError):
-    """The producer's sequence neither follows its last one nor repeats one of its last five."""
+    """The producer's sequence is neither its last one + 1 nor one of its last five."""
 
-    code, title, http_status = "sequence-gap", "The producer's sequence does not follow its last one", 409
+    code, title, http_status = "sequence-gap", "Producer sequence out of order", 409
 
     def __init__(self, expected_sequence: int) -> None:
-        super().__init__(f"the next sequence of this producer and epoch is {expected_sequence}")
+        super().__init__(f"the next sequence of this producer and epoch must be {expected_sequence}")
         self.expected_sequence = expected_sequence
 
     def fields(self) -> dict[str, Any]:
@@ -115,12 +118,12 @@ class SequenceGap(CommitlogError):
 
 
 class ProducerFenced(CommitlogError):
-    """A newer epoch of this producer has appended; the older one may not go on."""
+    """A newer epoch of this producer has appended. Appends of older epochs are refused."""
 
     code, title, http_status = "producer-fenced", "A newer epoch of this producer exists", 409
 
     def __init__(self, current_epoch: int) -> None:
-        super().__init__(f"this producer's epoch is {current_epoch} by now")
+        super().__init__(f"the current epoch of this producer is {current_epoch}")
         self.current_epoch = current_epoch
 
     def fields(self) -> dict[str, Any]:
@@ -128,9 +131,9 @@ class ProducerFenced(CommitlogError):
 
 
 class IndexTrimmed(CommitlogError):
-    """The index was removed by retention or trimming; the log begins at `begin_index`."""
+    """The record was removed by retention or trimming. The log begins at `begin_index`."""
 
-    code, title, http_status = "index-trimmed", "The index has been trimmed away", 410
+    code, title, http_status = "index-trimmed", "The index has been trimmed", 410
 
     def __init__(self, begin_index: int) -> None:
         super().__init__(f"the log begins at index {begin_index}")
@@ -141,9 +144,9 @@ class IndexTrimmed(CommitlogError):
 
 
 class EventsTrimmed(CommitlogError):
-    """The events were removed by the retention of the journal; it begins at `first_seq`."""
+    """The events were removed by the retention of the journal. The journal begins at `first_seq`."""
 
-    code, title, http_status = "events-trimmed", "The events have been trimmed away", 410
+    code, title, http_status = "events-trimmed", "The events have been trimmed", 410
 
     def __init__(self, first_seq: int) -> None:
         super().__init__(f"the node's journal begins at event {first_seq}")
@@ -184,15 +187,15 @@ class TermMismatch(CommitlogError):
 
 
 class Fenced(CommitlogError):
-    """The log is fenced, and the append names another token or none."""
+    """The log has a fencing token, and the append has a different one or none."""
 
-    code, title, http_status = "fenced", "The fencing token is not the log's", 412
+    code, title, http_status = "fenced", "The fencing token does not match", 412
 
 
 class TooLarge(CommitlogError):
-    """The body, a record in it, or the number of its records is past a limit of `GET /v1/cluster`."""
+    """The body, one record, or the number of records exceeds a limit. `GET /v1/cluster` lists the limits."""
 
-    code, title, http_status = "too-large", "The request is past a limit", 413
+    code, title, http_status = "too-large", "The request exceeds a limit", 413
 
     def __init__(self, detail: str, limit: int) -> None:
         super().__init__(detail)
@@ -203,15 +206,15 @@ class TooLarge(CommitlogError):
 
 
 class UnsupportedMediaType(CommitlogError):
-    """The Content-Type or Content-Encoding is missing or none that the service reads."""
+    """The Content-Type is missing, or the Content-Type or Content-Encoding is not supported."""
 
-    code, title, http_status = "unsupported-media-type", "The service does not read this type of body", 415
+    code, title, http_status = "unsupported-media-type", "Unsupported content type or encoding", 415
 
 
 class IndexOutOfRange(CommitlogError):
-    """The index lies past the visible end of the log."""
+    """The index is beyond the visible end of the log."""
 
-    code, title, http_status = "index-out-of-range", "The index is past the end of the log", 416
+    code, title, http_status = "index-out-of-range", "The index is beyond the end of the log", 416
 
     def __init__(self, next_index: int) -> None:
         super().__init__(f"the next index of the log is {next_index}")
@@ -222,9 +225,12 @@ class IndexOutOfRange(CommitlogError):
 
 
 class NotLeader(CommitlogError):
-    """This node does not lead, and the request asked not to be forwarded (D-29). `leader` does."""
+    """This node is not the leader of the log, and the request forbids forwarding (D-29).
 
-    code, title, http_status, retryable = "not-leader", "This node does not lead the log", 421, True
+    Send the request to `leader_url`, the base URL of the node `leader`. Both are null when unknown.
+    """
+
+    code, title, http_status, retryable = "not-leader", "This node is not the leader of the log", 421, True
 
     def __init__(self, leader: str | None, leader_url: str | None = None) -> None:
         super().__init__(f"the leader is {leader}" if leader else "this node does not know the leader")
@@ -236,12 +242,12 @@ class NotLeader(CommitlogError):
 
 
 class InvalidRequest(CommitlogError):
-    """A field, parameter or header is unknown, missing, or out of its bounds. `errors` says which."""
+    """A field, parameter or header is unknown, missing, or out of range. `errors` lists each one."""
 
-    code, title, http_status = "invalid-request", "The request does not fit the contract", 422
+    code, title, http_status = "invalid-request", "Invalid request", 422
 
     def __init__(self, *errors: tuple[str, str]) -> None:
-        """errors: (JSON pointer, detail); `/query/NAME` and `/headers/NAME` for what is not in the body."""
+        """errors: (JSON pointer, detail); `/query/NAME` and `/headers/NAME` for parameters and headers."""
         super().__init__("; ".join(f"{pointer or '/'}: {detail}" for pointer, detail in errors[:3]))
         self.errors = [{"pointer": pointer, "detail": detail} for pointer, detail in errors]
 
@@ -250,13 +256,13 @@ class InvalidRequest(CommitlogError):
 
 
 class IdempotencyKeyReused(CommitlogError):
-    """The key belongs to an append with other records or conditions."""
+    """The idempotency key was used for an append with other records or conditions."""
 
     code, title, http_status = "idempotency-key-reused", "The key belongs to another append", 422
 
 
 class RateLimited(CommitlogError):
-    """More requests are open than this node takes at once."""
+    """The number or the total size of the requests in flight at this node exceeds its limit."""
 
-    code, title, http_status, retryable = "rate-limited", "Too many requests at once", 429, True
+    code, title, http_status, retryable = "rate-limited", "Too many requests in flight", 429, True
     retry_after_s = 1

@@ -1,16 +1,16 @@
-"""Refusals about logs as such: creating, changing and deleting them, and choosing their masters."""
+"""Refusals of log management: creating, changing and deleting logs, and electing their masters."""
 
 from app.errors.base import CommitlogError
 
 
 class LogExists(CommitlogError):
-    """A log of that name exists with other settings."""
+    """A log with this name exists with other settings."""
 
-    code, title, http_status = "log-exists", "A log of that name exists", 409
+    code, title, http_status = "log-exists", "A log with this name exists", 409
 
 
 class LogDeleting(CommitlogError):
-    """The log is being deleted; when that is done its name is free again."""
+    """The log is being deleted. Its name can be used again once the deletion is complete."""
 
     code, title, http_status = "log-deleting", "The log is being deleted", 409
 
@@ -19,15 +19,15 @@ class LogDeleting(CommitlogError):
 
 
 class ConfigChanged(CommitlogError):
-    """The log's settings are not at the version that `If-Match` names: somebody else has changed them."""
+    """The version of the log's settings differs from `If-Match`: another client has changed them."""
 
-    code, title, http_status = "config-changed", "The log's settings were changed meanwhile", 412
+    code, title, http_status = "config-changed", "The log's settings have changed", 412
 
 
 class NoEligibleReplica(CommitlogError):
-    """Nobody may become master: no replica in sync is alive, or not the one that was named.
+    """No replica can be elected master: no in-sync replica is alive, or the requested one is not eligible.
 
-    `unclean` allows one that is not in sync; what only the others hold is lost then.
+    `unclean` permits a replica that is not in sync. Records that only other replicas hold are lost then.
     """
 
-    code, title, http_status = "no-eligible-replica", "No replica may become master", 409
+    code, title, http_status = "no-eligible-replica", "No replica is eligible as master", 409

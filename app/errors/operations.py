@@ -1,4 +1,4 @@
-"""Refusals of what operators and readers ask of a log: members, lead, trims, cursors."""
+"""Refusals of operations on a log: membership changes, leadership transfers, trims, cursors."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from app.errors.base import CommitlogError
 
 
 class ChangeInProgress(CommitlogError):
-    """The previous change of the group, or the leader's first record, is not committed yet."""
+    """The previous membership change, or the leader's first record, is not committed yet."""
 
-    code, title, http_status = "change-in-progress", "The group is changing already", 409
+    code, title, http_status = "change-in-progress", "A membership change is in progress", 409
     retry_after_s = 1
 
 
 class NotCaughtUp(CommitlogError):
-    """The learner does not hold nearly all of the log yet; as a voter it would hold up commits."""
+    """The learner is too far behind the end of the log; as a voter it would delay commits."""
 
     code, title, http_status = "not-caught-up", "The learner has not caught up", 409
 
@@ -22,33 +22,33 @@ class NotCaughtUp(CommitlogError):
 
 
 class WouldLoseQuorum(CommitlogError):
-    """After the change too few voters would be in reach to commit anything."""
+    """After the change the reachable voters would be fewer than a majority: nothing could be committed."""
 
     code, title, http_status = "would-lose-quorum", "The group would lose its majority", 409
 
 
 class TransferFailed(CommitlogError):
-    """The chosen node did not take over the lead; the old leader goes on."""
+    """The target node did not become leader in time. The current leader continues."""
 
-    code, title, http_status = "transfer-failed", "The lead was not handed over", 409
+    code, title, http_status = "transfer-failed", "The leadership was not transferred", 409
 
 
 class AlreadyLeader(CommitlogError):
-    """The chosen node leads already."""
+    """The target node is already the leader."""
 
-    code, title, http_status = "already-leader", "The node leads already", 409
+    code, title, http_status = "already-leader", "The node is already the leader", 409
 
     def __init__(self, node: str) -> None:
-        super().__init__(f"{node} leads already")
+        super().__init__(f"{node} is already the leader")
 
 
 class NotMaterialized(CommitlogError):
-    """A cursor that fences the log stands before the index: its reader has not got that far."""
+    """A fencing cursor is before the index: its reader has not read these records yet."""
 
     code, title, http_status = "not-materialized", "A reader still needs these records", 409
 
     def __init__(self, cursor: str, index: int) -> None:
-        super().__init__(f"cursor {cursor!r} stands at index {index}")
+        super().__init__(f"fencing cursor {cursor!r} is at index {index}")
         self.cursor = cursor
         self.index = index
 
@@ -57,9 +57,9 @@ class NotMaterialized(CommitlogError):
 
 
 class CursorMoved(CommitlogError):
-    """The cursor is not at the version that `If-Match` names: somebody else has moved it."""
+    """The version of the cursor differs from `If-Match`: another client has moved it."""
 
-    code, title, http_status = "cursor-moved", "The cursor was moved meanwhile", 412
+    code, title, http_status = "cursor-moved", "The cursor has moved", 412
 
     def __init__(self, cursor: str) -> None:
-        super().__init__(f"cursor {cursor!r} is not at the version named")
+        super().__init__(f"the version of cursor {cursor!r} differs from If-Match")

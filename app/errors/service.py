@@ -1,4 +1,4 @@
-"""Refusals that come from the state of the service, status 5xx."""
+"""Refusals caused by the state of the service, status 5xx."""
 
 from typing import Any
 
@@ -6,29 +6,29 @@ from app.errors.base import CommitlogError, Outcome
 
 
 class Internal(CommitlogError):
-    """The service failed; its log names the request id."""
+    """An internal error. The node's log has the details under the `request_id`."""
 
-    code, title, http_status, outcome = "internal", "The service failed", 500, Outcome.UNKNOWN
+    code, title, http_status, outcome = "internal", "Internal error", 500, Outcome.UNKNOWN
 
 
 class NoLeader(CommitlogError):
-    """The group has no leader right now: it elects one, or lacks a majority."""
+    """The log has no leader: an election is running, or a majority of the voters is unreachable."""
 
-    code, title, http_status, retryable = "no-leader", "The log has no leader right now", 503, True
+    code, title, http_status, retryable = "no-leader", "The log has no leader at present", 503, True
     retry_after_s = 1
 
 
 class Repairing(CommitlogError):
-    """This node's copy of the log is damaged or being repaired; others may answer."""
+    """This node's copy of the log is damaged or under repair. Other nodes may be able to answer."""
 
-    code, title, http_status, retryable = "repairing", "This node repairs its copy of the log", 503, True
+    code, title, http_status, retryable = "repairing", "This node is repairing its copy of the log", 503, True
     retry_after_s = 5
 
 
 class LogUnsupported(CommitlogError):
-    """A newer version created the log, with a setting that this node's version does not know.
+    """A newer version created the log with a setting that this node's version does not support.
 
-    The node leaves the log and its files alone; a node of the newer version answers.
+    The node does not touch the log and its files. Nodes of the newer version serve the log.
     """
 
     code, title, http_status = "log-unsupported", "This version does not support the log", 501
@@ -38,11 +38,11 @@ class LogUnsupported(CommitlogError):
 
 
 class LeaderPendingFull(CommitlogError):
-    """As many appends wait for their acknowledgement as the leader takes (D-29)."""
+    """The number of unacknowledged appends at the leader has reached its limit (D-29)."""
 
     code, title, http_status, retryable = (
         "leader-pending-full",
-        "The leader has no room for another append",
+        "Too many unacknowledged appends at the leader",
         503,
         True,
     )
@@ -50,14 +50,14 @@ class LeaderPendingFull(CommitlogError):
 
 
 class LeaderTransferring(CommitlogError):
-    """The leader is handing over and takes no new append."""
+    """The leader is transferring its leadership and accepts no new appends."""
 
-    code, title, http_status, retryable = "leader-transferring", "The leader is handing over", 503, True
+    code, title, http_status, retryable = "leader-transferring", "Leadership transfer in progress", 503, True
     retry_after_s = 1
 
 
 class TermChanged(CommitlogError):
-    """The term ended while the append waited (D-23): whether it will be committed is not known."""
+    """The term ended while the append waited for its commit (D-23). Its outcome is unknown."""
 
     code, title, http_status, retryable = "term-changed", "The term ended while the append waited", 503, True
     outcome = Outcome.UNKNOWN
@@ -65,7 +65,7 @@ class TermChanged(CommitlogError):
 
 
 class ReadIndexUnavailable(CommitlogError):
-    """No majority confirmed the leader in time, so that a linearizable read cannot be given (R-08)."""
+    """No majority confirmed the leader in time, so a linearizable read is not possible (R-08)."""
 
     code, title, http_status, retryable = (
         "read-index-unavailable",
@@ -77,7 +77,7 @@ class ReadIndexUnavailable(CommitlogError):
 
 
 class QuorumTimeout(CommitlogError):
-    """The acknowledgements did not come in time (D-26); the append may still be committed."""
+    """The acknowledgements did not arrive in time (D-26). The append may still be committed."""
 
     code, title, http_status, retryable = (
         "quorum-timeout",
@@ -88,7 +88,7 @@ class QuorumTimeout(CommitlogError):
     outcome = Outcome.UNKNOWN
 
     def __init__(self, first_index: int | None, detail: str | None = None) -> None:
-        """first_index: where the append stands; None when it was lost on the way to the leader."""
+        """first_index: index of the append's first record; None when unknown."""
         super().__init__(detail)
         self.first_index = first_index
 
@@ -103,7 +103,7 @@ class NotEnoughInSync(CommitlogError):
     retry_after_s = 1
 
     def __init__(self, in_sync: int, min_in_sync_replicas: int) -> None:
-        super().__init__(f"{in_sync} replicas are in sync, the log asks for {min_in_sync_replicas}")
+        super().__init__(f"the log needs {min_in_sync_replicas} replicas in sync, it has {in_sync}")
         self.in_sync = in_sync
         self.min_in_sync_replicas = min_in_sync_replicas
 
@@ -112,11 +112,11 @@ class NotEnoughInSync(CommitlogError):
 
 
 class FlushSlaveTimeout(CommitlogError):
-    """The master of a classic log has the append durably, but too few slaves took it in time (H-07)."""
+    """The append is durable at the master of a classic log; too few slaves confirmed it in time (H-07)."""
 
     code, title, http_status, retryable = (
         "flush-slave-timeout",
-        "Too few slaves took the append in time; the master keeps it",
+        "Too few slaves confirmed the append in time; the master keeps it",
         504,
         True,
     )
@@ -135,7 +135,7 @@ class NotYetReplicated(CommitlogError):
 
     code, title, http_status, retryable = (
         "not-yet-replicated",
-        "This node has not got that far yet",
+        "This node has not reached the index yet",
         504,
         True,
     )
@@ -149,6 +149,6 @@ class NotYetReplicated(CommitlogError):
 
 
 class StorageFull(CommitlogError):
-    """The leader's disk has no room; nothing was stored."""
+    """The leader's disk is full; nothing was stored."""
 
     code, title, http_status = "storage-full", "The leader's disk is full", 507

@@ -1,4 +1,4 @@
-"""Refusals of what is asked about a log's Delta tables."""
+"""Refusals of queries about a log's Delta tables."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from app.errors.base import CommitlogError
 
 
 class TableNotFound(CommitlogError):
-    """The log has no Delta table of that name, or the cluster does not know where they lie."""
+    """The log has no Delta table with this name, or the location of its tables is unknown."""
 
-    code, title, http_status = "table-not-found", "No such table", 404
+    code, title, http_status = "table-not-found", "Table not found", 404
 
     def __init__(self, table: str, log: str) -> None:
         super().__init__(f"log {log!r} has no table {table!r}")
@@ -19,10 +19,9 @@ class TableNotFound(CommitlogError):
 
 
 class NoSuchCut(CommitlogError):
-    """No version of the tables belongs to that point of the log: it is not in `entries` yet, or no longer
-    known."""
+    """The tables have no version for this point of the log: not reached yet, or no longer kept."""
 
-    code, title, http_status = "no-such-cut", "The tables have no version of that point", 404
+    code, title, http_status = "no-such-cut", "No table version for this point", 404
 
     def __init__(self, detail: str, materialized_index: int | None) -> None:
         super().__init__(detail)
@@ -33,7 +32,7 @@ class NoSuchCut(CommitlogError):
 
 
 class NotYetMaterialized(CommitlogError):
-    """The record is not in the table yet; its writer may be behind, or not run at all."""
+    """The record is not in the table yet. The materializer may be slow or not running."""
 
     code, title, http_status, retryable = (
         "not-yet-materialized",
