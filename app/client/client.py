@@ -151,7 +151,7 @@ class CommitlogClient:
         try:
             table = pa.ipc.open_stream(answer.data).read_all()
         except pa.ArrowException as error:
-            raise NoAnswer(f"the answer is not Arrow ({error})", sent=True) from error
+            raise NoAnswer(f"the response is not a valid Arrow stream ({error})", sent=True) from error
         return (
             table,
             int(answer.headers["Commitlog-Next-Index"]),
@@ -221,7 +221,7 @@ def _json(answer: Answer) -> dict[str, Any]:
     try:
         document = json.loads(answer.data)
     except ValueError as error:
-        raise NoAnswer(f"the answer is not JSON ({error})", sent=True) from error
+        raise NoAnswer(f"the response is not valid JSON ({error})", sent=True) from error
     if not isinstance(document, dict):
-        raise NoAnswer("the answer is not a JSON object", sent=True)
+        raise NoAnswer("the response is not a JSON object", sent=True)
     return document

@@ -40,7 +40,7 @@ class Connection:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not endpoints:
-            raise ValueError("at least one endpoint is needed")
+            raise ValueError("at least one endpoint is required")
         self.endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
         self.give_up_s = give_up_s
         self.leader: str | None = None
@@ -122,9 +122,13 @@ class Connection:
         except urllib3.exceptions.HTTPError as error:
             self._forget(endpoint)
             if isinstance(error.__context__, ssl.SSLCertVerificationError):
-                advice = "SSL_CERT_FILE names the file of a private authority"
-                raise Untrusted(f"{endpoint} is not trusted ({_reason(error)}); {advice}") from error
-            raise NoAnswer(f"{endpoint} broke off ({_reason(error)})", sent=True) from error
+                advice = "for a private authority, set SSL_CERT_FILE to the file of its certificate"
+                raise Untrusted(
+                    f"the certificate of {endpoint} is not trusted ({_reason(error)}); {advice}"
+                ) from error
+            raise NoAnswer(
+                f"{endpoint} closed the connection before it answered ({_reason(error)})", sent=True
+            ) from error
         self._learn(answer)
         if answer.status >= 400:
             raise problem_of(answer.status, answer.data, answer.headers.get("Retry-After"))

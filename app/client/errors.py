@@ -1,13 +1,13 @@
-"""What can go wrong for a client: one tree, made from the service's problem documents (API, RFC 9457).
+"""Exceptions of the client: one tree, built from the service's problem documents (API, RFC 9457).
 
 ClientError
-  NoAnswer              no node answered, or an answer broke off
-    Untrusted           the node's certificate is not one that this machine trusts
-  Problem               a node refused, and said why
+  NoAnswer              no node answered, or a response was incomplete
+    Untrusted           the node's certificate is not trusted by this machine
+  Problem               a node refused the request with a problem document
     ConditionFailed     412: match_index, match_term or the fence
-    NotFound            404, 410, 416: no such log, index or epoch
-    InvalidRequest      400, 406, 413, 415, 422: a repeat would fail again
-    Unavailable         421, 429, 503, 504, 507: another node, or later
+    NotFound            404, 410, 416: the log, index or epoch does not exist
+    InvalidRequest      400, 406, 413, 415, 422: a retry would fail again
+    Unavailable         421, 429, 503, 504, 507: retry at another node, or later
     OutcomeUnknown      the append may or may not have been stored
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class ClientError(Exception):
-    """A call that failed. outcome: what became of an append, "not_applied", "applied" or "unknown"."""
+    """A failed call. outcome: outcome of the append, "not_applied", "applied" or "unknown"."""
 
     outcome = "not_applied"
     retryable = False
@@ -34,7 +34,7 @@ class NoAnswer(ClientError):
 
 
 class Untrusted(NoAnswer):
-    """No TLS connection could be made: nothing was sent, and a repeat would fail again."""
+    """No TLS connection could be made: nothing was sent, and a retry would fail again."""
 
     retryable = False
 
@@ -56,7 +56,7 @@ class Problem(ClientError):
         super().__init__(f"{self.code}: {self.detail}{self._places()}")
 
     def _places(self) -> str:
-        """Where in the request the faults are, when the problem tells and its detail does not."""
+        """Return the invalid parts of the request that the detail does not mention."""
         errors = [
             error
             for error in self.document.get("errors") or []
@@ -67,23 +67,23 @@ class Problem(ClientError):
 
 
 class ConditionFailed(Problem):
-    """The log was not as the append required it."""
+    """A condition of the append was not met."""
 
 
 class NotFound(Problem):
-    """The log, record or epoch is not there."""
+    """The log, record or epoch does not exist."""
 
 
 class InvalidRequest(Problem):
-    """The request can never succeed as it is."""
+    """The request is invalid and cannot succeed unchanged."""
 
 
 class Unavailable(Problem):
-    """The service could not do it now; nothing was stored."""
+    """The service is unavailable at present; nothing was stored."""
 
 
 class OutcomeUnknown(Problem):
-    """The append may have been stored. A repeat is safe only with an idempotency key or a producer."""
+    """The append may have been stored. A retry is safe only with an idempotency key or a producer."""
 
 
 _BY_STATUS: dict[int, type[Problem]] = {
@@ -95,7 +95,7 @@ _BY_STATUS: dict[int, type[Problem]] = {
 
 
 def problem_of(status: int, body: bytes, retry_after: str | None = None) -> Problem:
-    """The exception for an answer of 400 and more, whatever its body."""
+    """Return the exception for a response with status 400 or above, with any body."""
     try:
         document = json.loads(body)
     except ValueError:

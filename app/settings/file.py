@@ -162,15 +162,15 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
     scheme = "http" if sections["security"].tls_certificate is None else "https"
     nodes = tuple(_node(node, scheme) for node in file.nodes)
     ids = [node.id for node in nodes]
-    check(len(set(ids)) == len(ids), "two nodes have the same id")
+    check(len(set(ids)) == len(ids), f"[[nodes]] id must be unique: {', '.join(ids)}")
     for what in ("peer_address", "data"):
         places = [str(getattr(node, what)) for node in nodes]
-        check(len(set(places)) == len(places), f"two nodes have the same {what}")
+        check(len(set(places)) == len(places), f"[[nodes]] {what} must be unique: {', '.join(places)}")
     node = next((node for node in nodes if node.id == node_id), None)
     if node is None:
-        raise ConfigError(f"there is no node {node_id!r} in [[nodes]]: {', '.join(ids)}")
-    strangers = [name for name in sections["controller"].nodes if name not in ids]
-    check(not strangers, f"[controller] unknown nodes {', '.join(strangers)}")
+        raise ConfigError(f"[[nodes]] has no node {node_id!r}; its nodes are {', '.join(ids)}")
+    unknown = [name for name in sections["controller"].nodes if name not in ids]
+    check(not unknown, f"[controller] unknown nodes {', '.join(unknown)}")
     brokers = list(brokers_of(sections["controller"], ids))
     settings = Settings(
         cluster_id=file.cluster.id, node=node, nodes=nodes, logs=_logs(file.logs, ids, brokers), **sections
@@ -188,7 +188,7 @@ def _complaint(item: Any) -> str:
 
 
 def _node(node: _Node, scheme: str) -> NodeSettings:
-    """scheme: of the URL under which others reach the node, where the file does not say."""
+    """scheme: of the node's URL when the file does not set one."""
     for name, address in (("listen", node.listen), ("peer_listen", node.peer_listen)):
         _checked_address(f"{node.id}.{name}", address)
     peer_address = node.peer_address or node.peer_listen
@@ -198,7 +198,10 @@ def _node(node: _Node, scheme: str) -> NodeSettings:
     if node.ha_address is not None:
         _checked_address(f"{node.id}.ha_address", node.ha_address)
     url = (node.url or f"{scheme}://{node.listen}").rstrip("/")
-    check(url.startswith(("http://", "https://")), f"{node.id}.url must start with http:// or https://")
+    check(
+        url.startswith(("http://", "https://")),
+        f"{node.id}.url must start with http:// or https://, got {url!r}",
+    )
     return NodeSettings(
         id=node.id,
         listen=node.listen,
@@ -213,7 +216,7 @@ def _node(node: _Node, scheme: str) -> NodeSettings:
 
 def _logs(tables: tuple[_Log, ...], node_ids: list[str], brokers: list[str]) -> tuple[LogSettings, ...]:
     names = [table.name for table in tables]
-    check(len(set(names)) == len(names), "two logs have the same name")
+    check(len(set(names)) == len(names), f"[[logs]] name must be unique: {', '.join(names)}")
     if DEFAULT_LOG not in names:
         tables = (_Log(name=DEFAULT_LOG), *tables)
     return tuple(_log(table, _replicas(table, node_ids, brokers), node_ids) for table in tables)
@@ -222,13 +225,14 @@ def _logs(tables: tuple[_Log, ...], node_ids: list[str], brokers: list[str]) -> 
 def _log(table: _Log, replicas: tuple[str, ...], node_ids: list[str]) -> LogSettings:
     classic = table.replication is Replication.CLASSIC
     only_classic = ("master", "sync_slaves", "auto_in_sync_replicas", "ha_listen", "ha_address")
-    check(
-        classic or all(getattr(table, key) is None for key in only_classic),
-        f"log {table.name}: a key of classic mode in another mode",
-    )
+    given = [key for key in only_classic if getattr(table, key) is not None]
+    check(classic or not given, f"log {table.name}: {', '.join(given)}: allowed in classic mode only")
     slaves = len(replicas) - 1
     sync_slaves = min(1, slaves) if table.sync_slaves is None else table.sync_slaves
-    check(sync_slaves <= slaves or not classic, f"log {table.name}: sync_slaves is at most {slaves}")
+    check(
+        sync_slaves <= slaves or not classic,
+        f"log {table.name}: sync_slaves must be at most {slaves}, got {sync_slaves}",
+    )
     for address in (table.ha_listen, table.ha_address):
         if address is not None:
             _checked_address(f"log {table.name}", address)
@@ -260,11 +264,15 @@ def _retention(table: _Log) -> dict[str, int] | None:
 
 
 def _replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:
-    """In classic mode the master first: the one named, else the first of them."""
+    """Return the replicas. In classic mode the master is the first of them."""
     replicas = _named_replicas(table, node_ids, brokers)
     if table.master is None:
         return replicas
-    check(table.master in replicas, f"log {table.name}: its master is none of its replicas")
+    names = ", ".join(replicas)
+    check(
+        table.master in replicas,
+        f"log {table.name}: master must be one of its replicas {names}, got {table.master!r}",
+    )
     return (table.master, *(replica for replica in replicas if replica != table.master))
 
 
@@ -274,12 +282,15 @@ def _named_replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tup
     if wanted is None:
         return tuple(brokers)
     if isinstance(wanted, int):
-        check(1 <= wanted <= len(brokers), f"log {table.name}: {wanted} replicas of {len(brokers)} nodes")
+        check(
+            1 <= wanted <= len(brokers),
+            f"log {table.name}: replicas must be between 1 and {len(brokers)}, got {wanted}",
+        )
         return tuple(brokers[:wanted])
-    check(len(wanted) > 0, f"log {table.name}: no replicas")
-    check(len(set(wanted)) == len(wanted), f"log {table.name}: a replica is named twice")
-    strangers = [replica for replica in wanted if replica not in node_ids]
-    check(not strangers, f"log {table.name}: unknown nodes {', '.join(strangers)}")
+    check(len(wanted) > 0, f"log {table.name}: replicas must not be empty")
+    check(len(set(wanted)) == len(wanted), f"log {table.name}: replicas must be unique: {', '.join(wanted)}")
+    unknown = [replica for replica in wanted if replica not in node_ids]
+    check(not unknown, f"log {table.name}: unknown nodes {', '.join(unknown)}")
     if table.replication is Replication.CLASSIC:
         return wanted
     return tuple(replica for replica in node_ids if replica in wanted)
@@ -311,22 +322,22 @@ def _check_exposure(settings: Settings) -> None:
     protected = security.tls_certificate is not None and security.tokens_file is not None
     check(
         protected or is_loopback(settings.node.listen),
-        f"listen = {settings.node.listen!r} reaches beyond this machine: set [security] "
+        f"listen = {settings.node.listen!r} is reachable from beyond this machine: set [security] "
         "tls_certificate, tls_key and tokens_file, or allow_insecure = true",
     )
     for log in settings.logs:
         check(
             log.ha_listen is None or is_loopback(log.ha_listen),
-            f"log {log.name}: ha_listen reaches beyond this machine, and slaves speak without TLS: set "
-            "[security] allow_insecure = true",
+            f"log {log.name}: ha_listen = {log.ha_listen!r} is reachable from beyond this machine, and the "
+            "HA protocol has no TLS: set [security] allow_insecure = true",
         )
     check(
         is_loopback(settings.node.ha_listen),
-        f"ha_listen = {settings.node.ha_listen!r} reaches beyond this machine, and slaves speak without "
-        "TLS: set [security] allow_insecure = true",
+        f"ha_listen = {settings.node.ha_listen!r} is reachable from beyond this machine, and the HA protocol "
+        "has no TLS: set [security] allow_insecure = true",
     )
     check(
         is_loopback(settings.node.peer_listen),
-        f"peer_listen = {settings.node.peer_listen!r} reaches beyond this machine, and peers speak "
-        "without TLS: set [security] allow_insecure = true",
+        f"peer_listen = {settings.node.peer_listen!r} is reachable from beyond this machine, and the peer "
+        "protocol has no TLS: set [security] allow_insecure = true",
     )

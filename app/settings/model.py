@@ -160,15 +160,21 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check(value > 0, f"{name} must be positive")
-        check(self.max_idempotency_keys <= _KEYS_MAX, f"max_idempotency_keys must be at most {_KEYS_MAX}")
-        check(self.max_producers <= _PRODUCERS_MAX, f"max_producers must be at most {_PRODUCERS_MAX}")
-        check(self.max_record_bytes <= self.max_request_bytes, "max_record_bytes is past max_request_bytes")
+            check(value > 0, f"{name} must be positive, got {value}")
+        for name, most in (
+            ("max_idempotency_keys", _KEYS_MAX),
+            ("max_producers", _PRODUCERS_MAX),
+            ("max_record_bytes", self.max_request_bytes),
+        ):
+            check(getattr(self, name) <= most, f"{name} must be at most {most}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionConfig:
-    """How long and how much a log keeps that does not say so itself; None: for ever. Never past a fence."""
+    """Default retention for logs without their own. None keeps everything.
+
+    Records from a fencing cursor on are always kept.
+    """
 
     ms: int | None = None  # since the record's timestamp
     bytes: int | None = None  # as stored
@@ -176,14 +182,14 @@ class RetentionConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check(value is None or value > 0, f"{name} must be positive")
+            check(value is None or value > 0, f"{name} must be positive, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JournalConfig:
-    """How long and how much a node keeps of its journal of each log; None: everything.
+    """Retention of a node's journal of each log. None keeps everything.
 
-    The newest 1 000 events always stay. segment_max_bytes: the disk gets space back by whole segments.
+    The newest 1 000 events are always kept. segment_max_bytes: retention removes whole segments.
     """
 
     retention_ms: int | None = 7 * 24 * 60 * 60 * 1000
@@ -197,9 +203,9 @@ class JournalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskConfig:
-    """threads: disk calls under way at once, all logs together. The work of one log keeps its order.
+    """threads: concurrent disk calls, all logs together. The calls of one log keep their order.
 
-    reserve_bytes: held back for what the node needs when the disk is full (app/node/reserve.py); 0: nothing.
+    reserve_bytes: disk space reserved for operation on a full disk (app/node/reserve.py); 0: none.
     """
 
     threads: int = 16
@@ -212,7 +218,7 @@ class DiskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScrubConfig:
-    """The background scrub, which reads every batch again to find old damage while there are good copies."""
+    """Background scrub. It rereads every batch to detect damage while intact copies exist."""
 
     enabled: bool = True
     bytes_per_s: int = 8 * MIB
@@ -221,12 +227,12 @@ class ScrubConfig:
 
     def __post_init__(self) -> None:
         for name in ("bytes_per_s", "interval_ms", "start_delay_ms"):
-            check(getattr(self, name) > 0, f"{name} must be positive")
+            check(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """The front door. What is open counts at one node; past it: 429."""
+    """HTTP limits and timeouts of one node. Beyond max_open_* the response is 429."""
 
     append_front: AppendFront = AppendFront.ASGI
     max_open_appends: int = 16_384
@@ -245,8 +251,8 @@ class HttpSettings:
             "leader_wait_ms",
             "body_timeout_ms",
         ):
-            check(getattr(self, name) > 0, f"{name} must be positive")
-        check(self.sse_ping_ms <= 15_000, "sse_ping_ms must be at most 15 000")
+            check(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        check(self.sse_ping_ms <= 15_000, f"sse_ping_ms must be at most 15000, got {self.sse_ping_ms}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,13 +268,13 @@ class SecuritySettings:
     def __post_init__(self) -> None:
         check(
             (self.tls_certificate is None) == (self.tls_key is None),
-            "tls_certificate and tls_key belong together",
+            "tls_certificate and tls_key must be set together",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TablesSettings:
-    """path: folder or URL of the Delta tables, one folder a log; None: the service knows of none."""
+    """path: folder or URL of the Delta tables, one folder per log; None: no tables."""
 
     path: str | None = None
 
@@ -295,11 +301,11 @@ class Settings:
     tables: TablesSettings = field(default_factory=TablesSettings)
 
     def node_of(self, node_id: str | None) -> NodeSettings | None:
-        """The node of that id; None for None and strangers."""
+        """Return the node with this id; None for None and for an unknown id."""
         return next((node for node in self.nodes if node.id == node_id), None)
 
     def slaves_connect_to(self, log: LogSettings) -> str | None:
-        """Where the master of a classic log takes slaves; None when only the master itself can say."""
+        """Return the HA address of a classic log's master; None if only the master knows it."""
         master = self.node_of(log.replicas[0])
         return log.ha_address or (None if master is None else master.ha_address)
 

@@ -26,6 +26,8 @@ BATCHES: Final = b"application/vnd.commitlog.batch"
 MEDIA_TYPES: Final = (JSON, NDJSON, OCTETS, ARROW, BATCHES)
 
 Heads = Mapping[bytes, bytes]
+_IN_THE_QUERY: Final = "is also in the query; set it in one place only"
+_IN_THE_BODY: Final = "is also in the body; set it in one place only"
 
 
 def media_type_of(heads: Heads) -> bytes:
@@ -37,10 +39,8 @@ def media_type_of(heads: Heads) -> bytes:
     if name in MEDIA_TYPES:
         return name
     known = ", ".join(known.decode() for known in MEDIA_TYPES)
-    problem = (
-        f"Content-Type {name.decode('latin-1')!r} is" if given else "Content-Type is missing: it must be"
-    )
-    raise UnsupportedMediaType(f"{problem} {'not ' if given else ''}one of {known}")
+    received = f"got {name.decode('latin-1')!r}" if given else "but it is missing"
+    raise UnsupportedMediaType(f"Content-Type must be one of {known}, {received}")
 
 
 def read_append(
@@ -114,7 +114,7 @@ def _timestamp(raw: bytes) -> int:
     raise InvalidRequest(
         (
             "/headers/Commitlog-Timestamp",
-            "is milliseconds since 1970 UTC, a whole number of the years 1 to 9999",
+            "must be a whole number of milliseconds since 1970 UTC, within the years 1 to 9999",
         )
     )
 
@@ -138,18 +138,18 @@ def _arrow(body: bytes, media_type: bytes, limits: Limits) -> RecordTable:
 
 
 def _take_conditions(request: AppendRequest, stated: AppendIn) -> None:
-    """Add the conditions of a JSON body; one that stands in the query too is a 422."""
+    """Add the conditions of a JSON body; a condition that is also in the query is a 422."""
     twice: list[tuple[str, str]] = []
     for name in ("match_index", "match_term", "fencing_token"):
         given = getattr(stated, name)
         if given is not None:
             if getattr(request, name) is not None:
-                twice += [(f"/{name}", "stands in the query too"), (f"/query/{name}", "is in the body too")]
+                twice += [(f"/{name}", _IN_THE_QUERY), (f"/query/{name}", _IN_THE_BODY)]
             setattr(request, name, given)
     producer = stated.producer
     if producer is not None:
         if request.producer is not None:
-            twice += [("/producer", "stands in the query too"), ("/query/producer_id", "is in the body too")]
+            twice += [("/producer", _IN_THE_QUERY), ("/query/producer_id", _IN_THE_BODY)]
         request.producer = Producer(producer.id, producer.epoch, producer.sequence, producer.allow_gap)
     if twice:
         raise InvalidRequest(*twice)

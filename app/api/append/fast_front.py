@@ -88,7 +88,7 @@ class AppendFront:
             if task in self._reading:
                 raise
             task.uncancel()
-            late = InvalidBody(f"the body did not come within {self._body_timeout_s:g} s")
+            late = InvalidBody(f"the body did not arrive within {self._body_timeout_s:g} s")
             return problem_response(late, instance=scope["path"], request_id=request_id)
         finally:
             self._reading.pop(task, None)
@@ -112,10 +112,10 @@ class AppendFront:
             return 0
         limit = self._limits.max_request_bytes
         if not length.isdigit():
-            raise InvalidRequest(("/headers/Content-Length", "is a whole number"))
+            raise InvalidRequest(("/headers/Content-Length", "must be a whole number"))
         announced = int(length)
         if announced > limit:
-            raise TooLarge(f"the body has {announced} bytes, at most {limit}", limit)
+            raise TooLarge(f"the body may have at most {limit} bytes, got {announced}", limit)
         return announced
 
 
@@ -155,7 +155,7 @@ class _Incoming:
 
     def _take(self, size: int) -> None:
         if size > self._limit:
-            raise TooLarge(f"the body has more than {self._limit} bytes", self._limit)
+            raise TooLarge(f"the body may have at most {self._limit} bytes, got more", self._limit)
         if size > self.reserved:
             self._room.grow(size - self.reserved)
             self.reserved = size

@@ -76,7 +76,7 @@ class AppendHandler:
     def check_log(self, name: str) -> None:
         """Raises LogNotFound, InvalidRequest or Forbidden, before a body is read."""
         if self._broker.find(name) is self._broker.metadata.hosted:
-            raise Forbidden("the system alone writes to its logs")
+            raise Forbidden("clients may not append to a system log")
 
     def handle(self, call: AppendCall, done: Done) -> None:
         """Check a call and begin it; done(answer) when it ends. Order of checks: docs/api.md §3."""
@@ -316,7 +316,7 @@ class AppendHandler:
                     target, "POST", path, call.headers, call.body, call.request_id, timeout_s
                 )
         except TimeoutError as error:
-            raise Lost(f"{target.id} leads no more and has not answered") from error
+            raise Lost(f"{target.id} lost its leadership before it answered") from error
 
     def _relay(self, call: AppendCall, relayed: Relayed) -> Response:
         return Response(

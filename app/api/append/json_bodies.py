@@ -64,7 +64,7 @@ def decode_append(body: bytes) -> AppendIn:
     if request.records is UNSET:
         extra = [name for name in _CONDITIONS if getattr(request, name) is not None]
         if extra:
-            raise InvalidRequest(("/records", "an append request needs records"))
+            raise InvalidRequest(("/records", "is required in an append request"))
     else:
         extra = [
             name
@@ -72,7 +72,12 @@ def decode_append(body: bytes) -> AppendIn:
             if getattr(request, name) is not (UNSET if name.startswith("value") else None)
         ]
         if extra:
-            raise InvalidRequest(*((f"/{name}", "stands in a record, not beside records") for name in extra))
+            raise InvalidRequest(
+                *(
+                    (f"/{name}", "is a field of a record; it cannot be used together with `records`")
+                    for name in extra
+                )
+            )
     return request
 
 
@@ -84,7 +89,7 @@ def records_of(request: AppendIn, limits: Limits) -> RecordColumns:
         add_record(columns, request, "", limits)
         return columns
     if not records:
-        raise InvalidRequest(("/records", "at least one record is needed"))
+        raise InvalidRequest(("/records", "must contain at least one record"))
     if len(records) > limits.max_request_records:
         raise too_many(limits)
     for position, record in enumerate(records):
@@ -105,20 +110,22 @@ def decode_lines(body: bytes, limits: Limits) -> RecordColumns:
             pointer = f"/{position}"
             add_record(columns, decode(_RECORD, line, pointer), pointer, limits)
     if columns.count == 0:
-        raise InvalidRequest(("", "at least one record is needed"))
+        raise InvalidRequest(("", "the body must contain at least one record"))
     return columns
 
 
 def too_many(limits: Limits) -> TooLarge:
     limit = limits.max_request_records
-    return TooLarge(f"a request has at most {limit} records", limit)
+    return TooLarge(f"a request may have at most {limit} records, got more", limit)
 
 
 def check_record_size(size_bytes: int, pointer: str, limits: Limits) -> None:
     """size_bytes: value + key + headers. Raises TooLarge."""
     limit = limits.max_record_bytes
     if size_bytes > limit:
-        raise TooLarge(f"{pointer or 'the record'}: {size_bytes} bytes, at most {limit}", limit)
+        raise TooLarge(
+            f"{pointer or 'the record'}: a record may have at most {limit} bytes, got {size_bytes}", limit
+        )
 
 
 def add_record(columns: RecordColumns, record: RecordIn, pointer: str, limits: Limits) -> None:
@@ -129,7 +136,7 @@ def add_record(columns: RecordColumns, record: RecordIn, pointer: str, limits: L
         if not isinstance(value, UnsetType)
     ]
     if len(values) != 1:
-        raise InvalidRequest((pointer, "exactly one of value, value_json and value_base64 is needed"))
+        raise InvalidRequest((pointer, "must have exactly one of value, value_json and value_base64"))
     value = values[0]
     if isinstance(value, str):
         value = value.encode()
@@ -138,7 +145,7 @@ def add_record(columns: RecordColumns, record: RecordIn, pointer: str, limits: L
     key = record.key_base64
     if record.key is not None:
         if key is not None:
-            raise InvalidRequest((f"{pointer}/key", "give key or key_base64, not both"))
+            raise InvalidRequest((f"{pointer}/key", "key and key_base64 cannot be used together"))
         key = record.key.encode()
     headers = None
     if record.headers:

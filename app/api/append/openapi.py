@@ -1,4 +1,4 @@
-"""The append route as the OpenAPI document shows it: its body in every type, its parameters, its answers."""
+"""OpenAPI description of the append routes: request bodies, parameters, responses."""
 
 from typing import Any, Final
 
@@ -10,10 +10,12 @@ _INTEGER: Final = {"type": "integer", "minimum": 0}
 _RECORD: Final[dict[str, Any]] = {
     "type": "object",
     "additionalProperties": False,
-    "description": "Exactly one of value, value_json and value_base64; `value: null` is a tombstone.",
+    "description": "Has exactly one of value, value_json and value_base64. `value: null` is a tombstone.",
     "properties": {
         "value": {"type": ["string", "null"]},
-        "value_json": {"description": "Any JSON; stored as compact UTF-8 text, numbers as they are written"},
+        "value_json": {
+            "description": "Any JSON value. Stored as compact UTF-8 text; numbers keep their notation"
+        },
         "value_base64": {"type": "string", "contentEncoding": "base64"},
         "key": {"type": ["string", "null"]},
         "key_base64": {"type": "string", "contentEncoding": "base64"},
@@ -74,20 +76,20 @@ OPENAPI_EXTRA: Final[dict[str, Any]] = {
                 "schema": {"oneOf": [_REQUEST, _RECORD]},
                 "examples": {
                     "records": {"summary": "Several records, one append", "value": _RECORDS_EXAMPLE},
-                    "record": {"summary": "One record by itself", "value": {"key": "k1", "value": "text"}},
+                    "record": {"summary": "A single record", "value": {"key": "k1", "value": "text"}},
                     "conditional": {
-                        "summary": "Only if the log is where the client thinks",
+                        "summary": "Conditional append: refused unless index and term match",
                         "value": {"records": [{"value": "text"}], "match_index": 42, "match_term": 7},
                     },
                 },
             },
             "application/x-ndjson": {
-                "schema": {"type": "string", "description": "One record object a line"},
+                "schema": {"type": "string", "description": "One record object per line"},
                 "example": '{"value":"first"}\n{"value":"second"}\n',
             },
             "application/octet-stream": {
                 **_BINARY,
-                "example": "one raw record; may be empty",
+                "example": "the value of one record; may be empty",
             },
             "application/vnd.apache.arrow.stream": _BINARY,
             "application/vnd.commitlog.batch": _BINARY,
@@ -98,38 +100,53 @@ OPENAPI_EXTRA: Final[dict[str, Any]] = {
             "query",
             "acks",
             {"type": "string", "enum": ["leader", "quorum", "all"], "default": "quorum"},
-            "Who must hold the append before the answer; `leader` answers 202 and may still be lost",
+            "Replicas that must have the append before the response: `leader`, a `quorum`, or `all`. With "
+            "`leader` the status is 202, and the append can still be lost",
         ),
         _parameter(
             "query",
             "timeout_ms",
             {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS, "default": DEFAULT_TIMEOUT_MS},
-            "After it the answer is 504 and the outcome unknown",
+            "Time to wait for the acknowledgement. After it the response is 504 and the outcome is unknown",
         ),
         _parameter(
             "query",
             "match_index",
             _INTEGER,
-            "At most the leader's next index, and no data record at it or after it",
+            "Append only if the log has no data record at this index or after it; at most the leader's "
+            "next index",
         ),
-        _parameter("query", "match_term", _INTEGER, "The leader's term must be this"),
-        _parameter("query", "fencing_token", _TEXT, "The log's fence must be this"),
-        _parameter("query", "producer_id", _TEXT, "An idempotent producer; with epoch and sequence"),
-        _parameter("query", "producer_epoch", _INTEGER, "A lower one than the newest is fenced"),
-        _parameter("query", "producer_sequence", _INTEGER, "Counts appends: the last one + 1"),
-        _parameter("query", "producer_allow_gap", {"type": "boolean"}, "Any larger sequence will do"),
+        _parameter("query", "match_term", _INTEGER, "Append only if this is the leader's term"),
+        _parameter("query", "fencing_token", _TEXT, "Fencing token; must equal the log's"),
+        _parameter(
+            "query", "producer_id", _TEXT, "Name of an idempotent producer; requires its epoch and sequence"
+        ),
+        _parameter(
+            "query", "producer_epoch", _INTEGER, "Epoch of the producer; an epoch below the newest is refused"
+        ),
+        _parameter(
+            "query", "producer_sequence", _INTEGER, "Sequence of this append: the producer's last one + 1"
+        ),
+        _parameter(
+            "query", "producer_allow_gap", {"type": "boolean"}, "Accept any sequence above the last one"
+        ),
         _parameter(
             "header",
             "Idempotency-Key",
             _TEXT,
-            "1-255 visible ASCII characters; a repeat gets the first answer",
+            "1-255 visible ASCII characters. A retry with the same key gets the first response",
         ),
-        _parameter("header", "Content-Encoding", {"type": "string", "enum": ["gzip", "zstd"]}, "Of the body"),
+        _parameter("header", "Content-Encoding", {"type": "string", "enum": ["gzip", "zstd"]}, "Compression"),
         _parameter("header", "Commitlog-Key", _TEXT, "Key of an octet-stream record"),
         _parameter(
             "header", "Commitlog-Timestamp", {"type": "integer"}, "Timestamp of an octet-stream record"
         ),
-        _parameter("header", "Commitlog-No-Forward", {"type": "string", "enum": ["1"]}, "421 instead"),
+        _parameter(
+            "header",
+            "Commitlog-No-Forward",
+            {"type": "string", "enum": ["1"]},
+            "Do not forward the append to the leader; answer 421 if this node is not the leader",
+        ),
     ],
 }
 
@@ -138,7 +155,7 @@ STREAM_EXTRA: Final[dict[str, Any]] = {
         "required": True,
         "content": {
             "application/x-ndjson": {
-                "schema": {"type": "string", "description": "One append request or record object a line"},
+                "schema": {"type": "string", "description": "One append request or record per line"},
                 "example": '{"value":"first"}\n{"records":[{"value":"second"},{"value":"third"}]}\n',
             },
             "application/vnd.apache.arrow.stream": _BINARY,
@@ -156,7 +173,7 @@ STREAM_RESPONSES: Final = answers(
     "unsupported-media-type",
     "not-leader",
     example=APPEND_ANSWER_EXAMPLE,
-    description="One answer a line, application/x-ndjson; after a failure its problem, and the end",
+    description="application/x-ndjson, one answer per append; ends after the first problem",
 )
 
 RESPONSES: Final = {
@@ -179,10 +196,10 @@ RESPONSES: Final = {
         "quorum-timeout",
         "storage-full",
         example=APPEND_ANSWER_EXAMPLE,
-        description="Committed",
+        description="The append is committed",
     ),
     202: {
-        "description": "acks=leader: at the leader, may still be lost",
+        "description": "acks=leader: stored at the leader; the append can still be lost",
         "content": {"application/json": {"example": {**APPEND_ANSWER_EXAMPLE, "acks": "leader"}}},
     },
 }

@@ -52,7 +52,7 @@ def _parse(query: bytes) -> AppendParameters:
         try:
             acks = Acks(given["acks"])
         except ValueError:
-            errors.append(("/query/acks", "is one of leader, quorum, all"))
+            errors.append(("/query/acks", f"must be one of leader, quorum, all, got {given['acks'][:40]!r}"))
     timeout_ms = _number(given, "timeout_ms", 1, MAX_TIMEOUT_MS, errors)
     parameters = AppendParameters(
         acks=acks,
@@ -91,7 +91,7 @@ def _number(
         return None
     if text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most:
         return int(text)
-    errors.append((f"/query/{name}", f"is a whole number from {least} to {most}"))
+    errors.append((f"/query/{name}", f"must be a whole number from {least} to {most}, got {text[:40]!r}"))
     return None
 
 
@@ -99,21 +99,23 @@ def _name(given: dict[str, str], name: str, errors: list[tuple[str, str]]) -> st
     text = given.get(name)
     if text is None or 1 <= len(text) <= 255:
         return text
-    errors.append((f"/query/{name}", "has 1 to 255 characters"))
+    errors.append((f"/query/{name}", f"must have 1 to 255 characters, got {len(text)}"))
     return None
 
 
 def _producer(given: dict[str, str], errors: list[tuple[str, str]]) -> Producer | None:
     allow_gap = given.get("producer_allow_gap")
-    if allow_gap not in (None, "true", "false"):
-        errors.append(("/query/producer_allow_gap", "is true or false"))
+    if allow_gap is not None and allow_gap not in ("true", "false"):
+        errors.append(("/query/producer_allow_gap", f"must be true or false, got {allow_gap[:40]!r}"))
     present = [name for name in _PRODUCER if name in given]
     if not present:
         if allow_gap is not None:
-            errors.append(("/query/producer_allow_gap", "belongs to a producer_id"))
+            errors.append(
+                ("/query/producer_allow_gap", "requires producer_id, producer_epoch and producer_sequence")
+            )
         return None
     missing = [name for name in _PRODUCER if name not in given]
-    errors.extend((f"/query/{name}", f"is needed beside {present[0]}") for name in missing)
+    errors.extend((f"/query/{name}", f"is required with {present[0]}") for name in missing)
     producer_id = _name(given, "producer_id", errors)
     epoch = _number(given, "producer_epoch", 0, MAX_ORDINAL, errors)
     sequence = _number(given, "producer_sequence", 0, MAX_ORDINAL, errors)
@@ -128,4 +130,4 @@ def parse_idempotency_key(raw: bytes | None) -> str | None:
         return None
     if 1 <= len(raw) <= 255 and all(0x21 <= byte <= 0x7E for byte in raw):
         return raw.decode("ascii")
-    raise InvalidRequest(("/headers/Idempotency-Key", "has 1 to 255 visible ASCII characters"))
+    raise InvalidRequest(("/headers/Idempotency-Key", "must have 1 to 255 visible ASCII characters"))

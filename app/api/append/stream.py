@@ -47,9 +47,10 @@ _ASK_TIMEOUT_S: Final = 2.0
 @router.post(
     "/v1/logs/{log}/records:stream",
     summary="Append many times on one connection",
-    description="Each line, Arrow record batch or packed batch is one append, with one answer or problem a "
-    "line, in order. Nothing is stored after the first failure. Of the query, match_index and match_term are "
-    "for the first append, and producer_sequence counts on.",
+    description="Each line, Arrow record batch or packed batch is one append. The response has one line for "
+    "each append, in order: its answer or its problem. Nothing is stored after the first failure. The "
+    "parameters `match_index` and `match_term` apply to the first append only; `producer_sequence` is the "
+    "sequence of the first append and rises by one with each.",
     responses=STREAM_RESPONSES,
     openapi_extra=STREAM_EXTRA,
     response_class=Response,
@@ -59,7 +60,9 @@ async def append_stream(request: Request, broker: Node, log: LogName) -> Respons
     headers = {name.lower(): value for name, value in request.headers.raw}
     if b"idempotency-key" in headers or b"content-encoding" in headers:
         name = "Idempotency-Key" if b"idempotency-key" in headers else "Content-Encoding"
-        raise InvalidRequest((f"/headers/{name}", "a stream has none; producers make its appends idempotent"))
+        raise InvalidRequest(
+            (f"/headers/{name}", "is not supported for a stream; for idempotent appends use a producer")
+        )
     media_type = media_type_of(headers)
     parameters = parse_append_query(request.scope["query_string"])
     limit = broker.settings.limits.max_request_bytes

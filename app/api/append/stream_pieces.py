@@ -29,11 +29,11 @@ def pieces_of(
     if media_type == ARROW:
         return ARROW, _arrow(body, max_bytes)
     known = ", ".join(known.decode() for known in STREAM_TYPES)
-    raise UnsupportedMediaType(f"a stream is one of {known}")
+    raise UnsupportedMediaType(f"Content-Type of a stream must be one of {known}")
 
 
 def _too_large(max_bytes: int) -> TooLarge:
-    return TooLarge(f"an append of a stream has at most {max_bytes} bytes", max_bytes)
+    return TooLarge(f"an append in a stream may have at most {max_bytes} bytes, got more", max_bytes)
 
 
 async def _lines(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
@@ -56,13 +56,17 @@ async def _batches(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[
         while len(held) >= HEADER_SIZE_BYTES:
             size = stored_size(held)
             if not HEADER_SIZE_BYTES <= size <= max_bytes:
-                raise _too_large(max_bytes) if size > max_bytes else InvalidBody("not a packed batch")
+                raise (
+                    _too_large(max_bytes)
+                    if size > max_bytes
+                    else InvalidBody("the stream contains a malformed packed batch")
+                )
             if len(held) < size:
                 break
             yield bytes(held[:size])
             del held[:size]
     if held:
-        raise InvalidBody("the stream ends within a batch")
+        raise InvalidBody("the stream ends in the middle of a batch")
 
 
 async def _arrow(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
@@ -81,7 +85,7 @@ async def _arrow(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[by
         except (pa.ArrowException, EOFError) as error:
             if source.exceeded:
                 raise _too_large(max_bytes) from error
-            raise InvalidBody(f"not an Arrow stream: {error}") from error
+            raise InvalidBody(f"the body is not a valid Arrow stream: {error}") from error
         finally:
             source.abandon()
 

@@ -25,12 +25,12 @@ def unpack(body: bytes, encoding: bytes | None, limit: int) -> bytes:
     if name == b"zstd":
         return _unpack_zstd(body, limit)
     raise UnsupportedMediaType(
-        f"Content-Encoding {name.decode('latin-1')!r} is not one of gzip, zstd, identity"
+        f"Content-Encoding must be one of gzip, zstd, identity, got {name.decode('latin-1')!r}"
     )
 
 
 def too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the unpacked body is larger than {limit} bytes", limit)
+    return TooLarge(f"the uncompressed body may have at most {limit} bytes, got more", limit)
 
 
 def _gunzip(body: bytes, limit: int) -> bytes:
@@ -50,7 +50,7 @@ def _gunzip(body: bytes, limit: int) -> bytes:
         except zlib.error as error:
             raise InvalidBody(f"gzip: {error}") from error
         if not member.eof:
-            raise InvalidBody("gzip: the body ends too early")
+            raise InvalidBody("gzip: the body is truncated")
         rest = member.unused_data
         if not rest:
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -78,6 +78,6 @@ def _unpack_zstd(body: bytes, limit: int) -> bytes:
         except zstandard.ZstdError as error:
             raise InvalidBody(f"zstd: {error}") from error
         if not frame.eof:
-            raise InvalidBody("zstd: the body ends too early")
+            raise InvalidBody("zstd: the body is truncated")
         rest = frame.unused_data + rest[at:]
     return b"".join(parts)

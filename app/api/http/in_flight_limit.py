@@ -18,7 +18,9 @@ class Room:
     def enter(self, size_bytes: int) -> None:
         """A request begins; size_bytes: of its body, as announced. Raises RateLimited: it has not entered."""
         if self.requests >= self._max_requests:
-            raise RateLimited(f"{self.requests} requests are under way at this node")
+            raise RateLimited(
+                f"{self.requests} requests are in flight, this node accepts at most {self._max_requests}"
+            )
         self._check(size_bytes)
         self.requests += 1
         self.bytes += size_bytes
@@ -36,4 +38,6 @@ class Room:
     def _check(self, size_bytes: int) -> None:
         # A single request always fits: its own limit is smaller than any sensible bound here.
         if self.bytes and self.bytes + size_bytes > self._max_bytes:
-            raise RateLimited(f"{self.bytes} bytes of requests are under way at this node")
+            raise RateLimited(
+                f"{self.bytes} bytes of requests are in flight, this node accepts at most {self._max_bytes}"
+            )

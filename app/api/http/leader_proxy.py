@@ -100,11 +100,11 @@ class LogCall:
         async for part in self.request.stream():
             size += len(part)
             if size > BODY_MAX_BYTES:
-                raise TooLarge(f"at most {BODY_MAX_BYTES} bytes", BODY_MAX_BYTES)
+                raise TooLarge(f"the body may have at most {BODY_MAX_BYTES} bytes, got more", BODY_MAX_BYTES)
             parts.append(part)
         given = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if size and given != JSON_TYPE.decode():
-            raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE.decode()}, not {given!r}")
+            raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE.decode()}, got {given!r}")
         self._body = b"".join(parts)
         return decode_as(kind, self._body or b"{}")
 
@@ -136,7 +136,7 @@ class LogCall:
             raise not_leader(self.broker, hosted)
         for node_id in hosted.answering(self.broker.node.id):
             await self._pass_on(node_id, _LONG_SILENCE_S)
-        raise NoLeader("no node that can answer for this log can be reached")
+        raise NoLeader("no replica of this log is reachable")
 
     async def leader(self, log: str) -> Served:
         """As `find`; then the log as this node serves it, if it leads, else the leader is asked.

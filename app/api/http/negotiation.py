@@ -22,7 +22,7 @@ def negotiate(accept: str | None, offers: Sequence[str]) -> str:
         if quality > best_quality:
             best, best_quality = offer, quality
     if best is None:
-        raise NotAcceptable(f"this route gives {', '.join(offers)}")
+        raise NotAcceptable(f"Accept must include one of {', '.join(offers)}")
     return best
 
 

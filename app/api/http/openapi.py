@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beside what FastAPI finds by itself: problems and examples."""
+"""Problems, headers and examples of the OpenAPI document."""
 
 from typing import Any, Final
 
@@ -144,11 +144,14 @@ CLUSTER_EXAMPLE: Final = {
 }
 
 _HEADERS: Final = {
-    "Commitlog-Leader": ("string", "Base URL of the leader that this node knows"),
+    "Commitlog-Leader": ("string", "Base URL of the leader, as known to this node"),
     "Commitlog-Term": ("integer", "Term of the log at this node"),
-    "Commitlog-Committed-Index": ("integer", "Last committed index that this node knows"),
-    "Commitlog-Next-Index": ("integer", "Where to go on reading; after an append the log's next index"),
-    "X-Request-Id": ("string", "The client's id for this request, or one of ours"),
+    "Commitlog-Committed-Index": ("integer", "Last committed index known to this node"),
+    "Commitlog-Next-Index": (
+        "integer",
+        "Index at which the next read continues; after an append the log's next index",
+    ),
+    "X-Request-Id": ("string", "Id of this request: the client's, or one that the service generated"),
 }
 
 
@@ -157,7 +160,7 @@ def _headers() -> dict[str, Any]:
 
 
 def schema_of(example: Any) -> dict[str, Any]:
-    """A JSON schema by example: null stands for anything."""
+    """Return the JSON schema of an example. null matches any value."""
     if example is None:
         return {}
     if isinstance(example, bool):
@@ -192,12 +195,12 @@ def problem_example(problem: type[CommitlogError]) -> dict[str, Any]:
 def answers(
     *codes: str,
     example: Any = None,
-    description: str = "As asked",
+    description: str = "Success",
     of_a_log: bool = True,
     content: dict[str, Any] | None = None,
     status: int = 200,
 ) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route: its answer, and its problems by status with an example of each code."""
+    """Return the `responses` of a route: its success response, and its problems by status with examples."""
     given: dict[str, Any] = {"description": description, "headers": _headers()}
     given["content"] = content or {"application/json": {"schema": schema_of(example), "example": example}}
     responses: dict[int | str, dict[str, Any]] = {status: given}
@@ -220,14 +223,14 @@ def answers(
 
 
 def json_request(kind: type[msgspec.Struct], example: Any) -> dict[str, Any]:
-    """The `openapi_extra` of a route that reads a JSON body of that shape by itself."""
+    """Return the `openapi_extra` of a route that decodes a JSON body of type `kind`."""
     document = msgspec.json.schema(kind)
     schema = _inlined(document, document["$defs"])
     return {"requestBody": {"content": {"application/json": {"schema": schema, "example": example}}}}
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
-    """A schema with what it refers to in its place; none of ours contains itself."""
+    """Return a schema with its references resolved. The schema must not be recursive."""
     if isinstance(node, list):
         return [_inlined(item, definitions) for item in node]
     if not isinstance(node, dict):
@@ -239,7 +242,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
-    "description": "RFC 9457. `outcome`: what became of an append; `retryable`: whether a repeat may help.",
+    "description": "RFC 9457. `outcome`: outcome of the append; `retryable`: true if a retry may succeed.",
     "properties": {
         "type": {"type": "string"},
         "title": {"type": "string"},

@@ -67,7 +67,9 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         return problem(request, MethodNotAllowed(_method(request), _allowed(request)))
     if error.status_code == 404:
-        return problem(request, NotFound(f"there is nothing at {request.url.path}"))
+        return problem(
+            request, NotFound(f"{request.url.path} is not a route of this API; GET /docs lists the routes")
+        )
     logger.error("unexpected %s from the framework: %s", error.status_code, error.detail)
     return problem(request, Internal())
 

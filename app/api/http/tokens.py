@@ -37,10 +37,10 @@ class Tokens:
             if not words:
                 continue
             if len(words) > 2 or (len(words) == 2 and words[1] not in (_READ, _WRITE)):
-                raise ConfigError(f"tokens_file {path}, line {number}: not `TOKEN [read|write]`")
+                raise ConfigError(f"tokens_file {path}, line {number} must be `TOKEN [read|write]`")
             tokens[words[0].encode()] = words[1] if len(words) == 2 else _WRITE
         if not tokens:
-            raise ConfigError(f"tokens_file {path} holds no token")
+            raise ConfigError(f"tokens_file {path} must contain at least one token")
         return cls(tokens)
 
     @property
@@ -59,6 +59,6 @@ class Tokens:
             if hmac.compare_digest(token, given.strip()):  # the same time whichever token it is
                 allowed = right
         if allowed is None:
-            raise Unauthenticated("the token is not known")
+            raise Unauthenticated("the token is not in the service's tokens file")
         if allowed == _READ and method not in _SAFE_METHODS:
-            raise Forbidden("the token may only read")
+            raise Forbidden("the token has the scope `read`; this call requires `write`")

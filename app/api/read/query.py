@@ -24,7 +24,7 @@ class Start(StrEnum):
 class ConsistencyQuery(Query):
     consistency: Consistency = Field(
         Consistency.LINEARIZABLE,
-        description="`linearizable`: everything acknowledged before the call; `committed`: this node's "
+        description="`linearizable`: all records acknowledged before the call; `committed`: this node's "
         "committed prefix, may be behind; `local`: all this node holds, committed or not",
     )
 
@@ -32,32 +32,35 @@ class ConsistencyQuery(Query):
 class RecordQuery(ConsistencyQuery):
     encoding: Encoding = Field(
         Encoding.AUTO,
-        description="auto: `value` where it is UTF-8, else `value_base64`; json: `value_json` if it parses",
+        description="`auto`: `value` if it is UTF-8, else `value_base64`; `json`: `value_json` if it is JSON",
     )
 
 
 class ReadQuery(RecordQuery):
     """At most one start of from_index, from_timestamp, last, from and cursor."""
 
-    from_index: Index | None = Field(None, description="Start here")
+    from_index: Index | None = Field(None, description="Index of the first record")
     from_timestamp: TimestampMs | None = Field(
-        None, description="Start at the first index whose timestamp is at or after it, ms"
+        None, description="Start at the first record with this timestamp or a later one; ms since 1970 UTC"
     )
     last: Annotated[int, Field(ge=1, le=100_000)] | None = Field(None, description="The last N data records")
     from_: Start | None = Field(
-        None, alias="from", description="earliest (the default) or latest (committed_index + 1)"
+        None, alias="from", description="Start at earliest (the default) or latest (committed_index + 1)"
     )
-    cursor: str | None = Field(None, description="Start at a cursor of this log, by its name")
-    limit: int = Field(1_000, ge=1, le=100_000, description="Records")
+    cursor: str | None = Field(None, description="Start at the cursor with this name")
+    limit: int = Field(1_000, ge=1, le=100_000, description="Maximum number of records")
     max_bytes: int = Field(
-        4 * MIB, ge=1, le=64 * MIB, description="Of value, key and headers; one always fits"
+        4 * MIB,
+        ge=1,
+        le=64 * MIB,
+        description="Maximum bytes of values, keys and headers; at least one record",
     )
-    until_index: Index | None = Field(None, description="Exclusive")
+    until_index: Index | None = Field(None, description="End index, exclusive")
     until_timestamp: TimestampMs | None = Field(
-        None, description="Exclusive: up to the first index whose timestamp is at or after it, ms"
+        None, description="End before the first record with this timestamp or a later one; ms since 1970 UTC"
     )
-    wait_ms: int = Field(0, ge=0, le=60_000, description="Long poll: wait so long for a first record")
-    include: Literal["control"] | None = Field(None, description="Give control records too")
+    wait_ms: int = Field(0, ge=0, le=60_000, description="Long poll: time to wait for a record, ms")
+    include: Literal["control"] | None = Field(None, description="Include control records")
     key: str | None = Field(None, description="Only records with this key (text)")
     term: Index | None = Field(None, description="Only records of this term")
 
@@ -67,7 +70,7 @@ class ReadQuery(RecordQuery):
         given = [name.rstrip("_") for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequest(
-                *((f"/query/{name}", f"stands beside {given[0]}: one start is enough") for name in given[1:])
+                *((f"/query/{name}", f"cannot be used together with {given[0]}") for name in given[1:])
             )
 
     def selection(self) -> Selection:
@@ -81,14 +84,14 @@ class ReadQuery(RecordQuery):
 
 
 class EventsQuery(Query):
-    from_seq: Index = Field(0, description="Start here")
-    limit: int = Field(1_000, ge=1, le=100_000, description="Events")
-    wait_ms: int = Field(0, ge=0, le=60_000, description="Long poll: wait so long for a first event")
+    from_seq: Index = Field(0, description="Sequence of the first event")
+    limit: int = Field(1_000, ge=1, le=100_000, description="Maximum number of events")
+    wait_ms: int = Field(0, ge=0, le=60_000, description="Long poll: time to wait for an event, ms")
 
 
 class WatermarksQuery(Query):
-    term: Index | None = Field(None, description="Only this term; one that is no longer held gives {}")
+    term: Index | None = Field(None, description="Only this term; {} when its watermarks are not kept")
 
 
 class OneLogQuery(Query):
-    log: str | None = Field(None, description="Of this log alone; without it of every Raft log")
+    log: str | None = Field(None, description="Only this log. Default: every Raft log")

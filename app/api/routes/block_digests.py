@@ -35,16 +35,16 @@ EXAMPLE: Final[dict[str, Any]] = {
 
 
 class DigestsQuery(Parameters):
-    from_index: Index | None = Field(None, description="Start here, else at the log's begin")
-    until_index: Index | None = Field(None, description="Exclusive; else all that is committed")
-    block: int = Field(BLOCK, ge=1, le=1_000_000, description="Indexes in a block; 1: each record alone")
+    from_index: Index | None = Field(None, description="First index. Default: the begin of the log")
+    until_index: Index | None = Field(None, description="End index, exclusive. Default: all committed")
+    block: int = Field(BLOCK, ge=1, le=1_000_000, description="Number of indexes in a block")
 
 
 @router.get(
     "/v1/logs/{log}/digests",
-    summary="Digests of the data records, summed by blocks of indexes",
-    description="A page ends after a while, in mid-block too: go on at `next_index`, and add up what two "
-    "pages tell of one block, modulo 2^64.",
+    summary="Get digests of the data records by blocks of indexes",
+    description="A page may end in the middle of a block. Continue at `next_index`, and add the two sums of "
+    "that block, modulo 2^64.",
     responses=answers("index-trimmed", "read-index-unavailable", example=EXAMPLE),
     response_class=Response,
 )

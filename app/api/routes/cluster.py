@@ -30,7 +30,7 @@ _JOURNAL_POLL_S = 0.05
 @router.get(
     "/v1/cluster",
     tags=["cluster"],
-    summary="Nodes, logs and limits",
+    summary="Get the nodes, logs and limits of the cluster",
     responses=answers(example=CLUSTER_EXAMPLE, of_a_log=False),
     response_class=Response,
 )
@@ -50,7 +50,7 @@ async def cluster(call: Call, query: Nothing) -> Response:
 @router.get(
     "/v1/logs/{log}/status",
     tags=["logs"],
-    summary="This node's view of a log",
+    summary="Get this node's status of a log",
     responses=answers(example=STATUS_EXAMPLE),
     response_class=Response,
 )
@@ -100,7 +100,7 @@ def status_object(here: Served) -> dict[str, Any]:
 @router.get(
     "/v1/logs/{log}/epochs",
     tags=["logs"],
-    summary="This node's epoch file",
+    summary="List the epochs of this node's epoch file",
     responses=answers(example={"epochs": [EPOCH_EXAMPLE]}),
     response_class=Response,
 )
@@ -113,7 +113,7 @@ async def epochs(call: Call, log: LogName, query: Nothing) -> Response:
 @router.get(
     "/v1/logs/{log}/epochs/{epoch}",
     tags=["logs"],
-    summary="One epoch of this node's epoch file",
+    summary="Get an epoch of this node's epoch file",
     responses=answers("epoch-not-found", example=EPOCH_EXAMPLE),
     response_class=Response,
 )
@@ -134,8 +134,9 @@ async def one_epoch(
 @router.get(
     "/v1/logs/{log}/watermarks",
     tags=["logs"],
-    summary="How far the leader knows each peer to be",
-    description="By term and peer, the leader with its durable end. Other nodes ask the leader.",
+    summary="Get the watermark of each peer",
+    description="Last index acknowledged by each peer, by term; for the leader the last durable index. Other "
+    "nodes forward the call to the leader.",
     responses=answers("not-leader", example={"7": {"n1": 44, "n2": 44, "n3": 41}}),
     response_class=Response,
 )
@@ -148,9 +149,9 @@ async def watermarks(call: Call, log: LogName, query: Annotated[WatermarksQuery,
 @router.get(
     "/v1/logs/{log}/events",
     tags=["logs"],
-    summary="This node's journal of a log",
-    description="From the oldest event on without `from_seq`, or with 0. A larger `from_seq` before the "
-    "oldest event that the journal's retention has left is 410 `events-trimmed`, with `first_seq`.",
+    summary="Read this node's journal of a log",
+    description="Without `from_seq`, or with 0, the page begins at the oldest event. A larger `from_seq` "
+    "before the oldest event is refused with 410 `events-trimmed`, which has `first_seq`.",
     responses=answers(
         "events-trimmed", example={"events": [EVENT_EXAMPLE], "next_seq": 18, "has_more": False}
     ),

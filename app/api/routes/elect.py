@@ -38,7 +38,7 @@ class ElectIn(msgspec.Struct, forbid_unknown_fields=True):
 @router.post(
     "/v1/logs/{log}:elect",
     summary="Elect a master",
-    description="Of a log in controller mode: by the controllers, from the SyncStateSet.",
+    description="The controllers elect the master of a log in controller mode from its SyncStateSet.",
     responses=answers(
         "no-eligible-replica",
         "log-deleting",
@@ -54,7 +54,7 @@ async def elect(call: Call, log: LogName, query: Nothing) -> Response:
     broker, hosted = call.broker, call.find(log)
     asked = await call.asked(ElectIn)
     if hosted.settings.replication is not Replication.CONTROLLER:
-        hint = "a leader in Raft mode moves by leader:transfer"
+        hint = "to move the leader of a log in Raft mode, use leader:transfer"
         raise InvalidRequest(("/path/log", f"log {log} is not in controller mode; {hint}"))
     await broker.waits.read_index(broker.metadata.hosted)  # the epoch to be left behind is the newest one
     before = broker.metadata.log(log)

@@ -19,7 +19,7 @@ router = APIRouter(tags=["logs"])
 
 CursorName = Annotated[
     str,
-    Path(description="A reader", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", examples=["etl"]),
+    Path(description="Name of the cursor", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", examples=["etl"]),
 ]
 FENCE_EXAMPLE = {"log": "default", "token": "w-a", "index": 45, "term": 7}
 CURSOR_EXAMPLE = {"log": "default", "name": "etl", "index": 42, "fence": True}
@@ -41,8 +41,9 @@ class CursorIn(msgspec.Struct, forbid_unknown_fields=True):
 
 @router.post(
     "/v1/logs/{log}:fence",
-    summary="Let only writers with this token append",
-    description="With `match_token` (null: none set) only if that is the token now; `token` null lifts it.",
+    summary="Set the fencing token of a log",
+    description="Only appends with this token are accepted. `token` null removes the fence. With "
+    "`match_token` the change applies only if the current token is equal; null: no token is set.",
     responses=answers("fenced", "storage-full", "quorum-timeout", *OF_A_BODY, example=FENCE_EXAMPLE),
     openapi_extra=json_request(FenceIn, {"token": "w-a", "match_token": None}),
     response_class=Response,
@@ -61,7 +62,7 @@ async def fence(call: Call, log: LogName, query: Nothing) -> Response:
 
 @router.get(
     "/v1/logs/{log}/cursors/{name}",
-    summary="Where a reader goes on",
+    summary="Get a cursor",
     responses=answers("cursor-not-found", "read-index-unavailable", example=CURSOR_EXAMPLE),
     response_class=Response,
 )
@@ -76,9 +77,10 @@ async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> 
 
 @router.put(
     "/v1/logs/{log}/cursors/{name}",
-    summary="Move a reader's cursor, or make one",
-    description="With `If-Match` only from that version on, with `If-None-Match: *` only if there is none. "
-    "A cursor with `fence` keeps retention and trims away from what its reader has not read.",
+    summary="Create or move a cursor",
+    description="With `If-Match` the cursor moves only if its version is equal; with `If-None-Match: *` it "
+    "is created only if it does not exist. Retention and trims keep all records at and after a cursor with "
+    "`fence`.",
     responses=answers("cursor-moved", "storage-full", "quorum-timeout", *OF_A_BODY, example=CURSOR_EXAMPLE),
     openapi_extra=json_request(CursorIn, {"index": 42, "fence": True}),
     response_class=Response,
@@ -97,7 +99,7 @@ async def move_cursor(call: Call, log: LogName, name: CursorName, query: Nothing
 
 @router.delete(
     "/v1/logs/{log}/cursors/{name}",
-    summary="Forget a reader's cursor",
+    summary="Delete a cursor",
     responses=answers("cursor-not-found", "cursor-moved", "quorum-timeout", example=CURSOR_EXAMPLE),
     response_class=Response,
 )

@@ -44,9 +44,9 @@ HA_STATUS_EXAMPLE: Final = {
     tags=["logs"],
     summary="Gap and transfer rate of each slave",
     description="This node's view. The master lists its slaves: the gap in bytes, the rate over about a "
-    "second, and for a refused slave the reason. A slave shows its connection to the master as `link`. "
-    "`acks_needed`: slaves that must hold a synchronous append now. `waits_for`: why a classic master takes "
-    "no appends yet.",
+    "second, and the reason if the slave was refused. A slave reports its connection to the master as "
+    "`link`. `acks_needed`: number of slaves that must confirm a synchronous append. `waits_for`: the "
+    "reason why a classic master does not accept appends yet.",
     responses=answers(example=HA_STATUS_EXAMPLE),
     response_class=Response,
 )

@@ -56,7 +56,7 @@ SwaggerUIBundle({url: "/v1/openapi.json", dom_id: "#swagger-ui", deepLinking: tr
 
 @router.get(
     "/healthz",
-    summary="Whether the process answers",
+    summary="Liveness of the process",
     responses=answers(example={"status": "ok"}, of_a_log=False),
     response_class=Response,
 )
@@ -66,10 +66,10 @@ async def healthz(query: Nothing) -> Response:
 
 @router.get(
     "/readyz",
-    summary="Whether this node can do its work",
-    description="503 while a log has no leader or is repaired, while this node has not caught up with it or "
-    "does not know which logs there are, and while a background task fails (`failing`: its name and error). "
-    "A replica that was removed from its log's group is ready: the node forwards the calls.",
+    summary="Readiness of this node",
+    description="503 while a log has no leader or is under repair, while this node has not caught up with a "
+    "log or has not loaded the list of logs, and while a background task fails (`failing`: its name and "
+    "error). A replica that was removed from its log's group is ready: the node forwards the calls.",
     responses=answers(example={"ready": True, "logs": {"default": True}, "failing": {}}, of_a_log=False),
     response_class=Response,
 )
@@ -105,11 +105,19 @@ class NodeCollector:
         seen = [(driver.log_name, driver.status()) for driver in drivers]
         per_log = (
             (telemetry.TERM, "Current term", lambda status: status.core.term),
-            (telemetry.LEADING, "1 at the leader", lambda status: int(status.core.role is Role.LEADER)),
-            (telemetry.BEGIN_INDEX, "First index held, -1: none", lambda status: status.begin_index),
-            (telemetry.END_INDEX, "Last index held, -1: none", lambda status: status.end_index),
+            (
+                telemetry.LEADING,
+                "1 if this node is the leader",
+                lambda status: int(status.core.role is Role.LEADER),
+            ),
+            (
+                telemetry.BEGIN_INDEX,
+                "First index of this replica, -1: none",
+                lambda status: status.begin_index,
+            ),
+            (telemetry.END_INDEX, "Last index of this replica, -1: none", lambda status: status.end_index),
             (telemetry.COMMITTED_INDEX, "Last committed index", lambda status: status.core.committed_index),
-            (telemetry.END_OFFSET, "Byte end of the log", lambda status: status.end_offset),
+            (telemetry.END_OFFSET, "Byte offset of the end of the log", lambda status: status.end_offset),
         )
         for name, text, value in per_log:
             yield telemetry.gauge(name, text, ("log",), [((log,), value(status)) for log, status in seen])
@@ -123,7 +131,7 @@ class NodeCollector:
             yield telemetry.gauge(name, text, ("log",), values)
         yield telemetry.gauge(
             telemetry.CLOCK_OFFSET,
-            "Wall clock minus the time of timestamps; not near 0 after a leap of the wall clock",
+            "Wall clock minus the clock of timestamps, seconds; not near 0 after a step of the wall clock",
             (),
             [((), broker.clock.offset_ms / 1000)],
         )
@@ -144,13 +152,13 @@ class NodeCollector:
         )
         yield from self._ha(seen)
         yield telemetry.gauge(
-            telemetry.READS_WAITING, "Linearizable reads that wait for a confirmation", ("log",),
+            telemetry.READS_WAITING, "Linearizable reads that wait for a quorum", ("log",),
             [((driver.log_name,), driver.waiting_reads) for driver in drivers],
         )  # fmt: skip
         kept = [hosted for hosted in broker.logs.values() if hosted.journal is not None]
         repairs = (
-            (telemetry.REPAIRING, "1 from the first sign of damage until healed", lambda log: log.repairing),
-            (telemetry.REPAIR_WAITING, "1 while no peer can mend it", lambda log: _waits(log)),
+            (telemetry.REPAIRING, "1 from the detection of damage to its repair", lambda log: log.repairing),
+            (telemetry.REPAIR_WAITING, "1 while no peer can supply the repair", lambda log: _waits(log)),
             (telemetry.REPAIRS, "Repairs begun since the start", lambda log: log.repairs_begun),
         )
         scrubs = [
@@ -172,7 +180,7 @@ class NodeCollector:
             (telemetry.JOURNAL_BEGIN_SEQ, "Oldest event of the journal", lambda each: each.begin_seq),
             (
                 telemetry.JOURNAL_SUPPRESSED,
-                "Events not written since the start, as too many of their kind came",
+                "Events not written since the start because of the rate limit of their kind",
                 lambda each: each.suppressed,
             ),
         )
@@ -182,13 +190,17 @@ class NodeCollector:
         dropped = [((driver.log_name,), float(driver.dropped_messages)) for driver in drivers]
         yield telemetry.gauge(
             telemetry.DROPPED_MESSAGES,
-            "Messages of peers that found no room in the log's queue since the start",
+            "Messages of peers dropped since the start because the log's queue was full",
             ("log",),
             dropped,
         )
         disk = (
-            (telemetry.DISK_WAITING, "Pieces of work that wait for a disk thread", broker.disk_waiting),
-            (telemetry.RESERVE_BYTES, "Bytes held back for a full disk", broker.reserve.held_bytes),
+            (telemetry.DISK_WAITING, "Disk operations that wait for a thread", broker.disk_waiting),
+            (
+                telemetry.RESERVE_BYTES,
+                "Bytes reserved for operation on a full disk",
+                broker.reserve.held_bytes,
+            ),
             (telemetry.RESERVE_IN_USE, "1 while the disk is full", int(broker.reserve.in_use)),
         )
         for name, text, number in disk:
@@ -202,7 +214,7 @@ class NodeCollector:
             [((name,), 1.0) for name in broker.tasks.failing],
         )  # fmt: skip
         yield telemetry.gauge(
-            telemetry.PEER_MEMBER, "1 while the peer is a member of any log; else it is called rarely",
+            telemetry.PEER_MEMBER, "1 while the peer is a member of any log; other peers are called rarely",
             ("peer",),
             [
                 ((node.id,), float(broker.transport.is_member(node.id)))
@@ -230,7 +242,7 @@ class NodeCollector:
             [(labels, float(peer.lag_bytes)) for labels, peer in peers if peer.lag_bytes is not None],
         )  # fmt: skip
         yield telemetry.gauge(
-            telemetry.HA_RATE, "Bytes sent to a slave in a second (at the master)", ("log", "peer"),
+            telemetry.HA_RATE, "Bytes per second sent to a slave (at the master)", ("log", "peer"),
             [(labels, float(peer.bytes_per_s)) for labels, peer in peers if peer.bytes_per_s is not None],
         )  # fmt: skip
         yield telemetry.gauge(
@@ -238,7 +250,7 @@ class NodeCollector:
             [((log,), float(len(core.sync_state_set or ()))) for log, core in masters],
         )  # fmt: skip
         yield telemetry.gauge(
-            telemetry.HA_WAITS, "1 while a classic master has not opened its epoch", ("log",),
+            telemetry.HA_WAITS, "1 until a classic master has opened its epoch", ("log",),
             [((log,), float(core.waits_for is not None)) for log, core in masters],
         )  # fmt: skip
         ha = self._broker.ha
@@ -289,7 +301,7 @@ async def docs() -> Response:
 async def docs_asset(name: str) -> Response:
     """Swagger UI from the package index, not from a CDN: it works without network."""
     if name not in _ASSETS:
-        raise NotFound(f"there is nothing at /docs/{name}")
+        raise NotFound(f"/docs/{name} does not exist")
     return body_answer(_asset(name), _ASSETS[name], headers=_CACHED)
 
 
@@ -300,7 +312,7 @@ def _asset(name: str) -> bytes:
 
 @router.get(
     "/problems/{code}",
-    summary="What a problem means",
+    summary="Description of a problem",
     responses=answers(content={"text/html": {"schema": {"type": "string"}}}, of_a_log=False),
     response_class=Response,
 )
@@ -309,7 +321,7 @@ async def problem_page(
 ) -> Response:
     problem = PROBLEMS.get(code)
     if problem is None:
-        raise NotFound(f"there is no problem {code!r}")
+        raise NotFound(f"{code!r} is not a problem code of this API")
     return body_answer(_page_of(problem).encode(), _HTML)
 
 
@@ -318,7 +330,7 @@ def _page_of(problem: type[CommitlogError]) -> str:
     facts = (
         ("status", str(problem.http_status)),
         ("outcome of the append", problem.outcome.value),
-        ("may a repeat help?", "yes" if problem.retryable else "no"),
+        ("retryable", "yes" if problem.retryable else "no"),
     )
     rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts)
     return (

@@ -35,7 +35,7 @@ _EVENTS_LOOKED_AT: Final = 600  # most of them are watermarks
 
 
 class LogQuery(StrictQuery):
-    log: str = Field("default", description="Whose state")
+    log: str = Field("default", description="Name of the log")
 
 
 @router.get("/ui")
@@ -48,7 +48,7 @@ async def asset(request: Request, broker: Node, name: str, query: Annotated[LogQ
     if name == "state.json":
         return json_answer(await _state(request, broker, broker.find(query.log)))
     if name not in _TYPES:
-        raise NotFound(f"there is nothing at /ui/{name}")
+        raise NotFound(f"/ui/{name} does not exist")
     return body_answer(_file(name), _TYPES[name])
 
 

@@ -79,7 +79,8 @@ async def logs(call: Call, query: Nothing) -> Response:
     "/v1/logs",
     status_code=201,
     summary="Create a log",
-    description="The same settings again: 200. Every living node knows the log when the answer comes.",
+    description="201 for a new log; 200 if the log exists with the same settings. When the response "
+    "arrives, every live node knows the log.",
     responses=answers(
         "log-exists", "log-deleting", "quorum-timeout", *OF_A_BODY, example=_NEW_LOG, of_a_log=False
     )
@@ -97,7 +98,7 @@ async def create_log(call: Call, query: Nothing) -> Response:
     known = broker.logs.get(asked.name)
     if known is not None and known.generation == CONFIGURED:
         if known.settings.spec != spec:
-            raise LogExists(f"log {asked.name} is one of the configuration file, with other settings")
+            raise LogExists(f"log {asked.name} is in the configuration file with other settings")
         return _log_answer(broker, known)
     done = await decided(call.request, broker, CreateLog(asked.name, spec, secrets.token_hex(16)))
     hosted = await broker.known_log(asked.name)
@@ -121,8 +122,9 @@ async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
     "/v1/logs/{log}",
     summary="Change a log's settings",
     description=(
-        "With `If-Match` only from that version on. Every living node has carried the change out when the "
-        "answer arrives. Of a log of the configuration file the newest change holds, here or in the file."
+        "With `If-Match` the change applies only if the version is equal. When the response arrives, every "
+        "live node has applied the change. For a log of the configuration file, the newest change applies: "
+        "the one made here or the one in the file."
     ),
     responses=answers("config-changed", "log-deleting", "quorum-timeout", *OF_A_BODY, example=LOG_EXAMPLE),
     openapi_extra=json_request(LogChangeIn, {"retention": {"ms": 604_800_000}}),
@@ -146,7 +148,8 @@ async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
     "/v1/logs/{log}",
     status_code=202,
     summary="Delete a log",
-    description="Its nodes remove their replicas; until that is done every call about it is `log-deleting`.",
+    description="The nodes of the log remove their replicas. Until that is complete, every call for the log "
+    "is refused with `log-deleting`.",
     responses=answers("config-changed", "log-deleting", "quorum-timeout", example=LOG_EXAMPLE, status=202),
     response_class=Response,
 )
@@ -162,7 +165,7 @@ def _deletable(call: Call, log: str) -> HostedLog:
     hosted = call.broker.find(log)
     if hosted.generation == CONFIGURED:
         raise InvalidRequest(
-            ("/path/log", f"log {hosted.name} is in the configuration file: remove it there")
+            ("/path/log", f"log {hosted.name} is defined in the configuration file; remove it there")
         )
     call.wants_json()
     return hosted
@@ -193,7 +196,9 @@ def _replicas(broker: Broker, asked: LogIn) -> tuple[str, ...]:
     if not isinstance(wanted, int):
         return tuple(wanted)
     if wanted > len(brokers):
-        raise InvalidRequest(("/replicas", f"the cluster has {len(brokers)} nodes that keep logs"))
+        raise InvalidRequest(
+            ("/replicas", f"must be at most {len(brokers)}, the number of nodes that keep logs, got {wanted}")
+        )
     known = broker.logs.get(asked.name)
     if known is not None and len(known.settings.replicas) == wanted:
         return known.settings.replicas

@@ -80,7 +80,7 @@ def member_objects(broker: Broker) -> list[dict[str, Any]]:
 
 @router.get(
     "/v1/cluster/members",
-    summary="The nodes of the cluster",
+    summary="List the nodes of the cluster",
     responses=answers(example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
@@ -95,8 +95,8 @@ def _members_answer(broker: Broker) -> Response:
 
 @router.post(
     "/v1/cluster/members",
-    summary="Let a node join as a learner",
-    description="It gets the log and counts for nothing yet. One change of a log at a time.",
+    summary="Add a node as a learner",
+    description="A learner receives the log and does not vote. A log has one membership change at a time.",
     responses=answers(*_REFUSALS, *OF_A_BODY, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     openapi_extra=json_request(
         MemberIn, {"id": "n4", "url": "http://127.0.0.1:8104", "peer_address": "127.0.0.1:9104"}
@@ -113,7 +113,7 @@ async def add_member(call: Call, query: OneLog) -> Response:
 
 @router.post(
     "/v1/cluster/members/{id}:promote",
-    summary="Make a learner a voter",
+    summary="Promote a learner to voter",
     responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
@@ -124,10 +124,10 @@ async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
 
 @router.delete(
     "/v1/cluster/members/{id}",
-    summary="Let a node leave",
-    description="Without `log` it leaves every Raft log, and at last the log of the metadata; that one it "
-    "keeps while it has replicas of logs in controller or classic mode. A leader that is removed hands over "
-    "the lead once its removal is committed.",
+    summary="Remove a node",
+    description="Without `log` the node leaves every Raft log and then the log of the metadata. It stays in "
+    "that log while it has replicas of logs in controller or classic mode. A leader transfers its leadership "
+    "once its removal is committed.",
     responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
@@ -189,8 +189,8 @@ def logs_of_the_change(broker: Broker, change: ChangeMembers) -> list[HostedLog]
         raise InvalidRequest(
             (
                 "/query/log",
-                f"{change.node_id} keeps replicas of {', '.join(needing)}, whose members are not changed "
-                f"here; name log={CONTROLLER_LOG} to remove it from the group of the metadata alone",
+                f"{change.node_id} keeps replicas of {', '.join(needing)}; this call does not change "
+                f"their members. With log={CONTROLLER_LOG} it leaves only the group of the metadata",
             )
         )
     return chosen
@@ -198,7 +198,7 @@ def logs_of_the_change(broker: Broker, change: ChangeMembers) -> list[HostedLog]
 
 def _check_address(asked: MemberIn) -> None:
     if not asked.url.startswith(("http://", "https://")):
-        raise InvalidRequest(("/url", "a base URL such as http://127.0.0.1:8104"))
+        raise InvalidRequest(("/url", f"must be a base URL such as http://127.0.0.1:8104, got {asked.url!r}"))
     try:
         split_address(asked.peer_address)
     except ValueError as error:
@@ -207,8 +207,8 @@ def _check_address(asked: MemberIn) -> None:
 
 @router.post(
     "/v1/cluster/leader:transfer",
-    summary="Hand over the lead of a log",
-    description="Appends go on while the chosen voter catches up, and wait only while it takes over.",
+    summary="Transfer the leadership of a log",
+    description="Appends continue while the target voter catches up. They wait only during the election.",
     responses=answers(
         "transfer-failed",
         "already-leader",
@@ -233,7 +233,7 @@ async def transfer(call: Call, query: Nothing) -> Response:
         deadline_ms = broker.clock.monotonic_ms() + longest_ms
         while driver.leader_id != target:
             if broker.clock.monotonic_ms() >= deadline_ms or (hosted.leads and not driver.is_transferring):
-                raise TransferFailed(f"{target} did not take over")
+                raise TransferFailed(f"{target} did not become leader within {longest_ms} ms")
             await hosted.leadership_changed(_TRANSFER_POLL_S)
         return json_answer({"log": asked.log, "leader": target, "term": max(driver.term, term)})
 

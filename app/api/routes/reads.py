@@ -37,7 +37,7 @@ FORMATS: Final = (JSON, NDJSON, ARROW, PARQUET, EVENTS, BATCHES)
 _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 _READ_CONTENT: Final[dict[str, Any]] = {
     JSON: {"schema": schema_of(READ_EXAMPLE), "example": READ_EXAMPLE},
-    NDJSON: {"schema": {"type": "string", "description": "One record a line"}},
+    NDJSON: {"schema": {"type": "string", "description": "One record per line"}},
     ARROW: _BINARY,
     PARQUET: _BINARY,
     BATCHES: _BINARY,
@@ -45,10 +45,14 @@ _READ_CONTENT: Final[dict[str, Any]] = {
 }
 MinIndex = Annotated[
     str | None,
-    Header(alias="Commitlog-Min-Index", description="Wait until this node has the index, else 504"),
+    Header(
+        alias="Commitlog-Min-Index",
+        description="Wait until this index is visible at this node; 504 after wait_ms",
+    ),
 ]
 LastEventId = Annotated[
-    str | None, Header(alias="Last-Event-ID", description="Of an event stream: go on behind it; wins")
+    str | None,
+    Header(alias="Last-Event-ID", description="Event stream: resume after this index; overrides the query"),
 ]
 
 
@@ -62,7 +66,7 @@ LastEventId = Annotated[
         "read-index-unavailable",
         "not-yet-replicated",
         content=_READ_CONTENT,
-        description="Records from the start on; none at the tail",
+        description="Records in index order; empty at the end of the log",
     ),
     response_class=Response,
 )
@@ -79,7 +83,7 @@ async def read(
     wanted_min = header_index("Commitlog-Min-Index", min_index)
     resume = header_index("Last-Event-ID", last_event_id, least=-1) if media_type == EVENTS else None
     if media_type == BATCHES and (query.key is not None or query.term is not None):
-        raise InvalidRequest(("/query/key", "whole batches are not filtered: leave key and term out"))
+        raise InvalidRequest(("/query/key", "packed batches cannot be filtered; remove key and term"))
     own = query.consistency is Consistency.LOCAL
     reader = Reader(await call.replica_of(hosted, own=own), query.consistency)
     await reader.confirm()
@@ -150,7 +154,9 @@ def header_index(name: str, raw: str | None, *, least: int = 0) -> int | None:
     digits = raw.removeprefix("-")
     if digits.isascii() and digits.isdigit() and len(digits) <= 19 and least <= int(raw) <= MAX_ORDINAL:
         return int(raw)
-    raise InvalidRequest((f"/headers/{name}", f"is a whole number from {least} on"))
+    raise InvalidRequest(
+        (f"/headers/{name}", f"must be a whole number from {least} to {MAX_ORDINAL}, got {raw[:40]!r}")
+    )
 
 
 @router.get(
@@ -184,7 +190,7 @@ async def read_one(
 
 @router.get(
     "/v1/logs/{log}/tail",
-    summary="Where the log ends",
+    summary="Begin and end of a log",
     responses=answers("read-index-unavailable", example=TAIL_EXAMPLE),
     response_class=Response,
 )

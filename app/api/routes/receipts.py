@@ -24,9 +24,9 @@ _NAME: Final = re.compile(r"\d{20}-\d{20}-\d{20}\.arrow")
 
 @router.get(
     "/v1/logs/{log}/receipts/{name}",
-    summary="Records that an unclean election took from this node",
-    description="An Arrow file with the columns of a read. The event `truncate` of this node's journal names "
-    "it; no other node has it.",
+    summary="Download the records that an unclean election removed from this node",
+    description="An Arrow file with the columns of a read. The event `truncate` in this node's journal has "
+    "its name. Other nodes do not have the file.",
     responses=answers(content={ARROW_FILE: {"schema": {"type": "string", "format": "binary"}}}),
     response_class=Response,
 )

@@ -42,7 +42,7 @@ CUT_EXAMPLE: Final[dict[str, Any]] = {
     "tables": {"entries": 17, "epochs": 3, "events": 9},
     "exact": True,
 }
-TableName = Annotated[str, Path(description="One of the log's tables", examples=[ENTRIES])]
+TableName = Annotated[str, Path(description="Name of a table of the log", examples=[ENTRIES])]
 Result = TypeVar("Result")
 
 
@@ -65,23 +65,27 @@ class KnownTables:
 
 
 class WaitQuery(Parameters):
-    index: Index = Field(description="Of the record to wait for")
-    timeout_ms: int = Field(5_000, ge=0, le=60_000, description="After that: 504")
+    index: Index = Field(description="Index of the record to wait for")
+    timeout_ms: int = Field(
+        5_000, ge=0, le=60_000, description="Time to wait, ms; after it the response is 504"
+    )
 
 
 class LookQuery(Parameters):
     timeout_ms: int | None = Field(
-        None, ge=0, le=60_000, description="As of every call about tables; the answer comes at once"
+        None, ge=0, le=60_000, description="Accepted and ignored; this call does not wait"
     )
 
 
 class AtQuery(Parameters):
     """Exactly one of index, timestamp and epoch."""
 
-    index: Index | None = Field(None, description="All records up to it")
-    timestamp: TimestampMs | None = Field(None, description="All records before the first later one, ms")
-    epoch: Index | None = Field(None, description="All records up to its end, or the log's while it is open")
-    timeout_ms: int = Field(0, ge=0, le=60_000, description="How long the tables may take to get there")
+    index: Index | None = Field(None, description="All records up to this index, inclusive")
+    timestamp: TimestampMs | None = Field(
+        None, description="All records before the first later one; ms since 1970 UTC"
+    )
+    epoch: Index | None = Field(None, description="All records up to the end of this epoch")
+    timeout_ms: int = Field(0, ge=0, le=60_000, description="Time to wait for the tables, ms")
 
 
 def known_tables(call: Call) -> KnownTables:
@@ -91,10 +95,10 @@ def known_tables(call: Call) -> KnownTables:
 
 @router.get(
     "/v1/logs/{log}/tables",
-    summary="The log's Delta tables",
-    description="`materialized_index`: every committed record up to it is in `entries`, or is a control "
-    "record. `lag_records`, `lag_ms`: how many records are not in it yet, and how old the oldest of them is. "
-    "All three are null for tables that hold no records.",
+    summary="List the Delta tables of a log",
+    description="`materialized_index`: all committed data records up to this index are in `entries`. "
+    "`lag_records`: number of committed records that are not in it yet; `lag_ms`: age of the oldest of them. "
+    "All three are null for tables that contain no records.",
     responses=answers(example={"tables": [TABLE_EXAMPLE]}),
     response_class=Response,
 )
@@ -114,7 +118,9 @@ async def wait(call: Call, log: LogName, table: TableName, query: Annotated[Wait
     here = await call.replica(log)
     if table != ENTRIES:
         await _found(call, log, table)
-        raise InvalidRequest(("/path/table", f"only {ENTRIES!r} holds the log's records by their index"))
+        raise InvalidRequest(
+            ("/path/table", f"must be {ENTRIES!r}, the table of the log's records, got {table!r}")
+        )
     broker = call.broker
     deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
     while True:
@@ -135,7 +141,7 @@ async def wait(call: Call, log: LogName, table: TableName, query: Annotated[Wait
 
 @router.get(
     "/v1/logs/{log}/tables/{table}",
-    summary="One of the log's Delta tables",
+    summary="Get a Delta table of a log",
     responses=answers("table-not-found", example=TABLE_EXAMPLE),
     response_class=Response,
 )
@@ -148,16 +154,17 @@ async def one_table(
 
 @router.get(
     "/v1/logs/{log}/tables:at",
-    summary="The versions of all tables that belong to a point of the log",
-    description="Of `entries` the first version that holds every record up to `index`; `exact` when it holds "
-    "nothing past it. Of the others the newest that were committed before `entries` went on.",
+    summary="Get the versions of all tables at a point of the log",
+    description="For `entries`: the first version that contains every record up to `index`; `exact` is true "
+    "if it contains no later record. For the other tables: the newest version committed before the next "
+    "version of `entries`.",
     responses=answers("no-such-cut", example=CUT_EXAMPLE),
     response_class=Response,
 )
 async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Response:
     hosted = call.find(log)
     if len(query.model_fields_set - {"timeout_ms"}) != 1:
-        raise InvalidRequest(("/query", "needs one of index, timestamp and epoch"))
+        raise InvalidRequest(("/query", "exactly one of index, timestamp and epoch is required"))
     here = await call.replica_of(hosted)
     broker = call.broker
     deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
@@ -179,10 +186,13 @@ async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, 
     held_index = (await _table_object(here, state))["materialized_index"]
     index = _point(here.driver, query)
     if index > held_index:
-        raise NoSuchCut(f"index {index} is not in the tables yet: they hold {held_index}", held_index)
+        raise NoSuchCut(
+            f"index {index} is not in the tables yet; they contain the log up to index {held_index}",
+            held_index,
+        )
     cut = await known_tables(call).look(log, lambda found: found.cut(index, held_index))
     if cut is None:
-        raise NoSuchCut(f"no version of the tables is known to hold index {index}", held_index)
+        raise NoSuchCut(f"no known version of the tables contains index {index}", held_index)
     return {"index": index, "tables": dict(cut.versions), "exact": cut.exact}
 
 
@@ -253,7 +263,7 @@ def _point(driver: LogDriver, query: AtQuery) -> int:
         return _last_before(log, query.timestamp + 1, committed_index)
     epochs = [epoch.epoch for epoch in log.epochs]
     if query.epoch not in epochs or log.epochs[epochs.index(query.epoch)].start_index > committed_index:
-        raise NoSuchCut(f"this node knows no committed epoch {query.epoch}", None)
+        raise NoSuchCut(f"epoch {query.epoch} is not a committed epoch known to this node", None)
     position = epochs.index(query.epoch)
     if position + 1 < len(epochs):
         return min(log.epochs[position + 1].start_index - 1, committed_index)
@@ -265,5 +275,7 @@ def _last_before(log: Commitlog, timestamp_ms: int, committed_index: int) -> int
     found = log.first_index_at_or_after(timestamp_ms)
     index = committed_index if found is None else min(found - 1, committed_index)
     if index < log.begin_index or index < 0:
-        raise NoSuchCut(f"the log begins at index {max(0, log.begin_index)}, which is later", None)
+        raise NoSuchCut(
+            f"the timestamp is before the begin of the log, index {max(0, log.begin_index)}", None
+        )
     return index

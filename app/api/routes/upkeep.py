@@ -53,9 +53,9 @@ class TrimIn(msgspec.Struct, forbid_unknown_fields=True):
 @router.post(
     "/v1/logs/{log}:trim",
     summary="Remove the oldest records",
-    description="Every replica removes what is below `until_index`, but for the batch that holds it and the "
-    "newest committed batch: `begin_index` says where the log begins now. A fence of a reader forbids it, "
-    "unless `force` is set.",
+    description="Every replica removes the records below `until_index`, except the batch that contains it "
+    "and the newest committed batch. `begin_index` is the new begin of the log. A fencing cursor below "
+    "`until_index` prevents the trim unless `force` is set.",
     responses=answers("not-materialized", "storage-full", "quorum-timeout", *OF_A_BODY, example=TRIM_EXAMPLE),
     openapi_extra=json_request(TrimIn, {"until_index": 42}),
     response_class=Response,
@@ -96,10 +96,11 @@ class VerifyIn(msgspec.Struct, forbid_unknown_fields=True):
 @router.post(
     "/v1/logs/{log}:verify",
     summary="Compare the replicas of a log",
-    description="Compares this node's replica with every other, batch by batch, by their hash chains and "
-    "checksums. `first_difference` is the first index at which two differ, `groups` says who is like whom "
-    "there. Takes a few seconds at most: with `has_more` go on at `until_index`. A damaged one mends itself; "
-    "a difference is only reported. `complete` is false when a replica could not be compared.",
+    description="Compares this node's replica with all others, batch by batch, by their hash chains and "
+    "checksums. `first_difference` is the first index at which two replicas differ; `groups` lists the "
+    "replicas that are equal there. A call takes a few seconds at most: if `has_more` is true, continue at "
+    "`until_index`. A damaged replica is repaired automatically; a difference is only reported. `complete` "
+    "is false if a replica could not be compared.",
     responses=answers("index-trimmed", *OF_A_BODY, example=VERIFY_EXAMPLE),
     openapi_extra=json_request(VerifyIn, {"from_index": 0, "deep": False}),
     response_class=Response,
@@ -141,9 +142,11 @@ def _range_of(driver: LogDriver, asked: VerifyIn) -> tuple[int, int]:
     if first < begin:
         raise IndexTrimmed(begin)
     if until > end:
-        raise InvalidRequest(("/until_index", f"at most {end}: only what is committed is compared"))
+        raise InvalidRequest(
+            ("/until_index", f"must be at most {end}, the end of the committed records, got {until}")
+        )
     if first > until:
-        raise InvalidRequest(("/from_index", f"is past the end, {until}"))
+        raise InvalidRequest(("/from_index", f"must be at most until_index, {until}, got {first}"))
     return first, until
 
 

@@ -33,8 +33,8 @@ function showFigures(state) {
   const leading = seen.find((status) => ["leader", "master"].includes(status.role));
   const committed = Math.max(-1, ...seen.map((status) => status.committed_index));
   const newest = leading || seen[0];
-  byId("leader").textContent = leading ? leading.node : "nobody";
-  byId("leader-label").textContent = leading ? leading.role : "leads";
+  byId("leader").textContent = leading ? leading.node : "none";
+  byId("leader-label").textContent = leading ? leading.role : "leader";
   byId("term").textContent = newest ? newest.term : "–";
   byId("committed").textContent = number.format(committed);
   byId("size").textContent = newest ? bytes(newest.end_offset) : "–";
@@ -65,7 +65,7 @@ function showNodes(state) {
     const facts = status
       ? `term ${status.term} · ${number.format(status.begin_index)} to ${number.format(status.end_index)}` +
         (behind ? ` · ${number.format(behind)} behind` : "")
-      : "does not answer";
+      : "no response";
     row.append(element("span", facts, "facts"));
     return row;
   }));
@@ -152,7 +152,7 @@ async function look() {
     pulse.textContent = `live from ${state.node}`;
     pulse.className = "";
   } catch (error) {
-    pulse.textContent = `no answer (${error.message}), trying again`;
+    pulse.textContent = `no response (${error.message}), retrying`;
     pulse.className = "lost";
   }
   setTimeout(look, INTERVAL_MS);
