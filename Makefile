@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo test check format rules sim mutants scenarios-rewrite chaos bench package lock clean
+.PHONY: help setup doctor demo test check format docs rules sim mutants scenarios-rewrite chaos bench package lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ check: setup  ## ruff and mypy
 format: setup  ## let ruff format everything
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: setup  ## write docs/configuration.md and docs/tables.md from the docstrings of the code
+	@$(BIN)/python docs/generate.py
 
 rules: setup  ## the rules of app/RULES.md that no test proves yet
 	@$(BIN)/python -m tests.rules

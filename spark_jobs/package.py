@@ -3,8 +3,9 @@
 FOLDER/commitlog.zip     app, storage and spark_jobs, for `spark-submit --py-files`
 FOLDER/spark.properties  what conf/spark.toml and the jobs say, for `spark-submit --properties-file`
 
-A driver that starts Spark itself sends its executors the same archive (session.py). What the package imports
-(requirements.lock) is not in it: executors have it installed, or unpack it from `spark.archives`.
+A driver that starts Spark itself sends its executors the same archive (session/spark_session.py). The archive
+does not hold what the package imports (requirements.lock): executors have it installed, or unpack it from
+`spark.archives`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The constants of the C rules, with our defaults: `[controller]` of the configuration file."""
+"""Constants of the C rules with their defaults: `[controller]` of the configuration file."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,27 @@ from app.errors import ConfigError
 class ControllerConfig:
     """Times are monotonic milliseconds. Raises ConfigError for values that contradict.
 
-    nodes: ids of the nodes that vote in `__controller` and keep no other log by default; empty: every node
-    votes, beside its logs. RocketMQ's times: heartbeat 1 000, timeout 10 000, lease 8 000.
+    RocketMQ's times: heartbeat 1 000, timeout 10 000, lease 8 000.
     """
 
     nodes: tuple[str, ...] = ()
+    """Ids of the nodes that vote in `__controller` and keep no other log by default; empty: every node
+    votes."""
     heartbeat_interval_ms: int = 500
-    broker_timeout_ms: int = 2_000  # silent for so long, a node is taken for dead (C-05)
-    lease_ms: int = 1_500  # of a mastership, from its election on; the master counts less (A-11)
-    retry_interval_ms: int = 100  # an unanswered request is asked again, at whoever is active by then
-    scan_interval_ms: int = 50  # how often the active controller looks for masters that have gone
-    election_timeout_ms: tuple[int, int] = (300, 600)  # of `__controller`: leases must outlive an election
-    trim_after_records: int = 10_000  # of events that a snapshot covers, before the log is compacted (C-09)
+    """Interval of a node's heartbeats to the active controller (C-05)."""
+    broker_timeout_ms: int = 2_000
+    """Silence after which a node counts as dead (C-05)."""
+    lease_ms: int = 1_500
+    """Length of a master's lease for masters elected from now on; the master itself uses nine tenths
+    (A-11)."""
+    retry_interval_ms: int = 100
+    """Pause before an unanswered request is sent again to the controller that is active then."""
+    scan_interval_ms: int = 50
+    """Interval at which the active controller looks for dead masters (C-05)."""
+    election_timeout_ms: tuple[int, int] = (300, 600)
+    """Range of election timeouts of the log `__controller`."""
+    trim_after_records: int = 10_000
+    """Records of `__controller` covered by a snapshot after which that log is trimmed (C-09)."""
 
     @property
     def opening_timeout_ms(self) -> int:

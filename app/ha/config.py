@@ -1,4 +1,4 @@
-"""The constants of the A, C-07 and H rules: `[ha]` of the configuration file; RocketMQ's beside ours."""
+"""Constants of the A, C-07 and H rules with their defaults: `[ha]` of the configuration file."""
 
 from dataclasses import dataclass, fields
 
@@ -14,29 +14,44 @@ CONNECT_MS = 2_000  # a connection is there within this time, or it is tried aga
 class HaConfig:
     """Times are monotonic milliseconds, sizes bytes. Raises ConfigError for values that contradict."""
 
-    ha_send_heartbeat_interval_ms: int = 200  # H-02; RocketMQ: 5 000
-    ha_housekeeping_interval_ms: int = 2_000  # H-05; RocketMQ: 20 000
-    ha_transfer_batch_size: int = 32 * KIB  # H-06
-    ha_max_time_slave_not_catchup_ms: int = 1_500  # C-07; RocketMQ: 15 000
-    ha_reconnect_interval_ms: int = 300  # H-01; RocketMQ: 5 000
-    ha_handshake_timeout_ms: int = 2_000  # until a connection that says nothing (useful) is closed
-    ha_window_bytes: int = MIB  # handed to one connection before it says that it has room for more
-    ha_watermarks_interval_ms: int = 3_000  # a master tells the journal where everybody stands
-    ha_watermarks_moving_interval_ms: int = 500  # ... at most so often while they move
-    ha_read_index_timeout_ms: int = 1_000  # a slave asks its master what a linearizable read must see
-    ha_refused_interval_max_ms: int = 10_000  # a slave whose connections end before a frame retries so often
-    # A classic master that takes a log over hears the others first. They need ha_housekeeping_interval_ms
-    # to notice that a connection is dead, and ha_reconnect_interval to come back.
-    # None: so long, and as long as a connection may take.
+    ha_send_heartbeat_interval_ms: int = 200
+    """Interval of heartbeats on an idle connection between master and slave (H-02; RocketMQ: 5 000)."""
+    ha_housekeeping_interval_ms: int = 2_000
+    """Silence after which a connection between master and slave is closed (H-05; RocketMQ: 20 000)."""
+    ha_transfer_batch_size: int = 32 * KIB
+    """Bytes of the log in one frame to a slave, at most 4 MiB (H-06; RocketMQ: the same)."""
+    ha_max_time_slave_not_catchup_ms: int = 1_500
+    """Time without having everything after which a slave leaves the SyncStateSet (C-07; RocketMQ: 15 000)."""
+    ha_reconnect_interval_ms: int = 300
+    """Pause before a slave connects to its master again (H-01; RocketMQ: 5 000)."""
+    ha_handshake_timeout_ms: int = 2_000
+    """Time after which a connection without a valid handshake is closed."""
+    ha_window_bytes: int = MIB
+    """Bytes handed to one connection before it must report room for more."""
+    ha_watermarks_interval_ms: int = 3_000
+    """Interval at which a master publishes its watermarks while nothing changes (D-22)."""
+    ha_watermarks_moving_interval_ms: int = 500
+    """Shortest interval at which a master publishes watermarks that move (D-22)."""
+    ha_read_index_timeout_ms: int = 1_000
+    """Time within which the master must answer a slave that asks for the index of a linearizable read."""
+    ha_refused_interval_max_ms: int = 10_000
+    """Longest pause of a slave whose connections end before the first frame."""
     ha_opening_wait_ms: int | None = None
-    ha_flow_control: bool = False  # RocketMQ: haFlowControlEnable
-    ha_max_transfer_bytes_per_s: int = 100 * MIB  # to one slave, with flow control
-    # A-09: an empty AutoSwitch slave starts at the last segment. It is a learner, outside of the
-    # SyncStateSet, until the older records are trimmed.
+    """Time that a classic master which takes a log over waits for replicas it does not hear; absent:
+    housekeeping
+    plus reconnect interval plus 2 000."""
+    ha_flow_control: bool = False
+    """Limit the bytes per second sent to a slave (RocketMQ: haFlowControlEnable)."""
+    ha_max_transfer_bytes_per_s: int = 100 * MIB
+    """Bytes per second sent to one slave with `ha_flow_control`; in controller mode only outside the
+    SyncStateSet."""
     ha_sync_from_last_file: bool = False
-    # As a slave, speak the 16-byte handshake of newer builds. None: when this node's address is longer than
-    # the 50 bytes that the seed's handshake has for it.
+    """Start an empty AutoSwitch slave at the last segment; it stays a learner until older records are
+    trimmed (A-09)."""
     ha_handshake_by_number: bool | None = None
+    """Use the 16-byte handshake of newer versions as a slave; absent: only when this node's address is
+    longer than
+    50 bytes (A-07)."""
 
     @property
     def max_transfer_bytes_per_s(self) -> int | None:

@@ -6,7 +6,7 @@ DATA/logs/NAME/               the commit log of one log (storage/README.md), and
     vote, checkpoint, state   term and vote (R-01), where a restart begins, the log's state there
 DATA/journal/NAME/            what this node has seen of that log
 DATA/reserve                  space for what must be written when the disk is full (reserve.py)
-DATA/repairing/NAME           the log is damaged, and does not vote (repair_marker.py)
+DATA/repairing/NAME           the log is damaged, and does not vote (repair/marker.py)
 """
 
 import asyncio
@@ -401,7 +401,7 @@ class Broker:
         """Logs of the metadata that this version leaves alone, by name."""
         return self._metadata_logs.unsupported
 
-    # --- logs that come and go (metadata_logs.py) -------------------------------------------------------
+    # --- logs that come and go (metadata/logs.py) -------------------------------------------------------
 
     def hosted(self, name: str) -> HostedLog | None:
         """The log of that name, the metadata's own included."""

@@ -1,6 +1,6 @@
 """What a Raft replica may believe about itself when its folder is opened: the doubt is noted before any use.
 
-The note (repair_marker.py) lies outside the log's folder and stays until the replica is sound again, so a
+The note (repair/marker.py) lies outside the log's folder and stays until the replica is sound again, so a
 crash at any moment changes nothing. It is made for
 
 - an empty folder: its disk may have been replaced, and what it acknowledged and voted is lost. At the first

@@ -1,5 +1,4 @@
-"""The constants of the D and R rules, with our defaults: `[raft]` of the configuration file (docs/api.md
-§7)."""
+"""Constants of the D and R rules with their defaults: `[raft]` of the configuration file (docs/api.md §7)."""
 
 from dataclasses import dataclass, fields
 
@@ -13,46 +12,72 @@ MIB = 1024 * KIB
 class RaftConfig:
     """Times are monotonic milliseconds, sizes bytes. Raises ConfigError for values that contradict."""
 
-    tick_interval_ms: int = 20  # how often the node's timer calls `tick`: the grain of every time below
-    election_timeout_ms: tuple[int, int] = (500, 1_000)  # drawn anew each time; the upper one bounds R-04
+    tick_interval_ms: int = 20
+    """Interval of the node's timer; the resolution of every other time of this section."""
+    election_timeout_ms: tuple[int, int] = (500, 1_000)
+    """Range from which a follower draws its election timeout; its upper end bounds the leader's own check
+    (R-04)."""
     heartbeat_interval_ms: int = 100
+    """Interval of the leader's heartbeats, at most half of the shortest election timeout (R-04)."""
 
-    max_pending: int = 1_000  # pushes in flight to one peer, D-04
-    max_pending_bytes: int = 64 * MIB  # bytes in flight to one peer
-    push_max_bytes: int = MIB  # batches that share one push; a larger batch travels alone
-    max_push_timeout_ms: int = 1_000  # then push the lost batch again, D-07
-    compare_timeout_ms: int = 3_000  # then ask again, D-11
-    leak_check_interval_ms: int = 1_000  # D-08, D-27
-    # D-05. With news (a committed index that the peer has not been told) one timer tick: readers at a
-    # follower wait for exactly this message when no next push carries it. Without news a COMMIT only checks
-    # that the peer still holds what it acknowledged, and the article's second will do.
+    max_pending: int = 1_000
+    """Pushes in flight to one peer (D-04)."""
+    max_pending_bytes: int = 64 * MIB
+    """Bytes in flight to one peer (D-04)."""
+    push_max_bytes: int = MIB
+    """Bytes of batches that share one push; a larger batch is sent alone."""
+    max_push_timeout_ms: int = 1_000
+    """Time without an acknowledgement after which a push is sent again (D-07)."""
+    compare_timeout_ms: int = 3_000
+    """Time without an answer after which a COMPARE is sent again (D-11)."""
+    leak_check_interval_ms: int = 1_000
+    """Interval of the search for pushes and appends whose answers were lost (D-08, D-27)."""
     commit_interval_ms: int = 20
+    """Delay of a COMMIT message that carries a committed index which the peer does not know yet (D-05)."""
     idle_commit_interval_ms: int = 1_000
-    peer_push_throttle_point_bytes: int = 300 * MIB  # D-09
-    peer_push_quota_bytes_per_s: int = 20 * MIB  # D-09
+    """Interval of COMMIT messages that carry nothing new and check what the peer holds (D-05)."""
+    peer_push_throttle_point_bytes: int = 300 * MIB
+    """Lag of a peer beyond which the leader limits the bytes per second pushed to it (D-09)."""
+    peer_push_quota_bytes_per_s: int = 20 * MIB
+    """Bytes per second pushed to a throttled peer (D-09)."""
 
-    fast_forward_timeout_ms: int = 1_000  # D-18, and how often it is looked at
-    max_waiting: int = 1_000  # early appends kept by a follower, D-16
+    fast_forward_timeout_ms: int = 1_000
+    """Wait of an early push at a follower before it reports INCONSISTENT_STATE, and the interval of that
+    check (D-18)."""
+    max_waiting: int = 1_000
+    """Pushes that a follower keeps because they arrived before their predecessor (D-16)."""
     max_waiting_bytes: int = 64 * MIB
+    """Bytes of the pushes that a follower keeps because they arrived early (D-16)."""
 
-    watermarks_interval_ms: int = 3_000  # D-22
+    watermarks_interval_ms: int = 3_000
+    """Interval at which a leader publishes its watermarks while nothing changes (D-22)."""
     watermarks_moving_interval_ms: int = 500
-    read_index_timeout_ms: int = 1_000  # R-08: then the read is not confirmed
-    max_waiting_reads: int = 10_000  # reads of one log that wait for a confirmation; more are refused, R-08
-    level_lag_bytes: int = MIB  # a learner that lags no further may be promoted, R-10
-    full_disk_transfer_ms: int = 3_000  # a leader whose disk has no room for so long hands over, R-09
-    transfer_catch_up_ms: int = 5_000  # the next leader comes level within it, or the transfer fails, R-09
-    transfer_round_ms: int = 200  # it lags by no more: then appends wait until it leads
-    preferred_leader_interval_ms: int = 5_000  # how often a leader considers the preferred one
-    # A preferred leader that does not take over, or loses the lead earlier than kept_ms, is offered the lead
-    # again after a pause that doubles with each failure in a row.
+    """Shortest interval at which a leader publishes watermarks that move (D-22)."""
+    read_index_timeout_ms: int = 1_000
+    """Time within which a quorum must confirm the lead for a linearizable read (R-08)."""
+    max_waiting_reads: int = 10_000
+    """Reads of one log that wait for a confirmation; more are refused (R-08)."""
+    level_lag_bytes: int = MIB
+    """Largest lag with which a learner may be promoted (R-10)."""
+    full_disk_transfer_ms: int = 3_000
+    """Time without room on its disk after which a leader hands the lead to a voter that has room (R-09)."""
+    transfer_catch_up_ms: int = 5_000
+    """Time within which the next leader must catch up, or the transfer fails (R-09)."""
+    transfer_round_ms: int = 200
+    """Lag of the next leader below which new appends wait until it leads (R-09)."""
+    preferred_leader_interval_ms: int = 5_000
+    """Interval at which a leader considers a transfer to the preferred leader."""
     preferred_leader_kept_ms: int = 60_000
+    """Time that a preferred leader must keep the lead; losing it earlier counts as a failure."""
     preferred_leader_pause_max_ms: int = 300_000
+    """Longest pause before a preferred leader that failed is offered the lead again; the pause doubles
+    with each failure."""
 
-    # Calls to a node that is not a member of any log: the longest pause between two, and how long without a
-    # connection until it is forgotten, unless the configuration names it (R-10).
     removed_retry_ms: int = 30_000
+    """Longest pause between two calls to a node that is not a member of any log (R-10)."""
     removed_forget_ms: int = 300_000
+    """Time without a connection after which a node that is no member and not in the file is forgotten
+    (R-10)."""
 
     def __post_init__(self) -> None:
         for item in fields(self):

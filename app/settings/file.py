@@ -1,18 +1,6 @@
-"""conf/*.toml -> the frozen configs. This module alone reads configuration files; unknown keys are refused.
+"""Reader of a node's configuration file (conf/*.toml) into frozen dataclasses; unknown keys are refused.
 
-    [cluster] id                                     names the cluster; a node of another cluster is refused
-    [[nodes]] id, listen, url, peer_listen, peer_address, data     (url, peer_address: the listeners)
-              ha_listen, ha_address                  for logs in controller and classic mode
-    [[logs]]  name, replication, durability, replicas              (`default` exists without being named)
-              retention_ms, retention_bytes                        (absent: those of [retention])
-              learners, preferred                                  (controller mode)
-              min_in_sync_replicas, unclean                        (controller and classic mode)
-              master, sync_slaves, auto_in_sync_replicas, ha_listen, ha_address           (classic mode)
-    [controller] [ha] [raft] [storage] [disk] [journal] [retention] [scrub] [limits] [http] [security]
-    [tables]
-                                                           fields of the dataclasses so named
-
-A relative `data` folder is relative to the folder that the node is started in.
+docs/configuration.md lists every section and key; `make docs` writes it from the docstrings of the fields.
 """
 
 import tomllib
@@ -61,35 +49,64 @@ class _Table(BaseModel):
 
 class _Cluster(_Table):
     id: str = Field(min_length=1, max_length=128)
+    """Name of the cluster, 1 to 128 characters; nodes of another cluster are refused."""
 
 
 class _Node(_Table):
     id: str = Field(pattern=f"^{_NODE_ID}$")
+    """Id of the node: 1 to 32 letters, digits, `.`, `_` or `-`; the first is a letter or a digit."""
     listen: str
+    """Address (host:port) of the REST listener."""
     peer_listen: str
+    """Address (host:port) of the listener for other nodes."""
     data: Path
+    """Data folder; a relative one is relative to the folder in which the node is started."""
     url: str | None = None
+    """Base URL under which clients and other nodes reach the REST listener; absent: derived from `listen`."""
     peer_address: str | None = None
+    """Address under which other nodes reach `peer_listen`; absent: `peer_listen`."""
     ha_listen: str | None = None
+    """Address of the listener for slaves (controller and classic mode); absent: a free port on the host of
+    `peer_listen`."""
     ha_address: str | None = None
+    """Address under which slaves reach `ha_listen`; absent: `ha_listen`, or the port that was bound."""
 
 
 class _Log(_Table):
     name: str = Field(pattern=f"^{LOG_NAME.pattern}$")
+    """Name of the log; the log `default` exists without being named."""
     replication: Replication = Replication.RAFT
+    """Replication mode: `raft`, `controller` (elected master) or `classic` (configured master)."""
     durability: Durability = Durability.FSYNC
+    """`fsync`: acknowledged records are on disk; `replicated`: written to the operating system of a
+    majority."""
     replicas: int | tuple[str, ...] | None = None
+    """Ids of the nodes that keep the log, or their number in the order of the file; absent: all brokers."""
     learners: tuple[str, ...] = ()
+    """Replicas that never become master (controller mode)."""
     min_in_sync_replicas: int = 1
+    """Replicas in sync, the master included, below which appends are refused (controller and classic
+    mode)."""
     unclean: bool = False
+    """Allow a master that may lack acknowledged records (C-05); classic mode: open an epoch without
+    hearing the others."""
     preferred: str | None = None
+    """Replica that leads when it can (Raft), or wins an election between equal copies (controller mode)."""
     retention_ms: int | None = Field(default=None, gt=0)
+    """Age after which a record is removed; absent: as `[retention]`."""
     retention_bytes: int | None = Field(default=None, gt=0)
+    """Stored size above which the oldest records are removed; absent: as `[retention]`."""
     master: str | None = None
+    """Id of the master (classic mode); absent: the first replica."""
     sync_slaves: int | None = Field(default=None, ge=0)
+    """Slaves that a synchronous append waits for (classic mode, H-07); absent: 1, or 0 without slaves."""
     auto_in_sync_replicas: bool | None = None
+    """Wait only for the slaves in sync when they are fewer than `sync_slaves` (classic mode); absent:
+    false."""
     ha_listen: str | None = None
+    """Address of a listener for the slaves of this log alone, at its master (classic mode)."""
     ha_address: str | None = None
+    """Address under which slaves reach the log's own `ha_listen` (classic mode); absent: `ha_listen`."""
 
 
 def _table_of(config: type) -> type[BaseModel]:

@@ -1,4 +1,4 @@
-"""What a node is told before it starts, as frozen dataclasses; settings_file.py reads them from a file."""
+"""Settings of a node as frozen dataclasses; app/settings/file.py reads them from a file."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -145,18 +145,27 @@ class LogSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a client may ask for (docs/api.md §3, shown at /v1/cluster), and what waits at a leader at
-    most."""
+    """Limits of requests and of a log's memory (docs/api.md §3); those of clients are shown at
+    /v1/cluster."""
 
-    max_record_bytes: int = MIB  # value + key + headers
-    max_request_bytes: int = 16 * MIB  # unpacked
+    max_record_bytes: int = MIB
+    """Largest record: value, key and headers together."""
+    max_request_bytes: int = 16 * MIB
+    """Largest body of an append after decompression."""
     max_request_records: int = 10_000
-    max_pending_requests: int = 10_000  # appends that wait for their acknowledgement, a log (D-29)
-    max_pending_bytes: int = 256 * MIB  # of those
+    """Records in one append."""
+    max_pending_requests: int = 10_000
+    """Appends of one log that wait for their acknowledgement at the leader; more are refused (D-29)."""
+    max_pending_bytes: int = 256 * MIB
+    """Bytes of the appends that wait for their acknowledgement, for each log (D-29)."""
     idempotency_ms: int = 24 * 60 * 60 * 1000
-    max_idempotency_keys: int = 2_000_000  # a log, at about 80 bytes; a new key beyond it: 429
-    max_producers: int = 100_000  # a log, at about 500 bytes; a new producer beyond it: 429
-    max_cursors: int = 10_000  # a log; a new cursor beyond it: 429
+    """Running time for which an idempotency key or a silent producer is remembered."""
+    max_idempotency_keys: int = 2_000_000
+    """Idempotency keys of one log, about 80 bytes each; a new key beyond it is refused with 429."""
+    max_producers: int = 100_000
+    """Producers of one log, about 500 bytes each; a new producer beyond it is refused with 429."""
+    max_cursors: int = 10_000
+    """Cursors of one log; a new cursor beyond it is refused with 429."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -171,14 +180,15 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionConfig:
-    """Default retention for logs without their own. None keeps everything.
+    """Default retention for logs without their own. Retention never removes what a cursor with a fence
+    still needs."""
 
-    Records from a fencing cursor on are always kept.
-    """
-
-    ms: int | None = None  # since the record's timestamp
-    bytes: int | None = None  # as stored
+    ms: int | None = None
+    """Age by its timestamp after which a record is removed; absent: never."""
+    bytes: int | None = None
+    """Stored size of a log above which its oldest records are removed; absent: unlimited."""
     check_interval_ms: int = 30_000
+    """Interval at which a leader checks the retention of its logs."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -187,14 +197,14 @@ class RetentionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class JournalConfig:
-    """Retention of a node's journal of each log. None keeps everything.
-
-    The newest 1 000 events are always kept. segment_max_bytes: retention removes whole segments.
-    """
+    """Retention of a node's journal of each log. The newest 1 000 events are always kept."""
 
     retention_ms: int | None = 7 * 24 * 60 * 60 * 1000
+    """Age after which an event is removed."""
     retention_bytes: int | None = 64 * MIB
+    """Size of a log's journal above which its oldest events are removed."""
     segment_max_bytes: int = 4 * MIB
+    """Size of a journal segment; disk space is freed by whole segments."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -203,13 +213,13 @@ class JournalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskConfig:
-    """threads: concurrent disk calls, all logs together. The calls of one log keep their order.
-
-    reserve_bytes: disk space reserved for operation on a full disk (app/node/reserve.py); 0: none.
-    """
+    """Disk threads of a node, and the space that it holds back."""
 
     threads: int = 16
+    """Disk calls in progress at once for all logs, from 1 to 256; the calls of one log keep their order."""
     reserve_bytes: int = 16 * MIB
+    """Space held back for trims, votes and checkpoints when the disk is full, at most a sixteenth of it;
+    0: none."""
 
     def __post_init__(self) -> None:
         check(0 < self.threads <= 256, f"threads must be between 1 and 256, got {self.threads}")
@@ -218,12 +228,16 @@ class DiskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScrubConfig:
-    """Background scrub. It rereads every batch to detect damage while intact copies exist."""
+    """Background scrub: reads every batch again to find damage while intact copies exist."""
 
     enabled: bool = True
+    """Run the background scrub."""
     bytes_per_s: int = 8 * MIB
-    interval_ms: int = 24 * 60 * 60 * 1000  # from the end of one to the beginning of the next
+    """Rate at which the scrub reads."""
+    interval_ms: int = 24 * 60 * 60 * 1000
+    """Pause from the end of one scrub to the start of the next."""
     start_delay_ms: int = 60_000
+    """Delay of the first scrub after the node's start."""
 
     def __post_init__(self) -> None:
         for name in ("bytes_per_s", "interval_ms", "start_delay_ms"):
@@ -232,16 +246,24 @@ class ScrubConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """HTTP limits and timeouts of one node. Beyond max_open_* the response is 429."""
+    """REST listener. Requests beyond a limit of this node are refused with 429."""
 
     append_front: AppendFront = AppendFront.ASGI
+    """Handler of appends: `asgi` (fast), or `fastapi` (the reference; same answers)."""
     max_open_appends: int = 16_384
-    max_open_reads: int = 4_096  # long polls and event streams among them
+    """Appends in progress at this node."""
+    max_open_reads: int = 4_096
+    """Reads in progress at this node, long polls and event streams included."""
     max_open_bytes: int = 256 * MIB
-    leader_wait_ms: int = 3_000  # how long a request waits for a leader to be elected, or to be confirmed
-    body_timeout_ms: int = 60_000  # within which the body of an append must have come
+    """Bytes of append bodies in memory at this node."""
+    leader_wait_ms: int = 3_000
+    """Time that a request waits for a leader to be elected or confirmed."""
+    body_timeout_ms: int = 60_000
+    """Time within which the body of an append must arrive."""
     sse_ping_ms: int = 10_000
+    """Interval of `ping` events on an event stream, at most 15 000."""
     shutdown_grace_ms: int = 3_000
+    """Time that a stopping node gives requests in progress."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -257,13 +279,19 @@ class HttpSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SecuritySettings:
-    """tokens_file: one `TOKEN [read|write]` a line. tls_*: PEM files of the REST listener."""
+    """Tokens and TLS of the REST listener. Certificates and keys are PEM files."""
 
     tokens_file: Path | None = None
+    """File with one `TOKEN [read|write]` a line; absent: no authentication."""
     tls_certificate: Path | None = None
+    """Certificate of the REST listener; requires `tls_key`."""
     tls_key: Path | None = None
-    tls_ca: Path | None = None  # to trust when forwarding to other nodes
+    """Private key of the REST listener."""
+    tls_ca: Path | None = None
+    """Authority that this node trusts when it forwards requests to other nodes."""
     allow_insecure: bool = False
+    """Allow listeners beyond loopback without TLS and tokens, and peer and HA listeners, which have no
+    TLS."""
 
     def __post_init__(self) -> None:
         check(
@@ -274,9 +302,10 @@ class SecuritySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TablesSettings:
-    """path: folder or URL of the Delta tables, one folder per log; None: no tables."""
+    """Delta tables that this node reports on."""
 
     path: str | None = None
+    """Folder or URL of the Delta tables, with one folder for each log; absent: none."""
 
 
 @dataclass(frozen=True, kw_only=True)

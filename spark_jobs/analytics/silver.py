@@ -6,8 +6,9 @@ tell of what they cancelled at the end of the day). It goes into `flights_late` 
 out of `delays_by_carrier_hour`: nothing is dropped without a trace. Whether a record is late depends on the
 log's order alone, not on how it was cut into micro-batches, so a run that is done again tells the same.
 
-Both tables are appended to by claim (tables.py): a delay row is a part, of one range of indexes; `delays`
-adds the parts up. A kill between the two appends leaves one table behind, which the next run catches up.
+Both tables are appended to by claim (tables/table.py): a delay row is a part, of one range of indexes;
+`delays` adds the parts up. A kill between the two appends leaves one table behind, which the next run
+catches up.
 """
 
 from datetime import timedelta

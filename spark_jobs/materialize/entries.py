@@ -1,7 +1,7 @@
 """The table `entries`: each data record of the log once, in the order of the log.
 
 The table says how far it goes: every start, after a kill, with a lost checkpoint or beside another driver,
-begins at the index after its last row, and every append claims that index (tables.py).
+begins at the index after its last row, and every append claims that index (tables/table.py).
 """
 
 import json

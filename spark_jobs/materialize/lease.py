@@ -2,7 +2,7 @@
 
 It stands where the table `entries` ends, so neither retention nor `:trim` takes what the table lacks. Every
 move names the version that this job made: the job that started last has the cursor, and one that finds it
-moved by another ends. (Rows are safe without that: the table itself refuses what it holds, tables.py.)
+moved by another ends. (Rows are safe without that: the table itself refuses what it holds, tables/table.py.)
 
 A move is a control record of the log. A micro-batch that brings no row moves nothing, or each move would
 cause the next one. There is at most one move each MOVE_EACH_S; for so long at most, rows that the table has

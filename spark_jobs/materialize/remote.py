@@ -2,8 +2,9 @@
 
 So the job that writes is made there, of the same configuration, in that process's own session; it takes the
 lease there too, and tells nobody how far it is: the driver looks at the tables (run.py). The server needs
-what this package imports; the package itself comes with the session (session.py). Checkpoints are files of
-the server, which its processes read too: a path that means the same to all of them.
+what this package imports; the package itself comes with the session
+(session/spark_session.py). Checkpoints are files of the server, which its processes read too: a path that
+means the same to all of them.
 """
 
 from collections.abc import Callable

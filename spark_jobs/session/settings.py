@@ -48,24 +48,28 @@ def check(holds: bool, complaint: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionSettings:
-    """Where Spark runs, and what it may use.
-
-    master: `local[N]`, `spark://HOST:PORT`, `yarn`, `k8s://…`. remote: `sc://HOST:PORT`, the server of Spark
-    Connect, which was started with memory, cores and jars of its own. *_memory: as Java writes it, `2g`.
-    driver_host: how executors reach the driver; None: the loopback for a local master, else what Spark finds.
-    cores: of the whole cluster, None for all that it has. jars: folder of Delta's jars and ours. None: as
-    Spark has it.
-    """
+    """Where Spark runs, and what it may use. Raises ConfigError for malformed values."""
 
     master: str = "local[2]"
+    """Master of Spark: `local[N]`, `spark://HOST:PORT`, `yarn` or `k8s://...`."""
     remote: str | None = None
+    """Server of Spark Connect, `sc://HOST:PORT`, instead of `master`; it has its own memory, cores and
+    jars."""
     driver_memory: str = "2g"
+    """Memory of the driver as Java writes it, such as `2g`."""
     driver_host: str | None = None
+    """Host under which executors reach the driver; absent: loopback for a local master, else Spark's
+    choice."""
     executor_memory: str | None = None
+    """Memory of one executor as Java writes it; absent: Spark's default."""
     executor_cores: int | None = None
+    """Cores of one executor; absent: Spark's default."""
     cores: int | None = None
+    """Cores of the whole cluster; absent: all."""
     shuffle_partitions: int = 4
+    """Partitions of a shuffle."""
     jars: Path = DEFAULT_JARS_FOLDER
+    """Folder of the jars of Delta and of this project; relative to the file."""
     __pydantic_config__: ClassVar = FILE
 
     def __post_init__(self) -> None:
@@ -96,11 +100,12 @@ class SessionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Locations:
-    """tables: folder or URL of the Delta tables, one folder a log. checkpoints: scratch of the streams, a
-    folder that driver and executors share. None: the command line says."""
+    """Folders that driver and executors reach under one name. Relative paths are relative to the file."""
 
     tables: str | None = None
+    """Folder or URL of the Delta tables, with one folder for each log; absent: the command line names it."""
     checkpoints: Path | None = None
+    """Folder for scratch data of the streams; absent: beside the tables."""
     __pydantic_config__: ClassVar = FILE
 
 

@@ -1,7 +1,7 @@
 """Tables read from their Delta logs without Spark: of `entries` which files hold which indexes; others whole.
 
 A reader in one of Spark's Python workers has no session to ask, and a job that has just started would wait
-seconds for Spark's first answer. The tables are ours (tables.py), so the plain format is all that is
+seconds for Spark's first answer. The tables are ours (table.py), so the plain format is all that is
 understood: a table that asks more of its readers is refused by name.
 """
 

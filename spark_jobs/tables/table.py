@@ -77,6 +77,10 @@ ENTRIES = Table(
         "headers": "the client's headers in their order, null for none",
     },
 )
+"""Each data record of the log exactly once, in the log's order. Key: `index`. Gaps are control records.
+
+Written by `spark_jobs/materialize/entries.py` from the committed records.
+"""
 EVENTS = Table(
     "events",
     schemas.EVENTS,
@@ -93,6 +97,10 @@ EVENTS = Table(
         "data": "JSON object, by kind",
     },
 )
+"""Events of all nodes' journals. Key: `node`, `seq`. A node that was down is caught up when it is back.
+
+Written by `spark_jobs/materialize/events.py`.
+"""
 WATERMARKS = Table(
     "watermarks",
     schemas.WATERMARKS,
@@ -112,6 +120,11 @@ WATERMARKS = Table(
         "committed_index": "last committed index that the leader knows, -1 for none",
     },
 )
+"""Watermarks of each peer as its leader knew them (D-22). Key: `term`, `peer`, `node`, `seq`.
+
+Written by `spark_jobs/materialize/derived.py` from the events of kind `watermarks` that name peers. The
+function `latest_watermarks` of `spark_jobs/tables/transforms.py` returns the newest state.
+"""
 EPOCHS = Table(
     "epochs",
     schemas.EPOCHS,
@@ -129,6 +142,11 @@ EPOCHS = Table(
         "started": "when it opened, by its leader's clock",
     },
 )
+"""Begin and end of each term in the committed log. Key: `epoch`.
+
+Written by `spark_jobs/materialize/epochs.py`: the epochs on which the epoch files of all nodes agree, up to
+their committed index. Two files that disagree stop the job.
+"""
 EPOCH_FILES = Table(
     "epoch_files",
     schemas.EPOCH_FILES,
@@ -136,6 +154,12 @@ EPOCH_FILES = Table(
     statistics=("node", "epoch", "start_index", "end_index"),
     columns={**EPOCHS.columns, "node": "whose file this is, as it stood when last asked; key, with epoch"},
 )
+"""Epoch file of each node, committed or not, as last read. Key: `node`, `epoch`.
+
+Written by `spark_jobs/materialize/epochs.py`, which replaces a node's rows when its file has changed. The
+function `epoch_differences` of `spark_jobs/tables/transforms.py` compares it with `epochs`; no row means that
+they agree.
+"""
 SYNC_STATE_SETS = Table(
     "sync_state_sets",
     schemas.SYNC_STATE_SETS,
@@ -153,6 +177,11 @@ SYNC_STATE_SETS = Table(
         "timestamp": "the master's clock when the set began",
     },
 )
+"""SyncStateSets of a log in controller mode. Key: `epoch`, `set_epoch`.
+
+Written by `spark_jobs/materialize/derived.py` from the events of kind `sync_state_set`: each set once, from
+its first event.
+"""
 QUARANTINE_TRUNCATED = Table(
     "quarantine_truncated",
     schemas.QUARANTINE_TRUNCATED,
@@ -169,6 +198,12 @@ QUARANTINE_TRUNCATED = Table(
         "receipt": "the file below the node's data folder that holds it",
     },
 )
+"""Records that an unclean election removed from a node's copy. Key: `node`, `seq`, `index`.
+
+They may have been acknowledged, and another record may have their index now. Written by
+`spark_jobs/materialize/derived.py` from the receipts that the events of kind `truncate` name. What Raft
+truncates was never committed and has no receipt.
+"""
 TABLES = (ENTRIES, EVENTS, WATERMARKS, EPOCHS, EPOCH_FILES, SYNC_STATE_SETS, QUARANTINE_TRUNCATED)
 
 

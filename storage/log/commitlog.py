@@ -25,16 +25,15 @@ MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class CommitlogConfig:
-    """Sizes in bytes.
-
-    mark_interval_bytes: after so much has been synced the durable point moves up: start-up reads at most that
-    much more than what was never synced. tail_cache_bytes: newest batches kept in memory, so that followers
-    and readers at the tail are served without the disk.
-    """
+    """Sizes in bytes. Raises ValueError for sizes that are not positive."""
 
     segment_max_bytes: int = 256 * MIB
+    """Size at which a segment of a log is closed and the next one begins."""
     mark_interval_bytes: int = 16 * MIB
+    """Synced bytes after which the durable point is written; start-up checks at most that much already
+    synced data."""
     tail_cache_bytes: int = 8 * MIB
+    """Newest batches of each log kept in memory for followers and readers; 0: none."""
 
     def __post_init__(self) -> None:
         if min(self.segment_max_bytes, self.mark_interval_bytes) <= 0 or self.tail_cache_bytes < 0:

@@ -1,4 +1,4 @@
-"""Runs a transcript: commands, a line `----`, and what they led to, block by block (STYLE.md §9).
+"""Runs a transcript: commands, a line `----`, and what they led to, block by block.
 
     log NAME TERM...        what a member holds at the start: a batch of one record for each term
     elect NAME by NAMES     NAME asks, NAMES answer, until it leads; messages to the others stay on their way

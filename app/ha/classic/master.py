@@ -3,7 +3,7 @@
 Slaves get only what the master itself may acknowledge (on disk with `fsync`): classic frames know no epochs,
 so a master that lost what its slaves hold could not be distinguished from a sound one. The master opens an
 epoch with a control record when its log is empty, or was written by another master; before that it hears the
-other replicas (opening.py). A slave counts for what it provably holds (classic_slaves.py).
+other replicas (opening.py). A slave counts for what it provably holds (slaves.py).
 """
 
 from collections.abc import Iterable, Sequence

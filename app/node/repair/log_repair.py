@@ -1,6 +1,6 @@
 """Mending one log of this node while the others go on (R-01, R-07; docs/design.md).
 
-    1. the note (repair_marker.py), durable before any file is touched; the event `corruption`
+    1. the note (marker.py), durable before any file is touched; the event `corruption`
     2. find every damaged stretch, fetch it from a peer that has it settled, put it in place
     3. what peers cannot mend (structure, a stretch that all have trimmed) is set aside: the log starts empty
        and gets everything from its leader

@@ -1,4 +1,4 @@
-"""The logs of this node that are damaged: taken offline one by one, mended (repair.py), and served again."""
+"""Registry of running repairs: a damaged log is taken offline, repaired (log_repair.py) and served again."""
 
 import asyncio
 import logging

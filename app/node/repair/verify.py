@@ -134,7 +134,7 @@ class Verifier:
         reread: Callable[[LogDriver, int, int], Awaitable[None]] | None = None,
     ) -> None:
         """reread(driver, first, last): read from the disk, not from memory, and make each chain anew, here
-        and at every replica (repair_server.py); None: believe what was verified when it was read."""
+        and at every replica (server.py); None: believe what was verified when it was read."""
         self._calls = calls
         self._reread = reread
         self._driver = driver

@@ -158,7 +158,7 @@ def test_the_tables_are_laid_out_as_they_are_documented(
     spark: SparkSession, made: tuple[MaterializeConfig, FakeLog]
 ) -> None:
     config, _ = made
-    readme = (Path(__file__).parents[3] / "spark_jobs" / "README.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
     for table in TABLES:
         path = f"{config.tables}/default/{table.name}"
         assert set(table.columns) == set(table.schema.fieldNames())
@@ -166,7 +166,7 @@ def test_the_tables_are_laid_out_as_they_are_documented(
         comments = {row["col_name"]: row["comment"] for row in described}
         for name, meaning in table.columns.items():
             assert comments[name] == meaning
-            assert f"| `{name}` |" in readme.split(f"## `{table.name}`")[1].split("\n## ")[0]
+            assert f"| `{name}` |" in page.split(f"## {table.name}\n")[1].split("\n## ")[0]
         detail = spark.sql(f"DESCRIBE DETAIL delta.`{path}`").collect()[0]
         assert tuple(detail["clusteringColumns"]) == table.cluster_by
     properties = table_properties(spark, f"{config.tables}/default/entries")

@@ -1,0 +1,159 @@
+"""The documentation is true to the repository: generated pages are current, references and links resolve."""
+
+import importlib.util
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMED_FILE = re.compile(r"(?<![\w./*{}$<>-])((?:[\w-]+/)*[\w-]+\.(?:py|md|java))(?![\w/*-])")
+SECTION = re.compile(r"([\w./-]+\.md) §(\d+)")
+HEADING = re.compile(r"^## (\d+)\. ", re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+RULE = re.compile(r"\b([DCAHR]-\d\d)\b")
+STATEMENT_BEGINS_AFTER = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Files of the repository, also new ones that are not ignored. Without git: what the tree holds."""
+    asked = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if asked.returncode == 0:
+        return tuple(path for name in asked.stdout.splitlines() if (path := ROOT / name).is_file())
+    found = (path for path in ROOT.rglob("*") if path.is_file())
+    return tuple(path for path in found if not any(part.startswith(".v") for part in path.parts))
+
+
+def written_in(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of the prose of a file: Markdown without code, comments and docstrings of Python."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield (
+            1,
+            re.sub(
+                r"^```(?!\s*$).*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=re.M | re.S
+            ),
+        )
+        return
+    if not (NAMED_FILE.search(text) or SECTION.search(text) or RULE.search(text)):
+        return
+    before = tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_docstring = token.type == tokenize.STRING and before in STATEMENT_BEGINS_AFTER
+        if token.type == tokenize.COMMENT or is_docstring:
+            yield token.start[0], token.string
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            before = token.type
+
+
+@cache
+def folders_with(name: str) -> tuple[Path, ...]:
+    return tuple(path.parent for path in tracked() if path.name == name)
+
+
+@cache
+def texts(*suffixes: str) -> tuple[tuple[Path, int, str], ...]:
+    paths = (path for path in tracked() if path.suffix in suffixes)
+    return tuple((path, line, text) for path in paths for line, text in written_in(path))
+
+
+def exists_from(path: Path, name: str) -> bool:
+    """Whether a file named in `path` exists.
+
+    A path counts from any parent folder. A bare name is a file beside `path` or below, in the root
+    folder, or the only one of its name in the same package.
+    """
+    if "/" in name:
+        return any((folder / name).is_file() for folder in path.parents if folder.is_relative_to(ROOT))
+    folders = folders_with(name)
+    if ROOT in folders or any(folder.is_relative_to(path.parent) for folder in folders):
+        return True
+    package = ROOT / path.relative_to(ROOT).parts[0]
+    return len([folder for folder in folders if folder.is_relative_to(package)]) == 1
+
+
+def place(path: Path, line: int, text: str, at: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line + text[:at].count(chr(10))}"
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_generated_pages_are_current() -> None:
+    for path, text in generator().pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make docs`"
+
+
+def test_a_setting_without_a_description_is_an_error() -> None:
+    generate = generator()
+    with pytest.raises(generate.MissingDescription, match="Undescribed"):
+        generate.keys_of(Undescribed)
+
+
+def test_every_file_that_a_text_names_exists() -> None:
+    dead = {
+        f"{place(path, line, text, found.start())} {found[1]}"
+        for path, line, text in texts(".py", ".md")
+        for found in NAMED_FILE.finditer(text)
+        if not exists_from(path, found[1])
+    }
+    assert not dead, "\n".join(sorted(dead))
+
+
+def test_every_section_that_a_text_names_exists() -> None:
+    dead = set()
+    for path, line, text in texts(".py", ".md"):
+        for found in SECTION.finditer(text):
+            page = next((p for f in path.parents if (p := f / found[1]).is_file()), None)
+            sections = () if page is None else HEADING.findall(page.read_text(encoding="utf-8"))
+            if found[2] not in sections:
+                dead.add(f"{place(path, line, text, found.start())} {found[0]}")
+    assert not dead, "\n".join(sorted(dead))
+
+
+def test_every_rule_that_a_text_names_exists() -> None:
+    rules = set(RULE.findall((ROOT / "app" / "RULES.md").read_text(encoding="utf-8")))
+    dead = {
+        f"{place(path, line, text, found.start())} {found[1]}"
+        for path, line, text in texts(".py", ".md")
+        for found in RULE.finditer(text)
+        if found[1] not in rules
+    }
+    assert not dead, "\n".join(sorted(dead))
+
+
+def test_relative_links_resolve() -> None:
+    dead = {
+        f"{place(path, line, text, found.start())} {found[1]}"
+        for path, line, text in texts(".md")
+        for found in LINK.finditer(text)
+        if not re.match(r"[a-z]+:|#", found[1]) and not (path.parent / found[1].partition("#")[0]).exists()
+    }
+    assert not dead, "\n".join(sorted(dead))
+
+
+@dataclass
+class Undescribed:
+    key: int = 1
