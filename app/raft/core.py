@@ -221,18 +221,22 @@ class RaftCore(MemberCore):
         elif isinstance(message, PushAnswer):
             if self._member.leads:
                 self._peers.hear(source, now_ms)
-                self._quorum.set_sound(source, message.sound)
                 self._peers.dispatchers[source].answer(message, now_ms)
         elif isinstance(message, Heartbeat):
             if self._follow(source, message.leader_id, now_ms):
-                answer = HeartbeatAnswer(message.term, message.round, self.has_room, self._member.sound)
-                self._outbox.send(source, answer)
+                trusts = self._doubt is None or self._doubt.trusts_leader
+                self._outbox.send(
+                    source,
+                    HeartbeatAnswer(message.term, message.round, self.has_room, self._member.sound, trusts),
+                )
                 self._handler.adopt_committed(message.committed_index)
         elif isinstance(message, HeartbeatAnswer):
             if self._member.leads:
                 self._peers.hear(source, now_ms)
+                self._peers.set_trust(source, message.trusts, now_ms)
                 self._peers.has_room[source] = message.has_room
-                self._quorum.set_sound(source, message.sound)
+                if not message.sound:  # that it is again, only a push's answer of this session tells
+                    self._quorum.set_sound(source, False)
                 self._leader_reads.answered(source, message.round, sound=message.sound)
         elif isinstance(message, VoteRequest):
             self._vote(source, message, now_ms)

@@ -94,6 +94,7 @@ class Dispatcher:
         if not self._refresh() or answer.session != self.session:
             return
         self.peer_may_lead, self._peer_is_sound = answer.may_lead, answer.sound
+        self._quorum.set_sound(self.peer, answer.sound)
         if self.state is DispatcherState.APPEND:
             if answer.type in (PushType.APPEND, PushType.COMMIT):
                 self._acknowledged(answer)

@@ -43,7 +43,15 @@ class Doubt:
 
     @property
     def is_over(self) -> bool:
-        return self._handler.holds_all_committed and (self.knows_vote or self._leader_is_confirmed)
+        return self._handler.holds_all_committed and self.trusts_leader
+
+    @property
+    def trusts_leader(self) -> bool:
+        """Whether it is excluded that this member once helped to elect the leader of a newer term.
+
+        A leader that no majority of such members answers stands down (R-04); all elect the next one.
+        """
+        return self.knows_vote or self._leader_is_confirmed
 
     @property
     def _leader_is_confirmed(self) -> bool:

@@ -79,12 +79,14 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=3):
 
 
 class HeartbeatAnswer(Message, frozen=True, array_like=True, tag=4):
-    """round: NO_INDEX when the heartbeat was of an older term. has_room: on this member's disk. sound: false
-    while the follower may have forgotten a newer term."""
+    """round: NO_INDEX when the heartbeat was of an older term. has_room: on this member's disk. sound:
+    whether the follower is. trusts: false while it may have forgotten that it helped to elect the leader of
+    a newer term; such an answer does not keep a leader in its place (R-04)."""
 
     round: int
     has_room: bool = True
     sound: bool = True
+    trusts: bool = True
 
 
 class PushHead(Message, frozen=True, array_like=True, tag=5):

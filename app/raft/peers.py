@@ -35,6 +35,7 @@ class Peers:
         self._sessions: dict[str, int] = {}  # by peer, also of those who left: within a term none repeats
         self.dispatchers: dict[str, Dispatcher] = {}
         self.heard_ms: dict[str, int] = {}
+        self._doubting_ms: dict[str, int] = {}  # since when a peer may have forgotten a newer term
         self.has_room: dict[str, bool] = {}
         self._set_dispatchers()
 
@@ -68,6 +69,7 @@ class Peers:
     def open_term(self, now_ms: int) -> None:
         """This member begins to lead."""
         self.heard_ms = dict.fromkeys(self.dispatchers, now_ms)
+        self._doubting_ms = {}
         self.has_room = {}
 
     def hear(self, peer: str, now_ms: int) -> None:
@@ -75,13 +77,24 @@ class Peers:
             self.dispatchers[peer].revive()
         self.heard_ms[peer] = now_ms
 
+    def set_trust(self, peer: str, trusts: bool, now_ms: int) -> None:
+        """The peer has told whether it can exclude that it helped to elect the leader of a newer term."""
+        if trusts:
+            self._doubting_ms.pop(peer, None)
+        else:
+            self._doubting_ms.setdefault(peer, now_ms)
+
     def step(self, now_ms: int, batches: Sequence[Batch] = ()) -> None:
         for dispatcher in self.dispatchers.values():
             dispatcher.step(now_ms, batches)
 
     def majority_heard_ms(self, now_ms: int) -> int:
-        """Since when a majority of the voters, this leader among them, has been heard (R-04)."""
-        heard = {**self.heard_ms, self._member.node_id: now_ms}
+        """When a majority of the voters, this leader among them, was last heard (R-04).
+
+        A peer in doubt does not count: with such peers and a minority nothing could be committed, and the
+        doubt could never end.
+        """
+        heard = {**self.heard_ms, **self._doubting_ms, self._member.node_id: now_ms}
         return quorum_index(heard[voter] for voter in self._member.group.voters)
 
     def is_awake(self, peer: str, now_ms: int) -> bool:

@@ -4,7 +4,7 @@ import pytest
 
 from app.log.contract import NO_INDEX, Durability, Role
 from app.raft.ballot import Ballot
-from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
+from app.raft.messages import HeartbeatAnswer, TimeoutNow, VoteAnswer, VoteRequest
 from app.raft.state import MemberState, Outbox
 from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member, MemoryLog, log_of
@@ -196,3 +196,56 @@ def test_a_ballot_is_won_by_sound_votes_or_by_all() -> None:
     ballot.open(1)
     ballot.count("n2", VoteAnswer(1, True))
     assert ballot.is_won
+
+
+@pytest.mark.rule("R-04")
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_leader_that_only_replaced_disks_answer_is_elected_anew(count: int) -> None:
+    """Nobody could confirm the old leader to them, so that they would never count again."""
+    group = Group(count)
+    leader = group.elect("n1")
+    leader.append()
+    group.pass_time(300)
+    for number in range(count // 2 + 1):
+        wipe(group[f"n{count - number}"])
+    group.take()
+    group.pass_time(8_000)
+    leader = group.leader
+    assert leader.core.term > 1
+    batch = leader.append()
+    group.pass_time(500)
+    assert leader.core.committed_index == batch.last_index
+    assert all(member.core.sound for member in group.members.values())
+
+
+@pytest.mark.rule("R-04")
+def test_one_replaced_disk_does_not_disturb_the_leader() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(300)
+    wipe(group["n3"])
+    group.take()
+    group.pass_time(5_000)
+    assert (leader.leads, leader.core.term) == (True, 1)
+    assert group["n3"].core.sound
+
+
+@pytest.mark.rule("R-02")
+def test_a_late_heartbeat_answer_of_an_earlier_life_makes_no_acknowledgement_count() -> None:
+    group = Group(3)
+    leader = group.elect("n1")
+    group.pass_time(300)
+    wipe(group["n3"])
+    group.take()
+    for _ in range(60):  # n3 gets the log, and no leader is confirmed to it
+        group.wait(20)
+        leader.tick()
+        group.settle("n1", "n3")
+        group.take(target="n2")
+        leader.core._peers.heard_ms["n2"] = group.now_ms
+    batch = leader.append()
+    group.settle("n1", "n3")
+    assert not group["n3"].core.sound
+    assert group["n3"].log.end_index == batch.last_index
+    leader.step("n3", HeartbeatAnswer(leader.core.term, 1))
+    assert leader.core.committed_index < batch.last_index
