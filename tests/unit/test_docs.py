@@ -14,6 +14,8 @@ from types import ModuleType
 
 import pytest
 
+from app import telemetry
+
 ROOT = Path(__file__).parents[2]
 NAMED_FILE = re.compile(r"(?<![\w./*{}$<>-])((?:[\w-]+/)*[\w-]+\.(?:py|md|java))(?![\w/*-])")
 SECTION = re.compile(r"([\w./-]+\.md) §(\d+)")
@@ -152,6 +154,12 @@ def test_relative_links_resolve() -> None:
         if not re.match(r"[a-z]+:|#", found[1]) and not (path.parent / found[1].partition("#")[0]).exists()
     }
     assert not dead, "\n".join(sorted(dead))
+
+
+def test_every_metric_is_documented() -> None:
+    names = {value for value in vars(telemetry).values() if str(value).startswith("commitlog_")}
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert names == set(re.findall(r"^\| `(commitlog_\w+)` \|", page, re.MULTILINE))
 
 
 @dataclass
