@@ -55,12 +55,12 @@ class LeaderReads:
         self._round = 0
         self._answered: dict[str, int] = {}  # peer -> last round that it has answered
         self._queued: list[tuple[int, Any]] = []  # (deadline, reader), in the order of deadlines
-        self._confirming: list[tuple[int, int, list[Any]]] = []  # (round, read index, readers)
+        self._confirming: list[tuple[int, int, list[tuple[int, Any]]]] = []  # (round, read index, as queued)
 
     def close_term(self) -> None:
         """The lead is lost: whoever waits must ask again."""
-        waiting = [reader for _, _, readers in self._confirming for reader in readers]
-        for reader in (*waiting, *(reader for _, reader in self._queued)):
+        waiting = [each for _, _, readers in self._confirming for each in readers]
+        for _, reader in (*waiting, *self._queued):
             self._give(reader, None)
         self._round = 0
         self._answered.clear()
@@ -77,12 +77,15 @@ class LeaderReads:
             self._queued.append((now_ms + self._config.read_index_timeout_ms, reader))
 
     def tick(self, now_ms: int) -> None:
-        """Refuse the readers that no round could begin for in time: the term is not open. A round under way
-        ends by itself: a leader without a majority stands down (R-04)."""
-        late = bisect_right(self._queued, now_ms, key=_deadline_ms)
-        expired, self._queued = self._queued[:late], self._queued[late:]
-        for _, reader in expired:
-            self._give(reader, None)
+        """Refuse the readers that were not confirmed in time: the term is not open, or voters that answer
+        are not sound. Those keep the leader in its place (R-04), and confirm nothing."""
+        for waiting in (self._queued, *(readers for _, _, readers in self._confirming)):
+            late = bisect_right(waiting, now_ms, key=_deadline_ms)
+            expired = waiting[:late]
+            del waiting[:late]
+            for _, reader in expired:
+                self._give(reader, None)
+        self._confirming = [each for each in self._confirming if each[2]]
 
     @property
     def wants_round(self) -> bool:
@@ -93,8 +96,7 @@ class LeaderReads:
         """A round of heartbeats leaves now; return its number."""
         self._round += 1
         if self._queued and self.term_is_open:
-            readers = [reader for _, reader in self._queued]
-            self._confirming.append((self._round, self._member.committed_index, readers))
+            self._confirming.append((self._round, self._member.committed_index, self._queued))
             self._queued = []
             self._settle()
         return self._round
@@ -119,7 +121,7 @@ class LeaderReads:
         confirmed = quorum_index(answered.get(voter, 0) for voter in voters)
         while self._confirming and self._confirming[0][0] <= confirmed:
             _, index, readers = self._confirming.pop(0)
-            for reader in readers:
+            for _, reader in readers:
                 self._give(reader, index)
 
     def _give(self, reader: Any, index: int | None) -> None:

@@ -86,6 +86,7 @@ class Door:
         self._batch = Coalescing(config.coalesce_max_bytes)
         self._stamped_ms = 0  # of the last batch, ms since 1970
         self._decided: list[ConfirmedAnswer] = []  # in this turn
+        self._confirming: list[ConfirmedAnswer] = []  # what they rest on is not confirmed yet
 
     # --- what waits
 
@@ -132,7 +133,9 @@ class Door:
         self._queued_bytes = 0
 
     def tick(self, now_ms: int) -> None:
-        """Whoever has waited for the next leader until its deadline is told that nothing was applied."""
+        """Whoever has waited until its deadline, for the next leader or for a confirmation, is told that
+        nothing was applied."""
+        self._confirming = [each for each in self._confirming if each.waits_until(now_ms)]
         if not self._core.pauses_appends:
             return
         appends, commands = self._appends, self._commands
@@ -255,6 +258,7 @@ class Door:
                 core.read_index(each.reader(), now_ms)
                 if pending is not None:
                     core.join(pending, now_ms)
+                self._confirming.append(each)
             else:
                 each.give()
         self._carry_out()

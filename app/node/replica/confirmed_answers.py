@@ -6,9 +6,12 @@ that, a value that is truncated later, or that another leader has changed since,
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from app.errors import CommitlogError, NoLeader
 from app.log.contract import Acks, AppendFate, PendingAppend
+
+_UNCONFIRMED: Final = "the lead was not confirmed: nothing was applied"
 
 
 class ConfirmedAnswer:
@@ -59,12 +62,18 @@ class ConfirmedAnswer:
         if give is not None:
             self._fail(refusal)
 
+    def waits_until(self, now_ms: int) -> bool:
+        """Whether it is still to be given; past its deadline it fails."""
+        if self._give is not None and self.deadline_ms <= now_ms:
+            self.fail(NoLeader(_UNCONFIRMED))
+        return self._give is not None
+
     def _confirmed(self, result: int | CommitlogError) -> None:
         self._ended(not isinstance(result, CommitlogError))
 
     def _ended(self, well: bool) -> None:
         self._waits -= 1
         if not well:
-            self.fail(NoLeader("the lead was not confirmed: nothing was applied"))
+            self.fail(NoLeader(_UNCONFIRMED))
         elif self._waits == 0:
             self.give()

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.errors import CommitlogError
+from app.errors import CommitlogError, ReadIndexUnavailable
 from app.log.commands import Command, CommandResult, MoveCursor, SetFence
-from app.log.contract import AppendRequest, AppendResult, AppendStream, DriverConfig, Producer
+from app.log.contract import AppendRequest, AppendResult, AppendStream, DriverConfig, Producer, Role
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushAnswer, PushCode, PushRequest, PushType
 from storage.errors import StorageFull
 from storage.format.batch import Batch
@@ -52,9 +52,9 @@ class Led:
         self.node.seams.run()
         assert self.driver.committed_index == end
 
-    def confirm(self) -> None:
-        """n2 answers the last heartbeat."""
-        self.driver.deliver("n2", HeartbeatAnswer(1, self._sent(Heartbeat)[-1].round))
+    def confirm(self, *, sound: bool = True) -> None:
+        """n2 answers the last heartbeat. sound: as it says of itself."""
+        self.driver.deliver("n2", HeartbeatAnswer(1, self._sent(Heartbeat)[-1].round, sound=sound))
         self.node.seams.run()
 
     def ask(self, *values: bytes, **options: Any) -> list[AppendResult | CommitlogError]:
@@ -140,6 +140,24 @@ def test_a_refusal_that_cannot_be_confirmed_ends_with_its_time(led: Led) -> None
         led.confirm()
         led.node.tick(20)
     assert code(*refused) == "no-leader"
+
+
+@pytest.mark.rule("R-08")
+@pytest.mark.parametrize("timeout_ms", [200, 5_000])
+def test_a_voter_that_is_not_sound_leaves_no_refusal_unanswered(led: Led, timeout_ms: int) -> None:
+    """It keeps the leader in its place and confirms nothing: the time of the append or the read ends it."""
+    reads: list[int | CommitlogError] = []
+    refused = led.ask(match_index=7, timeout_ms=timeout_ms)
+    led.driver.read_index(reads.append)
+    led.node.seams.run()
+    for _ in range(min(timeout_ms, 1_000) // 20 + 2):
+        led.confirm(sound=False)
+        led.node.tick(20)
+    assert led.driver.role is Role.LEADER
+    assert code(*refused) == "no-leader"
+    if timeout_ms > 1_000:
+        assert isinstance(reads[0], ReadIndexUnavailable)
+        assert led.driver.waiting_reads == 0
 
 
 @pytest.mark.rule("R-08")
