@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -52,7 +51,7 @@ from app.node.repair.rollbacks import RollBacks
 from app.node.repair.scrub import Scrubber
 from app.node.replica.driver import LogDriver
 from app.node.request_waits import Waits
-from app.node.reserve import RESERVE_NAME, Reserve, ReservedFiles
+from app.node.reserve import RESERVE_NAME, Reserve, ReservedFiles, disk_bytes_of
 from app.node.retention.journals import JournalKeeper
 from app.node.retention.records import RetentionKeeper
 from app.node.tasks import TaskSupervisor
@@ -82,6 +81,8 @@ class Broker:
     """
 
     def __init__(self, settings: Settings) -> None:
+        disk_bytes = disk_bytes_of(settings.node.data)
+        settings = replace(settings, storage=settings.storage.fit_to(disk_bytes))
         self.settings = settings
         self.node: NodeSettings = settings.node
         self.nodes = Directory(settings.nodes)
@@ -96,6 +97,7 @@ class Broker:
         self._data = str(self.node.data.absolute())
         disk_files = OsFileSystem()
         self.reserve = Reserve(disk_files, f"{self._data}/{RESERVE_NAME}", settings.disk.reserve_bytes)
+        self.reserve.fit_to(disk_bytes)
         self._files: FileSystem = ReservedFiles(disk_files, self.reserve)
         self._by_id: dict[int, HostedLog] = {}
         self._lock: Lock | None = None
@@ -184,7 +186,6 @@ class Broker:
         self._files.make_folders(data)
         self._lock = self._files.lock(f"{data}/lock")
         check_stamp(self._files, f"{data}/node.json", self.settings.cluster_id, self.node.id)
-        self.reserve.fit_to(shutil.disk_usage(data).total)
         self.reserve.restore()
         self._folders.finish_removals()
         await self.ha.start()
@@ -295,7 +296,9 @@ class Broker:
     def _open_journal(self, settings: LogSettings) -> Journal:
         storage = replace(
             self.settings.storage,
-            segment_max_bytes=self.settings.journal.segment_max_bytes,
+            segment_max_bytes=min(
+                self.settings.storage.segment_max_bytes, self.settings.journal.segment_max_bytes
+            ),
             tail_cache_bytes=min(self.settings.storage.tail_cache_bytes, JOURNAL_TAIL_BYTES),
         )
         return open_journal(self._files, self._data, self.node.id, settings.name, storage)

@@ -8,8 +8,10 @@ leaders refuse clients' records, and the node tries to restore it.
 
 import asyncio
 import logging
+import shutil
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from storage.errors import DiskError, StorageFull
@@ -21,6 +23,14 @@ logger = logging.getLogger(__name__)
 RESERVE_NAME: Final = "reserve"
 RESTORE_INTERVAL_S: Final = 1.0
 _STEP_MIN_BYTES: Final = 1024 * 1024
+
+
+def disk_bytes_of(folder: Path) -> int:
+    """The size of the disk that the folder is on, or will be on when it is made. Raises OSError."""
+    folder = folder.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).total
 
 
 class Reserve:

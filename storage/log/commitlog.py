@@ -8,7 +8,7 @@ what was appended.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from storage.errors import DiskError, InvariantError
@@ -21,6 +21,8 @@ from storage.log.recovery import Recovered, Recovery
 from storage.log.segment import IndexWrite, Segment
 
 MIB: Final = 1024 * 1024
+DISK_PART: Final = 16  # so much of a disk, at most, is one segment
+SEGMENT_MIN_BYTES: Final = 64 * 1024  # on the smallest disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,12 @@ class CommitlogConfig:
     def __post_init__(self) -> None:
         if min(self.segment_max_bytes, self.mark_interval_bytes) <= 0 or self.tail_cache_bytes < 0:
             raise ValueError("storage: sizes must be positive")
+
+    def fit_to(self, disk_bytes: int) -> "CommitlogConfig":
+        """Return the same for a disk of that size: with segments of at most a sixteenth of it. A trim gives
+        back whole segments behind the newest, so a disk that one segment fills could never be emptied."""
+        fitting = max(disk_bytes // DISK_PART, SEGMENT_MIN_BYTES)
+        return replace(self, segment_max_bytes=min(self.segment_max_bytes, fitting))
 
 
 class SyncTicket:

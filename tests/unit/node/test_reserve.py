@@ -1,13 +1,18 @@
 """The space that a node holds back: what may use it, and how a full disk is emptied by it."""
 
+import asyncio
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from app.errors import CommitlogError
 from app.log.commands import CommandResult, Trim
 from app.log.contract import Durability
+from app.node.broker import Broker
 from app.node.reserve import Reserve, ReservedFiles
+from app.settings.file import parse
 from storage.errors import StorageFull
 from storage.file_system import write_durably
 from storage.log.commitlog import CommitlogConfig
@@ -64,7 +69,7 @@ class FullNode(Node):
             Path("data"),
             files=ReservedFiles(self.disk, self.reserve),
             reserve=self.reserve,
-            storage=CommitlogConfig(segment_max_bytes=256 * KIB, tail_cache_bytes=0),
+            storage=CommitlogConfig(tail_cache_bytes=0).fit_to(4 * MIB),
             durability=Durability.FSYNC,
         )
         for _ in range(20):
@@ -100,3 +105,21 @@ def test_the_watermarks_of_the_journal_do_not_use_up_what_room_there_is() -> Non
     assert node.reserve.restore()
     node.tick(4_000)
     assert len(node.events("watermarks")) > before
+
+
+def test_a_small_disk_has_small_segments_and_a_small_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trim gives back whole segments: one that fills the disk would never be given back."""
+    size = SimpleNamespace(total=8 * MIB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: size if folder == tmp_path else None)
+    node = {"id": "n1", "listen": "127.0.0.1:1", "peer_listen": "127.0.0.1:2", "data": f"{tmp_path}/new/n1"}
+    settings = parse({"cluster": {"id": "small"}, "nodes": [node]}, "n1")
+
+    async def run() -> None:
+        broker = Broker(settings)
+        assert broker.settings.storage.segment_max_bytes == broker.reserve.size_bytes == MIB // 2
+        size.total = 1 << 40
+        assert Broker(settings).settings.storage == CommitlogConfig()
+
+    asyncio.run(run())
