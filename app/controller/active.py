@@ -130,7 +130,7 @@ class ActiveController:
             if log.name in self._withheld:
                 withheld.append(log.name)
                 withheld_epochs.append(log.master_epoch)
-            elif report is None or log.is_opening or not may_be_granted:
+            elif report is None or log.is_opening or not (may_be_granted and self._may_act(log)):
                 continue
             elif not self._is_electing(log.name):
                 granted.append((log.name, log.master_epoch))
@@ -146,6 +146,13 @@ class ActiveController:
             tuple(leases),
             tuple(withheld_epochs),
         )
+
+    def _may_act(self, log: Log) -> bool:
+        """Whether the master may be granted a lease. One that failed to open epochs must be heard to have
+        opened this one: another replica may be elected while it is known to hold nothing."""
+        if elect_master.has_opened(log, self.liveness):
+            self._openings_failed.pop(log.name, None)
+        return log.master not in self._avoided(log)
 
     def _lease_ms_of(self, name: str) -> int:
         """How long the leases in the log's epoch last."""

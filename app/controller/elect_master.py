@@ -72,7 +72,7 @@ def elect(
         and (heard_after_ms is None or liveness.heard_after(each.node, heard_after_ms))
     ]
     able = [each for each in living if liveness.may_lead(log, each, now_ms)]
-    if log.master_epoch == 0 or (avoided and _never_held_anything(log, liveness)):
+    if log.master_epoch == 0 or (log.master in avoided and _never_held_anything(log, liveness)):
         clean = able
     else:
         clean = [each for each in able if each.id in log.holders]
@@ -128,7 +128,11 @@ def _former_set(log: Log, chosen: Replica, *, unclean: bool) -> tuple[int, ...]:
 
 
 def _never_held_anything(log: Log, liveness: Liveness) -> bool:
-    """Whether the only member that the log ever had in its set is empty: nothing was acknowledged."""
+    """Whether the only member that the log ever had in its set was empty when it was heard last.
+
+    Of a master that failed to open epochs: it is granted no lease before it was heard to hold records, so
+    nothing was acknowledged.
+    """
     if log.master is None or log.master_node is None or log.holders != (log.master,):
         return False
     report = liveness.report(log.master_node, log.name, log.generation, log.master)
