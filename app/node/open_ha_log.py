@@ -98,10 +98,10 @@ class Replica:
             raise CorruptLog(folder, 0, "all of the log is missing but its vote")
         self._clean_stop = CleanStop(files, folder)
         self._doubt(sound=sound)
-        self._clean_stop.opened(acks_unsynced=durability is Durability.REPLICATED)
         self.log = Commitlog.open(
             files, folder, log_id=log_id, config=node.storage, committed_index=self.committed_index
         )
+        self._clean_stop.opened(acks_unsynced=durability is Durability.REPLICATED)
         self._state: LogState = load_state(
             self.log, self._snapshot_file, idempotency_ms=node.limits.idempotency_ms
         )
@@ -146,6 +146,7 @@ class Replica:
             damaged=damaged,
             reserve=node.reserve,
             stopped=self._clean_stop.stopped,
+            loosens=lambda: self._clean_stop.opened(acks_unsynced=True),
         )
 
 

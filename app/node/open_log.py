@@ -131,8 +131,8 @@ def open_raft_log(
     if hard_state.term and sound and not files.exists(f"{folder}/{MANIFEST_NAME}"):
         raise CorruptLog(folder, 0, "all of the log is missing but its vote")
     committed_index = checkpoint_file.load().committed_index
-    clean_stop.opened(acks_unsynced=durability is Durability.REPLICATED)
     log = Commitlog.open(files, folder, log_id=log_id, config=storage, committed_index=committed_index)
+    clean_stop.opened(acks_unsynced=durability is Durability.REPLICATED)
     if hard_state.term < log.last_term:
         raise CorruptFile(f"{folder}/vote", f"term {hard_state.term} is older than the log's {log.last_term}")
     state = load_state(log, snapshot_file, idempotency_ms=limits.idempotency_ms, state_type=state_type)
@@ -185,4 +185,5 @@ def open_raft_log(
         damaged=damaged,
         reserve=reserve,
         stopped=clean_stop.stopped,
+        loosens=lambda: clean_stop.opened(acks_unsynced=True),
     )

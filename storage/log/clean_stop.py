@@ -71,7 +71,8 @@ class CleanStop:
     def opened(self, *, acks_unsynced: bool) -> None:
         """Note that the log is in use from here on; durable on return.
 
-        Call it only after the doubt of the last use, if any, is durable elsewhere: this note replaces it.
+        Call it only after the doubt of the last use, if any, is durable elsewhere, and everything that the
+        last use wrote is synced: this note replaces the last one.
         Without room for it the note becomes a doubt; without room for the first one: StorageFull.
         """
         last = self.load()

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from app.errors import NoLeader, ReadIndexUnavailable, TransferFailed
@@ -41,6 +42,7 @@ from app.node.replica.commit_waiters import CommitWaiters, Waiter, answer
 from app.node.replica.group import LogGroup
 from app.node.replica.inbox import Inbox
 from app.node.replica.log_space import LogSpace
+from app.node.replica.loosening import Loosening
 from app.node.replica.open_appends import CommandDone, Done, OpenAppends
 from app.node.replica.read_index_queue import ReadDone, ReadGate
 from app.node.replica.state_transfer import StateTransfer
@@ -97,12 +99,14 @@ class LogDriver:
         damaged: Callable[[storage_errors.CorruptLog], None] | None = None,
         reserve: SpaceReserve | None = None,
         stopped: Callable[[], None] = _nothing,
+        loosens: Callable[[], None] = _nothing,
     ) -> None:
         """fail(what, error): the node must stop at once (R-11); called once. version: for the journal.
 
         group: of the configuration, until the log names another one. healed: called once, when a core that
         was not sound has become so. damaged: the log was found damaged and this driver has ended; without it
         the node fails. stopped: done on the disk at the end of a clean stop, when the log is synced.
+        loosens: done on the disk before the log, opened with `fsync`, acknowledges what is not synced.
         """
         self.log_name = log_name
         self.log_id = log_id
@@ -153,6 +157,8 @@ class LogDriver:
         )
 
         self._inbox = Inbox()
+        self._loosening = Loosening(log_name, durability, disk, loosens, self._loosened, self._fail)
+        self._wanted: LogOptions | None = None  # the newest, since the start
         self._options: LogOptions | None = None  # not taken up yet
         self._tick_due = False
         self._synced = False
@@ -280,7 +286,7 @@ class LogDriver:
 
     def change_options(self, options: LogOptions) -> None:
         """The settings of the log have changed: they count from the next turn on."""
-        self._options = options
+        self._wanted = self._options = options
         self._ask_turn()
 
     def transfer(self, to: str | None) -> str:
@@ -446,12 +452,18 @@ class LogDriver:
 
     def _take_options(self, options: LogOptions, now_ms: int) -> None:
         self._options = None
+        options = replace(options, durability=self._loosening.allowed(options.durability, now_ms))
         if options.durability is not self._durability:
             self._durability = options.durability
             self._syncer.change_durability(options.durability)
             self._open.change_durability(options.durability)
         self._core.apply_options(options, now_ms)
         self._core.synced(now_ms)
+
+    def _loosened(self) -> None:
+        """What is not synced may be acknowledged from now on, if that is wanted still."""
+        self._options = self._wanted
+        self._ask_turn()
 
     def _take(self, source: str, message: Any, now_ms: int) -> None:
         if isinstance(message, StateRequest):
@@ -463,6 +475,7 @@ class LogDriver:
 
     def _keep_house(self, now_ms: int) -> None:
         self._core.has_room = self._space.has_room(now_ms)
+        self._loosening.tick(now_ms)
         self._syncer.tick(now_ms)
         self._gate.give_up(now_ms)
         self._door.tick(now_ms)
