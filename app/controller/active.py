@@ -400,8 +400,15 @@ class ActiveController:
             if log.state == LOG_DELETING:
                 if self._is_given_up(log, now_ms):
                     happen(LogDeleted(log=log.name))
+                    self._forget(log.name)
             elif log.elects:
                 self._look_after_master(state, log, happen, now_ms)
+
+    def _forget(self, name: str) -> None:
+        """A deleted log: the next one of that name has other replicas, and epochs from 1 on."""
+        self._unmastered_ms.pop(name, None)
+        self._openings_failed.pop(name, None)
+        self._opening_since.pop(name, None)
 
     def _look_after_master(self, state: Metadata, log: Log, happen: Callable[..., None], now_ms: int) -> None:
         """Replace a master that is gone, or that does not open its epoch; note when it has."""

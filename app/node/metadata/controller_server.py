@@ -66,6 +66,7 @@ class ControllerServer:
         self._scheduler = scheduler
         self._active: ActiveController | None = None
         self._lead: tuple[LogDriver, int] | None = None  # driver and term of `_active`
+        self._lost_history: tuple[LogDriver, int] | None = None  # the lead in which that was proved
         self._open: dict[Token, None] = {}
         self._turn_due = False
         self._compacting = False
@@ -98,19 +99,29 @@ class ControllerServer:
             self._ask_turn()
 
     def _look_for_lost_history(self, source: str, metadata_index: int) -> None:
-        """A node that knows more than what is committed here proves that this group of controllers has lost
-        its disks and begun again: it must decide nothing, or logs are lost that only the brokers know."""
-        if self._active is None or self._lead is None:
+        """A node knows more than what is committed here: another controller leads by now, or this group of
+        controllers has lost its disks and begun again. In either case this one must decide nothing, or logs
+        are lost that only the brokers know. Only a leader that a quorum confirms proves the loss."""
+        lead = self._lead
+        if lead is None or lead == self._lost_history:
             return
-        if metadata_index > _state_of(self._lead[0]).metadata.applied_index:
+        if metadata_index <= _state_of(lead[0]).metadata.applied_index:
+            return
+        self._active = None
+        self._open.clear()
+        self._held.clear()
+
+        def confirmed(result: int | CommitlogError) -> None:
+            if isinstance(result, CommitlogError) or self._lead != lead or self._lost_history == lead:
+                return
+            self._lost_history = lead
             logger.critical(
                 "the controllers have lost their metadata: stop all nodes and run "
                 "`commitlog rebuild-controllers`",
                 extra={"node": self._node_id, "known_by": source, "index": metadata_index},
             )
-            self._active = None
-            self._open.clear()
-            self._held.clear()
+
+        lead[0].read_index(confirmed)
 
     def _redirect(self, source: str, message: CommandRequest | BrokerHeartbeat) -> None:
         driver = self._replica()
