@@ -200,11 +200,10 @@ class Door:
             self._join(append, claim, now_ms)
             return
         refusal = core.refusal
-        if refusal is not None and not (core.takes_unreplicated and request.acks is Acks.LEADER):
+        if core.takes_unreplicated and request.acks is Acks.LEADER:
+            refusal = None
+        if refusal is not None and not isinstance(refusal, StorageFull):
             raise refusal
-        no_room = self._space.refusal(now_ms)
-        if no_room is not None:
-            raise no_room
         next_index = self._log.next_index + batch.count
         data_end = next_index if batch.count else self._state.data_end
         try:
@@ -212,6 +211,9 @@ class Door:
         except CommitlogError as failed:
             self._decide_refusal(append, failed)
             return
+        no_room = refusal or self._space.refusal(now_ms)
+        if no_room is not None:
+            raise no_room
         check_memory(self._limits, self._state, batch, request)
         waiting = core.pending_appends + len(batch.appends)
         waiting_bytes = self._open.size_bytes - self._queued_bytes - request.records.size_bytes

@@ -86,6 +86,7 @@ def test_a_full_disk_can_be_trimmed_and_takes_records_again() -> None:
     assert isinstance(trimmed, CommandResult)
     assert node.reserve.in_use
     assert code(node.append(b"v" * KIB)) == "storage-full"  # what is left is for the service
+    assert code(node.append(b"v" * KIB, match_index=3)) == "index-mismatch"  # the conditions come first
     for _ in range(3):
         node.tick(1_000)
     assert node.driver.log.begin_index > 10
