@@ -6,6 +6,7 @@ special.
 """
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -26,6 +27,8 @@ FAILURE_PAUSE_S = 1.0
 STOP_WITHIN_S = 15.0
 # What starting again does not mend: the names as Spark's own error text repeats them.
 FATAL = ("LogClash", "Trimmed", "TableClash", "OptionError", "Refused", "EpochClash", "LeaseLost")
+
+_OWN_ERROR = re.compile(r"spark_jobs\.[\w.]+: ")  # as a line of Spark's text names an error of this package
 
 
 class MaterializeFailed(RuntimeError):
@@ -189,6 +192,6 @@ def reason_of(error: Exception) -> str:
     """The last line of an error that says something: Spark wraps Python's errors in pages of text."""
     lines = [line.strip() for line in str(error).splitlines()]
     for line in lines:
-        if any(line.startswith(f"spark_jobs.{name}") for name in ("errors.", "tables.", "epochs.", "lease.")):
+        if _OWN_ERROR.match(line):
             return line.split(": ", 1)[-1]
     return next((line for line in lines if line), type(error).__name__)[:500]

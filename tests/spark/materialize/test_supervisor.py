@@ -8,7 +8,8 @@ from pyspark.sql import DataFrame
 from app.errors import ConfigError
 from spark_jobs.errors import OptionError, Refused, Unreachable
 from spark_jobs.materialize import supervisor
-from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor
+from spark_jobs.materialize.lease import LeaseLost
+from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
 from spark_jobs.run import exit_code
 
 
@@ -58,3 +59,13 @@ def test_the_exit_code_says_whose_fault_it_was() -> None:
     assert exit_code(Unreachable("nobody")) == exit_code(failed(Unreachable("nobody"))) == 5
     assert exit_code(failed(RuntimeError("spark_jobs.errors.Unreachable: nobody"))) == 5
     assert exit_code(Refused(403, "forbidden", "not yours")) == exit_code(failed(OSError("full"))) == 1
+
+
+@pytest.mark.parametrize("error", [Refused(404, "log-not-found", "no such log"), LeaseLost("orders", 7)])
+def test_a_person_is_told_the_own_error_in_sparks_text(error: Exception) -> None:
+    kind = type(error)
+    text = (
+        f"[STREAM_FAILED] Query terminated.\nTraceback (most recent call last):\n  File worker.py\n"
+        f"{kind.__module__}.{kind.__name__}: {error}\n\n\tat org.apache.spark.Here\n"
+    )
+    assert reason_of(RuntimeError(text)) in str(error)
