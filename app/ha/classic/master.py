@@ -207,6 +207,7 @@ class ClassicMasterCore(StaticGroup):
             acked_offset=slave.sender.acked_offset,
             bytes_per_s=slave.flow.bytes_per_s(self._now_ms),
             in_sync=slave.in_sync(offset_after(self._log, self._held_index), self._now_ms, limit_ms),
+            reason=slave.lacks(self._log.begin_index),
         )
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:

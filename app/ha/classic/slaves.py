@@ -87,6 +87,16 @@ class Slave:
             return None
         return (self.first_index, self.acked_index) if self.acked_index >= self.first_index else None
 
+    def lacks(self, begin_index: int) -> str | None:
+        """What it never got of the log, which begins there at the master; None for nothing. It never counts
+        for appends before (H-06, H-07)."""
+        if not self.is_replica or not self.verified or self.first_index <= max(begin_index, 0):
+            return None
+        return (
+            f"it began empty, at index {self.first_index}: an append before that, which was not acknowledged "
+            "then, gets flush-slave-timeout for every repeat that waits for this replica"
+        )
+
     def note(self, end_offset: int, now_ms: int) -> None:
         """The master sends, and its durable log ends at end_offset: that is to be reached next (C-07)."""
         if self.acked_offset >= self.noted[0]:

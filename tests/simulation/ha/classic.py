@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -34,7 +34,7 @@ from tests.simulation.world import Life, World, WorldClock, WorldScheduler
 from tests.support.committed import values_of
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger
-from tests.unit.ha.streams import Host, StreamNetwork
+from tests.unit.ha.streams import StreamNetwork
 
 SECONDS = 200.0
 ROUND_S = 60.0  # of faults, before the group must recover
@@ -58,6 +58,7 @@ class ClassicNode:
         self.unclean = False  # in the configuration of its next incarnation
         self.is_blank = False  # its disk was replaced, and it has not started since
         self.blank_since_us = 0
+        self.copies: dict[str, tuple[str, LogDriver]] = {}  # by the key of a connection from it, in this life
         self.files = MemoryFiles(Random(group.world.random.getrandbits(64)))
         self._group = group
 
@@ -79,6 +80,7 @@ class ClassicNode:
     def start(self) -> None:
         group, world = self._group, self._group.world
         self.names, self.is_blank = group.names, False
+        self.copies = {}
         life = self.life = Life(self.name)
         host = self._host = group.network.attach(self.name, life, self._deliver)
         node = HaNode(
@@ -122,12 +124,10 @@ class ClassicNode:
 
     def _deliver(self, source: str, message: Any) -> None:
         if isinstance(message, Opened) and source.startswith(INCOMING):
-            message = Opened(self._place_of(self._host, source), message.history)
+            peer = self._group.nodes[self._host.ends[source].peer.host.name]
+            self.copies[source] = (peer.name, peer.driver)
+            message = Opened(peer.place, message.history)  # the preface has its place among its own replicas
         self.driver.deliver(source, message)
-
-    def _place_of(self, host: Host, key: str) -> int:
-        """What the preface of a connection says: the slave's place among its own replicas."""
-        return self._group.nodes[host.ends[key].peer.host.name].place
 
     def _fail(self, what: str, error: BaseException) -> None:
         raise Violation(f"{self.name} stopped: {what}: {error!r}") from error
@@ -241,16 +241,25 @@ class ClassicGroup:
         self.counts["appends"] += 1
         index = result.last_index
         there = self.checker.chain_at(master.driver, index)
-        holders = [
+        holders = {
             name
-            for name, node in self.nodes.items()
-            if not (node.is_blank and node.blank_since_us < self.world.now_us - IN_FLIGHT_US)
-            and node.driver.log.durable_index >= index
-            and self.checker.chain_at(node.driver, index) == there
-        ]
+            for name, copy in self._copies(master)
+            if copy.log.durable_index >= index and self.checker.chain_at(copy, index) == there
+        }
         needed = 1 if self.auto else 1 + self.sync_slaves
         if not result.replayed:
-            self.checker.acknowledged(master.driver, index, holders, needed)
+            self.checker.acknowledged(master.driver, index, sorted(holders), needed)
+
+    def _copies(self, master: ClassicNode) -> Iterator[tuple[str, LogDriver]]:
+        """(node, copy) of those whose acks may count: the copies that are there, and those lost ones whose
+        connections the master still has. It reads what they acknowledged before it reads of their end: after
+        a stall, or over a line that is half-open, long after their disks were replaced."""
+        recent_us = self.world.now_us - IN_FLIGHT_US
+        for name, node in self.nodes.items():
+            if not (node.is_blank and node.blank_since_us < recent_us):
+                yield name, node.driver
+        for key in master.driver._core._slaves:
+            yield master.copies[key]
 
 
 def run_seed(seed: int, seconds: float) -> tuple[ClassicGroup, Violation | None]:

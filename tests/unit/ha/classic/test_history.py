@@ -123,6 +123,9 @@ def test_an_empty_slave_counts_from_where_it_began() -> None:
     assert [index for index, _ in master.fates()] == held
     again = connect(master, log, number=2)  # its log still begins there
     assert master.fates() == []
+    reasons = {peer.id: peer.reason for peer in master.core.status().peers}
+    assert str(reasons["n2"]).startswith(f"it began empty, at index {begin}: ")
+    assert reasons["n3"] is None
     assert master.frames(again, ClassicFrame)
 
 
