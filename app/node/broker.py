@@ -337,7 +337,7 @@ class Broker:
 
     def _serve(self, hosted: HostedLog, driver: LogDriver) -> None:
         """Take part in a log that is open."""
-        hosted.driver = driver
+        hosted.opened(driver)
         self._attach(hosted, driver)
         driver.start()
         if hosted.healing and driver.sound:

@@ -41,6 +41,11 @@ class HostedLog:
         self._watchers: dict[asyncio.Future[None], None] = {}
         self._led_by: dict[asyncio.Timeout, str] = {}  # what waits for an answer of that leader
 
+    def opened(self, driver: LogDriver) -> None:
+        """The replica is open. It takes up what was changed since its opening began."""
+        self.driver = driver
+        driver.change_options(self.settings.options)
+
     def take_settings(self, settings: LogSettings) -> None:
         """The settings have changed. An open replica takes up what may change while it runs."""
         before, self.settings = self.settings, settings

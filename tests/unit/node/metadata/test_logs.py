@@ -5,9 +5,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from app.controller.metadata import Log, LogSpec
-from app.log.contract import Durability
+from app.log.contract import Durability, LogOptions
 from app.node.hosted_log import HostedLog
 from app.node.metadata.logs import MetadataLogs
 from app.settings.model import LogSettings
@@ -105,3 +106,17 @@ def test_what_was_changed_of_a_configured_log_is_taken_up_and_an_unknown_value_i
     metadata[0] = msgspec.structs.replace(metadata[0], spec=msgspec.structs.replace(changed, durability="?"))
     asyncio.run(logs.follow())
     assert host.open["default"].settings is settings
+
+
+@pytest.mark.rule("C-12")
+def test_what_is_changed_while_a_log_is_opened_reaches_its_driver() -> None:
+    before = LogSpec(replication="controller", replicas=("n1", "n2"))
+    after = msgspec.structs.replace(before, min_in_sync_replicas=2)
+    hosted = HostedLog(LogSettings.of_spec("a", before), 1, None)
+    taken: list[LogOptions] = []
+    driver: Any = SimpleNamespace(change_options=taken.append)
+    hosted.take_settings(LogSettings.of_spec("a", after))  # a repair opens it, with the settings of before
+    hosted.opened(driver)
+    assert [each.min_in_sync_replicas for each in taken] == [2]
+    hosted.take_settings(LogSettings.of_spec("a", before))
+    assert [each.min_in_sync_replicas for each in taken] == [2, 1]
