@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 from app import telemetry
+from app.errors import PROBLEMS
 
 ROOT = Path(__file__).parents[2]
 NAMED_FILE = re.compile(r"(?<![\w./*{}$<>-])((?:[\w-]+/)*[\w-]+\.(?:py|md|java))(?![\w/*-])")
@@ -160,6 +161,22 @@ def test_every_metric_is_documented() -> None:
     names = {value for value in vars(telemetry).values() if str(value).startswith("commitlog_")}
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     assert names == set(re.findall(r"^\| `(commitlog_\w+)` \|", page, re.MULTILINE))
+
+
+def test_every_problem_and_route_is_documented() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z-]+)`", page))
+    assert set(PROBLEMS) <= named
+    routes = (ROOT / "app" / "api" / "routes").glob("*.py")
+    tails = {
+        found[1]
+        for path in routes
+        for found in re.finditer(
+            r'^    "/v1/(?:logs/\{log\}|cluster)([^"]*)",$', path.read_text("utf-8"), re.MULTILINE
+        )
+    }
+    assert len(tails) > 20
+    assert not {tail for tail in tails if tail not in page}
 
 
 @dataclass
