@@ -1,4 +1,4 @@
-# Each target sets up what it needs: `make demo` or `make test` on a fresh machine is all there is to do.
+# Each target sets up what it needs: `make demo` and `make test` work on a fresh machine.
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
@@ -9,52 +9,52 @@ ARGS ?=
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
 
-setup:  ## make .venv from requirements.lock, find Java, have the jars; at once when done before
+setup:  ## create .venv from requirements.lock, find Java, download the jars; skipped when complete
 	@$(PYTHON) app/setup
 
-doctor:  ## say what this machine lacks, and how to mend it
+doctor:  ## check this machine, and show a remedy for each problem
 	@$(PYTHON) app/setup --doctor
 
-demo: setup  ## three nodes, Spark, 336 776 flights, a killed leader, and the proofs; ARGS=--keep to stay up
+demo: setup  ## run three nodes, Spark, 336,776 flights, a killed leader, and the proofs; ARGS=--keep keeps them running
 	@$(BIN)/commitlog demo $(ARGS)
 
-test: setup  ## the test suite; ARGS="-k NAME" for a part of it
+test: setup  ## run the test suite; ARGS="-k NAME" selects tests
 	@$(BIN)/python -m pytest -p no:cacheprovider -n 2 --durations=10 $(ARGS)
 
-check: setup  ## ruff and mypy
+check: setup  ## run ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-format: setup  ## let ruff format everything
+format: setup  ## format all files with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: setup  ## write docs/configuration.md and docs/tables.md from the docstrings of the code
+docs: setup  ## generate docs/configuration.md and docs/tables.md from the docstrings of the code
 	@$(BIN)/python docs/generate.py
 
-rules: setup  ## the rules of app/RULES.md that no test proves yet
+rules: setup  ## list the rules of app/RULES.md that no test proves
 	@$(BIN)/python -m tests.rules
 
-sim: setup  ## simulate clusters under faults, the full size; ARGS="--seed N" replays one
+sim: setup  ## simulate clusters under faults, full size; ARGS="--seed N" replays one seed
 	@$(BIN)/commitlog sim $(or $(ARGS),--full)
 
-mutants: setup  ## plant bugs, and show who notices them
+mutants: setup  ## plant bugs, and list the tests that detect them
 	@$(BIN)/python -m tests.mutants
 
-scenarios-rewrite: setup  ## write the scenario transcripts anew; read the diff afterwards
+scenarios-rewrite: setup  ## rewrite the scenario transcripts; review the diff afterwards
 	@$(BIN)/python -m tests.scenarios.rewrite
 
-chaos: setup  ## real processes under faults, a JSON line a family, an hour and a half; ARGS="--family NAME --scale 0.1"
+chaos: setup  ## run real processes under faults for 90 minutes, one JSON line per family; ARGS="--family NAME --scale 0.1"
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-bench: setup  ## appends a second through REST, one node after the other
+bench: setup  ## measure appends per second through REST, one node after the other
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-package: setup  ## dist/: what spark-submit needs; ARGS="--conf conf/spark.toml". Tells the command line
+package: setup  ## build dist/ for spark-submit and print the command line; ARGS="--conf conf/spark.toml"
 	@$(BIN)/python -m spark_jobs.package dist $(ARGS)
 
-lock:  ## requirements.in -> requirements.lock (needs uv)
+lock:  ## compile requirements.in to requirements.lock (needs uv)
 	@uv pip compile --universal --fork-strategy fewest --generate-hashes --python-version 3.11 \
 	  --no-emit-index-url --no-header --quiet requirements.in --output-file requirements.lock
 

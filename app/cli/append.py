@@ -15,30 +15,37 @@ from app.client.records import BATCH_RECORDS, RecordLike
 
 @click.command("append")
 @click.argument("values", nargs=-1)
-@click.option("--key", "-k", help="Key of every record.")
+@click.option("--key", "-k", help="Key of each record.")
 @click.option(
-    "--header", "-H", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every record."
+    "--header",
+    "-H",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Header of each record. May be repeated.",
 )
-@click.option("--timestamp", type=int, help="Milliseconds since 1970; default: the leader's clock.")
-@click.option("--file", "-f", type=click.File("r"), help="Read records from this file, - for standard input.")
-@click.option("--ndjson", is_flag=True, help="A line is a record object of the API, not a bare value.")
+@click.option("--timestamp", type=int, help="Timestamp, ms since 1970 UTC. Default: the leader's clock.")
+@click.option("--file", "-f", type=click.File("r"), help="Read records from this file; - is standard input.")
+@click.option("--ndjson", is_flag=True, help="Each line is a record object of the API, not a value.")
 @click.option(
     "--batch",
     type=click.IntRange(1, 10_000),
     default=BATCH_RECORDS,
     show_default=True,
-    help="Lines of a file that become one atomic append.",
+    help="Number of lines of the file in one atomic append.",
 )
-@click.option("--idempotency-key", help="A repeat with this key is not stored again.")
+@click.option("--idempotency-key", help="A retry with the same key is not stored again.")
 @click.option(
     "--match-index",
     type=click.IntRange(0),
-    help="Only if the log has no data record at this index or after it.",
+    help="Append only if the log has no data record at this index or after it.",
 )
-@click.option("--match-term", type=click.IntRange(0), help="Only if the leader's term is this.")
-@click.option("--fencing-token", help="Token of the log's fence.")
+@click.option("--match-term", type=click.IntRange(0), help="Append only if this is the leader's term.")
+@click.option("--fencing-token", help="Fencing token of the log.")
 @click.option(
-    "--acks", type=click.Choice(["leader", "quorum", "all"]), help="Who must hold it. Default: quorum."
+    "--acks",
+    type=click.Choice(["leader", "quorum", "all"]),
+    help="Replicas that must have the append. Default: quorum.",
 )
 @click.option("--timeout-ms", type=click.IntRange(1, 60_000), default=5_000, show_default=True)
 @target_options
@@ -53,13 +60,13 @@ def append_command(
     batch: int,
     **conditions: Any,
 ) -> None:
-    """Append VALUES as one, or each line of --file (of standard input when there are no VALUES).
+    """Append VALUES as one atomic append, or the lines of --file (default: standard input).
 
-    An append is sent again, to whichever node leads, until it is answered or --give-up-s has passed; a
-    repeat is never stored twice.
+    An append is retried, at the current leader, until it is answered or --give-up-s has passed. A retry is
+    never stored twice.
     """
     if values and file is not None:
-        raise click.UsageError("give VALUES or --file, not both")
+        raise click.UsageError("VALUES and --file cannot be used together")
     with target.client(writes=True) as client:
         if values:
             pairs = [_header(header) for header in headers]
@@ -68,12 +75,14 @@ def append_command(
             return
         if conditions["idempotency_key"] or conditions["match_index"] is not None:
             raise click.UsageError(
-                "--idempotency-key and --match-index go with VALUES: lines are several appends"
+                "--idempotency-key and --match-index require VALUES; the lines of a file are several appends"
             )
         lines = file if file is not None else sys.stdin
         if ndjson:
             if key or headers or timestamp is not None:
-                raise click.UsageError("--ndjson records bring their own key, headers and timestamp")
+                raise click.UsageError(
+                    "--key, --header and --timestamp cannot be used with --ndjson; set them in each record"
+                )
             batches: Iterator[list[RecordLike]] = _object_batches(lines, batch)
         else:
             pairs = [_header(header) for header in headers]
@@ -85,7 +94,7 @@ def append_command(
 def _append_all(
     target: Target, client: CommitlogClient, batches: Iterator[list[RecordLike]], conditions: dict[str, Any]
 ) -> None:
-    """One append after the other; a progress line for who watches, and a sum at the end."""
+    """Send one append after the other; show the progress on a terminal, and print a summary."""
     first: Appended | None = None
     count = 0
     with ExitStack() as stack:
@@ -99,7 +108,7 @@ def _append_all(
             if advance is not None:
                 advance(appended.count)
     if first is None:
-        raise CommandFailed("nothing to append: the input is empty", ExitCode.USAGE)
+        raise CommandFailed("the input is empty; at least one record is required", ExitCode.USAGE)
     if not target.as_json:
         words = f"{count:,} records from index {first.first_index:,} to {appended.last_index:,}"
         click.echo(f"appended {words}, term {appended.term}")
@@ -122,7 +131,7 @@ def _tell(target: Target, appended: Appended) -> None:
     span = (
         str(appended.first_index) if appended.count == 1 else f"{appended.first_index}-{appended.last_index}"
     )
-    replayed = ", stored before under this key" if appended.replayed else ""
+    replayed = ", already stored under this key" if appended.replayed else ""
     click.echo(f"index {span}, term {appended.term}, leader {appended.leader}{replayed}")
 
 
@@ -136,7 +145,7 @@ def _object_batches(lines: TextIO, size: int) -> Iterator[list[RecordLike]]:
         except ValueError as error:
             raise CommandFailed(f"line {number} is not JSON: {error}", ExitCode.USAGE) from error
         if not isinstance(record, dict):
-            raise CommandFailed(f"line {number} is not a record object", ExitCode.USAGE)
+            raise CommandFailed(f"line {number} is not a JSON object; a record is required", ExitCode.USAGE)
         batch.append(record)
         if len(batch) == size:
             yield batch
@@ -148,5 +157,5 @@ def _object_batches(lines: TextIO, size: int) -> Iterator[list[RecordLike]]:
 def _header(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
+        raise click.BadParameter(f"NAME=VALUE is required, got {text!r}", param_hint="--header")
     return name, value

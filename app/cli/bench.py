@@ -1,4 +1,4 @@
-"""`commitlog bench`: how many appends a second this cluster takes from one client, and how long they take."""
+"""`commitlog bench`: throughput and latency of appends from one client."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=30)
 
 @dataclass
 class Tally:
-    """What the workers have seen. latencies: seconds, of acknowledged appends only."""
+    """Results of the workers. latencies: seconds, of acknowledged appends only."""
 
     latencies: list[float] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
@@ -33,13 +33,19 @@ class Tally:
 
 @click.command("bench")
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=10.0, show_default=True)
-@click.option("--in-flight", type=click.IntRange(1, 4096), default=64, show_default=True, help="At once.")
-@click.option("--records", type=click.IntRange(1, 10_000), default=1, show_default=True, help="An append.")
-@click.option("--size", type=click.IntRange(1, 1 << 20), default=1024, show_default=True, help="Bytes each.")
+@click.option(
+    "--in-flight", type=click.IntRange(1, 4096), default=64, show_default=True, help="Concurrent appends."
+)
+@click.option(
+    "--records", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Records per append."
+)
+@click.option(
+    "--size", type=click.IntRange(1, 1 << 20), default=1024, show_default=True, help="Bytes per record."
+)
 @click.option("--acks", type=click.Choice(["leader", "quorum", "all"]), default="quorum", show_default=True)
 @target_options
 def bench_command(target: Target, seconds: float, in_flight: int, records: int, size: int, acks: str) -> None:
-    """Append to a log for some seconds, and say how fast it went. The records stay in the log."""
+    """Measure the throughput and latency of appends to a log. The records stay in the log."""
     with target.client() as client:
         status = client.status()
         nodes = client.cluster()["nodes"]
@@ -55,7 +61,7 @@ def bench_command(target: Target, seconds: float, in_flight: int, records: int, 
     else:
         Console().print(_table(figures))
     if not tally.latencies:
-        raise CommandFailed(f"nothing was acknowledged: {tally.refused}", ExitCode.UNAVAILABLE)
+        raise CommandFailed(f"no append was acknowledged: {tally.refused}", ExitCode.UNAVAILABLE)
 
 
 async def _run(

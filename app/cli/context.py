@@ -1,4 +1,4 @@
-"""What all commands share: --endpoint, --log, --json, the exit codes, and errors as one clear line."""
+"""Common parts of all commands: --endpoint, --log, --json, exit codes, one-line errors."""
 
 import json
 import sys
@@ -22,13 +22,13 @@ from app.client import (
 )
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
-ADVICE = "`commitlog up` starts a cluster here; --endpoint names one elsewhere"
+ADVICE = "start a local cluster with `commitlog up`, or set --endpoint"
 GIVE_UP_S = 10.0
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class ExitCode(IntEnum):
-    """How `commitlog` ends (docs/api.md §7)."""
+    """Exit codes of `commitlog` (docs/api.md §7)."""
 
     OK = 0
     FAILED = 1
@@ -40,7 +40,7 @@ class ExitCode(IntEnum):
 
 
 class CommandFailed(click.ClickException):
-    """A failure with a message for a person and an exit code for a script."""
+    """A failed command: message and exit code."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class CommandFailed(click.ClickException):
 
 
 def exit_code_of(error: ClientError, *, writes: bool) -> ExitCode:
-    """The exit code of a failed call. writes: the outcome of an append matters, that of a read does not."""
+    """Return the exit code of a failed call. writes: True if the outcome of the call matters."""
     if writes and error.outcome == "unknown":
         return ExitCode.OUTCOME_UNKNOWN
     if isinstance(error, NoAnswer | Unavailable):
@@ -69,7 +69,7 @@ def exit_code_of(error: ClientError, *, writes: bool) -> ExitCode:
 
 @dataclass(frozen=True)
 class Target:
-    """Which log of which cluster a command speaks to, and how it answers."""
+    """Cluster, log and output format of a command."""
 
     endpoints: Sequence[str]
     log: str
@@ -115,13 +115,13 @@ def target_options(command: Command) -> Command:
             type=click.FloatRange(0),
             default=GIVE_UP_S,
             show_default=True,
-            help="How long to go on asking the nodes.",
+            help="Time limit for retries, seconds.",
         ),
         click.option(
             "--token",
             envvar="COMMITLOG_TOKEN",
             show_envvar=True,
-            help="Bearer token, where the cluster wants one.",
+            help="Bearer token, if the cluster requires one.",
         ),
         click.option("--log", "-l", default="default", show_default=True, help="Name of the log."),
         click.option(
@@ -132,14 +132,14 @@ def target_options(command: Command) -> Command:
             show_envvar=True,
             default=(DEFAULT_ENDPOINT,),
             show_default=True,
-            help="Base URL of a node; several, or separated by commas, are tried in turn.",
+            help="Base URL of a node. May be repeated or separated by commas; the URLs are tried in turn.",
         ),
     ):
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]  # still the command, with more parameters
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def _split(endpoints: Sequence[str]) -> list[str]:
@@ -147,7 +147,7 @@ def _split(endpoints: Sequence[str]) -> list[str]:
     for url in urls:
         if not url.startswith(("http://", "https://")):
             raise click.BadParameter(
-                f"{url!r} is not a base URL such as {DEFAULT_ENDPOINT}", param_hint="--endpoint"
+                f"a base URL such as {DEFAULT_ENDPOINT} is required, got {url!r}", param_hint="--endpoint"
             )
     if not urls:
         raise click.BadParameter("is empty", param_hint="--endpoint")
@@ -155,11 +155,11 @@ def _split(endpoints: Sequence[str]) -> list[str]:
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on one line of standard output, at once."""
+    """Print one JSON document on one line of standard output, and flush."""
     sys.stdout.write(json.dumps(document, ensure_ascii=False, separators=(", ", ": ")) + "\n")
     sys.stdout.flush()
 
 
 def person_watches() -> bool:
-    """Whether progress would be seen: standard error is a terminal."""
+    """Return True if standard error is a terminal, so that progress is visible."""
     return sys.stderr.isatty()

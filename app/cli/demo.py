@@ -1,4 +1,4 @@
-"""`commitlog demo`: the options, and the words before and after the story."""
+"""`commitlog demo`: options, steps and summary of the demo."""
 
 import sys
 from contextlib import ExitStack
@@ -24,27 +24,29 @@ MIN_FLIGHTS = 200
 
 
 @click.command("demo")
-@click.option("--keep", is_flag=True, help="Leave cluster and Spark job up until Ctrl-C.")
+@click.option("--keep", is_flag=True, help="Keep the cluster and the Spark job running until Ctrl-C.")
 @click.option(
     "--flights",
     type=click.IntRange(MIN_FLIGHTS, FLIGHTS_OF_2013),
     default=FLIGHTS_OF_2013,
     show_default=True,
-    help="How many of the flights of 2013 to send.",
+    help="Number of flights of 2013 to send.",
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
     default=Path("demo-data"),
     show_default=True,
-    help="Folder of the demo. An earlier demo's is wiped; any other that holds things is refused.",
+    help="Folder of the demo. The data of an earlier demo are deleted; any other folder must be empty.",
 )
-@click.option("--port", type=click.IntRange(1, 64_000), default=8101, show_default=True, help="Of node n1.")
+@click.option(
+    "--port", type=click.IntRange(1, 64_000), default=8101, show_default=True, help="Port of node n1."
+)
 @json_option
 def demo_command(keep: bool, flights: int, data: Path, port: int, as_json: bool) -> None:
-    """Show the whole product at work: three nodes, Spark, the flights of 2013, a killed leader, and proofs.
+    """Run the demo: three nodes, Spark, the flights of 2013, a killed leader, and proofs.
 
-    Ends with exit code 1 when a proof does not hold.
+    The exit code is 1 if a proof does not hold.
     """
     show = Show(Console(stderr=as_json, highlight=False))
     folder = data.resolve()
@@ -54,14 +56,16 @@ def demo_command(keep: bool, flights: int, data: Path, port: int, as_json: bool)
                 raise CommandFailed(f"{check.name}: {check.detail}; {check.remedy}")
         check_ports(port, NODES)
         if prepare(folder):
-            show.line(f"the data of an earlier demo in {folder} is wiped")
+            show.line(f"deleted the data of an earlier demo in {folder}")
         story = run(folder, port, flights, show, keep=keep)
     except (FolderRefused, DataSetMissing) as error:
         raise CommandFailed(str(error)) from error
     except DemoFailed as error:
-        raise CommandFailed(f"{error}\nNothing is left running. All logs are kept in {folder}") from error
+        raise CommandFailed(
+            f"{error}\nAll processes have been stopped. The log files are in {folder}"
+        ) from error
     except StopRequested as request:
-        raise CommandFailed(f"stopped by {request}; nothing is left running") from request
+        raise CommandFailed(f"stopped by {request}; all processes have been stopped") from request
     if as_json:
         print_json(summary(story, folder))
     if not story.holds:
@@ -69,7 +73,7 @@ def demo_command(keep: bool, flights: int, data: Path, port: int, as_json: bool)
 
 
 def run(folder: Path, port: int, flights: int, show: Show, *, keep: bool) -> Story:
-    """The story step by step. Whatever happens, nothing that it started is left running."""
+    """Run the demo step by step. All processes that it started are stopped in any case."""
     with ExitStack() as stack:
         stack.enter_context(ending_on_signals())
         show.step("starting three nodes and the Spark job")
@@ -84,7 +88,7 @@ def run(folder: Path, port: int, flights: int, show: Show, *, keep: bool) -> Sto
         demo.wait_for_events()
         if not keep:
             demo.stop_job()
-        show.step("asking Spark what stands in the tables")
+        show.step("reading the tables with Spark")
         demo.start_spark_side()
         demo.look_at_tables()
         show_findings(show, demo, sent)
@@ -100,7 +104,7 @@ def run(folder: Path, port: int, flights: int, show: Show, *, keep: bool) -> Sto
 
 
 def show_findings(show: Show, demo: Demo, sent: Sent) -> None:
-    """The tables of the report, the proofs last."""
+    """Show the tables of the report, the proofs last."""
     proofs = demo.prove(sent)
     story, found = demo.story, demo.story.found
     for table in (
@@ -113,7 +117,7 @@ def show_findings(show: Show, demo: Demo, sent: Sent) -> None:
 
 
 def tell_outcome(show: Show, story: Story, folder: Path, urls: list[str], *, keep: bool) -> None:
-    """Where to look now, and whether all proofs held."""
+    """Print the locations of the results, and the number of proofs that hold."""
     show.step("done")
     show.line(f"Delta tables: {folder / 'tables'}")
     show.line(f"notebook with its plots: {story.notebook_html}")
@@ -124,7 +128,7 @@ def tell_outcome(show: Show, story: Story, folder: Path, urls: list[str], *, kee
     else:
         show.outcome(f"all {len(story.proofs)} proofs hold", good=True)
     if keep:
-        show.line("the cluster and the Spark job stay up; Ctrl-C ends them")
+        show.line("the cluster and the Spark job keep running; stop them with Ctrl-C")
 
 
 def summary(story: Story, folder: Path) -> dict[str, Any]:

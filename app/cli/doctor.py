@@ -1,4 +1,4 @@
-"""`commitlog doctor`: what this machine lacks, and how to mend it."""
+"""`commitlog doctor`: check of this machine, with a remedy for each problem."""
 
 import sys
 from pathlib import Path
@@ -17,12 +17,12 @@ STYLES = {State.OK: "green", State.WARNING: "yellow", State.MISSING: "bold red"}
 @click.command("doctor")
 @click.option("--port", type=click.IntRange(1, 64_000), default=8101, show_default=True)
 @click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True)
-@click.option("--data", type=click.Path(path_type=Path), help="Folder whose disk must have room.")
+@click.option("--data", type=click.Path(path_type=Path), help="Folder whose disk is checked for free space.")
 @json_option
 def doctor_command(port: int, nodes: int, data: Path | None, as_json: bool) -> None:
-    """Look at Python, environment, packages, Java, jars, data set, ports, disk and memory.
+    """Check Python, environment, packages, Java, jars, data set, ports, disk and memory.
 
-    Ends with exit code 1 when something is missing.
+    The exit code is 1 if a requirement is missing.
     """
     checks = check_machine(port, nodes, data)
     healthy = all(check.state is not State.MISSING for check in checks)

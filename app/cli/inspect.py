@@ -1,4 +1,4 @@
-"""`commitlog epochs`, `watermarks` and `ha-status`: what the nodes know of a log."""
+"""`commitlog epochs`, `watermarks` and `ha-status`: replication state of a log."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,10 +13,10 @@ from app.cli.context import Target, print_json, target_options
 
 
 @click.command("epochs")
-@click.option("--node", help="Of this node's epoch file, for example n2. Default: of the node that answers.")
+@click.option("--node", help="Node whose epoch file is read, for example n2. Default: any node.")
 @target_options
 def epochs_command(target: Target, node: str | None) -> None:
-    """Show the epochs of a log: who led from which index on."""
+    """Show the epochs of a log: the leader and the first index of each."""
     with target.client() as client:
         endpoint = None if node is None else _url_of(client.cluster(), node)
         epochs = client.epochs(endpoint)
@@ -28,11 +28,11 @@ def epochs_command(target: Target, node: str | None) -> None:
 
 @click.command("watermarks")
 @click.option(
-    "--term", type=click.IntRange(0), help="Of this term. Default: of every term that is still known."
+    "--term", type=click.IntRange(0), help="Only this term. Default: every term whose watermarks are kept."
 )
 @target_options
 def watermarks_command(target: Target, term: int | None) -> None:
-    """Show how far each peer has acknowledged the leader's log, by term."""
+    """Show the last index that each peer has acknowledged, by term."""
     with target.client() as client:
         watermarks = client.watermarks(term)
     if target.as_json:
@@ -42,7 +42,7 @@ def watermarks_command(target: Target, term: int | None) -> None:
 
 
 @click.command("ha-status")
-@click.option("--node", help="The view of this node, for example n2. Default: of the log's master.")
+@click.option("--node", help="Node that reports the status, for example n2. Default: the log's master.")
 @target_options
 def ha_status_command(target: Target, node: str | None) -> None:
     """Show the gap and the transfer rate of each slave."""
@@ -60,7 +60,7 @@ def ha_status_command(target: Target, node: str | None) -> None:
 
 
 def ha_status_table(status: Mapping[str, Any]) -> Table:
-    """One row a slave."""
+    """Print one row per slave."""
     title = f"{status['node']}: {status['role']} of {status['log']}, {status['end_offset']:,} bytes"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in ("slave", "state", "in sync"):
@@ -80,8 +80,8 @@ def _because(reason: str | None) -> str:
 
 
 def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
-    """Epochs, oldest first; the last one is open."""
-    table = Table(title="epochs: who led from where", title_justify="left", box=SIMPLE_HEAD)
+    """Print the epochs, oldest first; the last one is open."""
+    table = Table(title="epochs: leaders and their first indexes", title_justify="left", box=SIMPLE_HEAD)
     for name in ("epoch", "leader"):
         table.add_column(name)
     for name in ("from index", "to index", "from byte", "to byte"):
@@ -96,7 +96,7 @@ def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def watermarks_table(watermarks: Mapping[str, Mapping[str, int]]) -> Table:
-    """One row a term, one column a peer."""
+    """Print one row per term, one column per peer."""
     peers = sorted({peer for marks in watermarks.values() for peer in marks})
     table = Table(title="watermarks: last acknowledged index", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("term")
@@ -111,5 +111,5 @@ def watermarks_table(watermarks: Mapping[str, Mapping[str, int]]) -> Table:
 def _url_of(cluster: Mapping[str, Any], node_id: str) -> str:
     urls = {str(node["id"]): str(node["url"]) for node in cluster["nodes"]}
     if node_id not in urls:
-        raise click.BadParameter(f"the cluster has {', '.join(urls)}", param_hint="--node")
+        raise click.BadParameter(f"the node must be one of {', '.join(urls)}", param_hint="--node")
     return urls[node_id]

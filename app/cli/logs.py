@@ -1,4 +1,4 @@
-"""`commitlog logs` and `commitlog elect`: logs come and go, and get their masters."""
+"""`commitlog logs` and `commitlog elect`: manage logs and elect their masters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,14 +36,16 @@ def list_logs(target: Target) -> None:
     default="raft",
     show_default=True,
 )
-@click.option("--replicas", help="How many (3), or which nodes (n1,n2). Default: all.")
+@click.option("--replicas", help="Number of replicas (3), or their nodes (n1,n2). Default: all nodes.")
 @click.option("--durability", type=click.Choice(["fsync", "replicated"]), default="fsync", show_default=True)
-@click.option("--retention-ms", type=click.IntRange(1), help="Keep records so long.")
-@click.option("--retention-bytes", type=click.IntRange(1), help="Keep so much.")
+@click.option("--retention-ms", type=click.IntRange(1), help="Remove records older than this.")
+@click.option("--retention-bytes", type=click.IntRange(1), help="Remove the oldest records beyond this size.")
 @click.option("--min-in-sync-replicas", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--learner", "learners", multiple=True, help="A replica that only receives; may be repeated.")
-@click.option("--preferred", help="The node to be master where there is a choice.")
-@click.option("--unclean", is_flag=True, help="Elect one that is not in sync when nobody else lives.")
+@click.option("--learner", "learners", multiple=True, help="Replica that does not vote. May be repeated.")
+@click.option("--preferred", help="Preferred master.")
+@click.option(
+    "--unclean", is_flag=True, help="If no in-sync replica is alive, elect another; records may be lost."
+)
 @target_options
 def create_log(
     target: Target,
@@ -54,7 +56,7 @@ def create_log(
     learners: tuple[str, ...],
     **settings: Any,
 ) -> None:
-    """Create a log; the same settings again are the same log."""
+    """Create a log. If the log exists with the same settings, nothing changes."""
     asked: dict[str, Any] = {"name": name, "learners": learners, **settings}
     if replicas is not None:
         asked["replicas"] = int(replicas) if replicas.isdecimal() else replicas.split(",")
@@ -62,7 +64,7 @@ def create_log(
         asked["retention"] = {"ms": retention_ms, "bytes": retention_bytes}
     with target.client(writes=True) as client:
         log = Operations(client).create_log(asked)
-    _show(target, log, f"log {name} is there")
+    _show(target, log, f"log {name} exists")
 
 
 @logs_command.command("delete")
@@ -76,9 +78,11 @@ def delete_log(target: Target, name: str) -> None:
 
 
 @click.command("elect")
-@click.option("--candidate", help="The node that is to be master. Default: any; a living master stays.")
+@click.option("--candidate", help="Node to elect. Default: any; a live master stays.")
 @click.option(
-    "--unclean", is_flag=True, help="It may be one that is not in sync: what only the others hold is lost."
+    "--unclean",
+    is_flag=True,
+    help="Allow a replica that is not in sync; records that only other replicas hold are lost.",
 )
 @target_options
 def elect_command(target: Target, candidate: str | None, unclean: bool) -> None:

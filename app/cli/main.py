@@ -1,4 +1,4 @@
-"""`commitlog`: one entry for all commands. A command's file is imported when the command is used."""
+"""`commitlog`: entry point of all commands. A command's module is imported when the command is used."""
 
 import importlib
 import os
@@ -35,7 +35,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands stand in modules named by COMMANDS; keeps `commitlog serve` quick to start."""
+    """Command group that imports modules on demand (COMMANDS), so that `commitlog serve` starts quickly."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -55,8 +55,8 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """A replicated commit log whose records become Delta tables.
 
-    Exit codes: 0 fine, 1 anything else or a check found a difference, 2 usage, 3 a condition failed,
-    4 not found, 5 unavailable, 6 outcome unknown. Every command has --help, and --json for scripts.
+    Exit codes: 0 success, 1 other error or a check found a difference, 2 usage, 3 a condition failed,
+    4 not found, 5 unavailable, 6 outcome unknown. Commands have --help, and --json for scripts.
     """
 
 

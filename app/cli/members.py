@@ -1,4 +1,4 @@
-"""`commitlog members` and `commitlog leader`: who is in the cluster, and who leads a log."""
+"""`commitlog members` and `commitlog leader`: manage the nodes, and transfer the leadership of a log."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,21 +39,23 @@ def _list(target: Target) -> None:
 
 @members_command.command("add")
 @click.argument("node_id")
-@click.option("--url", required=True, help="Base URL of its REST, for example http://127.0.0.1:8104.")
-@click.option("--peer-address", required=True, help="host:port for the other nodes.")
+@click.option("--url", required=True, help="Base URL of the node, for example http://127.0.0.1:8104.")
+@click.option("--peer-address", required=True, help="host:port at which the other nodes reach it.")
 @target_options
 def add_member(target: Target, node_id: str, url: str, peer_address: str) -> None:
-    """Let a running node join as a learner: it gets the logs and counts for nothing yet."""
+    """Add a running node as a learner: it receives the logs and does not vote."""
     with target.client(writes=True) as client:
         _show(target, Operations(client).add_member(node_id, url, peer_address))
 
 
 @members_command.command("promote")
 @click.argument("node_id")
-@click.option("--wait-s", type=click.FloatRange(0), default=0.0, help="Wait so long for it to catch up.")
+@click.option(
+    "--wait-s", type=click.FloatRange(0), default=0.0, help="Time to wait for it to catch up, seconds."
+)
 @target_options
 def promote_member(target: Target, node_id: str, wait_s: float) -> None:
-    """Make a learner a voter, once it has caught up."""
+    """Promote a learner that has caught up to voter."""
     give_up_at = time.monotonic() + wait_s
     with target.client(writes=True) as client:
         while True:
@@ -72,27 +74,27 @@ def promote_member(target: Target, node_id: str, wait_s: float) -> None:
 @click.argument("node_id")
 @target_options
 def remove_member(target: Target, node_id: str) -> None:
-    """Let a node leave; a leader hands over first."""
+    """Remove a node. A leader transfers its leadership first."""
     with target.client(writes=True) as client:
         _show(target, Operations(client).remove_member(node_id))
 
 
 @click.group("leader")
 def leader_command() -> None:
-    """Move the lead of a log."""
+    """Transfer the leadership of a log."""
 
 
 @leader_command.command("transfer")
-@click.option("--to", help="The voter that is to lead. Default: the most up to date one.")
+@click.option("--to", help="Voter that becomes leader. Default: the most up-to-date voter.")
 @target_options
 def transfer_leader(target: Target, to: str | None) -> None:
-    """Hand over the lead: appends wait for a moment, none is lost."""
+    """Transfer the leadership. Appends wait during the election; none is lost."""
     with target.client(writes=True) as client:
         done = Operations(client).transfer_leader(to)
     if target.as_json:
         print_json(done)
     else:
-        click.echo(f"{done['leader']} leads {done['log']} in term {done['term']}")
+        click.echo(f"{done['leader']} is the leader of {done['log']} in term {done['term']}")
 
 
 def _show(target: Target, members: Sequence[Mapping[str, Any]]) -> None:

@@ -14,12 +14,12 @@ MAX_LINE_CHARACTERS = 160
 def _common_filters(command: Any) -> Any:
     for option in (
         click.option("--key", "-k", help="Only records with this key."),
-        click.option("--include-control", is_flag=True, help="Control records too."),
+        click.option("--include-control", is_flag=True, help="Include control records."),
         click.option("--encoding", type=click.Choice(["auto", "text", "json", "base64"])),
         click.option(
             "--consistency",
             type=click.Choice(["linearizable", "committed", "local"]),
-            help="Default: linearizable.",
+            help="Consistency of the read. Default: linearizable.",
         ),
     ):
         command = option(command)
@@ -29,22 +29,27 @@ def _common_filters(command: Any) -> Any:
 @click.command("read")
 @click.option("--from-index", type=click.IntRange(0))
 @click.option("--from", "from_", type=click.Choice(["earliest", "latest"]))
-@click.option("--from-timestamp", type=int, help="Milliseconds since 1970.")
-@click.option("--last", "-n", type=click.IntRange(1), help="The last N records.")
+@click.option("--from-timestamp", type=int, help="First timestamp, ms since 1970 UTC.")
+@click.option("--last", "-n", type=click.IntRange(1), help="Only the last N records.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=1_000, show_default=True)
-@click.option("--until-index", type=click.IntRange(0), help="Exclusive.")
-@click.option("--until-timestamp", type=int, help="Exclusive, milliseconds since 1970.")
+@click.option("--until-index", type=click.IntRange(0), help="End index, exclusive.")
+@click.option("--until-timestamp", type=int, help="End timestamp, exclusive, ms since 1970 UTC.")
 @click.option("--term", type=click.IntRange(0), help="Only records of this term.")
-@click.option("--wait-ms", type=click.IntRange(0, 60_000), default=0, help="Wait for records at the tail.")
+@click.option(
+    "--wait-ms",
+    type=click.IntRange(0, 60_000),
+    default=0,
+    help="Time to wait for records at the end of the log.",
+)
 @_common_filters
 @target_options
 def read_command(
     target: Target, from_: str | None, include_control: bool, wait_ms: int, **query: Any
 ) -> None:
-    """Read one page of records. With --json: the read answer of the API, one document."""
+    """Read one page of records. With --json: the API's response, one document."""
     starts = [name for name in ("from_index", "from_timestamp", "last") if query[name] is not None]
     if len(starts) + (from_ is not None) > 1:
-        raise click.UsageError("give at most one of --from-index, --from, --from-timestamp, --last")
+        raise click.UsageError("--from-index, --from, --from-timestamp and --last cannot be used together")
     with target.client() as client:
         query |= {"from": from_, "include": "control" if include_control else None}
         page = client.read(wait_ms=wait_ms, **query)
@@ -58,17 +63,22 @@ def read_command(
 
 
 @click.command("tail")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is appended, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the log until Ctrl-C.")
 @click.option(
-    "--last", "-n", type=click.IntRange(0), default=10, show_default=True, help="Start N records back."
+    "--last",
+    "-n",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Start with the last N records.",
 )
-@click.option("--from-index", type=click.IntRange(0), help="Start here instead.")
+@click.option("--from-index", type=click.IntRange(0), help="Start at this index; overrides --last.")
 @_common_filters
 @target_options
 def tail_command(
     target: Target, follow: bool, last: int, from_index: int | None, include_control: bool, **query: Any
 ) -> None:
-    """Show the last records; with -f also those to come, through fail-overs. With --json: a record a line."""
+    """Show the last records; with -f also new ones, across fail-overs. With --json: one record per line."""
     tell = print_json if target.as_json else lambda record: click.echo(record_line(record))
     filters = {**query, "include": "control" if include_control else None}
     with target.client() as client:
@@ -95,7 +105,7 @@ def tail_command(
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """One record for a person: index, time, key and value, cut where it grows long."""
+    """Format one record as text: index, time, key and value, shortened if long."""
     when = datetime.fromtimestamp(record["timestamp"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     key = _content(record, "key")
     value = _content(record, "value")

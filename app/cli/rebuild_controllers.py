@@ -1,4 +1,4 @@
-"""`commitlog rebuild-controllers`: the controllers' log again, from copies of other nodes."""
+"""`commitlog rebuild-controllers`: rebuild the controllers' log from copies of other nodes."""
 
 import time
 from pathlib import Path
@@ -13,16 +13,16 @@ from app.cli.context import CommandFailed, json_option, print_json
     "--config",
     required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Configuration of the cluster (TOML; see conf/).",
+    help="Configuration file of the cluster (TOML; see conf/).",
 )
 @click.option(
     "--folder",
     "folders",
     multiple=True,
     metavar="NODE=DATA",
-    help="Data folder of a node, instead of the one that the configuration names. May be repeated.",
+    help="Data folder of a node; replaces the one in the configuration. May be repeated.",
 )
-@click.option("--source", help="Node whose copy is taken. Default: the newest copy.")
+@click.option("--source", help="Node whose copy is used. Default: the newest copy.")
 @click.option(
     "--replace", is_flag=True, help="Also replace the logs of controllers that were started with empty disks."
 )
@@ -33,12 +33,12 @@ def rebuild_controllers_command(
     """Rebuild the log of the controllers after a majority of them has lost its disks.
 
     Every node keeps a copy of that log. Stop all nodes first. The command reads the data folders that exist
-    on this machine, takes the newest copy, and writes it to each controller that lacks it; copy the folders
-    of other machines here and name them with --folder. Then start all nodes.
+    on this machine, takes the newest copy, and writes it to each controller that lacks it. Copy the folders
+    of other machines to this one and set them with --folder. Then start all nodes.
 
-    What no copy holds is lost: elections, changes of SyncStateSets and of logs that were committed last. The
-    command reports the logs of which a node knows a newer master epoch. Compare their replicas before you let
-    clients write.
+    Changes that no copy contains are lost: the last committed elections and changes of SyncStateSets and
+    logs. The command reports each log for which a node has recorded a newer master epoch. Compare the
+    replicas of these logs before clients write again.
     """
     from app.errors import ConfigError
     from app.node.metadata.rebuild import NodeFolder, rebuild
@@ -83,7 +83,7 @@ def rebuild_controllers_command(
         }
         for log in found.logs
     ]
-    not_known = f"everything that was committed after record {found.events - 1}"
+    not_known = f"all changes committed after record {found.events - 1}"
     doubts = [{"log": log, "node": node, "known_epoch": epoch} for log, (node, epoch) in found.doubts.items()]
     if as_json:
         print_json(
@@ -100,10 +100,11 @@ def rebuild_controllers_command(
     click.echo(f"copied {found.events:,} records of {found.source} to {', '.join(found.copied)}")
     for log in found.logs:
         click.echo(f"  {log.name}: {log.spec.replication}, SyncStateSet {', '.join(log.set_nodes) or '-'}")
-    click.echo(f"Not known: {not_known}.")
+    click.echo(f"Lost, if any: {not_known}.")
     for doubt in doubts:
         click.echo(
-            f"WARNING log {doubt['log']}: {doubt['node']} knows master epoch {doubt['known_epoch']}, which "
+            f"WARNING log {doubt['log']}: {doubt['node']} has recorded master epoch "
+            f"{doubt['known_epoch']}, which "
             "no copy of the metadata has. A later master may hold acknowledged records that the SyncStateSet "
             "above lacks."
         )
@@ -112,12 +113,12 @@ def rebuild_controllers_command(
 def _named(text: str) -> tuple[str, str]:
     node, _, data = text.partition("=")
     if not node or not data:
-        raise click.BadParameter(f"NODE=DATA is expected, got {text!r}", param_hint="--folder")
+        raise click.BadParameter(f"NODE=DATA is required, got {text!r}", param_hint="--folder")
     return node, data
 
 
 def _any_node(config: Path) -> str:
-    """The settings of a cluster are read for one of its nodes; which one makes no difference here."""
+    """Return the id of the first node: settings are read for one node, and any node will do."""
     import tomllib
 
     nodes = tomllib.loads(config.read_text()).get("nodes") or [{}]

@@ -14,15 +14,15 @@ from app.cli.context import json_option, print_json
     "--config",
     required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Configuration of the cluster (TOML; see conf/).",
+    help="Configuration file of the cluster (TOML; see conf/).",
 )
-@click.option("--node", required=True, help="Which of its nodes this process is, for example n1.")
+@click.option("--node", required=True, help="Id of the node that this process runs, for example n1.")
 @json_option
 def serve_command(config: Path, node: str, as_json: bool) -> None:
-    """Run one node in the foreground; SIGTERM is a clean stop.
+    """Run one node in the foreground until SIGTERM.
 
-    Log lines go to standard error; with --json one line tells on standard output when the node serves. Exit
-    codes: 0 a clean stop, 2 a wrong configuration, 1 anything else.
+    Log lines are written to standard error. With --json, one line on standard output reports that the node
+    serves. Exit codes: 0 clean stop, 2 invalid configuration, 1 any other error.
     """
     from app.serve import serve  # the whole service: loaded only here
     from app.settings.model import Settings

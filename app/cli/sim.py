@@ -1,4 +1,4 @@
-"""`commitlog sim`: the simulator of the test suite, by seed."""
+"""`commitlog sim`: run the simulator of the test suite by seed."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ SIMULATORS = {
 def sim_command(arguments: tuple[str, ...]) -> None:
     """Simulate a cluster under faults (--mode raft, controller, classic; --seed N; --help for more)."""
     if not (ROOT / "tests" / "simulation").is_dir():
-        raise CommandFailed("the simulator belongs to the test suite: run this from a checkout")
+        raise CommandFailed("the simulator is part of the test suite: run this command from a checkout")
     sys.path.insert(0, str(ROOT))
     mode, rest = _mode([argument for argument in arguments if argument != "--json"])  # it is JSON anyway
     simulator = importlib.import_module(SIMULATORS[mode])
@@ -35,5 +35,5 @@ def _mode(arguments: list[str]) -> tuple[str, list[str]]:
     place = arguments.index("--mode")
     mode = arguments[place + 1] if place + 1 < len(arguments) else ""
     if mode not in SIMULATORS:
-        raise click.UsageError(f"--mode is one of {', '.join(SIMULATORS)}")
+        raise click.UsageError(f"--mode must be one of {', '.join(SIMULATORS)}")
     return mode, arguments[:place] + arguments[place + 2 :]

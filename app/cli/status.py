@@ -1,4 +1,4 @@
-"""`commitlog status`: every node's view of a log, once or as it changes."""
+"""`commitlog status`: status of a log at every node, once or repeatedly."""
 
 import time
 from typing import Any
@@ -23,10 +23,10 @@ ROLE_STYLES = {
 
 
 @click.command("status")
-@click.option("--watch", is_flag=True, help="Go on until Ctrl-C, twice a second.")
+@click.option("--watch", is_flag=True, help="Refresh twice a second until Ctrl-C.")
 @target_options
 def status_command(target: Target, watch: bool) -> None:
-    """Show role, term, indexes and followers of a log at each node."""
+    """Show the role, term, indexes and followers of a log at each node."""
     with target.client() as client:
         if not watch:
             views = node_views(client)
@@ -79,7 +79,7 @@ def node_views(client: CommitlogClient) -> list[dict[str, Any]]:
 
 
 def status_table(log: str, views: list[dict[str, Any]]) -> Table:
-    """The views as a table; followers' watermarks come from the leader's."""
+    """Return the status documents as a table; followers' watermarks are those of the leader."""
     peers = {peer["id"]: peer for view in views for peer in view.get("peers", [])}
     table = Table(title=f"log {log}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("node", "role"):

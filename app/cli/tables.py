@@ -1,4 +1,4 @@
-"""`commitlog tables` and `commitlog materialize`: the Delta side of a log."""
+"""`commitlog tables` and `commitlog materialize`: the Delta tables of a log."""
 
 import os
 import sys
@@ -25,14 +25,18 @@ folder = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("tables")
-@click.option("--wait", type=click.IntRange(0), metavar="INDEX", help="Until `entries` holds that record.")
 @click.option(
-    "--timeout-ms", type=click.IntRange(0), default=30_000, show_default=True, help="How long to --wait."
+    "--wait", type=click.IntRange(0), metavar="INDEX", help="Wait until `entries` contains this record."
 )
-@click.option("--at-index", type=click.IntRange(0), help="The versions that belong to the log up to it.")
-@click.option("--at-timestamp", type=int, metavar="MS", help="... up to that time.")
-@click.option("--at-epoch", type=click.IntRange(0), help="... up to the end of that epoch.")
-@click.option("--tables", type=folder, help="Ask no node: look into this folder of tables.")
+@click.option(
+    "--timeout-ms", type=click.IntRange(0), default=30_000, show_default=True, help="Time limit of --wait."
+)
+@click.option("--at-index", type=click.IntRange(0), help="Show the table versions at this index.")
+@click.option(
+    "--at-timestamp", type=int, metavar="MS", help="Show the table versions at this time, ms since 1970 UTC."
+)
+@click.option("--at-epoch", type=click.IntRange(0), help="Show the table versions at the end of this epoch.")
+@click.option("--tables", type=folder, help="Read this folder of tables; no node is called.")
 @target_options
 def tables_command(
     target: Target,
@@ -43,11 +47,11 @@ def tables_command(
     at_epoch: int | None,
     tables: Path | None,
 ) -> None:
-    """The log's Delta tables: version, and how far they lag behind the log."""
+    """Show the Delta tables of a log: their versions and their lag."""
     points = {"index": at_index, "timestamp": at_timestamp, "epoch": at_epoch}
     point = {name: value for name, value in points.items() if value is not None}
     if len(point) + (wait is not None) + (tables is not None) > 1:
-        raise click.UsageError("--wait, --at-… and --tables exclude one another")
+        raise click.UsageError("--wait, --at-… and --tables cannot be used together")
     if tables is not None:
         _show_folder(tables, target.as_json)
         return
@@ -84,7 +88,7 @@ def _show_cut(cut: Cut, as_json: bool) -> None:
         return
     title = f"Versions at index {cut.index:,}"
     if not cut.exact:
-        title += " (of entries: and later ones)"
+        title += " (entries: and later versions)"
     view = View("table", title=title, title_justify="left", box=SIMPLE_HEAD)
     view.add_column("version", justify="right")
     for name, version in cut.versions.items():
@@ -93,9 +97,9 @@ def _show_cut(cut: Cut, as_json: bool) -> None:
 
 
 def _show_folder(root: Path, as_json: bool) -> None:
-    """What lies below a folder, as the tables' own logs tell."""
+    """Show the tables below a folder, from their own Delta logs."""
     if not root.is_dir():
-        raise CommandFailed(f"{root} is not there: name the folder by --tables", ExitCode.NOT_FOUND)
+        raise CommandFailed(f"{root} does not exist; set the folder with --tables", ExitCode.NOT_FOUND)
     paths = sorted(path.parent for depth in range(DEPTH + 1) for path in root.glob("*/" * depth + LOG_FOLDER))
     try:
         looked = [(path, DeltaLog(str(path)).snapshot()) for path in paths]
@@ -126,7 +130,7 @@ def _show_folder(root: Path, as_json: bool) -> None:
 
 
 def verify_with_spark(target: Target) -> None:
-    """Compare the log with its table `entries`; this process becomes the Spark job that does it."""
+    """Compare the log with its table `entries`. This process is replaced by the Spark job."""
     if target.token is not None:
         os.environ["COMMITLOG_TOKEN"] = target.token
     command = [sys.executable, "-P", "-m", VERIFY_JOB, "--endpoint", ",".join(target.endpoints)]
@@ -141,22 +145,20 @@ def verify_with_spark(target: Target) -> None:
     show_envvar=True,
     help=f"Folder or URL of the Delta tables.  [default: {DEFAULT_TABLES}]",
 )
-@click.option(
-    "--checkpoints", help=f"Folder in which Spark notes how far it is.  [default: {DEFAULT_CHECKPOINTS}]"
-)
+@click.option("--checkpoints", help=f"Folder of Spark's checkpoints.  [default: {DEFAULT_CHECKPOINTS}]")
 @click.option(
     "--spark-conf",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
     envvar="COMMITLOG_SPARK_CONF",
     show_envvar=True,
-    help="File like conf/spark.toml: where Spark runs, and the defaults of --tables and --checkpoints.",
+    help="Settings file of Spark, with the defaults of --tables and --checkpoints; see conf/spark.toml.",
 )
-@click.option("--once", is_flag=True, help="End when everything that is committed now is in the tables.")
+@click.option("--once", is_flag=True, help="Stop when all records committed so far are in the tables.")
 @target_options
 def materialize_command(
     target: Target, tables: str | None, checkpoints: str | None, spark_conf: Path | None, once: bool
 ) -> None:
-    """Run the Spark job in the foreground: write a log into Delta tables until SIGTERM."""
+    """Run the Spark job that writes a log to Delta tables, in the foreground, until SIGTERM."""
     if target.token is not None:
         os.environ["COMMITLOG_TOKEN"] = target.token  # an argument would show in the list of processes
     if spark_conf is None:

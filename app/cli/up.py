@@ -1,4 +1,4 @@
-"""`commitlog up`: a local cluster in the foreground, and the Spark job beside it."""
+"""`commitlog up`: run a local cluster and its Spark job in the foreground."""
 
 import time
 from contextlib import ExitStack
@@ -22,23 +22,31 @@ WATCH_INTERVAL_S = 0.2
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("commitlog-data"),
     show_default=True,
-    help="Folder of the cluster; one that is there goes on.",
+    help="Folder of the cluster. An existing cluster is started again.",
 )
-@click.option("--port", type=click.IntRange(1, 64_000), default=8101, show_default=True, help="Of node n1.")
+@click.option(
+    "--port", type=click.IntRange(1, 64_000), default=8101, show_default=True, help="Port of node n1."
+)
 @click.option(
     "--replication",
     type=click.Choice(["raft", "controller", "classic"]),
     default="raft",
     show_default=True,
-    help="Of the log `default`; classic: n1 is its master.",
+    help="Replication mode of the log `default`. In classic mode n1 is its master.",
 )
-@click.option("--spark/--no-spark", default=True, help="Write the log into Delta tables (DIR/tables).")
-@click.option("--json", "as_json", is_flag=True, hidden=True, help="The ready line is JSON in any case.")
+@click.option("--spark/--no-spark", default=True, help="Write the log to Delta tables (DIR/tables).")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    hidden=True,
+    help="Accepted and ignored: the ready line is always JSON.",
+)
 def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool, as_json: bool) -> None:
     """Run a cluster of real processes on 127.0.0.1 until SIGTERM or Ctrl-C.
 
-    Prints one JSON line when every node is ready. A node that dies is reported on standard error; the
-    others go on.
+    Prints one JSON line when every node is ready. A node that ends is reported on standard error; the
+    other nodes continue.
     """
     check_ports(port, nodes, classic=replication == "classic")
     with ExitStack() as stack:
@@ -51,7 +59,7 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
             print_json(ready_line(cluster, job))
             if person_watches():
                 url = cluster.urls[0]
-                click.echo(f"live page: {url}/ui, API: {url}/docs; Ctrl-C ends it all", err=True)
+                click.echo(f"live page: {url}/ui, API: {url}/docs; stop with Ctrl-C", err=True)
             _watch(cluster, job)
         except ClusterError as error:
             raise CommandFailed(str(error)) from error
@@ -68,12 +76,12 @@ def check_ports(port: int, nodes: int, *, classic: bool = False) -> None:
     if taken:
         raise CommandFailed(
             f"port {', '.join(taken)} on 127.0.0.1 is in use: "
-            "end what listens there, or choose another --port"
+            "stop the process that uses it, or choose another --port"
         )
 
 
 def ready_line(cluster: LocalCluster, job: SparkJob | None) -> dict[str, object]:
-    """What a script needs to know of a cluster that is up."""
+    """Return the ready line: addresses, process ids and folders of the cluster."""
     return {
         "ready": True,
         "endpoints": cluster.urls,
@@ -88,7 +96,7 @@ def ready_line(cluster: LocalCluster, job: SparkJob | None) -> dict[str, object]
 
 
 def _watch(cluster: LocalCluster, job: SparkJob | None) -> None:
-    """Report who falls, for ever."""
+    """Report each child process that ends. Never returns."""
     while True:
         time.sleep(WATCH_INTERVAL_S)
         for node_id, words in cluster.fallen():

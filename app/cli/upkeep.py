@@ -1,4 +1,4 @@
-"""`commitlog verify` and `commitlog trim`: compare the replicas of a log, remove its oldest records."""
+"""`commitlog verify` and `commitlog trim`: compare the replicas of a log; remove its oldest records."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,21 +15,25 @@ from app.client.operations import Operations
 
 
 @click.command("verify")
-@click.option("--from", "from_index", type=click.IntRange(0), help="First index. Default: the log's begin.")
-@click.option("--until", "until_index", type=click.IntRange(0), help="Exclusive. Default: all committed.")
-@click.option("--deep", is_flag=True, help="Read everything from the disks again, and make all chains anew.")
-@click.option("--tables", is_flag=True, help="Compare the log with its Delta table `entries`, by Spark.")
+@click.option(
+    "--from", "from_index", type=click.IntRange(0), help="First index. Default: the begin of the log."
+)
+@click.option(
+    "--until", "until_index", type=click.IntRange(0), help="End index, exclusive. Default: all committed."
+)
+@click.option("--deep", is_flag=True, help="Reread all data from disk and recompute all hash chains.")
+@click.option("--tables", is_flag=True, help="Compare the log with its Delta table `entries` by a Spark job.")
 @target_options
 def verify_command(
     target: Target, from_index: int | None, until_index: int | None, deep: bool, tables: bool
 ) -> None:
-    """Compare all replicas of a log with one another, batch by batch; or the log with its table.
+    """Compare all replicas of a log, batch by batch; or the log with its table.
 
-    Ends with 0 when all are equal, 1 when one differs or is damaged, 5 when one could not be compared.
+    Exit codes: 0 all are equal, 1 one differs or is damaged, 5 one could not be compared.
     """
     if tables:
         if deep or from_index is not None or until_index is not None:
-            raise click.UsageError("--tables compares all that both hold: leave --from, --until, --deep out")
+            raise click.UsageError("--from, --until and --deep cannot be used with --tables")
         verify_with_spark(target)
     batches, size_bytes = 0, 0
     with target.client() as client:
@@ -53,11 +57,11 @@ def verify_command(
     if not result["equal"]:
         raise CommandFailed(verdict(result), ExitCode.FAILED)
     if not result["complete"]:
-        raise CommandFailed("not every replica could be compared", ExitCode.UNAVAILABLE)
+        raise CommandFailed("at least one replica could not be compared", ExitCode.UNAVAILABLE)
 
 
 def verify_table(result: Mapping[str, Any]) -> Table:
-    """One row a replica."""
+    """Print one row per replica."""
     table = Table(title=f"log {result['log']}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("replica", "state"):
         table.add_column(name)
@@ -75,13 +79,13 @@ def verify_table(result: Mapping[str, Any]) -> Table:
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """The outcome in one line."""
+    """Return the outcome in one line."""
     if result["first_difference"] is not None:
         sides = " against ".join(", ".join(group) for group in result["groups"])
         return f"the replicas differ from index {result['first_difference']} on: {sides}"
     damaged = [replica["node"] for replica in result["replicas"] if replica["state"] == "damaged"]
     if damaged:
-        return f"damaged, and under repair: {', '.join(damaged)}"
+        return f"damaged and under repair: {', '.join(damaged)}"
     compared = [replica["node"] for replica in result["replicas"] if replica["state"] == "same"]
     return (
         f"{', '.join(compared)} hold the same {result['batches']:,} batches, {result['bytes']:,} bytes, "
@@ -91,10 +95,10 @@ def verdict(result: Mapping[str, Any]) -> str:
 
 @click.command("trim")
 @click.argument("until_index", type=click.IntRange(0))
-@click.option("--force", is_flag=True, help="Although a reader's fence stands before it.")
+@click.option("--force", is_flag=True, help="Trim even if a fencing cursor is before UNTIL_INDEX.")
 @target_options
 def trim_command(target: Target, until_index: int, force: bool) -> None:
-    """Remove the records below UNTIL_INDEX, at every replica; the batch that holds it stays."""
+    """Remove the records below UNTIL_INDEX at every replica. The batch that contains it is kept."""
     with target.client(writes=True) as client:
         result = Operations(client).trim(until_index, force=force)
     if target.as_json:

@@ -128,7 +128,7 @@ class LocalCluster:
             self._lock = (self.folder / LOCK).open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ClusterError(f"a cluster runs in {self.folder}: end it, or use another folder") from error
+            raise ClusterError(f"a cluster runs in {self.folder}: stop it, or use another folder") from error
         except OSError as error:
             raise ClusterError(f"{self.folder} cannot be used: {error.strerror}") from error
 
@@ -200,7 +200,7 @@ class LocalCluster:
         if there != wanted:
             raise ClusterError(
                 f"{self.folder} holds a cluster with the nodes {', '.join(there)}: "
-                "ask for that number, or use another folder"
+                "use the same --nodes, or another folder"
             )
         modes = [log["replication"] for log in document.get("logs", []) if log["name"] == "default"]
         if modes != [self.replication]:

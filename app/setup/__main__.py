@@ -24,7 +24,7 @@ if __name__ == "__main__":
         python = newer_python()
         if python is None:
             sys.exit(
-                "commitlog needs Python 3.11 or newer. This one is older, and the PATH has no newer one.\n"
+                "commitlog needs Python 3.11 or newer; none was found in the PATH.\n"
                 "On Debian: apt-get install python3 python3-venv"
             )
         os.execv(python, [python, *sys.argv])

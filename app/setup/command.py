@@ -10,10 +10,10 @@ from app.setup.environment import ROOT, Environment, SetupFailed
 
 
 def main(arguments: list[str]) -> int:
-    """Set up, or with --doctor only look. Exit code 0 when all is well, 1 when something is missing."""
+    """Set up, or with --doctor check only. Exit code 0 on success, 1 if a requirement is missing."""
     parser = argparse.ArgumentParser(prog="python3 app/setup", description="Set up commitlog in .venv.")
-    parser.add_argument("--doctor", action="store_true", help="change nothing, say what is missing")
-    parser.add_argument("--again", action="store_true", help="set up even when all seems to be there")
+    parser.add_argument("--doctor", action="store_true", help="check the machine only; change nothing")
+    parser.add_argument("--again", action="store_true", help="set up even if the environment is complete")
     options = parser.parse_args(arguments)
     if options.doctor:
         look_with_the_environment()
@@ -24,20 +24,20 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"\nset-up failed: {error}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("\nset-up interrupted; run it again to go on\n")
+        sys.stderr.write("\nset-up interrupted; run it again to continue\n")
         return 130
     return 0
 
 
 def look_with_the_environment() -> None:
-    """Go on as the environment's own Python, if there is one: its packages are what counts."""
+    """Replace this process by the environment's Python, if it exists, to check its packages."""
     environment = Environment()
     if environment.is_ready() and Path(sys.prefix) != environment.folder:
         os.execv(environment.python, [str(environment.python), str(ROOT / "app" / "setup"), *sys.argv[1:]])
 
 
 def report() -> int:
-    """Print each check of this machine, and how to mend what is missing. 1 when something is."""
+    """Print each check of this machine with its remedy. Return 1 if a requirement is missing."""
     checks = check_machine()
     for check in checks:
         sys.stdout.write(f"{check.state.value:>7}  {check.name}: {check.detail}\n")

@@ -95,13 +95,13 @@ class Environment:
         if find_spec("ensurepip") is None:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             raise SetupFailed(
-                f"this Python ({sys.executable}) cannot make virtual environments: it has no ensurepip.\n"
+                f"this Python ({sys.executable}) cannot create virtual environments: it has no ensurepip.\n"
                 f"On Debian: apt-get install python3-venv   (or python{version}-venv), then run this again."
             )
         if self._works():
-            _say(f"1/5 environment: {self.folder} is there")
+            _say(f"1/5 environment: {self.folder} exists")
             return
-        _say(f"1/5 environment: making {self.folder} with Python {sys.version.split()[0]}")
+        _say(f"1/5 environment: creating {self.folder} with Python {sys.version.split()[0]}")
         self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)], "make the environment")
 
     def _works(self) -> bool:
@@ -135,7 +135,7 @@ class Environment:
             "print(java.version, 'from', java.source)"
         )
         _say(f"4/5 Java: {self._run([str(self.python), '-c', look], 'find Java').strip()}")
-        _say("5/5 jars: Delta's, fetched once, checked by their sha1; ours, compiled")
+        _say("5/5 jars: download Delta's and check their SHA-1; compile ours")
         self._run([str(self.python), "-m", "spark_jobs.session.jars"], "have the jars")
 
     def _write_stamp(self) -> None:
@@ -172,7 +172,7 @@ class Environment:
             watch.end()
         if process.returncode != 0:
             tail = "".join(lines[-LOG_TAIL_LINES:])
-            raise SetupFailed(f"could not {what}.\n{tail}\nAll of its output: {self.log}")
+            raise SetupFailed(f"could not {what}.\n{tail}\nThe complete output is in {self.log}")
         return "".join(lines)
 
 

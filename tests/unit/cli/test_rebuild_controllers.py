@@ -69,7 +69,7 @@ def test_the_controllers_get_the_copy_of_a_broker(tmp_path: Path) -> None:
     answer = json.loads(done.output)
     assert (answer["source"], answer["copied_to"], answer["doubts"]) == ("n1", ["c1", "c2", "c3"], [])
     assert answer["logs"][0]["name"] == "orders"
-    assert answer["not_known"] == "everything that was committed after record 0"
+    assert answer["not_known"] == "all changes committed after record 0"
     assert (tmp_path / "c2" / "logs" / "__controller" / "vote").exists()
     again = CliRunner().invoke(cli, command)
     assert again.exit_code == 1

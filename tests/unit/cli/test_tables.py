@@ -34,7 +34,7 @@ def test_a_wait_and_a_point_are_asked_of_the_service() -> None:
     with answering(Told(200, cut)) as node:
         shown = run("tables", "--at-timestamp", "1730000000000", url=node.url).output
         assert node.asked[-1].query == {"timestamp": "1730000000000"}
-        assert "and later ones" in " ".join(shown.split())
+        assert "entries: and later versions" in " ".join(shown.split())
 
 
 def test_log_and_table_are_compared_by_a_job_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
