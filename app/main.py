@@ -57,9 +57,9 @@ _PARTS: Final = (
     live_page,
 )
 _DESCRIPTION: Final = (
-    "A replicated commit log. `index` counts records, `offset` bytes. Any node takes any call and "
-    "forwards writes to the leader. Every refusal is a problem document (RFC 9457) whose `outcome` says what "
-    "became of the append."
+    "A replicated commit log. `index` counts records, `offset` counts bytes. Every node accepts every call "
+    "and forwards writes to the leader. Every refusal is a problem document (RFC 9457); its `outcome` is the "
+    "outcome of the append."
 )
 
 
@@ -110,7 +110,7 @@ def _append_router(front: AppendFront) -> APIRouter:
     @router.post(
         "/v1/logs/{log}/records",
         summary="Append records",
-        description="All records of an append are committed, next to one another, or none.",
+        description="The append is atomic: all of its records are committed at consecutive indexes, or none.",
         responses=RESPONSES,
         openapi_extra=OPENAPI_EXTRA,
         response_class=Response,

@@ -119,7 +119,7 @@ async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
         _end_at_once(broker.failed.result())
     stopping.cancel()
     if serving.done():
-        logger.error("the front door has closed by itself")
+        logger.error("the HTTP server stopped unexpectedly")
         return EXIT_FAILED
     logger.info("stopping", extra={"node": settings.node.id})
     broker.begin_stop()
@@ -148,7 +148,7 @@ def _raise_descriptor_limit() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
-        logger.warning("descriptor limit stays at %d: %s", soft, error)
+        logger.warning("the limit of open files remains %d: %s", soft, error)
 
 
 def _calm_collector() -> None:

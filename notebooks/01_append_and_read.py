@@ -1,13 +1,13 @@
 # Databricks notebook source
 # MAGIC %md
-# MAGIC # Append and read: the way of a record
+# MAGIC # Append and read: from HTTP to a Delta table
 # MAGIC
-# MAGIC A record goes in over HTTP, is replicated to a majority of three nodes, and comes out in Spark, as
-# MAGIC a row of a Delta table that holds every index once. This notebook appends one, reads it back, and
-# MAGIC then asks the tables what the flights of 2013 say and what a lost leader cost. It changes nothing
-# MAGIC but the log's last record.
+# MAGIC A record is appended over HTTP, replicated to a majority of three nodes, and written by Spark to a
+# MAGIC Delta table that contains every index exactly once. This notebook appends one record and reads it
+# MAGIC back. It then queries the tables for the delays of the flights of 2013 and for the effect of a killed
+# MAGIC leader. The only change is the appended record.
 # MAGIC
-# MAGIC It needs a running cluster and the tables of its log: `make demo ARGS=--keep` leaves both.
+# MAGIC Requirements: a running cluster and the tables of its log; `make demo ARGS=--keep` provides both.
 
 # COMMAND ----------
 
@@ -35,8 +35,8 @@ token = os.environ.get("COMMITLOG_TOKEN", "")  # a widget would show it
 # MAGIC %md
 # MAGIC ## One append
 # MAGIC
-# MAGIC Any node takes it and hands it to the leader. The answer comes when a majority has the record on
-# MAGIC disk: it says where the record stands (`first_index`), in which term, and who leads.
+# MAGIC Any node accepts the append and forwards it to the leader. The response is sent when a majority has
+# MAGIC the record on disk. It contains the index of the record (`first_index`), the term and the leader.
 
 # COMMAND ----------
 
@@ -49,7 +49,7 @@ display(spark.createDataFrame([appended.document]).select("first_index", "term",
 # MAGIC %md
 # MAGIC ## The same record in Spark
 # MAGIC
-# MAGIC `format("commitlog")` reads the log itself, as a batch or a stream: no table is needed for that.
+# MAGIC `format("commitlog")` reads the log directly, as a batch or a stream. It needs no table.
 
 # COMMAND ----------
 
@@ -61,10 +61,10 @@ display(note.select("index", "term", "timestamp", F.col("key").cast("string"), F
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## When should one fly?
+# MAGIC ## Delay by hour of departure
 # MAGIC
-# MAGIC Each flight is one record, its value a JSON object. Which scheduled hour of departure brings which
-# MAGIC delay?
+# MAGIC Each flight is one record whose value is a JSON object. The plot shows the delay by scheduled hour of
+# MAGIC departure.
 
 # COMMAND ----------
 
@@ -75,10 +75,11 @@ display(delays_by_hour_figure(delays_by_hour(flights).collect()))
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What did the lost leader cost?
+# MAGIC ## Effect of the killed leader
 # MAGIC
-# MAGIC Every leader writes down how far each peer has followed. The dashed line is what a majority holds:
-# MAGIC it is what readers see, and it never goes back, also when the next leader takes over.
+# MAGIC Every leader records the last index that each peer has acknowledged. The dashed line is the committed
+# MAGIC index: the records that a majority has and that readers see. It never decreases, not even when the
+# MAGIC leader changes.
 
 # COMMAND ----------
 
@@ -101,8 +102,8 @@ display(
 # MAGIC %md
 # MAGIC ## The claim: each index once
 # MAGIC
-# MAGIC The table must hold the log's data records up to its last row: as many rows as the log has, each
-# MAGIC index once, and not one row that the log does not have.
+# MAGIC The table must contain the log's data records up to its last row: the same number of rows, each
+# MAGIC index exactly once, and no row that the log does not have.
 
 # COMMAND ----------
 

@@ -1,13 +1,13 @@
 # Databricks notebook source
 # MAGIC %md
-# MAGIC # Watermarks by term: who had what, and when was it safe?
+# MAGIC # Watermarks by term: replication progress and commits
 # MAGIC
-# MAGIC A record is committed when a majority has it (D-24). Every leader writes down how far each peer has
-# MAGIC acknowledged, and what it calls committed. This notebook reads the table `watermarks`, shows how far
-# MAGIC the followers were behind, and checks that no leader ever called committed what a majority did not
-# MAGIC have, and that the committed index never went back. It changes nothing.
+# MAGIC A record is committed when a majority has it (D-24). Every leader records the last index that each
+# MAGIC peer has acknowledged, and its committed index. This notebook reads the table `watermarks` and shows
+# MAGIC the lag of the followers. It checks that every committed record was held by a majority, and that the
+# MAGIC committed index never decreased. It changes nothing.
 # MAGIC
-# MAGIC It needs the tables of a log: `make demo ARGS=--keep` leaves some.
+# MAGIC Requirements: the tables of a log; `make demo ARGS=--keep` provides them.
 
 # COMMAND ----------
 
@@ -28,10 +28,10 @@ print(", ".join(views))
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The newest word of each term
+# MAGIC ## Last watermarks of each term
 # MAGIC
-# MAGIC One row a term and peer: the last that its leader said of it. A peer that was away stands at -1 until
-# MAGIC the leader has heard from it.
+# MAGIC One row per term and peer: the last watermark that the leader recorded. It is -1 until the leader
+# MAGIC receives an acknowledgement of the peer.
 
 # COMMAND ----------
 
@@ -42,7 +42,7 @@ print(", ".join(views))
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## How did the peers follow?
+# MAGIC ## Progress of the peers
 
 # COMMAND ----------
 
@@ -51,10 +51,10 @@ display(watermarks_figure(watermarks.orderBy("timestamp", "term", "seq", "peer")
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Who was behind, and by how much?
+# MAGIC ## Lag of the peers
 # MAGIC
-# MAGIC Lag is what the leader held at that moment and the peer had not acknowledged. Appends wait for a
-# MAGIC majority only: one slow peer of three costs nobody time, but two of them would.
+# MAGIC The lag is the number of records that the leader has and the peer has not acknowledged. Appends wait
+# MAGIC for a majority only: one slow peer of three does not delay them, two slow peers do.
 
 # COMMAND ----------
 
@@ -66,7 +66,7 @@ display(levels)
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The claim: committed is what a majority has, and it never goes back
+# MAGIC ## The claim: a majority has every committed record, and the committed index never decreases
 
 # COMMAND ----------
 

@@ -1,14 +1,15 @@
 # Databricks notebook source
 # MAGIC %md
-# MAGIC # Fail-over: who was master, who was in sync, and who had to wait?
+# MAGIC # Fail-over: masters, in-sync replicas and pauses of producers
 # MAGIC
 # MAGIC A log in controller mode has a master, which the controllers elect from the replicas that are in sync.
-# MAGIC Each master opens an epoch. When it dies, the controllers notice its silence, wait until its lease has
-# MAGIC surely run out, and elect another one; producers wait that long. This notebook tells such a story from
-# MAGIC the tables `events`, `sync_state_sets` and `epochs`, and checks it. It changes nothing.
+# MAGIC Each master opens an epoch. When a master fails, the controllers detect it by missing heartbeats, wait
+# MAGIC until its lease has expired, and elect another master. Producers wait until then. This notebook shows
+# MAGIC such a fail-over from the tables `events`, `sync_state_sets` and `epochs`, and checks it. It changes
+# MAGIC nothing.
 # MAGIC
-# MAGIC It needs the tables of a log in controller mode: `commitlog up --replication controller`, some
-# MAGIC appends, and a master that was killed and started again.
+# MAGIC Requirements: the tables of a log in controller mode, from `commitlog up --replication controller`,
+# MAGIC with some appends and a master that was killed and started again.
 
 # COMMAND ----------
 
@@ -28,11 +29,11 @@ entries, watermarks = spark.table("entries"), spark.table("watermarks")
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What the controllers decided
+# MAGIC ## Decisions of the controllers
 # MAGIC
-# MAGIC Each node that keeps the log writes down every decision, so it stands in the journals several times.
-# MAGIC `controller_index`, its place in the controllers' own log, tells them apart. A row without a master
-# MAGIC says that nobody in sync was alive: then the log waits, and loses nothing.
+# MAGIC Each node that keeps the log records every decision in its journal. `controller_index`, the index in
+# MAGIC the controllers' own log, identifies a decision. In a row without a master no in-sync replica was
+# MAGIC alive: the log then waits, and no record is lost.
 
 # COMMAND ----------
 
@@ -42,10 +43,11 @@ display(elections)
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The story
+# MAGIC ## Course of the fail-over
 # MAGIC
-# MAGIC The set shrinks to the new master at an election, and grows again as the others catch up. What all of
-# MAGIC the set hold is confirmed: that is what readers see, and it never goes back.
+# MAGIC At an election the set shrinks to the new master. It grows again as the other replicas catch up.
+# MAGIC Records that all members of the set have are confirmed. Readers see only confirmed records, and the
+# MAGIC confirm offset never decreases.
 
 # COMMAND ----------
 
@@ -64,10 +66,10 @@ display(story_figure(reigns, memberships, confirmed, pauses))
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What producers noticed
+# MAGIC ## Pauses of the producers
 # MAGIC
-# MAGIC Whoever appends all the time leaves each silence in the log, as a pause between the times of two
-# MAGIC neighbouring records. The dashed lines are elections.
+# MAGIC If producers append continuously, each outage is visible in the log as a pause between the timestamps
+# MAGIC of two consecutive records. The dashed lines are elections.
 
 # COMMAND ----------
 
@@ -78,8 +80,8 @@ display(pauses_figure(pauses, reigns))
 # MAGIC %md
 # MAGIC ## The claim: each epoch has the one master that was elected for it
 # MAGIC
-# MAGIC Each epoch of the log was opened by the node that an election gave it to. No set is without its
-# MAGIC master, set epochs rise, and the confirm offset does not fall from set to set.
+# MAGIC Each epoch of the log was opened by the node that was elected for it. Every set contains its master,
+# MAGIC set epochs increase, and the confirm offset does not decrease from set to set.
 
 # COMMAND ----------
 

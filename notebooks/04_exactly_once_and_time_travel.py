@@ -2,12 +2,13 @@
 # MAGIC %md
 # MAGIC # Exactly once, and time travel by log
 # MAGIC
-# MAGIC The table `entries` holds each data record of the log once, whatever becomes of the job that fills
-# MAGIC it. This notebook shows why: every commit claims the place where the table ended, and Delta refuses a
-# MAGIC claim that is taken. Then it opens all tables as they belong to a point of the log, and compares log
-# MAGIC and table by their digests. It tries to write a range a second time, and changes nothing.
+# MAGIC The table `entries` contains each data record of the log exactly once, even if the job that writes it
+# MAGIC fails at any point. This notebook shows the reason: every commit claims the index at which the table
+# MAGIC ended, and Delta refuses a claim that was used before. The notebook then opens all tables at a point
+# MAGIC of the log, and compares the log and the table by their digests. It tries to write a range a second
+# MAGIC time; it changes nothing.
 # MAGIC
-# MAGIC It needs a running cluster and the tables of its log: `make demo ARGS=--keep` leaves both.
+# MAGIC Requirements: a running cluster and the tables of its log; `make demo ARGS=--keep` provides both.
 
 # COMMAND ----------
 
@@ -35,10 +36,10 @@ entries = read_table(spark, path)
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Each commit goes on where the one before ended
+# MAGIC ## Each commit continues at the end of the previous one
 # MAGIC
-# MAGIC A commit claims the index after the table's last row. Were a range written twice, or lost, the rows
-# MAGIC that a commit wrote and those that the table has between two claims would not be as many.
+# MAGIC A commit claims the index after the table's last row. If a range was written twice or lost, the number
+# MAGIC of rows that a commit wrote would differ from the number of rows between two claims in the table.
 
 # COMMAND ----------
 
@@ -52,8 +53,8 @@ display(commits)
 # MAGIC %md
 # MAGIC ## The same range again: refused
 # MAGIC
-# MAGIC What a driver does that was killed after its commit and has forgotten it, or one that was paused while
-# MAGIC another went on: it appends the last range once more, with the claim that the table gave it then.
+# MAGIC A driver that was killed after its commit, or paused while another driver continued, appends the last
+# MAGIC range again with its old claim. This cell does the same.
 
 # COMMAND ----------
 
@@ -73,10 +74,10 @@ print(f"the claim of index {last['first_index']:,} is taken: {again.count():,} r
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The tables when each epoch ended
+# MAGIC ## The tables at the end of each epoch
 # MAGIC
-# MAGIC `at` asks the service which versions of all tables belong to a point, and opens them. `entries` ends
-# MAGIC with the point itself, also when a commit went past it.
+# MAGIC `at` requests the versions of all tables at a point of the log, and opens them. `entries` ends exactly
+# MAGIC at that point, even if a commit contains later records.
 
 # COMMAND ----------
 
@@ -102,10 +103,10 @@ display(spark.createDataFrame(cuts))
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The claim: log and table hold the same
+# MAGIC ## The claim: log and table contain the same records
 # MAGIC
-# MAGIC A digest of each record, summed by blocks of 10 000 indexes, once by the service from the log's files
-# MAGIC and once by Spark from the table's.
+# MAGIC The digests of the records are summed by blocks of 10 000 indexes: by the service from the log's
+# MAGIC files, and by Spark from the table's files. The sums must be equal.
 
 # COMMAND ----------
 

@@ -1,14 +1,14 @@
 # Databricks notebook source
 # MAGIC %md
-# MAGIC # Streaming analytics: delays as they come, and how well the log was served
+# MAGIC # Streaming analytics: delays of flights, and availability of the log
 # MAGIC
-# MAGIC The flights of the demo stream through the log. This notebook keeps delays by carrier and hour up to
-# MAGIC date (silver), with a watermark that follows the newest hour: a flight that comes more than two hours
-# MAGIC behind it is late, and goes into a table of its own instead of vanishing. Then it asks the nodes'
-# MAGIC journals how well the log was served (gold). It writes the two silver tables, which may be deleted at
-# MAGIC any time and come back the same.
+# MAGIC The flights of the demo are records of the log. This notebook maintains the delays by carrier and hour
+# MAGIC (silver) with a watermark that follows the newest hour. A flight more than two hours before the
+# MAGIC newest hour is late and is written to a separate table; it is not dropped. The notebook then computes
+# MAGIC the availability of the log from the nodes' journals (gold). It writes the two silver tables. They can
+# MAGIC be deleted at any time; the next run writes the same rows.
 # MAGIC
-# MAGIC It needs the tables of a log with flights: `make demo ARGS=--keep` leaves some.
+# MAGIC Requirements: the tables of a log with flights; `make demo ARGS=--keep` provides them.
 
 # COMMAND ----------
 
@@ -35,8 +35,8 @@ entries, watermarks, epochs, parts, late = (
 # MAGIC %md
 # MAGIC ## The stream
 # MAGIC
-# MAGIC Up to what is in `entries` now; with `trigger="10 seconds"` it would go on. The checkpoint is scratch:
-# MAGIC the tables say how far they go.
+# MAGIC The stream processes the present rows of `entries`; with `trigger="10 seconds"` it would continue. The
+# MAGIC checkpoint can be deleted: the tables contain their own progress.
 
 # COMMAND ----------
 
@@ -46,7 +46,7 @@ with tempfile.TemporaryDirectory() as checkpoint:
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Which carrier is late at which hour?
+# MAGIC ## Delay by carrier and hour
 
 # COMMAND ----------
 
@@ -59,11 +59,11 @@ display(carriers_figure(by_hour_of_day.orderBy("carrier", "hour_of_day").collect
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What came too late?
+# MAGIC ## Late records
 # MAGIC
-# MAGIC A flight counts in the hour in which it left. One that was cancelled never left: it counts in its
-# MAGIC scheduled hour, but the data tell of it at the end of the day. Were late rows dropped, as they are
-# MAGIC without a table of their own, hardly any cancellation would be counted.
+# MAGIC A flight counts in the hour of its departure. A cancelled flight counts in its scheduled hour, but its
+# MAGIC record arrives at the end of the day. If late rows were dropped, as they are without a separate table,
+# MAGIC hardly any cancellation would be counted.
 
 # COMMAND ----------
 
@@ -79,10 +79,10 @@ display(late_figure(late_by_hour.orderBy("hours_behind").collect(), on_time))
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## How well was the log served?
+# MAGIC ## Availability of the log
 # MAGIC
-# MAGIC A leader serves from its first news that its own opening record is committed to its last news; between
-# MAGIC two of them nobody could append.
+# MAGIC A leader serves from its first event with its opening record committed to its last event. Between two
+# MAGIC leaders no append was possible.
 
 # COMMAND ----------
 

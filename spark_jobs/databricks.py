@@ -14,7 +14,7 @@ class JobFailed(RuntimeError):
     """A job has told on standard error what is wrong, and ended with this code."""
 
     def __init__(self, name: str, code: int) -> None:
-        super().__init__(f"{name} ended with exit code {code}: the lines before this say why")
+        super().__init__(f"{name} ended with exit code {code}; the lines above report the reason")
 
 
 def materialize() -> None:

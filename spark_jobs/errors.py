@@ -1,24 +1,24 @@
-"""What can stop a read of a log, each with what a person should do about it."""
+"""Errors of the source and the sink; each message states the remedy."""
 
 
 class SourceError(RuntimeError):
-    """Any refusal of the `commitlog` source; the message is written for whoever runs the query."""
+    """Base class of the errors of the `commitlog` source. The message is for the user of the query."""
 
 
 class OptionError(SourceError):
-    """An option that the source does not know, or a value that it cannot take."""
+    """An unknown option, or an invalid value."""
 
 
 class Unreachable(SourceError):
-    """No replica answered in time: the last complaint of each is in the message."""
+    """No replica answered in time. The message contains the last error of each."""
 
 
 class NoCopy(Unreachable):
-    """A node that answers, and holds nothing of the log."""
+    """A node answered that has no data of the log."""
 
 
 class Refused(SourceError):
-    """A replica answered with a problem that asking another, or again, will not mend."""
+    """A replica answered with a problem that a retry, there or at another replica, cannot solve."""
 
     def __init__(self, status: int, code: str, detail: str, fields: dict[str, object] | None = None) -> None:
         super().__init__(f"the log service refused: {status} {code}: {detail}")
@@ -28,7 +28,7 @@ class Refused(SourceError):
 
 
 class Trimmed(SourceError):
-    """The log no longer holds the index that was asked for."""
+    """The log no longer contains the requested index."""
 
     def __init__(self, log: str, index: int, begin_index: int) -> None:
         super().__init__(
@@ -41,7 +41,7 @@ class Trimmed(SourceError):
 
 
 class EventsTrimmed(SourceError):
-    """A node's journal no longer holds the event that was asked for."""
+    """A node's journal no longer contains the requested event."""
 
     def __init__(self, log: str, node: str, seq: int, first_seq: int) -> None:
         super().__init__(
@@ -64,31 +64,29 @@ class LogClash(SourceError):
 
     def __init__(self, log: str, reason: str) -> None:
         super().__init__(
-            f"log {log!r} is not the log that this query has read: {reason}. What was read before may not "
-            "be in it. "
-            "Either the endpoint names another cluster: correct it; or the cluster was wiped, restored or "
-            "elected an "
-            "unclean leader: compare the tables with the log, then start with an empty checkpoint and an "
-            "empty table."
+            f"log {log!r} is not the log that this query has read: {reason}. It may lack records that the "
+            "query has read before. If the endpoint belongs to another cluster, correct it. If the cluster "
+            "was wiped, restored or elected an unclean leader, compare the tables with the log, then start "
+            "with an empty checkpoint and an empty table."
         )
 
 
 class SinkError(SourceError):
-    """Rows that could not be written, or not yet: the message says what is stored and what to do."""
+    """Rows that could not be written. The message states what is stored, and the remedy."""
 
 
 class SinkClash(SinkError):
-    """The log, or the staging folder, holds appends under this batch's name that are not this batch's."""
+    """The log or the staging folder contains appends of another query under this batch's id."""
 
     def __init__(self, log: str, producer_id: str, batch_id: int) -> None:
         super().__init__(
             f"log {log!r} already holds appends of producer {producer_id!r} for batch {batch_id} or a later "
             "one, which this query has not made: the staging folder was removed, the checkpoint was lost, or "
-            "another query uses this producerId. What was written before may be written twice if this goes "
-            "on. Compare the log with the query's source; then go on under another producerId, or with a "
+            "another query uses this producerId. If the query continued, rows could be written twice. "
+            "Compare the log with the query's source; then continue with another producerId, or with a "
             "higher producerEpoch."
         )
 
 
 class ShortRead(SourceError):
-    """An answer left out, doubled or reordered records: a fault of the service, never to be passed on."""
+    """A response with missing, duplicate or reordered records: an error of the service."""

@@ -68,7 +68,7 @@ class Widgets:
     def dropdown(self, name: str, default: str, choices: list[str], label: str = "") -> None:
         value = self.parameters.get(name, default)
         if value not in choices:
-            raise ValueError(f"widget {name}: {value!r} is none of {', '.join(choices)}")
+            raise ValueError(f"widget {name} must be one of {', '.join(choices)}, got {value!r}")
         self.values[name] = value
 
     def get(self, name: str) -> str:
@@ -276,7 +276,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spark_jobs.notebook", description="Run a notebook.")
     parser.add_argument("notebook", type=Path)
     parser.add_argument("parameters", nargs="*", metavar="NAME=VALUE", help="values for its widgets")
-    parser.add_argument("--output", type=Path, required=True, help="the HTML page; PNG files go beside it")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="HTML file; PNG files are written to its folder"
+    )
     add_arguments(parser)
     given = parser.parse_intermixed_args(arguments)
     try:

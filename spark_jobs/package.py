@@ -74,9 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
     from spark_jobs.session.spark_session import launch_settings, with_extra
 
     parser = argparse.ArgumentParser(
-        prog="python -m spark_jobs.package", description="Make what spark-submit needs of this package."
+        prog="python -m spark_jobs.package", description="Build the files that spark-submit needs."
     )
-    parser.add_argument("folder", type=Path, help="where to put it")
+    parser.add_argument("folder", type=Path, help="output folder")
     add_arguments(parser)
     given = parser.parse_args(arguments)
     try:

@@ -92,7 +92,7 @@ class MaterializeConfig:
     def __post_init__(self) -> None:
         for name in ("checkpoints", "progress"):
             if is_url(self.tables_root) and getattr(self, name) is None:
-                raise ConfigError(f"{name}: name a path, since the tables are at a URL")
+                raise ConfigError(f"{name}: set a path; it is required if the tables are at a URL")
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -206,7 +206,7 @@ class LogMaterializer:
         reason = reason_of(error)
         if self.epochs_failures > MAX_FAILURES:
             raise MaterializeFailed(f"epochs: {reason}") from error
-        sys.stderr.write(f"epochs: {reason}; trying again\n")
+        sys.stderr.write(f"epochs: {reason}; retrying\n")
 
     def _look_at_the_end(self) -> None:
         """How far the log is, and whether what the table lacks are control records alone."""
@@ -299,7 +299,8 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
     )
     parser.add_argument("--endpoint", required=True, help="base URLs of replicas, comma-separated")
     parser.add_argument(
-        "--tables", help="folder or URL of the tables, one folder a log in it (default: as --conf says)"
+        "--tables",
+        help="folder or URL of the tables, one folder per log (default: locations.tables of --conf)",
     )
     parser.add_argument(
         "--log",
@@ -309,42 +310,44 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
     parser.add_argument("--token", default=os.environ.get("COMMITLOG_TOKEN"), help="or set COMMITLOG_TOKEN")
     parser.add_argument("--checkpoints", type=Path, help="scratch folder (default: beside the tables)")
     parser.add_argument(
-        "--available-now", action="store_true", help="end when all that is there is in the tables"
+        "--available-now",
+        action="store_true",
+        help="stop when all records committed so far are in the tables",
     )
     parser.add_argument(
-        "--trigger", default="1 second", help="interval of the entries (default: %(default)s)"
+        "--trigger", default="1 second", help="interval of writes to entries (default: %(default)s)"
     )
     parser.add_argument(
-        "--events-trigger", default="10 seconds", help="and of the events (default: %(default)s)"
+        "--events-trigger", default="10 seconds", help="interval of writes to events (default: %(default)s)"
     )
     parser.add_argument(
-        "--max-records", type=int, default=1_000_000, help="of one micro-batch (default: %(default)s)"
+        "--max-records", type=int, default=1_000_000, help="records in a micro-batch (default: %(default)s)"
     )
     parser.add_argument(
         "--max-records-per-partition",
         type=int,
         default=100_000,
-        help="of one task, which leaves one file (default: %(default)s)",
+        help="records in a task, which writes one file (default: %(default)s)",
     )
     parser.add_argument(
         "--data-folder",
         action="append",
         default=[],
-        help="data folder of a node on this machine, whose files are read in place; may be repeated",
+        help="data folder of a node on this machine; its files are read directly; may be repeated",
     )
     parser.add_argument(
         "--give-up-s",
         type=float,
         default=GIVE_UP_S,
-        help="how long to go on asking nodes of which none answers (default: %(default)s)",
+        help="time limit for retries while no node answers, seconds (default: %(default)s)",
     )
     parser.add_argument(
         "--cursor-each-s",
         type=float,
         default=MOVE_EACH_S,
-        help="least time between two moves of the log's cursor, in seconds (default: %(default)s)",
+        help="minimum interval between moves of the log's cursor, seconds (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="tell the progress in JSON, one object a line")
+    parser.add_argument("--json", action="store_true", help="print the progress in JSON, one object per line")
     add_arguments(parser)
     parser.add_argument("--driver-memory", help="heap of the driver (default: 2g)")
     parser.add_argument(
@@ -354,7 +357,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
     settings = settings_of(given)
     tables = given.tables or settings.locations.tables
     if tables is None:
-        raise ConfigError("say by --tables, or by locations.tables of --conf, where the tables are")
+        raise ConfigError("set --tables, or locations.tables in the --conf file")
     return MaterializeConfig(
         endpoint=given.endpoint,
         tables=tables,

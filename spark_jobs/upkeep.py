@@ -83,14 +83,15 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="python -m spark_jobs.upkeep", description="Compact and vacuum the tables of logs."
     )
     parser.add_argument(
-        "--tables", help="folder or URL of the tables, one folder a log in it (default: as --conf says)"
+        "--tables",
+        help="folder or URL of the tables, one folder per log (default: locations.tables of --conf)",
     )
     parser.add_argument(
         "--log",
         action="append",
         help="names and patterns such as 'orders-*', comma-separated; may be repeated (default: default)",
     )
-    parser.add_argument("--every", type=float, metavar="S", help="again and again, each so many seconds")
+    parser.add_argument("--every", type=float, metavar="S", help="repeat at this interval, seconds")
     add_arguments(parser)
     return parser.parse_args(arguments)
 
@@ -106,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = settings_of(given, master="local[1]")
         tables = given.tables or settings.locations.tables
         if tables is None:
-            raise ConfigError("say by --tables, or by locations.tables of --conf, where the tables are")
+            raise ConfigError("set --tables, or locations.tables in the --conf file")
         root = location(tables)
         with open_session("commitlog-upkeep", settings, SETTINGS) as spark:
             while not stop.is_set():
@@ -116,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
                     sys.stdout.write(f"{kept}\n")
                     sys.stdout.flush()
                 if not done:
-                    sys.stderr.write(f"{root}: no table of {', '.join(logs)} is there\n")
+                    sys.stderr.write(f"{root} contains no table of {', '.join(logs)}\n")
                 if given.every is None:
                     return 0 if done else 1
                 stop.wait(given.every)

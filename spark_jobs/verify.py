@@ -114,7 +114,7 @@ def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: s
     elif (start := first_unequal(in_log, in_table)) is not None:
         index, difference = _first_difference(known, rows, max(first, start), min(until, start + BLOCK))
     elif until < first:
-        index, difference = until, f"the log begins at index {first:,}, and the table ends before"
+        index, difference = until, f"the log begins at index {first:,}, after the end of the table"
     return Verified(
         log=log,
         version=table.version,
@@ -134,7 +134,7 @@ def _first_difference(known: Tables, rows: DataFrame, first: int, until: int) ->
     in_log, in_table = _of_log(known, first, until, 1), _of_table(rows, first, until, 1)
     index = first_unequal(in_log, in_table)
     if index is None:
-        raise TableChanged(f"the block from {first} on was unequal and is not any more")
+        raise TableChanged(f"the block from index {first} differed before and is equal now")
     held, stored = in_table.get(index, BlockSum()), in_log.get(index, BlockSum())
     if held.count != stored.count:
         return index, f"the log has {stored.count} such record, the table {held.count}"
@@ -192,13 +192,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="names and patterns such as 'orders-*', comma-separated (default: %(default)s)",
     )
     parser.add_argument("--token", default=os.environ.get("COMMITLOG_TOKEN"), help="or set COMMITLOG_TOKEN")
-    parser.add_argument("--json", action="store_true", help="answer in JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     add_arguments(parser)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Tell what was found; the exit code."""
+    """Print the result of the comparison. Return the exit code."""
     given = parse_arguments(arguments)
     try:
         settings = settings_of(given)

@@ -60,7 +60,7 @@ class SystemClock:
         self._leapt = not self._leapt
         if self._leapt:
             logger.warning(
-                "the wall clock leapt by %+.1f s; timestamps approach it by at most 1/%d of the time that "
+                "the wall clock stepped by %+.1f s; timestamps approach it by at most 1/%d of the time that "
                 "passes. Restart the node to take it over at once.",
                 ahead_ns / 1e9,
                 SLEW,

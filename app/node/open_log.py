@@ -56,7 +56,9 @@ def open_journal(
     try:
         return Journal(files, folder, node_id, log_name, storage)
     except (CorruptLog, CorruptFile) as error:
-        logger.error("journal damaged, it begins anew", extra={"log": log_name, "damage": str(error)})
+        logger.error(
+            "journal damaged; a new journal is started", extra={"log": log_name, "damage": str(error)}
+        )
     begin_anew(files, folder, node_id, log_name, storage)
     return Journal(files, folder, node_id, log_name, storage)
 

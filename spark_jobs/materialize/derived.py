@@ -119,7 +119,7 @@ class QuarantineTable(DerivedTable):
         except Refused as refused:
             if refused.status != 404:
                 raise
-            sys.stderr.write(f"{self.table.name}: {event['node']} has no receipt {receipt} any more\n")
+            sys.stderr.write(f"{self.table.name}: {event['node']} no longer has the receipt {receipt}\n")
             return []
         told = {
             **_place(event),

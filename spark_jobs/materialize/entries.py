@@ -115,7 +115,7 @@ class EntriesJob:
             if place is not None and place.offset != last.offset:
                 raise LogClash(
                     self.client.log,
-                    f"the record at index {offset.next_index - 1} stands at byte {place.offset}, it stood at "
+                    f"the record at index {offset.next_index - 1} is at byte {place.offset}, it was at "
                     f"{last.offset}",
                 )
         return offset

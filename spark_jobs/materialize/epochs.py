@@ -113,7 +113,7 @@ class EpochsJob:
             self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
             refusals = refusals + 1 if knowledge(self.committed) == claim else 0
             if refusals == MAX_REFUSALS:
-                raise TableClash(self.epochs_path, "what the nodes tell of epochs")
+                raise TableClash(self.epochs_path, "the epochs of the nodes")
 
     def _replace_files(self, files: Mapping[str, Sequence[Epoch]]) -> None:
         rows = [

@@ -32,11 +32,11 @@ class LeaseLost(SourceError):
     """Another materializer has taken the cursor of the log."""
 
     def __init__(self, log: str, index: int | None) -> None:
-        where = "it is gone" if index is None else f"it stands at index {index}"
+        where = "it was deleted" if index is None else f"it is at index {index}"
         super().__init__(
-            f"log {log!r}: another job has taken over its table (cursor {CURSOR}: {where}). This one ends; "
-            "what it wrote is in the table once. Only one materializer of a log should run: end the other "
-            "one before you start this again."
+            f"log {log!r}: another job has taken over its table (cursor {CURSOR}: {where}). This job stops; "
+            "its records are in the table exactly once. Only one materializer of a log may run: stop the "
+            "other one before you start this one again."
         )
 
 

@@ -167,7 +167,7 @@ class Supervisor:
         given_up = self.failures > MAX_FAILURES or (unreachable and self.trigger is None)
         if given_up or any(f"{name}: " in told for name in FATAL):
             raise MaterializeFailed(f"{self.job.name}: {reason}") from error
-        sys.stderr.write(f"{self.job.name}: {reason}; starting again from where the table ends\n")
+        sys.stderr.write(f"{self.job.name}: {reason}; starting again from the end of the table\n")
         self.start_at_s = time.monotonic() + FAILURE_PAUSE_S * self.failures
 
 

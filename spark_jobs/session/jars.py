@@ -84,7 +84,7 @@ def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
                     raise JarsUnavailable(
                         f"{jar.file_name} could not be fetched into {cache}. Without network, copy it there "
                         "from another machine; behind a proxy, name it in JAVA_TOOL_OPTIONS "
-                        f"(-Dhttps.proxyHost=... -Dhttps.proxyPort=...). Ivy said:\n{output[-2_000:]}"
+                        f"(-Dhttps.proxyHost=... -Dhttps.proxyPort=...). Output of Ivy:\n{output[-2_000:]}"
                     )
                 if not _is_right(fetched, jar):
                     raise JarsUnavailable(
@@ -200,7 +200,7 @@ def pyspark_jars(pattern: str = "*.jar") -> list[Path]:
         raise JarsUnavailable("pyspark is not installed")
     jars = sorted((Path(found.origin).parent / "jars").glob(pattern))
     if not jars:
-        raise JarsUnavailable(f"pyspark's jars folder has no {pattern}: is the installation whole?")
+        raise JarsUnavailable(f"pyspark's jars folder has no {pattern}; reinstall pyspark")
     return jars
 
 
@@ -252,9 +252,9 @@ def _make_truststore(bundle: Path, target: Path) -> Path:
 def main() -> int:
     """Fetch and make the jars, and print their paths. Exit code 1 when they cannot be had."""
     parser = argparse.ArgumentParser(
-        prog="python -m spark_jobs.session.jars", description="Fetch, and make, the jars."
+        prog="python -m spark_jobs.session.jars", description="Download and build the jars."
     )
-    parser.add_argument("--cache", type=Path, default=DEFAULT_JARS_FOLDER, help="folder that keeps them")
+    parser.add_argument("--cache", type=Path, default=DEFAULT_JARS_FOLDER, help="folder of the jars")
     try:
         paths = ensure_jars(parser.parse_args().cache)
     except RuntimeError as error:

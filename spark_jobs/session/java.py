@@ -122,7 +122,7 @@ def _probe(source: str, command: str) -> tuple[Java | None, str]:
     home = re.search(r"^\s*java\.home = (.+)$", answer.stderr, re.MULTILINE)
     version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", answer.stderr, re.MULTILINE)
     if home is None or version is None:
-        return None, f"{command} does not tell its version"
+        return None, f"{command} does not print its version"
     java = Java(Path(home[1].strip()), int(version[1]), source)
     if java.version < MIN_JAVA_VERSION:
         return None, f"{command} is Java {java.version}"

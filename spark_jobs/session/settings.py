@@ -75,18 +75,21 @@ class SessionSettings:
     def __post_init__(self) -> None:
         check(
             MASTER.fullmatch(self.master) is not None,
-            f"master: {self.master!r} is none of local[N], spark://HOST:PORT, yarn, k8s://...",
+            f"master must be local[N], spark://HOST:PORT, yarn or k8s://..., got {self.master!r}",
         )
         check(
             self.remote is None or REMOTE.fullmatch(self.remote) is not None,
-            f"remote: {self.remote!r} is not sc://HOST:PORT",
+            f"remote must be sc://HOST:PORT, got {self.remote!r}",
         )
         for name in ("driver_memory", "executor_memory"):
             value = getattr(self, name)
-            check(value is None or MEMORY.fullmatch(value) is not None, f"{name}: {value!r} is not like 2g")
+            check(
+                value is None or MEMORY.fullmatch(value) is not None,
+                f"{name} must be a size such as 2g, got {value!r}",
+            )
         for name in ("executor_cores", "cores", "shuffle_partitions"):
             value = getattr(self, name)
-            check(value is None or value > 0, f"{name} must be positive")
+            check(value is None or value > 0, f"{name} must be positive, got {value}")
 
     @property
     def is_local(self) -> bool:
@@ -121,8 +124,11 @@ class SparkSettings:
     def __post_init__(self) -> None:
         said = {*SPARK_NAMES.values(), "spark.master", "spark.jars"}
         for name in self.conf:
-            check(name.startswith("spark."), f"conf: {name!r} is no setting of Spark")
-            check(name not in said, f"conf: {name}: [session] says that")
+            check(
+                name.startswith("spark."),
+                f"conf: {name!r} is not a setting of Spark; names start with 'spark.'",
+            )
+            check(name not in said, f"conf: {name} is set by [session]; remove it from [conf]")
 
 
 def load(path: Path) -> SparkSettings:
@@ -146,7 +152,7 @@ def parse(document: Mapping[str, Any], folder: Path) -> SparkSettings:
     except ValidationError as error:
         raise ConfigError("; ".join(_complaint(item) for item in error.errors())) from error
     named = document.get("session", {})
-    check(not {"master", "remote"} <= set(named), "session: master and remote: Spark runs at one of them")
+    check(not {"master", "remote"} <= set(named), "session: master and remote cannot be used together")
     session, places = settings.session, settings.locations
     return replace(
         settings,
@@ -164,17 +170,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--conf",
         type=Path,
         default=os.environ.get(VARIABLE),
-        help=f"file like conf/spark.toml: where Spark runs (or set {VARIABLE})",
+        help=f"settings file, see conf/spark.toml (default: {VARIABLE})",
     )
-    parser.add_argument("--master", help="where Spark runs, local[2] or a cluster's address")
-    parser.add_argument("--remote", help="a server of Spark Connect, sc://HOST:PORT")
+    parser.add_argument("--master", help="address of the Spark master, or local[N]")
+    parser.add_argument("--remote", help="address of a Spark Connect server, sc://HOST:PORT")
     parser.add_argument("--jars", type=Path, help="folder of Delta's jars and ours")
 
 
 def settings_of(given: argparse.Namespace, *, master: str = "local[2]") -> SparkSettings:
     """What these arguments say. master: where nothing else is said. Raises ConfigError."""
     settings = SparkSettings() if given.conf is None else load(Path(given.conf))
-    check(not (given.master and given.remote), "--master and --remote: Spark runs at one of them")
+    check(not (given.master and given.remote), "--master and --remote cannot be used together")
     said: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(SessionSettings)}
     changes = {name: value for name, value in said.items() if value is not None}
     if given.master:
@@ -196,5 +202,5 @@ def _complaint(item: Any) -> str:
     if item["type"] == "unexpected_keyword_argument":
         return f"{place}: unknown key"
     if place == "conf.spark" and isinstance(item["input"], dict):
-        return 'conf: put names into quotes, as in "spark.sql.ansi.enabled" = true'
+        return 'conf: put names in quotes, as in "spark.sql.ansi.enabled" = true'
     return f"{place}: {item['msg']}"

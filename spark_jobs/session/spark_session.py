@@ -175,7 +175,9 @@ def launch_settings(
     """
     jars = jar_paths(jars_folder)
     if missing := [str(path) for path in jars if not path.is_file()]:
-        raise FileNotFoundError(f"no {', '.join(missing)}: run `python -m spark_jobs.session.jars`")
+        raise FileNotFoundError(
+            f"missing jars: {', '.join(missing)}; run `python -m spark_jobs.session.jars`"
+        )
     settings = {**SETTINGS, **(ON_THIS_MACHINE if is_local else ON_A_CLUSTER), **_files()}
     settings["spark.jars"] = ",".join(map(str, jars))
     settings[DRIVER_JAVA] += f" -XX:NewSize={young_mib(driver_memory)}m"
@@ -193,7 +195,7 @@ def young_mib(memory: str) -> int:
     """What young objects get of a heap that is given as Spark takes it: `2g`, `512m`, or MiB."""
     told = re.match(r"\s*(\d+)\s*([kmgt]?)", memory.lower())
     if told is None:
-        raise ConfigError(f"{DRIVER_MEMORY}: {memory!r} is not like 2g")
+        raise ConfigError(f"{DRIVER_MEMORY} must be a size such as 2g, got {memory!r}")
     return int(int(told[1]) * UNITS_MIB[told[2]] / YOUNG_PART)
 
 
@@ -221,7 +223,7 @@ def _adopt(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
             session.conf.set(name, value)
         except AnalysisException as error:
             if not f" {session.conf.get(name, None)}".endswith(f" {value}"):  # Java's may stand behind ours
-                raise ConfigError(f"{name} = {value} comes too late: Spark runs already") from error
+                raise ConfigError(f"{name} = {value} cannot be applied: Spark is already running") from error
     return session if is_remote(session) else _quiet(session)
 
 

@@ -63,7 +63,7 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOpti
     producer_id, staging, repeatable = identity
     epoch = _number(values, "producerEpoch")
     if not 1 <= len(producer_id) <= 255:
-        raise OptionError("producerId: has 1 to 255 characters")
+        raise OptionError("producerId must have 1 to 255 characters")
     if streaming and "batchId" in values:
         raise OptionError("batchId is for batch writes: a stream counts its micro-batches itself")
     return SinkOptions(
@@ -119,7 +119,7 @@ def _batch_identity(values: Mapping[str, str]) -> tuple[str, str, bool]:
         return values["producerId"], values["stagingLocation"], True
     for name in ("producerEpoch", "batchId"):
         if name in values:
-            raise OptionError(f"{name} goes with a producerId")
+            raise OptionError(f"{name} requires a producerId")
     folder = Path(tempfile.gettempdir()) / "commitlog-staging"
     return f"spark-{uuid.uuid4()}", values.get("stagingLocation", str(folder)), False
 
@@ -143,7 +143,7 @@ def check_columns(schema: StructType) -> None:
     """Raise OptionError unless the rows can be records: says which column, and how to mend it."""
     complaints = []
     if "value" not in schema.fieldNames():
-        complaints.append("there is no column `value`")
+        complaints.append("the column `value` is missing")
     for column in schema:
         wanted = {
             "value": "binary or string; for anything else select F.to_json(...) or a cast",

@@ -133,7 +133,7 @@ class Staging:
                 with pa.OSFile(str(self.folder / file.path)) as source:
                     reader = pa.ipc.open_file(source)
                     if reader.num_record_batches != file.chunks:
-                        raise SinkError(f"{self.folder / file.path}: not the file that was staged")
+                        raise SinkError(f"{self.folder / file.path} differs from the file that was staged")
                     for number in range(file.chunks):
                         yield reader.get_batch(number)
             except (OSError, pa.ArrowException) as error:
@@ -164,7 +164,8 @@ class Staging:
             found = self.find(batch_id)
             if found is None:
                 raise SinkError(
-                    f"{path} went away while it was looked at: do two queries share it?"
+                    f"{path} was removed while it was read: two queries may share it. Give each query "
+                    "its own stagingLocation"
                 ) from None
             return found, False
         finally:
@@ -224,7 +225,7 @@ def cut(batches: Iterable[pa.RecordBatch], limits: Limits) -> Iterator[pa.Record
         sizes = record_sizes(rows)
         if rows.num_rows and int(sizes.max()) > limits.record_bytes:
             raise SinkError(
-                f"a row is a record of {sizes.max()} bytes; the service takes at most {limits.record_bytes}"
+                f"a record may have at most {limits.record_bytes} bytes, got a row of {sizes.max()}"
             )
         start = 0
         while start < rows.num_rows:

@@ -80,7 +80,7 @@ class Delivery:
         if found.done:
             return found
         if found.chunks > CHUNKS_A_BATCH:
-            raise SinkError(f"a batch has at most {CHUNKS_A_BATCH} appends, not {found.chunks}")
+            raise SinkError(f"a batch may have at most {CHUNKS_A_BATCH} appends, got {found.chunks}")
         if not own:
             self._check_remembered(batch_id)
         self._append(batch_id, found)
@@ -101,7 +101,7 @@ class Delivery:
             steps_back += following <= due
             if steps_back > MAX_STEPS_BACK:
                 raise SinkError(
-                    f"batch {batch_id}: an append was lost {steps_back} times: see to the leaders"
+                    f"batch {batch_id}: an append was lost {steps_back} times; check the nodes of the log"
                 )
             due = following
 
@@ -238,7 +238,9 @@ class CommitlogStreamWriter(SinkTask, DataSourceStreamArrowWriter):
         context = TaskContext.get()
         batch_id = None if context is None else context.getLocalProperty(BATCH_ID_PROPERTY)
         if batch_id is None:
-            raise SinkError(f"this Spark does not tell its tasks the micro-batch ({BATCH_ID_PROPERTY})")
+            raise SinkError(
+                f"this version of Spark does not pass the micro-batch to its tasks ({BATCH_ID_PROPERTY})"
+            )
         return self.stage(int(batch_id), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -290,10 +290,12 @@ def asked_range(options: SourceOptions, tail: Tail) -> tuple[int, int]:
     if isinstance(options.ending_index, int):
         until = options.ending_index + 1
         if until > tail.next_index:
-            raise OptionError(f"endingIndex {until - 1} is past the last index, {tail.next_index - 1}")
+            raise OptionError(
+                f"endingIndex must be at most the last index, {tail.next_index - 1}, got {until - 1}"
+            )
     if first > until:
         if options.starting_index in (first, LATEST):
-            raise OptionError(f"startingIndex {first} is past the end of what is to be read, {until - 1}")
+            raise OptionError(f"startingIndex must be at most the end of the read, {until - 1}, got {first}")
         if options.fail_on_data_loss:
             raise Trimmed(options.log, until - 1, tail.begin_index)
         first = until  # all of the range was trimmed

@@ -200,7 +200,7 @@ def plan_partitions(nodes: Sequence[Node], start: EventsOffset, end: EventsOffse
         if from_seq < position.next_seq:
             if node_id not in members:
                 raise Unreachable(
-                    f"node {node_id} is no member of the cluster any more: its journal cannot be read"
+                    f"node {node_id} is no longer a member of the cluster: its journal cannot be read"
                 )
             partitions.append(EventsPartition(members[node_id], from_seq, position.next_seq))
     return partitions

@@ -99,7 +99,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     values: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() not in known:
-            raise OptionError(f"unknown option {name!r}; commitlog takes {', '.join(NAMES)}")
+            raise OptionError(f"unknown option {name!r}; the options are {', '.join(NAMES)}")
         values[known[name.lower()]] = value
     stream = values.get("stream", RECORDS)
     if stream not in (RECORDS, EVENTS):
@@ -133,11 +133,13 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
 
 def _union(values: Mapping[str, str]) -> bool:
     if values.get("tail", UNION) != UNION:
-        raise OptionError(f"tail: {values['tail']!r} is not {UNION!r}, the only one there is")
+        raise OptionError(f"tail must be {UNION!r}, got {values['tail']!r}")
     if "table" in values and "tail" not in values:
-        raise OptionError("table goes with tail=union: to read a table alone, use Delta")
+        raise OptionError("table requires tail=union; to read only a table, use the format delta")
     if "tail" in values and values.get("includeControl", "false").lower() == "true":
-        raise OptionError("includeControl does not go with tail=union: the table holds data records only")
+        raise OptionError(
+            "includeControl cannot be used with tail=union: the table contains data records only"
+        )
     return "tail" in values
 
 
@@ -188,7 +190,7 @@ def _positive(values: Mapping[str, str], name: str) -> int | None:
         return None
     text = values[name]
     if not text.isdecimal() or int(text) == 0:
-        raise OptionError(f"{name}: {text!r} is not a whole number above 0")
+        raise OptionError(f"{name} must be a whole number above 0, got {text!r}")
     return int(text)
 
 

@@ -57,13 +57,15 @@ def plan_union(
     if isinstance(options.ending_index, int):
         until = options.ending_index + 1
         if until > tail.next_index:
-            raise OptionError(f"endingIndex {until - 1} is past the last index, {tail.next_index - 1}")
+            raise OptionError(
+                f"endingIndex must be at most the last index, {tail.next_index - 1}, got {until - 1}"
+            )
     if options.starting_index == LATEST:
         first = tail.next_index
     else:
         first = 0 if options.starting_index == EARLIEST else int(str(options.starting_index))
     if first > until:
-        raise OptionError(f"startingIndex {first} is past the end of what is to be read, {until - 1}")
+        raise OptionError(f"startingIndex must be at most the end of the read, {until - 1}, got {first}")
     seam = snapshot.next_index
     is_asked_for = options.starting_index != EARLIEST and options.fail_on_data_loss
     if is_asked_for and first < min(snapshot.begin_index, seam, until):
@@ -114,14 +116,16 @@ def _meet(interval: Interval, low: int, high: int) -> bool:
 def _path_of(options: SourceOptions, client: LogClient) -> str:
     path = options.table or client.table_path(TABLE)
     if path is None:
-        raise OptionError(f"tail=union: the service does not know where {TABLE} lies: name it by `table`")
+        raise OptionError(
+            f"tail=union: the service does not know the location of {TABLE}; set the option `table`"
+        )
     return path
 
 
 def _check_table(options: SourceOptions, client: LogClient, snapshot: Snapshot, next_index: int) -> None:
     """Raise LogClash unless the table was made from this log, and OptionError for any other table."""
     if LOG_ID_PROPERTY not in snapshot.properties:
-        raise OptionError(f"table: {snapshot.path} is no table {TABLE} of a log")
+        raise OptionError(f"table: {snapshot.path} is not a table {TABLE} of a log")
     log_id = snapshot.properties[LOG_ID_PROPERTY]
     check_same_log(options.log, log_id, client.log_id())
     end = RecordsOffset(snapshot.next_index, snapshot.last_term, log_id)

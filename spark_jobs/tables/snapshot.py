@@ -111,7 +111,7 @@ def read_rows(file: TableFile | DataFile, columns: list[str]) -> Iterator[pa.Rec
             count += rows.num_rows
             yield rows
     if count != file.rows:
-        raise TableUnreadable(file.path, f"holds {count} rows, its table says {file.rows}")
+        raise TableUnreadable(file.path, f"the file has {count} rows, its Delta log specifies {file.rows}")
 
 
 def _plain_snapshot(path: str) -> PlainSnapshot:
@@ -120,10 +120,10 @@ def _plain_snapshot(path: str) -> PlainSnapshot:
     except DeltaLogError as error:
         raise TableUnreadable(path, str(error)) from error
     if found is None:
-        raise TableUnreadable(path, "no Delta table is there")
+        raise TableUnreadable(path, "it is not a Delta table")
     if found.reader_features:
         wanted = ", ".join(found.reader_features)
-        raise TableUnreadable(path, f"asks of its readers what only Spark can: {wanted}")
+        raise TableUnreadable(path, f"requires reader features that only Spark supports: {wanted}")
     return found
 
 

@@ -266,7 +266,9 @@ def create_table(
             continue
         log = f"{path}/{LOG_FOLDER}"
         if not can_clear:
-            raise ConfigError(f"{path}: who made this table was killed before it was whole. Delete {log}")
+            raise ConfigError(
+                f"{path}: the process that created this table was killed before it was complete. Delete {log}"
+            )
         _clear(Path(log))
         can_clear, clear_at_s = False, time.monotonic() + MADE_WITHIN_S
 

@@ -28,8 +28,8 @@ ELECT_EXAMPLE = {
 
 
 class ElectIn(msgspec.Struct, forbid_unknown_fields=True):
-    """candidate: the node wanted, null for any; then a living master stays. unclean: it may be one that is
-    not in sync: what only the others hold is lost, and each of them writes a receipt of it."""
+    """candidate: node to elect; null: any, and a live master stays. unclean: allow a replica that is not in
+    sync. Records that only other replicas hold are lost, and each of these writes a receipt of them."""
 
     candidate: Name | None = None
     unclean: bool = False

@@ -26,14 +26,14 @@ CURSOR_EXAMPLE = {"log": "default", "name": "etl", "index": 42, "fence": True}
 
 
 class FenceIn(msgspec.Struct, forbid_unknown_fields=True):
-    """token: what every append must carry, null lifts the fence. match_token: what must be set now."""
+    """token: required in every append; null removes the fence. match_token: required current token."""
 
     token: Name | None
     match_token: Name | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class CursorIn(msgspec.Struct, forbid_unknown_fields=True):
-    """index: the next one to read. fence: nothing from there on is trimmed."""
+    """index: next index to read. fence: records at and after it are not trimmed."""
 
     index: Ordinal
     fence: bool = False

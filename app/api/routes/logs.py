@@ -31,14 +31,14 @@ _NO_VERSION: Final = 0  # the ETag of a log of the configuration file that the c
 
 
 class RetentionIn(msgspec.Struct, forbid_unknown_fields=True):
-    """ms since a record's timestamp, bytes as stored; null: for ever."""
+    """ms: maximum age by the record's timestamp. bytes: maximum size as stored. null: unlimited."""
 
     ms: Positive | None = None
     bytes: Positive | None = None
 
 
 class LogIn(msgspec.Struct, forbid_unknown_fields=True):
-    """replicas: how many, or which nodes; absent: all. The rest: app/controller/metadata.py (LogSpec)."""
+    """replicas: number or nodes; absent: all nodes. Other fields: app/controller/metadata.py (LogSpec)."""
 
     name: Annotated[str, msgspec.Meta(pattern=f"^{LOG_NAME.pattern}$")]
     replication: str = "raft"
@@ -52,7 +52,7 @@ class LogIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
-    """What is absent stays. Replicas change by membership, name and replication never."""
+    """Absent fields are unchanged. Replicas change by membership; name and replication are immutable."""
 
     durability: str | msgspec.UnsetType = msgspec.UNSET
     retention: RetentionIn | msgspec.UnsetType | None = msgspec.UNSET

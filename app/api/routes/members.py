@@ -42,7 +42,7 @@ OneLog = Annotated[OneLogQuery, Query()]
 
 
 class MemberIn(msgspec.Struct, forbid_unknown_fields=True):
-    """url: base URL of its REST. peer_address: host:port for the other nodes."""
+    """url: base URL of the node. peer_address: host:port at which the other nodes reach it."""
 
     id: Name
     url: Name
@@ -50,7 +50,7 @@ class MemberIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TransferIn(msgspec.Struct, forbid_unknown_fields=True):
-    """to: the voter that is to lead; without it the most up to date one."""
+    """to: voter that becomes leader; absent: the most up-to-date voter."""
 
     to: Name | None = None
     log: Name = "default"

@@ -44,7 +44,7 @@ VERIFY_EXAMPLE: dict[str, Any] = {
 
 
 class TrimIn(msgspec.Struct, forbid_unknown_fields=True):
-    """until_index: the first one to keep. force: although a reader's fence stands before it."""
+    """until_index: first index to keep. force: trim even if a fencing cursor is before it."""
 
     until_index: Ordinal
     force: bool = False
@@ -85,8 +85,8 @@ async def _trimmed(here: Served, until_index: int) -> None:
 
 
 class VerifyIn(msgspec.Struct, forbid_unknown_fields=True):
-    """from_index: null: the log's begin. until_index: exclusive; null: all that is committed. deep: from the
-    disk, every chain made anew."""
+    """from_index: null: begin of the log. until_index: exclusive; null: end of the committed records. deep:
+    reread all data from disk and recompute all hash chains."""
 
     from_index: Ordinal | None = None
     until_index: Ordinal | None = None

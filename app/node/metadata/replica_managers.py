@@ -185,7 +185,7 @@ class ReplicasManagers:
                 replica.manager.saved(identity)
                 self.tick()
             elif isinstance(error, StorageFull):
-                logger.warning("log %s: no room for its identity", name)
+                logger.warning("log %s: the disk is full: its identity is not stored", name)
             else:
                 self._fail(f"identity of log {name}", error)
 

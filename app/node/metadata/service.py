@@ -192,7 +192,7 @@ class MetadataService:
                     self.changed.clear()
                     await self.changed.wait()
         except TimeoutError:
-            logger.warning("the controllers do not know that this node leaves")
+            logger.warning("the controllers could not be notified that this node stops")
         self.client.stop()
 
     async def ask(self, command: AnyCommand, timeout_ms: int = ASK_TIMEOUT_MS) -> Done | Refusal:

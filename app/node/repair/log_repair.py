@@ -224,7 +224,7 @@ class LogRepair:
             except GivenUp:
                 raise
             except Exception as error:
-                logger.exception("log %s: its repair failed, and begins again", self._log_name)
+                logger.exception("log %s: the repair failed and starts again", self._log_name)
                 self._wait(f"it failed: {error!r}")
                 await self._pause(_RETRY_LAST_S)
 
@@ -430,7 +430,7 @@ class LogRepair:
             try:
                 rest = await in_thread(partial(self._patch, rest, batches))
             except PatchRefused as error:
-                logger.error("log %s: what peers have does not fit: %s", self._log_name, error)
+                logger.error("log %s: the copies of the peers do not match: %s", self._log_name, error)
                 return False
             self.mended.batches += len(batches)
             self.mended.size_bytes += sum(batch.size_bytes for batch in batches)
@@ -473,7 +473,7 @@ class LogRepair:
             self._wait(f"the log that was begun anew is damaged too: {reason}")
             await self._pause(_RETRY_LAST_S)
             return
-        logger.error("log %s: set aside, it starts anew from its leader: %s", self._log_name, reason)
+        logger.error("log %s: quarantined; a new copy is fetched from the leader: %s", self._log_name, reason)
 
         await self._doubt(lacks_records=True)
         await self._forget_held()
@@ -492,5 +492,5 @@ class LogRepair:
         self.state = RepairState.WAITING
         if not self._told_waiting:
             self._told_waiting = True
-            logger.error("log %s: its repair waits: %s", self._log_name, reason)
+            logger.error("log %s: the repair is waiting: %s", self._log_name, reason)
             self._host.tell("repair", {"state": "waiting", "reason": reason})

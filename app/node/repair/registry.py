@@ -188,7 +188,9 @@ class Repairs:
 
         def then(intact: Any, error: BaseException | None) -> None:
             if isinstance(error, StorageFull):
-                logger.warning("log %s: no room to remove the note of its repair", hosted.name)
+                logger.warning(
+                    "log %s: the disk is full: the record of its repair is not removed", hosted.name
+                )
             elif error is not None:
                 self._fail(f"log {hosted.name}: note of a repair", error)
             elif hosted.repair is None and intact:
@@ -228,7 +230,7 @@ class Repairs:
             if journal.tell(kind, term, data, self._clock.now_ms()) is None:
                 return
         except StorageFull:
-            logger.warning("log %s: no room for the event %s %s", hosted.name, kind, data)
+            logger.warning("log %s: the disk is full: event %s %s is dropped", hosted.name, kind, data)
             return
         except DiskError as error:
             self._fail(f"journal of log {hosted.name}", error)

@@ -99,5 +99,7 @@ class RollBacks:
                     rollback=rollback,
                 )
             except StorageFull as error:
-                logger.warning("log %s: no room for a loss receipt: %s", hosted.name, error)
+                logger.warning(
+                    "log %s: the disk is full: a loss receipt is not stored: %s", hosted.name, error
+                )
                 await asyncio.sleep(_RETRY_S)

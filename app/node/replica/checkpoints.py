@@ -166,7 +166,7 @@ class Checkpointer:
                     self._saved_bytes = sum(map(len, taken.pieces))
                     self._kept = taken.index, taken.committed_index
             elif isinstance(error, StorageFull):
-                logger.warning("no room for a checkpoint: %s", error)
+                logger.warning("the disk is full: a checkpoint is not stored: %s", error)
             else:
                 self._fail("checkpoint", error)
 

@@ -198,7 +198,9 @@ class StateTransfer:
                 return  # pieces of two snapshots: asked for again
             taken = restoring.finish()
         except ValueError as error:
-            logger.warning("the state that %s sent cannot be read, it is asked for again: %s", source, error)
+            logger.warning(
+                "the state received from %s cannot be read and is requested again: %s", source, error
+            )
             self._restoring = None
             return
         self._asked_ms = None

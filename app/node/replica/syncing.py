@@ -111,7 +111,9 @@ class JournalWriter:
             if self._journal.tell(event.kind, event.term, event.data, now_ms) is None:
                 return
         except StorageFull:
-            logger.warning("log %s: no room for the event %s %s", self._log_name, event.kind, event.data)
+            logger.warning(
+                "log %s: the disk is full: event %s %s is dropped", self._log_name, event.kind, event.data
+            )
             return
         self._dirty = True
         if not self._asked:

@@ -71,7 +71,7 @@ class Trimmer:
     def _moved(self, _result: Any, error: BaseException | None) -> None:
         if isinstance(error, StorageFull):
             self._retry_ticks = RETRY_TICKS
-            logger.warning("no room to note a trim: %s", error)
+            logger.warning("the disk is full: a trim is not recorded: %s", error)
         elif error is not None:
             self._fail("trim", error)
         else:

@@ -51,7 +51,7 @@ class JournalKeeper:
 
         def ended(_result: Any, error: BaseException | None) -> None:
             if isinstance(error, StorageFull):
-                logger.warning("log %s: no room to note a trim of its journal", hosted.name)
+                logger.warning("log %s: the disk is full: a trim of its journal is not recorded", hosted.name)
             elif error is not None:
                 self._fail(f"trim of the journal of log {hosted.name}", error)
 

@@ -54,7 +54,7 @@ def test_sets_and_lost_records_come_from_the_journals_once(
     ]
     assert {(row["node"], row["seq"], row["epoch"]) for row in kept} == {("n2", 0, 2)}
     assert round(kept[0]["truncated"].timestamp() * 1_000) == FIRST_TIMESTAMP_MS
-    assert "n2 has no receipt receipts/default/gone.arrow any more" in capsys.readouterr().err
+    assert "n2 no longer has the receipt receipts/default/gone.arrow" in capsys.readouterr().err
 
     # a table that is new beside an old `events` begins with what that holds
     path = Path(table_path(tmp_path, "default", SYNC_STATE_SETS))

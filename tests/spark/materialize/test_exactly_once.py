@@ -182,7 +182,7 @@ def test_a_table_of_another_log_stops_the_job(
         job().open()
     log.records[101]["term"] = 2
     log.records[101]["offset"] += 1
-    with pytest.raises(LogClash, match="index 101 stands at byte 10101, it stood at 10100"):
+    with pytest.raises(LogClash, match="index 101 is at byte 10101, it was at 10100"):
         job().open()
     log.cluster = "elsewhere"
     with pytest.raises(LogClash, match="its id is elsewhere-default, it was test-default"):

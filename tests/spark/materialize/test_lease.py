@@ -33,12 +33,12 @@ def test_the_job_that_came_last_has_the_cursor(replicas: list[FakeReplica], log:
     first.move(40)
     assert where(log) == (40, True)
     second.take(30)
-    with pytest.raises(LeaseLost, match="it stands at index 30"):
+    with pytest.raises(LeaseLost, match="it is at index 30"):
         first.move(60)
     second.move(70)
     assert where(log) == (70, True)
     del log.cursors[CURSOR]
-    with pytest.raises(LeaseLost, match="it is gone"):
+    with pytest.raises(LeaseLost, match="it was deleted"):
         second.move(80)
 
 
@@ -65,7 +65,7 @@ def test_a_move_that_was_made_after_all_is_known_later(replicas: list[FakeReplic
     held.move(70)
     assert where(log) == (70, True)
     log.cursors[CURSOR] |= {"index": 40, "version": '"20"'}
-    with pytest.raises(LeaseLost, match="it stands at index 40"):
+    with pytest.raises(LeaseLost, match="it is at index 40"):
         held.move(80)
 
 

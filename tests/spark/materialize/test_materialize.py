@@ -92,7 +92,7 @@ def test_all_tables_of_a_log_and_a_second_run_adds_only_what_is_new(
     second.event("watermarks", {"role": "follower", "committed_index": 90, "peers": {}})
     progress = materialize(config, spark=spark)
     assert progress.state == "done"
-    assert "epochs: the disk was away; trying again" in capsys.readouterr().err
+    assert "epochs: the disk was away; retrying" in capsys.readouterr().err
     told = progress.logs["default"]
     assert (told.entries_rows, told.materialized_index, told.lag_records, told.epochs_rows) == (
         100,
@@ -284,5 +284,5 @@ def test_a_job_that_slept_writes_no_epochs_over_newer_ones(
     spark.sql(f"DELETE FROM {identifier(paths[0])} WHERE epoch > 1")
     late = EpochsJob(spark, client, *paths)
     late.open()
-    with pytest.raises(TableClash, match="epochs refuses what the nodes tell"):
+    with pytest.raises(TableClash, match="epochs refuses the epochs of the nodes"):
         late.refresh()

@@ -45,7 +45,10 @@ def test_a_configuration_that_cannot_work_is_told_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert package.main([str(tmp_path / "dist"), "--master", "nowhere"]) == 2
-    assert "'nowhere' is none of local[N]" in capsys.readouterr().err
+    assert (
+        "master must be local[N], spark://HOST:PORT, yarn or k8s://..., got 'nowhere'"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "dist").exists()
 
 

@@ -60,14 +60,17 @@ def test_paths_are_relative_to_the_file_and_urls_are_left_alone() -> None:
     [
         ("[session]\nmastr = 'local'\ncores = '2'", "session.cores: .*integer; session.mastr: unknown key"),
         ("[sesion]\nmaster = 'local'", "sesion: unknown key"),
-        ("[session]\nmaster = 'sparc://h:1'", "'sparc://h:1' is none of local"),
-        ("[session]\nremote = 'h:1'", "'h:1' is not sc://HOST:PORT"),
-        ("[session]\nmaster = 'local[2]'\nremote = 'sc://h:1'", "Spark runs at one of them"),
-        ("[session]\ndriver_memory = '2 gigabytes'", "driver_memory: '2 gigabytes' is not like 2g"),
-        ("[session]\nshuffle_partitions = 0", "shuffle_partitions must be positive"),
-        ("[conf]\nspark.sql.ansi.enabled = true", "put names into quotes"),
-        ("[conf]\n'spark.executor.memory' = '1g'", r"conf: spark.executor.memory: \[session\] says that"),
-        ("[conf]\n'master' = '1g'", "conf: 'master' is no setting of Spark"),
+        ("[session]\nmaster = 'sparc://h:1'", "master must be local.*got 'sparc://h:1'"),
+        ("[session]\nremote = 'h:1'", "remote must be sc://HOST:PORT, got 'h:1'"),
+        ("[session]\nmaster = 'local[2]'\nremote = 'sc://h:1'", "master and remote cannot be used together"),
+        (
+            "[session]\ndriver_memory = '2 gigabytes'",
+            "driver_memory must be a size such as 2g, got '2 gigabytes'",
+        ),
+        ("[session]\nshuffle_partitions = 0", "shuffle_partitions must be positive, got 0"),
+        ("[conf]\nspark.sql.ansi.enabled = true", "put names in quotes"),
+        ("[conf]\n'spark.executor.memory' = '1g'", r"conf: spark.executor.memory is set by \[session\]"),
+        ("[conf]\n'master' = '1g'", "conf: 'master' is not a setting of Spark"),
         ("[session", "spark.toml: Expected"),
     ],
 )
@@ -90,7 +93,7 @@ def test_command_lines_win_over_the_file_and_the_file_over_the_variable(
     assert settings.settings_of(given("--conf", str(two))).session.master == "spark://two:2"
     won = settings.settings_of(given("--master", "local[7]")).session
     assert (won.master, won.remote) == ("local[7]", None)
-    with pytest.raises(ConfigError, match="at one of them"):
+    with pytest.raises(ConfigError, match="cannot be used together"):
         settings.settings_of(given("--master", "local", "--remote", "sc://h:1"))
     config = run.parse_arguments(["--endpoint", "http://127.0.0.1:1", "--progress", "p"])
     assert (config.tables_root, config.checkpoints_folder) == ("s3://b/t", tmp_path / "c")
@@ -121,8 +124,8 @@ def test_jobs_say_what_they_lack_before_spark_is_started(
 ) -> None:
     monkeypatch.delenv(settings.VARIABLE, raising=False)
     assert run.main(["--endpoint", "http://127.0.0.1:1"]) == 2
-    assert "say by --tables, or by locations.tables" in capsys.readouterr().err
+    assert "set --tables, or locations.tables" in capsys.readouterr().err
     assert run.main(["--endpoint", "http://127.0.0.1:1", "--tables", "s3://b/t"]) == 2
-    assert "checkpoints: name a path, since the tables are at a URL" in capsys.readouterr().err
+    assert "checkpoints: set a path; it is required if the tables are at a URL" in capsys.readouterr().err
     assert upkeep.main(["--conf", str(tmp_path / "none.toml")]) == 2
     assert "none.toml: No such file" in capsys.readouterr().err

@@ -300,7 +300,7 @@ def test_columns_become_records_and_sizes_count_what_the_service_counts() -> Non
     assert record_sizes(rows).tolist() == [7, 0, 3]
     assert record_sizes(rows.slice(1)).tolist() == [0, 3]
     assert rows.column("headers").to_pylist()[0] == [{"name": "é", "value": b"12"}]
-    with pytest.raises(SinkError, match="a record of 101 bytes"):
+    with pytest.raises(SinkError, match="got a row of 101"):
         list(cut([values("x" * 101)], LIMITS))
     nameless = pa.array([[{"name": None, "value": "1"}]], headers)
     with pytest.raises(SinkError, match="without name"):
@@ -318,7 +318,7 @@ ENDPOINT = {"endpoint": "http://127.0.0.1:1"}
         ({"startingIndex": "1"}, False, "a write to commitlog takes"),
         ({"checkpointLocation": "/c"}, False, "unknown option"),
         ({"producerId": "p"}, False, "needs a stagingLocation"),
-        ({"batchId": "3"}, False, "goes with a producerId"),
+        ({"batchId": "3"}, False, "batchId requires a producerId"),
         ({"producerId": "p", "stagingLocation": "/s"}, False, "needs a batchId, which rises"),
         ({"producerId": "p", "stagingLocation": "/s", "batchId": "-1"}, False, "not a whole number"),
         ({}, True, "share, or give the query a checkpointLocation"),

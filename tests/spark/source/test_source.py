@@ -41,12 +41,18 @@ def test_a_batch_reads_the_range_it_is_told_ends_included(batch: Batch) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"endingIndex": 102}, "endingIndex 102 is past the last index, 101"),
+        ({"endingIndex": 102}, "endingIndex must be at most the last index, 101, got 102"),
         ({"startingIndex": 500}, "it ends before index 102, startingIndex is 500"),
-        ({"startingIndex": 60, "endingIndex": 50}, "past the end of what is to be read"),
-        ({"startingIndex": "latest", "endingIndex": 50}, "startingIndex 102 is past the end"),
+        (
+            {"startingIndex": 60, "endingIndex": 50},
+            "startingIndex must be at most the end of the read, 50, got 60",
+        ),
+        (
+            {"startingIndex": "latest", "endingIndex": 50},
+            "startingIndex must be at most the end of the read, 50, got 102",
+        ),
         ({"log": "other/log"}, "404"),
-        ({"tail": "both"}, "tail: 'both' is not"),
+        ({"tail": "both"}, "tail must be 'union', got 'both'"),
     ],
 )
 def test_a_batch_that_cannot_be_read_says_why(

@@ -102,9 +102,9 @@ def test_what_neither_the_table_nor_the_log_has_is_reported(
 def test_a_table_that_is_not_this_logs_is_refused(
     spark: SparkSession, batch: Batch, materialize: Materialize, log: FakeLog, tmp_path: Path
 ) -> None:
-    with pytest.raises(PySparkException, match="does not know where entries lies"):
+    with pytest.raises(PySparkException, match="does not know the location of entries"):
         batch(tail="union").load().count()
-    with pytest.raises(PySparkException, match="no Delta table is there"):
+    with pytest.raises(PySparkException, match="it is not a Delta table"):
         batch(tail="union", table=str(tmp_path / "none")).load().count()
     table = materialize(40)
     log.records[39]["term"] = 7

@@ -52,7 +52,7 @@ def test_where_only_spark_can_clear_up_a_person_is_told(
 ) -> None:
     monkeypatch.setattr(tables, "MADE_WITHIN_S", 0.0)
     log = half_made(tmp_path / "epochs")
-    with pytest.raises(ConfigError, match=r"was killed before it was whole. Delete file://.*/_delta_log"):
+    with pytest.raises(ConfigError, match=r"was killed before it was complete. Delete file://.*/_delta_log"):
         create_table(spark, f"file://{tmp_path}/epochs", EPOCHS)
     assert log.is_dir()
 

@@ -1,0 +1,166 @@
+"""User-facing texts use plain technical English: error pages, messages, help texts, the OpenAPI document."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+import click
+import pytest
+from fastapi import FastAPI
+
+from app.api.append.fast_front import AppendFront
+from app.cli.main import cli
+from app.errors import PROBLEMS, CommitlogError
+from app.main import _DESCRIPTION, _PARTS, _append_router
+
+ROOT: Final = Path(__file__).parents[2]
+MESSAGES_IN: Final = (
+    "app/api",
+    "app/cli",
+    "app/client",
+    "app/errors",
+    "app/local",
+    "app/settings",
+    "spark_jobs",
+)
+LONGEST_REPORT: Final = 20
+REFUSED: Final = re.compile(
+    r"\b(tells?|told|says?|said|anew|whoever|nobody|somebody|stands? (?:at|in)|stood (?:at|in)|is no(?= \w)"
+    r"|for ever|mend(?:s|ed)?|stranger|news|so long)\b(?! (?:longer|more than))",
+    re.IGNORECASE,
+)
+FIRST_WORDS: Final = re.compile(r"(What|Who|Whose|Whether|Where|Of)\b")
+
+
+def complaints(texts: Iterator[tuple[str, str]]) -> list[str]:
+    """The texts with a word that LANGUAGE refuses, or with a first word that no sentence here begins with."""
+    found = []
+    for place, text in texts:
+        plain = " ".join(text.split())
+        if word := REFUSED.search(plain) or FIRST_WORDS.match(plain):
+            found.append(f"{place}: {word.group()!r} in {plain!r}")
+    return found
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    for problem in (CommitlogError, *PROBLEMS.values()):
+        yield problem.__name__, problem.__doc__ or ""
+    for code, problem in PROBLEMS.items():
+        yield code, problem.title
+
+
+def commands(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    """The help of a command, of its options, and of its subcommands."""
+    place = context.command_path
+    yield place, command.help or ""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            yield f"{place} {parameter.opts[0]}", parameter.help or ""
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from commands(child, click.Context(child, info_name=name, parent=context))
+
+
+def openapi() -> Iterator[tuple[str, str]]:
+    """The summaries and descriptions of the document, from the routes alone: no node runs."""
+    app = FastAPI(description=_DESCRIPTION)
+    app.include_router(_append_router(cast(AppendFront, SimpleNamespace())))
+    for part in _PARTS:
+        app.include_router(part.router)
+    document = app.openapi()
+    assert len(document["paths"]) > LONGEST_REPORT
+    yield from described("", document)
+
+
+def described(place: str, node: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(node, list):
+        for item in node:
+            yield from described(place, item)
+    elif isinstance(node, dict):
+        for name, value in node.items():
+            if name in ("summary", "description") and isinstance(value, str):
+                yield f"{place}/{name}", value
+            elif name != "example":
+                yield from described(f"{place}/{name}", value)
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """The literals of every `raise`, and of every check that raises its second argument."""
+    for folder in MESSAGES_IN:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                for text in raised(node):
+                    yield f"{file.relative_to(ROOT)}:{node.lineno}", text
+
+
+def raised(node: Any) -> Iterator[str]:
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        values = [*node.exc.args, *(keyword.value for keyword in node.exc.keywords)]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check":
+        values = node.args[1:]
+    else:
+        return
+    for value in values:
+        yield from literals(value)
+
+
+def literals(value: ast.expr) -> Iterator[str]:
+    """The texts of an expression; what an f-string inserts is `…`."""
+    if isinstance(value, ast.JoinedStr):
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in value.values)
+    elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value.value
+    elif isinstance(value, ast.Tuple):
+        for item in value.elts:
+            yield from literals(item)
+
+
+def client_errors() -> Iterator[tuple[str, str]]:
+    for name in ("app/client/errors.py", "spark_jobs/errors.py", "app/errors/base.py"):
+        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield f"{name}:{node.name}", ast.get_docstring(node) or ""
+
+
+@pytest.mark.parametrize(
+    "collect",
+    [
+        pages,
+        lambda: commands(cli, click.Context(cli, info_name="commitlog")),
+        openapi,
+        messages,
+        client_errors,
+    ],
+    ids=["problem pages", "help", "openapi", "messages", "error classes"],
+)
+def test_texts_for_users_are_plain_technical_english(collect: Any) -> None:
+    texts = list(collect())
+    assert len(texts) > LONGEST_REPORT
+    assert complaints(iter(texts)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the node tells its peers",
+        "nobody leads",
+        "it stands at index 7",
+        "kept for ever",
+        "this is no append",
+        "Whether the process answers",
+        "Of the record",
+        "a repair that mends it",
+    ],
+)
+def test_the_check_refuses_its_words(text: str) -> None:
+    assert complaints(iter([("here", text)]))
+
+
+@pytest.mark.parametrize("text", ["the log is no longer there", "Office hours", "the following records"])
+def test_the_check_passes_other_words(text: str) -> None:
+    assert not complaints(iter([("here", text)]))
