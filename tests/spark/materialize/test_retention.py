@@ -116,4 +116,4 @@ def test_retention_and_trims_leave_what_the_table_lacks(
     assert stored() == appended
     behind = verify_tables(spark, node.url("n1"), FENCED)
     assert (behind.equal, behind.first_difference) == (False, behind.until_index)
-    assert str(behind).endswith(f"the log begins at index {end:,}, and the table ends before")
+    assert str(behind).endswith(f"the log begins at index {end:,}, after the end of the table")

@@ -117,7 +117,7 @@ def test_a_failing_cell_fails_the_run_with_its_place_and_traceback(tmp_path: Pat
 
 
 def test_a_widget_takes_only_its_choices(tmp_path: Path) -> None:
-    assert "none of a, b" in run('dbutils.widgets.dropdown("w", "c", ["a", "b"])', tmp_path)
+    assert "must be one of a, b, got 'c'" in run('dbutils.widgets.dropdown("w", "c", ["a", "b"])', tmp_path)
 
 
 def test_widgets_stand_in_a_query_as_literals() -> None:
