@@ -106,8 +106,10 @@ def draw_settings(plan: ClusterPlan, random: Random) -> NodeSettings:
     raft = replace(
         plan.raft,
         election_timeout_ms=(shortest, max(shortest + heartbeat_ms, int(longest * scale))),
-        max_pending=choice((1, 8, 1_000)),
-        max_waiting=choice((1, 8, 1_000)),
+        # No leader's window is larger than a follower's queue: these links reorder, unlike connections of
+        # peers, and each push that finds the queue full waits for a timeout.
+        max_pending=choice([window for window in (1, 8, 1_000) if window <= plan.raft.max_waiting]),
+        max_waiting=choice((plan.raft.max_waiting, 2 * plan.raft.max_waiting)),
         push_max_bytes=choice((KIB, 64 * KIB, 1024 * KIB)),
         max_push_timeout_ms=choice((300, 1_000, 3_000)),
         compare_timeout_ms=choice((500, 3_000)),
