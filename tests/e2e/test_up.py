@@ -104,7 +104,7 @@ def test_a_folder_that_is_in_use_or_cannot_be_used_stays_as_it_is(tmp_path: Path
         fcntl.flock(other, fcntl.LOCK_EX)
         refused = commitlog("up", "--data", str(tmp_path), *arguments)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr == f"commitlog: a cluster runs in {tmp_path}: end it, or use another folder\n"
+    assert refused.stderr == f"commitlog: a cluster runs in {tmp_path}: stop it, or use another folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.lock"]
     refused = commitlog("up", "--data", "/proc/none", *arguments)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)

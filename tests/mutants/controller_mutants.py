@@ -203,10 +203,10 @@ def a_controller_answers_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 )
 def another_copy_registers_with_an_old_id(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, active_module.registration, "register")
-    def register(original: Any, log: Log, command: Any) -> Any:
+    def register(original: Any, log: Log, command: Any, confirmed: Any = None) -> Any:
         known = registration._known(log, command.node)
         code = known[0].check_code if known else command.check_code
-        return original(log, msgspec.structs.replace(command, check_code=code))
+        return original(log, msgspec.structs.replace(command, check_code=code), confirmed)
 
 
 @mutant(

@@ -286,8 +286,9 @@ def an_idle_leader_never_looks_at_its_peers(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("R-01", lambda _: test_elections.test_one_vote_a_term_also_over_a_restart())
 def the_vote_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
-    def save(self: RaftCore) -> None:
+    def save(self: RaftCore, now_ms: int) -> None:
         self._outbox.hard_state = HardState(self._member.term, None)
+        self._timer.saving(now_ms)
 
     patch.setattr(RaftCore, "_save", save)
 
