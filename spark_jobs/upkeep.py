@@ -28,7 +28,7 @@ from spark_jobs.session.settings import add_arguments, settings_of
 from spark_jobs.session.spark_session import JavaNotFound, open_session
 from spark_jobs.tables.table import SPARK_ERRORS, TABLES, identifier, is_table, table_path
 
-ATTEMPTS = 5
+_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
 CONFLICT = "DELTA_CONCURRENT"
 SETTINGS = {"spark.databricks.delta.vacuum.parallelDelete.enabled": "true"}
@@ -52,7 +52,7 @@ class Kept:
 
 
 def keep_up(spark: SparkSession, path: str) -> Kept:
-    """Compact and vacuum one table. Raises PySparkException after ATTEMPTS conflicts in a row."""
+    """Compact and vacuum one table. Raises PySparkException after five conflicts in a row."""
     began = time.monotonic()
     metrics, conflicts = _retried(lambda: spark.sql(f"OPTIMIZE {identifier(path)}").collect()[0]["metrics"])
     spark.sql(f"VACUUM {identifier(path)}").collect()
@@ -68,11 +68,11 @@ def keep_all_up(spark: SparkSession, tables: Path | str, logs: Iterable[str]) ->
 
 
 def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
-    for conflicts in range(ATTEMPTS):
+    for conflicts in range(_ATTEMPTS):
         try:
             return act(), conflicts
         except SPARK_ERRORS as error:
-            if CONFLICT not in str(error) or conflicts == ATTEMPTS - 1:
+            if CONFLICT not in str(error) or conflicts == _ATTEMPTS - 1:
                 raise
             time.sleep(FIRST_PAUSE_S * 2**conflicts)
     raise AssertionError("the last attempt returns or raises")

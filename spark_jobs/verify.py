@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from app.client import ClientError, CommitlogClient, NoAnswer, NotFound, Unavailable
-from app.client.tables import ENTRIES, Tables
+from app.client.tables import Tables
 from app.errors import ConfigError
-from app.tables.catalog import LOG_ID_PROPERTY
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
+from app.tables.names import ENTRIES, LOG_ID_PROPERTY
 from spark_jobs.errors import OptionError
 from spark_jobs.materialize.groups import named
 from spark_jobs.session.jars import JarsUnavailable
@@ -34,7 +34,7 @@ from spark_jobs.tables.transforms import epoch_differences
 SUMS = "first bigint, count bigint, high bigint, low bigint"
 HALF = 1 << 32
 TRIMMED = "index-trimmed"
-ATTEMPTS = 5  # to compare before retention takes a part of it
+_ATTEMPTS = 5  # to compare before retention takes a part of it
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ def verify_tables(
     with CommitlogClient([url.strip() for url in endpoint.split(",")], log=log, token=token) as client:
         known = Tables(client)
         paths = [known.find(each.name).path for each in (EPOCHS, EPOCH_FILES)]
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
                 compared = _compare(spark, client, known, log)
                 break
             except NotFound as error:
-                if error.code != TRIMMED or attempt == ATTEMPTS:
+                if error.code != TRIMMED or attempt == _ATTEMPTS:
                     raise
     differences = epoch_differences(*(spark.read.format("delta").load(path) for path in paths))
     epochs = tuple(

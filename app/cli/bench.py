@@ -15,8 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
+from app.media_types import JSON
 
-_JSON = {"Content-Type": "application/json"}
+_JSON = {"Content-Type": JSON}
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 
 

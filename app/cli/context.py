@@ -20,8 +20,8 @@ from app.client import (
     Problem,
     Unavailable,
 )
+from app.client.client import DEFAULT_ENDPOINT
 
-DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
 ADVICE = "start a local cluster with `commitlog up`, or set --endpoint"
 GIVE_UP_S = 10.0
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -16,8 +16,8 @@ from app.client.tables import Cut, Tables
 from app.client.tables import Table as DeltaTable
 from app.local.spark_job import JOB, VERIFY_JOB, job_arguments
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
+from storage.units import MIB
 
-MIB = 1024 * 1024
 DEFAULT_TABLES = Path("commitlog-data/tables")
 DEFAULT_CHECKPOINTS = Path("commitlog-data/checkpoints")
 DEPTH = 2  # TABLES/LOG/TABLE

@@ -12,10 +12,9 @@ import pyarrow as pa
 from app.client.connection import Answer, Connection
 from app.client.errors import NoAnswer
 from app.client.records import RecordLike, ndjson
+from app.media_types import ARROW_STREAM, NDJSON
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
-ARROW_STREAM = "application/vnd.apache.arrow.stream"
-NDJSON = "application/x-ndjson"
 FOLLOW_WAIT_MS = 10_000
 
 

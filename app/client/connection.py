@@ -11,7 +11,7 @@ import urllib3
 
 from app.client.errors import ClientError, NoAnswer, Problem, Untrusted, problem_of
 
-CONNECT_TIMEOUT_S = 2.0
+_CONNECT_TIMEOUT_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 AVOID_S = 1.0  # a node that did not answer is not taken for the leader for this long, whoever says so
 SLACK_S = 5.0  # how much longer than the service a call waits for its answer
@@ -112,7 +112,7 @@ class Connection:
     ) -> Answer:
         """One answer of one node. Raises NoAnswer, Untrusted and Problem."""
         url = f"{endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=wait_s + SLACK_S)
+        timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=wait_s + SLACK_S)
         sent = {**self._headers, **(headers or {})}
         try:
             answer = self._pool.request(method, url, headers=sent, body=body, timeout=timeout)

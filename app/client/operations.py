@@ -8,8 +8,7 @@ from urllib.parse import quote
 
 from app.client.client import CommitlogClient
 from app.client.connection import Answer
-
-JSON_TYPE = "application/json"
+from app.media_types import JSON
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Operations:
         answer = self._connection.call(
             method,
             path,
-            headers={**(headers or {}), "Content-Type": JSON_TYPE},
+            headers={**(headers or {}), "Content-Type": JSON},
             body=None if body is None else json.dumps(body).encode(),
             wait_s=wait_s,
         )

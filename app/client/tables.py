@@ -12,8 +12,8 @@ from app.client.client import CommitlogClient
 from app.client.connection import Answer
 from app.client.errors import NoAnswer, Unavailable
 from app.tables.digests import BLOCK, BlockSum
+from app.tables.names import ENTRIES
 
-ENTRIES = "entries"
 LONGEST_WAIT_MS = 60_000  # of one call
 PAUSE_S = 0.2  # before the nodes are asked once more
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+CONTROLLER_LOG: Final = "__controller"  # the log that holds the metadata of all logs
 LOG_CREATED: Final = "created"
 LOG_DELETING: Final = "deleting"
 

@@ -23,8 +23,8 @@ from app.controller.events import (
     SyncStateSetChanged,
 )
 from app.controller.metadata import LOG_CREATED, LOG_DELETING, Log, Replica
+from storage.units import NO_INDEX
 
-NO_INDEX = -1
 CHANGES_MAX: Final = 4_096  # remembered: a repeat of an older one may have an effect again
 
 

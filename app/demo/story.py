@@ -19,7 +19,7 @@ from app.demo.show import Show
 from app.local.cluster import ClusterError, LocalCluster
 from app.local.processes import ChildProcess, describe_exit
 from app.local.spark_job import SparkJob
-from app.tables.catalog import CURSOR
+from app.tables.names import CURSOR
 
 LOOK_EACH_S = 0.05
 CURSOR_AT_ONCE = ("--cursor-each-s", "1")  # the demo ends with the move of the job's cursor

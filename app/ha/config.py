@@ -4,9 +4,8 @@ from dataclasses import dataclass, fields
 
 from app.errors import ConfigError
 from app.ha.roles import ADDRESS_MAX_BYTES
+from storage.units import KIB, MIB
 
-KIB = 1024
-MIB = 1024 * KIB
 CONNECT_MS = 2_000  # a connection is there within this time, or it is tried again
 
 

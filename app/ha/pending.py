@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from app.log.contract import Acks, AppendFate, PendingAppend
-
-NEVER_MS = 1 << 62
+from storage.units import NEVER_MS
 
 
 def _last_index(append: PendingAppend) -> int:

@@ -21,11 +21,10 @@ from app.errors import CommitlogError
 from storage.format.batch import Batch
 from storage.format.records import RecordColumns, RecordTable
 from storage.log.hard_state import HardState
+from storage.units import NO_INDEX as NO_INDEX
 
 if TYPE_CHECKING:
     from app.raft.messages import GroupNotice
-
-NO_INDEX = -1  # begin_index, end_index, committed_index of nothing
 
 
 class Role(StrEnum):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
+from app.errors import ProducerFenced, SequenceGap
 from app.log.claims import CLAIM_BYTES, Claim, unpack_claim
 
 REMEMBERED_SEQUENCES: Final = 5
@@ -14,22 +15,6 @@ REMEMBERED_SEQUENCES: Final = 5
 # A history: epoch(8), then for each remembered append, oldest first: sequence(8) claim(56), little-endian
 _NUMBER = struct.Struct("<q")
 _ENTRY_BYTES: Final = _NUMBER.size + CLAIM_BYTES
-
-
-class SequenceGap(Exception):
-    """The sequence is neither the next one nor one of the last few."""
-
-    def __init__(self, expected_sequence: int) -> None:
-        super().__init__(f"expected sequence {expected_sequence}")
-        self.expected_sequence = expected_sequence
-
-
-class ProducerFenced(Exception):
-    """A newer epoch of the producer has written."""
-
-    def __init__(self, epoch: int) -> None:
-        super().__init__(f"epoch {epoch} has taken over")
-        self.epoch = epoch
 
 
 class Undo(NamedTuple):

@@ -17,7 +17,7 @@ import msgspec
 
 from app.log.claims import CLAIM_BYTES, HASH_BYTES, PARTITIONS, Claim, KeyTable, key_hash, pack_claim
 from app.log.facts import Address, Cursor, Membership
-from app.log.producers import ProducerFenced, ProducerTable, SequenceGap, Undo, pack_history
+from app.log.producers import ProducerTable, Undo, pack_history
 from app.log.snapshot import (
     END,
     HEAD,
@@ -34,21 +34,18 @@ from app.log.snapshot import (
 from storage.file_system import Bytes
 from storage.format.batch import AppendMark, Batch, marks_of
 from storage.format.records import control_value
+from storage.units import NO_INDEX
 
 __all__ = [
     "DAY_MS",
-    "NO_INDEX",
     "Address",
     "Claim",
     "Cursor",
     "LogState",
     "Membership",
-    "ProducerFenced",
-    "SequenceGap",
 ]
 
 DAY_MS: Final = 24 * 60 * 60 * 1000
-NO_INDEX: Final = -1
 NOTES: Final = 64  # of progress within idempotency_ms: what expires does so at most this fraction late
 EXPIRED_PARTITIONS: Final = 64  # visited by one call of `expire`
 EXPIRED_PRODUCERS: Final = 1_000  # looked at by one call of `expire`

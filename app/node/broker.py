@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from app.controller.log_state import MetadataLogState
 from app.controller.messages import AnyControllerMessage
+from app.controller.metadata import CONTROLLER_LOG
 from app.errors import (
     CommitlogError,
     InvalidRequest,
@@ -36,7 +37,7 @@ from app.node.folder_birth import FolderBirth
 from app.node.hosted_log import HostedLog
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.logs import MetadataLogs, Unsupported
-from app.node.metadata.service import CONTROLLER_LOG, MetadataService, controller_log
+from app.node.metadata.service import MetadataService, controller_log
 from app.node.network.ha_transport import HaLink, HaTransport, Protocol
 from app.node.network.http_forwarder import Forwarder
 from app.node.network.node_directory import Directory

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from app.log.contract import SyncSource
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 THREADS: Final = 16
 
@@ -105,7 +105,7 @@ class DiskThreads:
             try:
                 self.loop.call_soon_threadsafe(self._deliver, then, result, problem)
             except RuntimeError:
-                log.warning("the event loop has ended before the disk threads")
+                logger.warning("the event loop has ended before the disk threads")
                 return
 
     def _deliver(self, then: Then, result: Any, problem: BaseException | None) -> None:

@@ -5,11 +5,12 @@ import random
 from collections.abc import Callable
 
 from app.controller.log_state import MetadataLogState
+from app.controller.metadata import CONTROLLER_LOG
 from app.log.contract import Clock, GroupConfig, Lanes, SpaceReserve, Transport
 from app.log.state import LogState
 from app.node.clock import LoopScheduler
 from app.node.hosted_log import HostedLog
-from app.node.metadata.service import CONTROLLER_LOG, controller_raft
+from app.node.metadata.service import controller_raft
 from app.node.open_ha_log import HaNode, open_auto_switch_log, open_classic_log
 from app.node.open_log import open_raft_log
 from app.node.replica.driver import LogDriver

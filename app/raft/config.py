@@ -3,9 +3,7 @@
 from dataclasses import dataclass, fields
 
 from app.errors import ConfigError
-
-KIB = 1024
-MIB = 1024 * KIB
+from storage.units import MIB
 
 
 @dataclass(frozen=True, kw_only=True)

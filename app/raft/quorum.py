@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from app.log.contract import NO_INDEX, Acks, AppendFate, PendingAppend, ReplicaLog
 from app.raft.config import RaftConfig
 from app.raft.state import MemberState, Outbox, is_of_term
-
-NEVER_MS = 1 << 62
+from storage.units import NEVER_MS
 
 
 def quorum_index(watermarks: Iterable[int]) -> int:

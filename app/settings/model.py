@@ -14,9 +14,8 @@ from app.ha.config import HaConfig
 from app.log.contract import Durability, LogOptions
 from app.raft.config import RaftConfig
 from storage.log.commitlog import CommitlogConfig
+from storage.units import MIB
 
-KIB = 1024
-MIB = 1024 * KIB
 DEFAULT_LOG = "default"
 _KEYS_MAX, _PRODUCERS_MAX = 40_000_000, 1_000_000  # the snapshot of a log's state stays below 4 GiB
 LOG_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")

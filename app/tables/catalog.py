@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.tables.delta_log import Commit, DeltaLog, Snapshot, table_folders
+from app.tables.names import ENTRIES, LOG_ID_PROPERTY
 
-ENTRIES: Final = "entries"
-CURSOR: Final = "__entries"  # of the log, where the job that writes `entries` goes on
 KEY: Final = "index"
 NONE: Final = -1
-LOG_ID_PROPERTY: Final = "commitlog.logId"  # of `entries`: hex id of the log whose records it holds
-BEGIN_PROPERTY: Final = "commitlog.beginIndex"  # of `entries`: every data record from there on is a row
 RESTORE: Final = "RESTORE"  # Delta's name for a commit that takes a table back to an earlier version
 
 

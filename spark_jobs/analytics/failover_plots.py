@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from spark_jobs.analytics.plots import CANCELLED, INK, MUTED, PEER_COLORS, Rows, bare
+from storage.units import KIB
 
 LONG_PAUSE_S = 0.5  # from here on a pause is marked
 QUIET_S = 1.0  # shown after the last thing that happened
-KIB = 1024
 
 
 def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows) -> Figure:

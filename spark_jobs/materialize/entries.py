@@ -12,8 +12,9 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from app.tables.catalog import BEGIN_PROPERTY, LOG_ID_PROPERTY, RESTORE
+from app.tables.catalog import RESTORE
 from app.tables.delta_log import DeltaLog
+from app.tables.names import BEGIN_PROPERTY, LOG_ID_PROPERTY
 from spark_jobs.errors import LogClash, TableUnreadable
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import COMPILED, INTERPRETED

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 
 from app.client import ClientError, CommitlogClient, ConditionFailed, NotFound, Problem
 from app.client.operations import Cursor, Operations
-from app.tables.catalog import CURSOR
+from app.tables.names import CURSOR
 from spark_jobs.errors import Refused, SourceError, Unreachable
 from spark_jobs.materialize.entries import EntriesJob
 

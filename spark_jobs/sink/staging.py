@@ -27,8 +27,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_jobs.errors import SinkError
 from storage.format.records import BODY_SCHEMA
+from storage.units import MIB
 
-MIB = 1024 * 1024
 CHUNK_BYTES = 8 * MIB  # of an append at most, if the service lets us
 IDENTITY = "identity"
 

@@ -20,10 +20,9 @@ from app.client import ClientError, CommitlogClient, Problem
 from spark_jobs.errors import SinkClash, SinkError
 from spark_jobs.sink.options import SinkOptions
 from spark_jobs.sink.staging import CHUNK_BYTES, Limits, StagedFile, StagedList, Staging
-from spark_jobs.source.client import LogClient
+from spark_jobs.source.client import GIVE_UP_S, LogClient
 
 CHUNKS_A_BATCH = 2**20
-GIVE_UP_S = 60.0
 MAX_STEPS_BACK = 20  # of one commit, each by a leader that was lost with an append that nobody acknowledged
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 

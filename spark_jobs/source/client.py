@@ -14,15 +14,14 @@ from urllib.parse import quote, urlencode
 import pyarrow as pa
 import urllib3
 
+from app.media_types import ARROW_STREAM, BATCHES
 from spark_jobs.errors import EventsTrimmed, LogClash, NoCopy, Refused, ShortRead, Trimmed, Unreachable
 from spark_jobs.source.planning import check_joined
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch, follows_chain
 from storage.format.records import READ_SCHEMA, read_columns
 
-ARROW_STREAM = "application/vnd.apache.arrow.stream"
-STORED_BATCHES = "application/vnd.commitlog.batch"
-CONNECT_TIMEOUT_S = 2.0
+_CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 15.0  # longer than a replica waits for Commitlog-Min-Index
 GIVE_UP_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -88,7 +87,7 @@ class LogClient:
     _pool: urllib3.PoolManager = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
+        timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
         self._pool = urllib3.PoolManager(timeout=timeout, retries=False, num_pools=16)
 
     def close(self) -> None:
@@ -133,7 +132,7 @@ class LogClient:
     def stored_batch(self, index: int) -> bytes:
         """The stored batch that holds a committed record, as it stands in the replicas' files."""
         query = {"from_index": index, "until_index": index + 1, "limit": 1, "max_bytes": 1}
-        headers = {"Accept": STORED_BATCHES, "Commitlog-Min-Index": str(index)}
+        headers = {"Accept": BATCHES, "Commitlog-Min-Index": str(index)}
 
         def ask(endpoint: str) -> bytes:
             answer = self._request(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
@@ -267,7 +266,7 @@ class LogClient:
         query = {"from_index": first, "until_index": until, "limit": limit, "max_bytes": MAX_READ_BYTES}
 
         def ask(endpoint: str) -> list[Batch]:
-            headers = {"Accept": STORED_BATCHES, "Commitlog-Min-Index": str(until - 1)}
+            headers = {"Accept": BATCHES, "Commitlog-Min-Index": str(until - 1)}
             answer = self._request(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
             try:
                 batches = decode_batches(answer.data)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from app.tables.catalog import LOG_ID_PROPERTY
+from app.tables.names import LOG_ID_PROPERTY
 from spark_jobs.errors import OptionError, Trimmed
 from spark_jobs.source.client import LogClient
 from spark_jobs.source.options import SourceOptions

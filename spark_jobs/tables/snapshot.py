@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
-from app.tables.catalog import BEGIN_PROPERTY
 from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, file_system_of
 from app.tables.delta_log import Snapshot as PlainSnapshot
+from app.tables.names import BEGIN_PROPERTY
 from spark_jobs.errors import TableUnreadable
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.schemas import arrow_schema

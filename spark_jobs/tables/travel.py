@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from app.client import CommitlogClient
-from app.client.tables import ENTRIES, Tables
+from app.client.tables import Tables
+from app.tables.names import ENTRIES
 
 
 class TablesAt(Mapping[str, DataFrame]):

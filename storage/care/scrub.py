@@ -28,8 +28,8 @@ from storage.log.manifest import MAGIC as MANIFEST_MAGIC
 from storage.log.scan import Scan
 from storage.log.segment import Segment
 from storage.log.slots import heal_slots
+from storage.units import MIB
 
-MIB: Final = 1024 * 1024
 _SLOT_FILES: Final = ((MANIFEST_NAME, MANIFEST_MAGIC), ("vote", VOTE_MAGIC), ("checkpoint", CHECKPOINT_MAGIC))
 
 

@@ -15,12 +15,12 @@ from storage.errors import DiskError, InvariantError
 from storage.file_system import FileSystem
 from storage.format.batch import Batch, follows_chain
 from storage.format.epoch_file import Epoch, epoch_of, epochs_from
-from storage.log.log_view import NO_INDEX as NO_INDEX
 from storage.log.log_view import LogView
 from storage.log.recovery import Recovered, Recovery
 from storage.log.segment import IndexWrite, Segment
+from storage.units import MIB
+from storage.units import NO_INDEX as NO_INDEX
 
-MIB: Final = 1024 * 1024
 DISK_PART: Final = 16  # so much of a disk, at most, is one segment
 SEGMENT_MIN_BYTES: Final = 64 * 1024  # on the smallest disk
 

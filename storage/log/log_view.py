@@ -15,8 +15,8 @@ from storage.format.segment_format import ENTRY_SIZE_BYTES, IndexEntry
 from storage.log.recovery import Recovered
 from storage.log.segment import Segment
 from storage.log.tail import Tail
+from storage.units import NO_INDEX
 
-NO_INDEX: Final = -1
 _TIMESTAMP: Final = READ_SCHEMA.get_field_index("timestamp")
 
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from app.client import CommitlogClient, NotFound, Unavailable
 from app.client.tables import Tables
-from app.tables.catalog import LOG_ID_PROPERTY
 from app.tables.digests import BlockSum, block_sums
+from app.tables.names import LOG_ID_PROPERTY
 from spark_jobs.errors import Unreachable
 from spark_jobs.source.client import LogClient
 from tests.support.cluster import Cluster, eventually, running

@@ -6,7 +6,8 @@ A test that was there killed fourteen of them. The tests of the other six are in
 from collections.abc import Callable
 from pathlib import Path
 
-from app.log.producers import ProducerTable, SequenceGap
+from app.errors import SequenceGap
+from app.log.producers import ProducerTable
 from app.node import open_log
 from app.node.replica.append_queue import Door
 from app.node.replica.checkpoints import Checkpointer

@@ -13,38 +13,34 @@ from app.api.append.parameters import AppendParameters, parse_idempotency_key
 from app.api.http.compression import too_large, unpack
 from app.errors import InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaType
 from app.log.contract import AppendRequest, Producer
+from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON, OCTETS
 from app.settings.model import Limits
 from storage.errors import BodyTooLarge, EmptyBody
 from storage.format.arrow_input import table_from_batches, table_from_stream
 from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, RecordColumns, RecordTable
 
-JSON: Final = b"application/json"
-NDJSON: Final = b"application/x-ndjson"
-OCTETS: Final = b"application/octet-stream"
-ARROW: Final = b"application/vnd.apache.arrow.stream"
-BATCHES: Final = b"application/vnd.commitlog.batch"
-MEDIA_TYPES: Final = (JSON, NDJSON, OCTETS, ARROW, BATCHES)
+MEDIA_TYPES: Final = (JSON, NDJSON, OCTETS, ARROW_STREAM, BATCHES)
+_AS_SENT: Final = {media_type.encode(): media_type for media_type in MEDIA_TYPES}
 
 Heads = Mapping[bytes, bytes]
 _IN_THE_QUERY: Final = "is also in the query; set it in one place only"
 _IN_THE_BODY: Final = "is also in the body; set it in one place only"
 
 
-def media_type_of(heads: Heads) -> bytes:
+def media_type_of(heads: Heads) -> str:
     """The Content-Type without its parameters. Raises UnsupportedMediaType when it is missing or unknown."""
-    given = heads.get(b"content-type")
-    if given in MEDIA_TYPES:
-        return given
-    name = (given or b"").partition(b";")[0].strip().lower()
-    if name in MEDIA_TYPES:
-        return name
-    known = ", ".join(known.decode() for known in MEDIA_TYPES)
+    given = heads.get(b"content-type", b"")
+    name = given.partition(b";")[0].strip().lower()
+    media_type = _AS_SENT.get(given) or _AS_SENT.get(name)
+    if media_type is not None:
+        return media_type
+    known = ", ".join(MEDIA_TYPES)
     received = f"got {name.decode('latin-1')!r}" if given else "but it is missing"
     raise UnsupportedMediaType(f"Content-Type must be one of {known}, {received}")
 
 
 def read_append(
-    call: AppendCall, heads: Heads, parameters: AppendParameters, media_type: bytes, limits: Limits
+    call: AppendCall, heads: Heads, parameters: AppendParameters, media_type: str, limits: Limits
 ) -> AppendRequest:
     """Decode and check a whole append. heads: the headers of `call` by lower-case name.
 
@@ -119,9 +115,9 @@ def _timestamp(raw: bytes) -> int:
     )
 
 
-def _arrow(body: bytes, media_type: bytes, limits: Limits) -> RecordTable:
+def _arrow(body: bytes, media_type: str, limits: Limits) -> RecordTable:
     """The records of an Arrow stream or of packed batches, checked to the last offset."""
-    decode = table_from_stream if media_type == ARROW else table_from_batches
+    decode = table_from_stream if media_type == ARROW_STREAM else table_from_batches
     try:
         return decode(
             body,

@@ -19,12 +19,12 @@ from app.api.append.call import AppendCall
 from app.api.append.parameters import parse_append_query
 from app.api.http.in_flight_limit import Room
 from app.api.http.leader_headers import log_headers, not_leader
-from app.api.http.messages import JSON_TYPE, NO_FORWARD, REQUEST_ID, Response, problem_response
+from app.api.http.messages import JSON_TYPE, REQUEST_ID, Response, problem_response
 from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader, QuorumTimeout, Repairing
 from app.log.contract import Acks, AppendRequest, AppendResult
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
-from app.node.network.http_forwarder import Lost, NotSent, Relayed
+from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent, Relayed
 from app.node.replica.driver import LogDriver
 from app.settings.model import NodeSettings
 

@@ -26,20 +26,20 @@ from app.api.append.parameters import AppendParameters, parse_append_query
 from app.api.append.stream_pieces import pieces_of
 from app.api.http.dependencies import LogName, Node, request_id_of, target_of
 from app.api.http.leader_headers import log_headers, not_leader
-from app.api.http.messages import NO_FORWARD, problem_response
 from app.api.http.messages import Response as Answer
+from app.api.http.messages import problem_response
 from app.errors import CommitlogError, InvalidRequest, NoLeader, NotLeader
 from app.log.contract import AppendStream
+from app.media_types import NDJSON
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
-from app.node.network.http_forwarder import Lost, NotSent
+from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent
 
 router = APIRouter(tags=["records"])
 
 WINDOW: Final = 256  # appends in flight
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 IN_ORDER_BYTES: Final = 128 * 1024  # a larger append is decoded aside: nothing else is begun meanwhile
-LINES: Final = "application/x-ndjson"
 _RETRY_S: Final = 0.1
 _ASK_TIMEOUT_S: Final = 2.0
 
@@ -73,7 +73,7 @@ async def append_stream(request: Request, broker: Node, log: LogName) -> Respons
     piece_type, pieces = pieces_of(request.stream(), media_type, limit)
     handler: AppendHandler = request.app.state.appends
     stream = _Stream(request, handler, hosted.name, piece_type, parameters)
-    return _Answers(stream.lines(pieces), media_type=LINES, headers=_text(broker, hosted))
+    return _Answers(stream.lines(pieces), media_type=NDJSON, headers=_text(broker, hosted))
 
 
 def _text(broker: Broker, hosted: HostedLog) -> dict[str, str]:
@@ -151,7 +151,7 @@ class _Stream:
         request: Request,
         handler: AppendHandler,
         log: str,
-        media_type: bytes,
+        media_type: str,
         parameters: AppendParameters,
     ) -> None:
         self._handler = handler
@@ -161,7 +161,7 @@ class _Stream:
         self._headers = [
             (name, value) for name, value in request.headers.raw if name.lower() != b"content-type"
         ]
-        self._headers += [(b"content-type", media_type), (NO_FORWARD, b"1")]
+        self._headers += [(b"content-type", media_type.encode()), (NO_FORWARD, b"1")]
         self._parameters = parameters
         self._order = AppendStream()
         self._open: deque[tuple[asyncio.Future[Answer], int]] = deque()

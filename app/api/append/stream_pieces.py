@@ -8,16 +8,16 @@ from typing import Final
 
 import pyarrow as pa
 
-from app.api.append.bodies import ARROW, BATCHES, JSON, NDJSON
 from app.errors import InvalidBody, TooLarge, UnsupportedMediaType
+from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON
 from storage.format.batch import HEADER_SIZE_BYTES, stored_size
 
-STREAM_TYPES: Final = (NDJSON, ARROW, BATCHES)
+STREAM_TYPES: Final = (NDJSON, ARROW_STREAM, BATCHES)
 
 
 def pieces_of(
-    body: AsyncIterator[bytes], media_type: bytes, max_bytes: int
-) -> tuple[bytes, AsyncIterator[bytes]]:
+    body: AsyncIterator[bytes], media_type: str, max_bytes: int
+) -> tuple[str, AsyncIterator[bytes]]:
     """The Content-Type of one piece, and the pieces: each is the body of one append, at most max_bytes.
 
     The iterator raises TooLarge or InvalidBody. Raises UnsupportedMediaType.
@@ -26,9 +26,9 @@ def pieces_of(
         return JSON, _lines(body, max_bytes)
     if media_type == BATCHES:
         return BATCHES, _batches(body, max_bytes)
-    if media_type == ARROW:
-        return ARROW, _arrow(body, max_bytes)
-    known = ", ".join(known.decode() for known in STREAM_TYPES)
+    if media_type == ARROW_STREAM:
+        return ARROW_STREAM, _arrow(body, max_bytes)
+    known = ", ".join(STREAM_TYPES)
     raise UnsupportedMediaType(f"Content-Type of a stream must be one of {known}")
 
 

@@ -7,11 +7,12 @@ from fastapi import Depends, Path, Query, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.http.messages import NO_FORWARD, as_json
 from app.api.http.messages import Response as Answer
-from app.api.http.negotiation import JSON
+from app.api.http.messages import as_json
 from app.api.http.query import NoQuery
+from app.media_types import JSON
 from app.node.broker import Broker
+from app.node.network.http_forwarder import NO_FORWARD
 
 
 def broker_of(request: Request) -> Broker:

@@ -18,7 +18,7 @@ from app.api.http.json_decoding import decode_as
 from app.api.http.leader_headers import log_headers, not_leader
 from app.api.http.messages import JSON_TYPE
 from app.api.http.messages import Response as Answer
-from app.api.http.negotiation import JSON, negotiate
+from app.api.http.negotiation import negotiate
 from app.errors import (
     NoLeader,
     NotLeader,
@@ -28,6 +28,7 @@ from app.errors import (
     UnsupportedMediaType,
 )
 from app.log.commands import Command, CommandResult
+from app.media_types import JSON
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.network.http_forwarder import Lost, NotSent, Relayed

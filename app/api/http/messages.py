@@ -10,12 +10,12 @@ from typing import Final
 import msgspec
 
 from app.errors import CommitlogError
+from app.media_types import JSON, PROBLEM
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
-JSON_TYPE: Final = b"application/json"
-PROBLEM_TYPE: Final = b"application/problem+json"
-NO_FORWARD: Final = b"commitlog-no-forward"
+JSON_TYPE: Final = JSON.encode()
+PROBLEM_TYPE: Final = PROBLEM.encode()
 REQUEST_ID: Final = b"x-request-id"
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from app.errors import NotAcceptable
 
-JSON = "application/json"
-
 
 def negotiate(accept: str | None, offers: Sequence[str]) -> str:
     """Return the offer the client likes best, the first one when it does not care. Raises NotAcceptable.

@@ -11,9 +11,9 @@ from app.api.read.epochs import epoch_object, position_at
 from app.api.read.page_rendering import page_object, rendered
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader
-from app.api.read.rendering import EVENTS
 from app.api.read.selection import Page
 from app.errors import CommitlogError, Internal, Repairing
+from app.media_types import EVENTS
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)

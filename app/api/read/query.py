@@ -1,7 +1,7 @@
 """The query parameters of a read (docs/api.md §5), as FastAPI checks and documents them."""
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,8 +10,8 @@ from app.api.http.query import Query
 from app.api.read.selection import Consistency, Encoding, Selection
 from app.errors import InvalidRequest
 from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+from storage.units import MIB
 
-MIB: Final = 1024 * 1024
 Index = Annotated[int, Field(ge=0, le=MAX_ORDINAL)]
 TimestampMs = Annotated[int, Field(ge=MIN_TIMESTAMP_MS, le=MAX_TIMESTAMP_MS)]
 

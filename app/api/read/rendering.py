@@ -12,13 +12,6 @@ import pyarrow.parquet
 from app.api.read.selection import Encoding
 from storage.format.records import READ_SCHEMA
 
-JSON: Final = "application/json"
-NDJSON: Final = "application/x-ndjson"
-ARROW: Final = "application/vnd.apache.arrow.stream"
-PARQUET: Final = "application/vnd.apache.parquet"
-BATCHES: Final = "application/vnd.commitlog.batch"
-EVENTS: Final = "text/event-stream"
-
 _ENCODER = msgspec.json.Encoder()
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _SMALL_ROWS: Final = 512  # Arrow batches with fewer rows on average are joined before they are sent

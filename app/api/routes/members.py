@@ -12,13 +12,13 @@ from app.api.http.json_decoding import Name
 from app.api.http.leader_proxy import Call, Served
 from app.api.http.openapi import OF_A_BODY, answers, json_request
 from app.api.read.query import OneLogQuery
+from app.controller.metadata import CONTROLLER_LOG
 from app.errors import InvalidRequest, NotFound, TransferFailed
 from app.log.commands import ChangeMembers
 from app.log.contract import ChangeKind
 from app.log.state import Address
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
-from app.node.metadata.service import CONTROLLER_LOG
 from app.settings.addresses import split_address
 from app.settings.model import Replication
 from app.version import VERSION

@@ -16,29 +16,19 @@ from app.api.read.event_stream import event_stream
 from app.api.read.page_rendering import page_object, rendered
 from app.api.read.query import ConsistencyQuery, ReadQuery, RecordQuery
 from app.api.read.reader import Range, Reader
-from app.api.read.rendering import (
-    ARROW,
-    BATCHES,
-    EVENTS,
-    JSON,
-    NDJSON,
-    PARQUET,
-    as_arrow,
-    as_lines,
-    as_parquet,
-    record_objects,
-)
+from app.api.read.rendering import as_arrow, as_lines, as_parquet, record_objects
 from app.api.read.selection import Consistency, Page, Selection, select
 from app.errors import InvalidRequest
+from app.media_types import ARROW_STREAM, BATCHES, EVENTS, JSON, NDJSON, PARQUET
 
 router = APIRouter(tags=["records"])
 
-FORMATS: Final = (JSON, NDJSON, ARROW, PARQUET, EVENTS, BATCHES)
+FORMATS: Final = (JSON, NDJSON, ARROW_STREAM, PARQUET, EVENTS, BATCHES)
 _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 _READ_CONTENT: Final[dict[str, Any]] = {
     JSON: {"schema": schema_of(READ_EXAMPLE), "example": READ_EXAMPLE},
     NDJSON: {"schema": {"type": "string", "description": "One record per line"}},
-    ARROW: _BINARY,
+    ARROW_STREAM: _BINARY,
     PARQUET: _BINARY,
     BATCHES: _BINARY,
     EVENTS: {"schema": {"type": "string", "description": "Events batch, epoch, ping and error"}},
@@ -107,7 +97,7 @@ async def read(
         body = await rendered(page, lambda: as_json(page_object(reader, page, has_more, query.encoding)))
     elif media_type == NDJSON:
         body = await rendered(page, lambda: as_lines(page.columns, query.encoding))
-    elif media_type == ARROW:
+    elif media_type == ARROW_STREAM:
         body = await rendered(page, lambda: as_arrow(page.columns))
     else:
         body = await rendered(page, lambda: as_parquet(page.columns))

@@ -13,12 +13,12 @@ from app.api.http.leader_proxy import Call
 from app.api.http.negotiation import negotiate
 from app.api.http.openapi import answers
 from app.errors import NotFound
+from app.media_types import ARROW_FILE
 from app.node.repair.receipts import FOLDER
 from storage.files import OsFileSystem
 
 router = APIRouter(tags=["logs"])
 
-ARROW_FILE: Final = "application/vnd.apache.arrow.file"
 _NAME: Final = re.compile(r"\d{20}-\d{20}-\d{20}\.arrow")
 
 

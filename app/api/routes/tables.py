@@ -21,7 +21,8 @@ from app.api.http.query import Query as Parameters
 from app.api.read.query import Index, TimestampMs
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.node.replica.driver import LogDriver
-from app.tables.catalog import CURSOR, ENTRIES, NONE, LogTables, TableState
+from app.tables.catalog import NONE, LogTables, TableState
+from app.tables.names import CURSOR, ENTRIES
 from storage.log.commitlog import Commitlog
 
 router = APIRouter(tags=["tables"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from app.controller.events import MetadataRebuilt, encode_event
 from app.controller.log_state import MetadataLogState
-from app.controller.metadata import Log
+from app.controller.metadata import CONTROLLER_LOG, Log
 from app.errors import ConfigError
 from app.log.state import DAY_MS
 from app.node.replica.checkpoints import load_state
@@ -26,8 +26,6 @@ from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.clean_stop import OPENED_NAME
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
-
-CONTROLLER_LOG = "__controller"
 
 
 @dataclass(frozen=True, slots=True)

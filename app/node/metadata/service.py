@@ -18,7 +18,7 @@ from app.controller.commands import AnyCommand, Done, Refusal
 from app.controller.events import AnyEvent, MasterElected, MasterLost
 from app.controller.log_state import NEWS_MAX, MetadataLogState
 from app.controller.messages import AnyControllerMessage, BrokerHeartbeat, CommandRequest
-from app.controller.metadata import Log
+from app.controller.metadata import CONTROLLER_LOG, Log
 from app.controller.state_machine import Metadata
 from app.errors import QuorumTimeout
 from app.log.contract import Clock, Durability, Lanes, Scheduler, Transport
@@ -33,7 +33,6 @@ from storage.format.batch import log_id_of
 
 logger = logging.getLogger(__name__)
 
-CONTROLLER_LOG: Final = "__controller"
 ASK_TIMEOUT_MS: Final = 5_000
 _POLL_S: Final = 0.02
 _LEAVE_S: Final = 1.0

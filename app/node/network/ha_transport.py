@@ -39,10 +39,10 @@ from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Dra
 from app.log.contract import Transport
 from app.settings.addresses import split_address
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PREFACE_TIMEOUT_S: Final = 2.0
-CONNECT_TIMEOUT_S: Final = 2.0
+_CONNECT_TIMEOUT_S: Final = 2.0
 UNIDENTIFIED_MAX: Final = 1_024  # connections that others opened and that have not introduced themselves
 REPLICAS_MAX: Final = 64  # of one log; a place beyond is none
 STRANGERS_MAX: Final = 256  # of one log: slaves that name no replica
@@ -205,7 +205,7 @@ class HaTransport:
         address, history = connect.address, connect.history
         try:
             await asyncio.sleep(max(0.0, owner.dial_at_s - loop.time()))
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 host, port = split_address(address or owner.master() or "")
                 await loop.create_connection(
                     lambda: _Connection(self, owner.log_id, key, history), host, port
@@ -242,7 +242,7 @@ class HaTransport:
         self.refused[what] += 1
         count = self.refused[what]
         if count & (count - 1) == 0:  # ever more rarely, or the log would fill
-            log.warning("HA connection refused", extra={"limit": what, "allowed": limit, "count": count})
+            logger.warning("HA connection refused", extra={"limit": what, "allowed": limit, "count": count})
 
     def introduced(self, connection: "_Connection", owner: _Log, key: str | None) -> str:
         """The connection belongs to a log from now on; return its key."""
@@ -266,11 +266,11 @@ class HaTransport:
     def tell_closed(self, connection: "_Connection", reason: str, level: int) -> None:
         """Why a connection ends. Of strangers ever more rarely, or probes would fill the log."""
         if not connection.is_stranger:
-            log.log(level, "HA connection closed", extra={"connection": connection.key, "reason": reason})
+            logger.log(level, "HA connection closed", extra={"connection": connection.key, "reason": reason})
             return
         self._strangers += 1
         if self._strangers & (self._strangers - 1) == 0:
-            log.warning("strangers at the HA port", extra={"count": self._strangers, "last": reason})
+            logger.warning("strangers at the HA port", extra={"count": self._strangers, "last": reason})
 
     def left(self, connection: "_Connection") -> None:
         owner = connection.owner

@@ -14,11 +14,12 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from app.settings.model import MIB, NodeSettings, SecuritySettings
+from app.settings.model import NodeSettings, SecuritySettings
+from storage.units import MIB
 
-RawHeaders = list[tuple[bytes, bytes]]
+HeaderList = list[tuple[bytes, bytes]]
 
-NO_FORWARD: Final = "Commitlog-No-Forward"
+NO_FORWARD: Final = b"commitlog-no-forward"  # its bearer wants an answer of this very node
 _CONNECT_TIMEOUT_S: Final = 1.0
 _CONNECTIONS_A_NODE: Final = 512
 _KEEP_ALIVE_S: Final = (
@@ -68,7 +69,7 @@ class Relayed:
     """Another node's answer. headers: without those of the connection and the request id."""
 
     status: int
-    headers: RawHeaders
+    headers: HeaderList
     body: bytes
 
 
@@ -181,7 +182,7 @@ class Forwarder:
             for name, value in headers
             if name in _PASSED_ON
         ]
-        passed.append((NO_FORWARD, "1"))
+        passed.append((NO_FORWARD.decode(), "1"))
         passed.append(("X-Request-Id", request_id.decode("latin-1")))
         context = self._session.request(
             method,
@@ -214,7 +215,7 @@ class _Opening:
         await self._context.__aexit__(*problem)  # type: ignore[arg-type]  # as the with statement gives them
 
 
-def _returned(answer: aiohttp.ClientResponse) -> RawHeaders:
+def _returned(answer: aiohttp.ClientResponse) -> HeaderList:
     return [
         (lower, value)
         for name, value in answer.raw_headers

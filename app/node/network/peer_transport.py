@@ -31,10 +31,10 @@ import msgspec
 
 from app.node.network import wire
 from app.settings.addresses import split_address
-from app.settings.model import MIB
 from app.version import VERSION
+from storage.units import MIB
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PROTOCOL: Final = 2
 FRAME_MAX_BYTES: Final = 80 * MIB  # one batch at its largest, and the head of its push
@@ -193,7 +193,7 @@ class PeerTransport:
         if not self._forget(peer_id):
             return False
         del self._outgoing[peer_id]
-        log.info("peer forgotten: not a member of any log", extra={"peer": peer_id})
+        logger.info("peer forgotten: not a member of any log", extra={"peer": peer_id})
         return True
 
     async def start(self) -> None:
@@ -280,10 +280,10 @@ class _Connection(asyncio.Protocol):
                     return
                 self.frame_received(frame)
         except wire.CorruptFrame as error:
-            log.warning("peer connection closed", extra={"reason": error.reason})
+            logger.warning("peer connection closed", extra={"reason": error.reason})
             self.close()
         except Exception:
-            log.exception("peer connection closed: a message could not be handled")
+            logger.exception("peer connection closed: a message could not be handled")
             self.close()
 
     def frame_received(self, frame: memoryview) -> None:
@@ -325,7 +325,7 @@ class _Incoming(_Connection):
         owner = self._owner
         reason, hello = _judge(frame, owner)
         if hello is None:
-            log.warning("peer refused", extra={"reason": reason})
+            logger.warning("peer refused", extra={"reason": reason})
             self._reply(msgspec.json.encode(Refusal(reason)))
             self.close()
             return
@@ -408,7 +408,7 @@ class _Outgoing(_Connection):
                 timer.cancel()
                 if self.version is not None:
                     delay_s, reached_s = RETRY_FIRST_S, loop.time()
-                    log.info("peer lost", extra={"peer": self.peer_id})
+                    logger.info("peer lost", extra={"peer": self.peer_id})
                 self.version = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s * self._chance.uniform(0.5, 1.0)):
@@ -451,7 +451,7 @@ class _Outgoing(_Connection):
             raise wire.CorruptFrame(f"{self._address} is not {self.peer_id} of this cluster")
         self.version = answer.version
         self.ha_address = answer.ha_address
-        log.info("peer connected", extra={"peer": self.peer_id})
+        logger.info("peer connected", extra={"peer": self.peer_id})
         oldest = asyncio.get_running_loop().time() - KEPT_S
         for when, buffers in self._kept:
             if when >= oldest:
@@ -462,7 +462,7 @@ class _Outgoing(_Connection):
         try:
             buffers = wire.encode(log_id, message)
         except Exception:
-            log.exception("a message could not be encoded", extra={"peer": self.peer_id})
+            logger.exception("a message could not be encoded", extra={"peer": self.peer_id})
             return
         size = sum(map(len, buffers))
         transport = self._transport
@@ -473,7 +473,7 @@ class _Outgoing(_Connection):
         if self._queued_bytes + size + transport.get_write_buffer_size() > SEND_MAX_BYTES:
             self._dropped += 1
             if self._dropped & (self._dropped - 1) == 0:
-                log.warning("messages dropped", extra={"peer": self.peer_id, "count": self._dropped})
+                logger.warning("messages dropped", extra={"peer": self.peer_id, "count": self._dropped})
             return
         self._enqueue(buffers, size)
 

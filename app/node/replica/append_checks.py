@@ -10,12 +10,9 @@ from app.errors import (
     IdempotencyKeyReused,
     IndexMismatch,
     LeaderPendingFull,
-    ProducerFenced,
     RateLimited,
-    SequenceGap,
     TermMismatch,
 )
-from app.log import producers
 from app.log.claims import Claim
 from app.log.contract import AppendLimits, AppendRequest, Producer
 from app.log.state import LogState
@@ -135,12 +132,7 @@ def check_repeat(state: LogState, request: AppendRequest, batch: Coalescing) -> 
     producer = request.producer
     if producer is None or batch.continues(producer):
         return None
-    try:
-        return state.check_producer(producer.id, producer.epoch, producer.sequence, producer.allow_gap)
-    except producers.SequenceGap as gap:
-        raise SequenceGap(gap.expected_sequence) from gap
-    except producers.ProducerFenced as fenced:
-        raise ProducerFenced(fenced.epoch) from fenced
+    return state.check_producer(producer.id, producer.epoch, producer.sequence, producer.allow_gap)
 
 
 def check_conditions(

@@ -17,9 +17,10 @@ from app.log.contract import NO_INDEX, Clock
 from app.log.state import LogState
 from app.node.hosted_log import HostedLog
 from app.node.replica.driver import LogDriver
-from app.settings.model import MIB, RetentionConfig
+from app.settings.model import RetentionConfig
 from storage.errors import StorageError
 from storage.log.commitlog import Commitlog
+from storage.units import MIB
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from app.controller.messages import (
     CommandAnswer,
     CommandRequest,
 )
+from app.controller.metadata import CONTROLLER_LOG
 from app.errors import CommitlogError
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.messages import INCOMING, OUTGOING
@@ -27,7 +28,6 @@ from app.log.contract import AppendRequest, AppendResult, Durability, GroupConfi
 from app.node.metadata.controller_client import ControllerClient
 from app.node.metadata.controller_server import ControllerServer
 from app.node.metadata.replica_managers import ReplicasManagers
-from app.node.metadata.service import CONTROLLER_LOG
 from app.node.open_ha_log import HaNode, open_auto_switch_log
 from app.node.open_log import open_raft_log
 from app.node.repair.ha_loss import roll_back

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.errors import ProducerFenced, SequenceGap
 from app.log.claims import PARTITIONS
 from app.log.state import (
     DAY_MS,
@@ -16,8 +17,6 @@ from app.log.state import (
     NOTES,
     Claim,
     LogState,
-    ProducerFenced,
-    SequenceGap,
 )
 from storage.format.batch import FIRST_CHAIN, AppendMark, Batch, stamp
 from storage.format.records import RecordColumns, encode_body, encode_control
@@ -185,7 +184,7 @@ def test_a_newer_epoch_fences_the_older_and_counts_anew() -> None:
     state.apply(log.add(producer_mark("p", 3, 0)))
     with pytest.raises(ProducerFenced) as fenced:
         state.check_producer("p", 2, 51)
-    assert fenced.value.epoch == 3
+    assert fenced.value.current_epoch == 3
     with pytest.raises(SequenceGap):
         state.check_producer("p", 3, 50)
     assert state.check_producer("p", 3, 1) is None

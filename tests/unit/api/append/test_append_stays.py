@@ -11,8 +11,9 @@ import pytest
 from app.api.append.call import AppendCall
 from app.api.append.handler import AppendHandler
 from app.api.append.parameters import parse_append_query
-from app.api.http.messages import NO_FORWARD, Response
+from app.api.http.messages import Response
 from app.log.contract import AppendStream
+from app.node.network.http_forwarder import NO_FORWARD
 from app.node.tasks import TaskSupervisor
 from app.settings.model import Limits
 

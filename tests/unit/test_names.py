@@ -1,0 +1,62 @@
+"""One name, one meaning: constants and loggers are defined once, and each the same way."""
+
+import ast
+import operator
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("app", "storage", "spark_jobs")
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Mult: operator.mul,
+    ast.Pow: operator.pow,
+    ast.Sub: operator.sub,
+    ast.LShift: operator.lshift,
+}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the name and the value of every assignment to one module-level name."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield name, value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                yield name, value
+
+
+def value_of(expression: ast.expr) -> str:
+    """Return what a constant is: the number that arithmetic on numbers gives, else its text."""
+    match expression:
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in OPERATORS:
+            sides = value_of(left), value_of(right)
+            if all(side.isdigit() for side in sides):
+                return str(OPERATORS[type(operation)](*map(int, sides)))
+    return ast.unparse(expression)
+
+
+def test_a_constant_is_defined_once() -> None:
+    places = defaultdict(list)
+    for path, tree in modules():
+        for name, value in assignments(tree):
+            if re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+                places[name, value_of(value)].append(path)
+    assert {constant: found for constant, found in places.items() if len(found) > 1} == {}
+
+
+def test_every_logger_is_called_logger_and_named_after_its_module() -> None:
+    named = set()
+    for _, tree in modules():
+        for name, value in assignments(tree):
+            if ast.unparse(value).startswith("logging.getLogger("):
+                named.add((name, ast.unparse(value)))
+    assert named == {("logger", "logging.getLogger(__name__)")}
