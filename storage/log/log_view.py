@@ -72,6 +72,11 @@ class LogView:
         return self._base_index if self._last is None else self._last.next_index
 
     @property
+    def first_index(self) -> int:
+        """begin_index; of an empty log next_index. What precedes it was never here, trimmed or reset."""
+        return self._base_index
+
+    @property
     def folder(self) -> str:
         return self._folder
 

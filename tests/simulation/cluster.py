@@ -14,7 +14,7 @@ from tests.simulation.node import FOLDER, SimulatedNode
 from tests.simulation.operators import Operator
 from tests.simulation.plans import SWITCHED_OFF, ClusterPlan, draw_settings
 from tests.simulation.sometimes import Sometimes
-from tests.simulation.world import World
+from tests.simulation.world import NothingDue, World
 from tests.support.memory_files import PowerCut
 
 SECOND_US = 1_000_000
@@ -224,7 +224,7 @@ class SimulatedCluster:
         world = self.world
         try:
             life = world.step(limit_us)
-        except IndexError:
+        except NothingDue:
             return False
         except PowerCut:
             self._power_failed()

@@ -30,7 +30,7 @@ from tests.simulation.plans import DAY_MS, SMALL_SEGMENTS, SimulatedLimits
 from tests.simulation.reads import CursorDone, NodeReads, PageDone
 from tests.simulation.sick_files import SickFiles
 from tests.simulation.sometimes import Sometimes
-from tests.simulation.world import Life, World, WorldClock, WorldScheduler
+from tests.simulation.world import Life, NothingDue, World, WorldClock, WorldScheduler
 from tests.simulation.world_loop import WorldLoop
 
 SECOND_US = 1_000_000
@@ -343,7 +343,7 @@ class ManyLogs:
     def _step(self, limit_us: int) -> bool:
         try:
             life = self.world.step(limit_us)
-        except IndexError:
+        except NothingDue:
             return False
         if life is not None and life.alive:
             for log, replica in self.machines[life.name].replicas.items():

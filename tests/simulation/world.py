@@ -24,6 +24,10 @@ class Life:
         self.stalled_until_us = 0
 
 
+class NothingDue(Exception):
+    """No event is due by the limit."""
+
+
 class World:
     """The clock and the queue. Times are whole microseconds since the beginning; ties keep their order."""
 
@@ -50,10 +54,10 @@ class World:
     def step(self, limit_us: int) -> Life | None:
         """Do the next event that is due by `limit_us`; return whose it was, None for one of nobody's.
 
-        Raises IndexError when there is none.
+        Raises NothingDue when there is none. What an event raises passes through.
         """
         queue = self._queue
-        while queue[0][0] <= limit_us:
+        while queue and queue[0][0] <= limit_us:
             self.now_us, sequence, life, action = heappop(queue)
             if life is None:
                 action()
@@ -66,7 +70,7 @@ class World:
                 action()
             self.steps += 1
             return life
-        raise IndexError
+        raise NothingDue
 
     def note(self, line: str) -> None:
         """Add a line to the trace that two runs of one seed must have in common."""

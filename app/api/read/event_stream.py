@@ -77,7 +77,7 @@ class _Stream:
             if not await reader.grown(next_index, ping_s):
                 yield self._ping()
                 continue
-            reader.bound(range_)
+            await reader.bound(range_)
             for event in self._epoch_before(next_index):
                 yield event
             page = Page(next_index)

@@ -8,11 +8,11 @@ from app.api.http.leader_proxy import Served
 from app.api.read.query import ReadQuery, Start
 from app.api.read.selection import SCAN_MAX_BYTES, Consistency, Page, Selection, select, window_of_last
 from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
-from app.log.contract import NO_INDEX
 from storage.format.batch import Batch
 
 _IN_PLACE_BYTES: Final = 128 * 1024  # more than that is cut and rendered in a thread
 _CHUNK_MIN_BYTES: Final = 64 * 1024
+_TRUNCATION_S: Final = 1.0  # a disk that takes longer hangs
 _POLL_S: Final = 0.05  # neither uncommitted records announce themselves, nor what another node knows
 DEFAULT_MIN_INDEX_WAIT_MS: Final = 5_000
 
@@ -101,7 +101,11 @@ class Reader:
     # --- where a read starts and ends ---------------------------------------------------------------------
 
     async def range_of(self, query: ReadQuery, last_event_id: int | None = None) -> Range:
-        """Resolve the start and the end of a query. Raises IndexTrimmed, IndexOutOfRange, CursorNotFound."""
+        """Resolve the start and the end of a query.
+
+        Raises IndexTrimmed, IndexOutOfRange, CursorNotFound, Repairing.
+        """
+        await self._undisturbed()
         end = self.visible_end
         if last_event_id is not None:
             start = self._checked(last_event_id + 1, end)
@@ -121,14 +125,17 @@ class Reader:
         elif query.from_ is Start.LATEST:
             start = self.committed_index + 1
         else:
-            start = max(self.log.begin_index, 0)
+            start = self.log.first_index
         range_ = Range(start, query.until_index, query.until_timestamp)
-        self.bound(range_)
+        await self.bound(range_)
         return range_
 
-    def bound(self, range_: Range) -> None:
-        """Take note of the record that ends the range by its timestamp, if it has come by now."""
+    async def bound(self, range_: Range) -> None:
+        """Take note of the record that ends the range by its timestamp, if it has arrived by now.
+
+        Raises Repairing."""
         if range_.until_timestamp_ms is not None:
+            await self._undisturbed()
             found = self.log.first_index_at_or_after(range_.until_timestamp_ms)
             if found is not None:
                 until = range_.until_index
@@ -140,13 +147,15 @@ class Reader:
         end = self.visible_end
         if index > end:
             raise IndexOutOfRange(end + 1)
-        if index < self.log.begin_index:
-            raise IndexTrimmed(self.log.begin_index)
+        self._check_begin(index)
+
+    def _check_begin(self, index: int) -> None:
+        """Raises IndexTrimmed. A replica that was reset begins after indexes that it has committed."""
+        if index < self.log.first_index:
+            raise IndexTrimmed(self.log.first_index)
 
     def _checked(self, index: int, end: int) -> int:
-        begin = self.log.begin_index
-        if begin != NO_INDEX and index < begin:
-            raise IndexTrimmed(begin)
+        self._check_begin(index)
         if index > end + 1 and self.consistency is not Consistency.COMMITTED:
             raise IndexOutOfRange(end + 1)
         return index
@@ -156,11 +165,12 @@ class Reader:
         return end + 1 if found is None else min(found, end + 1)
 
     async def _last(self, wanted: int, end: int) -> int:
-        begin = self.log.begin_index
+        log = self.log
         start = end + 1
-        while wanted > 0 and begin != NO_INDEX and start > begin:
-            start, wanted = window_of_last(self.log, start - 1, wanted)
+        while wanted > 0 and log.first_index < start <= log.next_index:
+            start, wanted = window_of_last(log, start - 1, wanted)
             await asyncio.sleep(0)  # counting far back must not hold up replication
+            await self._undisturbed()
         return start
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -171,7 +181,7 @@ class Reader:
         deadline = loop.time() + wait_ms / 1000
         page = Page(range_.start_index)
         while True:
-            self.bound(range_)
+            await self.bound(range_)
             await self.fill(page, range_, wanted)
             if page.count or self.has_more(page, range_):
                 return page
@@ -187,12 +197,12 @@ class Reader:
     async def fill(self, page: Page, range_: Range, wanted: Selection) -> None:
         """Look at what may be seen from page.next_index on, until the page is full or enough was seen."""
         scanned = 0
-        end = range_.last_index(self.visible_end)
-        while not page.full and page.next_index <= end and scanned < SCAN_MAX_BYTES:
-            begin = self.log.begin_index
-            if page.next_index < begin:
-                raise IndexTrimmed(begin)
-            batches = self.raw(page.next_index, end, wanted.max_bytes - page.size_bytes)
+        while not page.full and scanned < SCAN_MAX_BYTES:
+            end = range_.last_index(self.visible_end)  # what is not committed may be truncated meanwhile
+            if page.next_index > end:
+                return
+            room = max(wanted.max_bytes - page.size_bytes, _CHUNK_MIN_BYTES)
+            batches = await self.raw(page.next_index, end, room)
             size = sum(batch.size_bytes for batch in batches)
             scanned += size
             if size <= _IN_PLACE_BYTES:
@@ -200,7 +210,26 @@ class Reader:
             else:
                 await asyncio.to_thread(select, batches, page, end, wanted)
 
-    def raw(self, from_index: int, end: int, max_bytes: int) -> list[Batch]:
-        """Whole batches from the one that holds from_index; the last one may reach past `end`."""
+    async def raw(self, from_index: int, end: int, max_bytes: int) -> list[Batch]:
+        """Return whole batches from the one that holds from_index; the last one may extend beyond `end`.
+
+        Raises IndexTrimmed; Repairing while the leader replaces what this copy held; CorruptLog, DiskError.
+        """
+        await self._undisturbed()
+        self._check_begin(from_index)
+        if from_index > self.log.end_index:
+            raise Repairing()
+        return self.log.read_batches(from_index, max_bytes, end)
+
+    async def _undisturbed(self) -> None:
+        """Wait while the disk thread truncates or resets the log: a read would see half of it.
+
+        Raises Repairing when that takes longer than a second, or when the log was found damaged.
+        """
+        tries = int(_TRUNCATION_S / _POLL_S)
+        while self.driver.is_truncating:
+            if not tries:
+                raise Repairing()
+            tries -= 1
+            await self.broker.waits.pause(_POLL_S)
         self.check_served()
-        return self.log.read_batches(from_index, max(max_bytes, _CHUNK_MIN_BYTES), end)

@@ -14,7 +14,6 @@ from app.api.http.query import Query as Parameters
 from app.api.read.query import Index
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
-from app.errors import IndexTrimmed
 from app.tables.digests import BLOCK, BlockSum, block_sums
 from storage.format.batch import Batch
 from storage.format.records import read_columns
@@ -52,7 +51,7 @@ async def digests(call: Call, log: LogName, query: Annotated[DigestsQuery, Query
     here = await call.replica(log)
     reader = Reader(here, Consistency.LINEARIZABLE)
     await reader.confirm()
-    first = max(reader.log.begin_index, 0) if query.from_index is None else query.from_index
+    first = reader.log.first_index if query.from_index is None else query.from_index
     end = reader.visible_end if query.until_index is None else min(query.until_index - 1, reader.visible_end)
     sums, at = await _sums(reader, first, end, query.block)
     content = {
@@ -74,10 +73,7 @@ async def _sums(reader: Reader, first: int, end: int, block: int) -> tuple[dict[
     sums: dict[int, BlockSum] = {}
     at, size_bytes = first, 0
     while at <= end and size_bytes < _PAGE_BYTES and at - first < _PAGE_RECORDS:
-        begin = reader.log.begin_index
-        if at < begin:
-            raise IndexTrimmed(begin)
-        batches = reader.raw(at, end, _STEP_BYTES)
+        batches = await reader.raw(at, end, _STEP_BYTES)
         for start, part in (await asyncio.to_thread(_of_batches, batches, at, end, block)).items():
             sums[start] = sums.get(start, BlockSum()) + part
         size_bytes += sum(batch.size_bytes for batch in batches)

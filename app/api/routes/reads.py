@@ -128,7 +128,7 @@ async def _batches(reader: Reader, range_: Range, query: ReadQuery) -> Response:
         last = range_.start_index + query.limit - 1
         batches = [
             batch
-            for batch in reader.log.read_batches(range_.start_index, query.max_bytes, min(end, last))
+            for batch in await reader.raw(range_.start_index, min(end, last), query.max_bytes)
             if batch.last_index <= reader.visible_end
         ]
         body = b"".join(batch.data for batch in batches)
@@ -173,7 +173,7 @@ async def read_one(
     await reader.reach(wanted_min)
     reader.check_index(index)
     page = Page(index)
-    select(reader.raw(index, index, 1), page, index, Selection(limit=1, include_control=True))
+    select(await reader.raw(index, index, 1), page, index, Selection(limit=1, include_control=True))
     (record,) = record_objects(page.columns, query.encoding)
     return reader.here.answer(record, headers=[_next_index(index + 1)])
 

@@ -237,11 +237,13 @@ async def _lag(driver: LogDriver, held_index: int) -> tuple[int, int, int | None
     committed_index = driver.committed_index
     cursor = driver.state.committed_cursor(CURSOR)
     seen = max(held_index + 1, 0 if cursor is None else cursor.position)
-    lost = log.begin_index > seen
-    at = max(held_index + 1, log.begin_index)
+    lost = log.first_index > seen
+    at = max(held_index + 1, log.first_index)
     missing, first, oldest_ms, looked = 0, None, None, 0
-    while at <= committed_index and looked < _COUNT_BYTES:
-        at = max(at, log.begin_index)  # a trim may have come in between
+    while looked < _COUNT_BYTES:
+        at = max(at, log.first_index)  # a trim or a reset may have come in between
+        if at > min(committed_index, log.end_index) or driver.is_truncating:
+            break
         for batch in log.read_batches(at, _LOOK_BYTES, committed_index):
             if not batch.is_control:
                 if first is None:

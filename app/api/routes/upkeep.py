@@ -79,7 +79,7 @@ async def _trimmed(here: Served, until_index: int) -> None:
     kept = min(until_index, here.driver.committed_index)
     deadline_ms = broker.clock.monotonic_ms() + _TRIM_WAIT_MS
     while log.begin_index < kept and broker.clock.monotonic_ms() < deadline_ms:
-        if log.batch_at(kept).base_index <= log.begin_index:
+        if kept > log.end_index or log.batch_at(kept).base_index <= log.begin_index:
             return
         await broker.waits.pause(_TRIM_POLL_S)
 

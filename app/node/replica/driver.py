@@ -336,6 +336,11 @@ class LogDriver:
         return self._core.runs_ahead
 
     @property
+    def is_truncating(self) -> bool:
+        """Whether the disk thread truncates or resets the log now: what a read finds may be half of it."""
+        return self._syncer.cutting
+
+    @property
     def state(self) -> LogState:
         """What the log says beside its records, with what is not committed yet."""
         return self._state
@@ -565,7 +570,7 @@ class LogDriver:
 
     def _accept_loss(self) -> None:
         """This copy leads though it lacks state or records: only an unclean election does that (C-05)."""
-        first_index = self.log.next_index if self.log.end_index == NO_INDEX else self.log.begin_index
+        first_index = self.log.first_index
         logger.warning("log %s: the state before index %d is lost", self.log_name, first_index)
         data = {"reason": "an unclean election: the state before the log is lost", "first_index": first_index}
         self._journal_writer.event(CoreEvent("corruption", self._core.term, data))

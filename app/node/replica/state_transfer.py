@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.log.contract import NO_INDEX, DriverConfig, Transport
+from app.log.contract import DriverConfig, Transport
 from app.log.snapshot import Capture
 from app.log.state import LogState, Restoring, WholeRestoring
 from app.raft.messages import StateChunk, StateRequest
@@ -88,23 +88,17 @@ class StateTransfer:
     @property
     def is_whole(self) -> bool:
         """Whether the state knows everything before the log's first record."""
-        return self._state.applied_index >= self._first_index - 1
+        return self._state.applied_index >= self._log.first_index - 1
 
     @property
     def holds_untrimmed(self) -> bool:
         """Whether the log holds every record that no committed trim has removed. A copy that began with its
         master's last segment does not, until a trim reaches its own begin."""
-        return self._first_index <= self._state.trim_index
-
-    @property
-    def _first_index(self) -> int:
-        """Index of the log's first record; of an empty log the index that it will get."""
-        log = self._log
-        return log.next_index if log.end_index == NO_INDEX else log.begin_index
+        return self._log.first_index <= self._state.trim_index
 
     def accept_loss(self) -> None:
         """Go on without what precedes the log: an operator has accepted that it is lost (C-05)."""
-        self._state.pass_over(self._first_index)
+        self._state.pass_over(self._log.first_index)
         self._asked_ms = self._restoring = self._taken = None
         while not self._apply_next(self._state):
             continue
@@ -205,7 +199,7 @@ class StateTransfer:
             return
         self._asked_ms = None
         taken.truncate_after(taken.committed_index)
-        if taken.applied_index < self._first_index - 1:
+        if taken.applied_index < self._log.first_index - 1:
             return  # older than what this log lacks: asked for again
         self._taken = taken
         self._replay(taken)

@@ -30,7 +30,7 @@ from tests.simulation.ha.classic_operators import Nemesis
 from tests.simulation.ha.node import DISK, LOG_ID
 from tests.simulation.ha.plan import DRIVER, LOG_NAME, STORAGE
 from tests.simulation.plans import SimulatedLimits
-from tests.simulation.world import Life, World, WorldClock, WorldScheduler
+from tests.simulation.world import Life, NothingDue, World, WorldClock, WorldScheduler
 from tests.support.committed import values_of
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger
@@ -191,7 +191,7 @@ class ClassicGroup:
         while not done():
             try:
                 self.world.step(limit_us)
-            except IndexError:
+            except NothingDue:
                 return False
             problem = self.checker.problem or self.ledger.violation
             if problem is not None:

@@ -13,7 +13,7 @@ from tests.simulation.ha.checks import HaChecker
 from tests.simulation.ha.node import HaSimNode
 from tests.simulation.ha.plan import LOG_NAME, HaPlan
 from tests.simulation.network import LinkFaults, Network
-from tests.simulation.world import World
+from tests.simulation.world import NothingDue, World
 from tests.unit.ha.clients import Client, Ledger
 from tests.unit.ha.streams import StreamNetwork
 
@@ -190,7 +190,7 @@ class HaCluster:
         while not done():
             try:
                 life = self.world.step(limit_us)
-            except IndexError:
+            except NothingDue:
                 return False
             if life is not None:
                 self.checker.check(self.nodes[life.name])

@@ -1,14 +1,17 @@
 """How far a read may see, by its consistency (docs/api.md §5)."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader
 from app.api.read.selection import Consistency, Page
-from tests.unit.node.replica.driver_support import leading_node
+from app.errors import IndexTrimmed, Repairing
+from tests.unit.node.replica.driver_support import Node, leading_node
 
 
 @pytest.mark.rule("R-08")
@@ -26,3 +29,61 @@ def test_only_a_local_read_sees_what_is_not_committed(tmp_path: Path) -> None:
         reader = Reader(here, consistency)
         assert reader.visible_end == visible_end
         assert reader.has_more(Page(0), Range(0, None)) is (visible_end >= 0)
+
+
+class _Waits:
+    """Waits that end at once, and count."""
+
+    stopping = False
+
+    def __init__(self) -> None:
+        self.pauses = 0
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses += 1
+
+
+def _reader_of_five_records(tmp_path: Path) -> tuple[Node, Reader]:
+    node = Node(tmp_path)
+    for _ in range(4):
+        node.append(b"v")
+    assert node.driver.committed_index == 4
+    hosted = SimpleNamespace(driver=node.driver)
+    broker = SimpleNamespace(waits=_Waits())
+    here = cast(Any, SimpleNamespace(broker=broker, hosted=hosted, driver=node.driver))
+    return node, Reader(here, Consistency.COMMITTED)
+
+
+async def _page(reader: Reader, start_index: int) -> Page:
+    query = ReadQuery(from_index=start_index)  # type: ignore[call-arg]
+    return await reader.page(await reader.range_of(query), query.selection(), 0)
+
+
+def test_a_replica_that_was_reset_says_where_it_begins(tmp_path: Path) -> None:
+    """Its leader has trimmed beyond all that it held: the log is empty, its committed index still the old."""
+    node, reader = _reader_of_five_records(tmp_path)
+    node.driver.log.reset(100, 10_000)
+    assert (node.driver.committed_index, node.driver.log.end_index) == (4, -1)
+    with pytest.raises(IndexTrimmed, match="100"):
+        asyncio.run(_page(reader, 3))
+    with pytest.raises(IndexTrimmed, match="100"):
+        reader.check_index(3)
+    last = ReadQuery(last=2)  # type: ignore[call-arg]
+    assert asyncio.run(reader.range_of(last)).start_index == 5  # what comes next; nothing is held
+
+
+def test_committed_records_that_a_reset_took_away_are_not_read_as_missing(tmp_path: Path) -> None:
+    node, reader = _reader_of_five_records(tmp_path)
+    node.driver.log.reset(2, node.driver.log.batch_at(2).offset)
+    with pytest.raises(Repairing):
+        asyncio.run(_page(reader, 3))
+
+
+def test_a_read_waits_for_a_truncation_in_the_disk_thread(tmp_path: Path) -> None:
+    node, reader = _reader_of_five_records(tmp_path)
+    node.driver._syncer.cutting = True
+    with pytest.raises(Repairing):
+        asyncio.run(_page(reader, 0))
+    assert reader.broker.waits.pauses > 5  # type: ignore[attr-defined]
+    node.driver._syncer.cutting = False
+    assert asyncio.run(_page(reader, 0)).count == 4
