@@ -104,6 +104,8 @@ def _kind(hint: Any) -> str:
         return (
             f"list of {_kind(items[0])}s" if len(items) == 1 else f"list of {len(items)} {_kind(items[0])}s"
         )
+    if typing.get_origin(hint) is dict:
+        return f"table of {_kind(items[1])}s"
     raise TypeError(f"no name for the type {hint!r}")
 
 
@@ -131,6 +133,8 @@ def _shown(value: object, unit: str) -> str:
             return f'`"{value.relative_to(ROOT) if value.is_absolute() else value}"`'
         case str():
             return f'`"{value}"`'
+        case dict():
+            return f"`{{{', '.join(f'{key} = {item}' for key, item in value.items())}}}`"
         case tuple():
             return f"`[{', '.join(repr(item) for item in value)}]`"
     return f"`{value}`"

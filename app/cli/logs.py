@@ -1,6 +1,6 @@
 """`commitlog logs` and `commitlog elect`: manage logs and elect their masters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,11 +12,22 @@ from app.cli.context import Target, print_json, target_options
 from app.client.operations import Operations
 
 
+def _priorities(_ctx: click.Context, _option: click.Parameter, given: Sequence[str]) -> dict[str, int]:
+    """NODE=NUMBER for each node."""
+    found = {}
+    for each in given:
+        node, _, number = each.partition("=")
+        if not node or not number.isdecimal():
+            raise click.BadParameter(f"must be NODE=NUMBER such as n1=10, got {each!r}")
+        found[node] = int(number)
+    return found
+
+
 @click.group("logs", invoke_without_command=True)
 @target_options
 @click.pass_context
 def logs_command(ctx: click.Context, target: Target) -> None:
-    """List (the default), create and delete logs."""
+    """List (the default), create, change and delete logs."""
     if ctx.invoked_subcommand is None:
         _list(target)
 
@@ -44,6 +55,13 @@ def list_logs(target: Target) -> None:
 @click.option("--learner", "learners", multiple=True, help="Replica that does not vote. May be repeated.")
 @click.option("--preferred", help="Preferred master.")
 @click.option(
+    "--priority",
+    "priorities",
+    multiple=True,
+    callback=_priorities,
+    help="NODE=NUMBER: rank in an election between equal copies, the lower number wins. May be repeated.",
+)
+@click.option(
     "--unclean", is_flag=True, help="If no in-sync replica is alive, elect another; records may be lost."
 )
 @target_options
@@ -65,6 +83,32 @@ def create_log(
     with target.client(writes=True) as client:
         log = Operations(client).create_log(asked)
     _show(target, log, f"log {name} exists")
+
+
+@logs_command.command("change")
+@click.argument("name")
+@click.option("--durability", type=click.Choice(["fsync", "replicated"]))
+@click.option("--min-in-sync-replicas", type=click.IntRange(1))
+@click.option("--preferred", help='Preferred master; "" for none.')
+@click.option(
+    "--priority",
+    "priorities",
+    multiple=True,
+    callback=_priorities,
+    help="NODE=NUMBER: rank in an election between equal copies. All of them; others are removed.",
+)
+@click.option("--unclean/--no-unclean", default=None, help="Allow unclean elections.")
+@target_options
+def change_log(target: Target, name: str, **settings: Any) -> None:
+    """Change settings of a log. Settings that are not named stay as they are."""
+    changes = {key: value for key, value in settings.items() if value not in (None, {})}
+    if changes.get("preferred") == "":
+        changes["preferred"] = None
+    if not changes:
+        raise click.UsageError("name at least one setting to change")
+    with target.client(writes=True) as client:
+        log = Operations(client).change_log(name, changes)
+    _show(target, log, f"log {name} is changed")
 
 
 @logs_command.command("delete")

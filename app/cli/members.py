@@ -85,7 +85,7 @@ def leader_command() -> None:
 
 
 @leader_command.command("transfer")
-@click.option("--to", help="Voter that becomes leader. Default: the most up-to-date voter.")
+@click.option("--to", help="Voter, or member of the SyncStateSet. Default: the most up-to-date.")
 @target_options
 def transfer_leader(target: Target, to: str | None) -> None:
     """Transfer the leadership. Appends wait during the election; none is lost."""

@@ -46,13 +46,17 @@ class Operations:
         return self._members("DELETE", f"/v1/cluster/members/{quote(node_id, safe='')}")
 
     def transfer_leader(self, to: str | None = None) -> dict[str, Any]:
-        """Hand the lead of the client's log to `to`, or to the most up to date voter."""
+        """Hand the lead of the client's log to `to`, or to the most up to date replica."""
         asked = {"log": self._log_name} if to is None else {"log": self._log_name, "to": to}
         return self._call("POST", "/v1/cluster/leader:transfer", asked)[0]
 
     def create_log(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Create a log (docs/api.md §5: name, replication, replicas, ...); the same again is the same log."""
         return self._call("POST", "/v1/logs", settings)[0]
+
+    def change_log(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Change settings of a log (docs/api.md §5); those that are not named stay."""
+        return self._call("PATCH", f"/v1/logs/{quote(name, safe='')}", changes)[0]
 
     def delete_log(self, name: str) -> dict[str, Any]:
         """Let the nodes remove a log; its name is free when that is done."""

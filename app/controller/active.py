@@ -498,7 +498,7 @@ class ActiveController:
             return True
         registered = [each.node for each in log.eligible() if self.liveness.has_copy(log, each, now_ms)]
         voters = [node for node in log.spec.replicas if node not in log.spec.learners]
-        return (log.spec.preferred or voters[0]) in registered or registered == voters
+        return min(voters, key=log.spec.preference) in registered or registered == voters
 
     def _is_given_up(self, log: Log, now_ms: int) -> bool:
         """Whether every node that may live has learned of the deletion and removed its copy."""

@@ -139,16 +139,11 @@ def _never_held_anything(log: Log, liveness: Liveness) -> bool:
     return report is not None and (report.epoch, report.max_offset) == (0, 0)
 
 
-def _rank(log: Log, liveness: Liveness, replica: Replica) -> tuple[int, int, int, int]:
-    """The smaller the better: larger epoch, larger max offset, preferred, order of the settings."""
+def _rank(log: Log, liveness: Liveness, replica: Replica) -> tuple[int, int, tuple[int, int, int]]:
+    """The smaller the better: larger epoch, larger max offset, then the preference of the settings (C-05)."""
     report = liveness.report(replica.node, log.name, log.generation, replica.id)
     epoch, max_offset = (0, 0) if report is None else (report.epoch, report.max_offset)
-    return (
-        -epoch,
-        -max_offset,
-        int(replica.node != log.spec.preferred),
-        log.spec.replicas.index(replica.node),
-    )
+    return (-epoch, -max_offset, log.spec.preference(replica.node))
 
 
 def _what_is_lost(log: Log, liveness: Liveness, chosen: Replica) -> dict[str, Any]:

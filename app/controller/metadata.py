@@ -12,6 +12,7 @@ import msgspec
 CONTROLLER_LOG: Final = "__controller"  # the log that holds the metadata of all logs
 LOG_CREATED: Final = "created"
 LOG_DELETING: Final = "deleting"
+PRIORITY_MAX: Final = 2**31 - 1  # of a node without a priority, as in RocketMQ
 
 
 class Replica(msgspec.Struct, frozen=True, array_like=True):
@@ -36,7 +37,9 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
     replicas: nodes that keep the log; classic: the first one is the master. learners: those of them that
     neither join the SyncStateSet nor are elected (C-11). min_in_sync_replicas: appends are refused while
     the set is smaller (C-12). unclean: a replica that is not in the set may be elected when nobody of it
-    lives, losing what it does not have. preferred: elected where epoch and offset are equal.
+    lives, losing what it does not have. preferred: elected where epoch and offset are equal. priorities: by
+    node, from 0 to PRIORITY_MAX, the lower number wins (RocketMQ: brokerElectionPriority); they decide where
+    epoch and offset are equal and no candidate is preferred, a node without one comes last.
     """
 
     replication: str
@@ -47,6 +50,15 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
     learners: tuple[str, ...] = ()
     unclean: bool = False
     preferred: str | None = None
+    priorities: dict[str, int] = {}
+
+    def preference(self, node: str) -> tuple[int, int, int]:
+        """Rank of a replica among equal copies, the smallest wins: preferred, priority, order (C-05)."""
+        return (
+            int(node != self.preferred),
+            self.priorities.get(node, PRIORITY_MAX),
+            self.replicas.index(node),
+        )
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True):

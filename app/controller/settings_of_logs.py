@@ -6,11 +6,11 @@ from typing import Any, Final
 import msgspec
 
 from app.controller.commands import Reason, Refused
-from app.controller.metadata import LOG_DELETING, Log, LogSpec
+from app.controller.metadata import LOG_DELETING, PRIORITY_MAX, Log, LogSpec
 
 MODES: Final = ("raft", "controller", "classic")
 DURABILITIES: Final = ("fsync", "replicated")
-CHANGEABLE: Final = ("durability", "retention", "min_in_sync_replicas", "unclean", "preferred")
+CHANGEABLE: Final = ("durability", "retention", "min_in_sync_replicas", "unclean", "preferred", "priorities")
 
 
 def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str, str]]:
@@ -39,11 +39,26 @@ def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str,
         spec.preferred not in spec.replicas or spec.preferred in spec.learners
     ):
         complaints.append(("/preferred", "preferred is a replica that is no learner"))
+    complaints += _about_priorities(spec)
     if spec.replication == "raft" and spec.min_in_sync_replicas > 1:
         detail = "min_in_sync_replicas is a setting of controller mode; Raft waits for a majority"
         complaints.append(("/min_in_sync_replicas", detail))
     if spec.replication == "raft" and spec.unclean:
         complaints.append(("/unclean", "unclean elections are of controller mode"))
+    return complaints
+
+
+def _about_priorities(spec: LogSpec) -> list[tuple[str, str]]:
+    complaints = []
+    if spec.priorities and spec.replication != "controller":
+        complaints.append(("/priorities", "priorities are a setting of controller mode"))
+    for node, priority in spec.priorities.items():
+        if node not in spec.replicas or node in spec.learners:
+            detail = f"{node} is not a replica that can be elected"
+            complaints.append((f"/priorities/{node}", detail))
+        elif not 0 <= priority <= PRIORITY_MAX:
+            detail = f"a priority is from 0 to {PRIORITY_MAX}, got {priority}"
+            complaints.append((f"/priorities/{node}", detail))
     return complaints
 
 

@@ -92,6 +92,9 @@ class _Log(_Table):
     hearing the others."""
     preferred: str | None = None
     """Replica that leads when it can (Raft), or wins an election between equal copies (controller mode)."""
+    priorities: dict[str, int] = {}
+    """Priority of each node in an election between equal copies, the lower number wins; absent: last
+    (controller mode)."""
     retention_ms: int | None = Field(default=None, gt=0)
     """Age after which a record is removed; absent: as `[retention]`."""
     retention_bytes: int | None = Field(default=None, gt=0)
@@ -262,6 +265,7 @@ def _log(table: _Log, replicas: tuple[str, ...], node_ids: list[str]) -> LogSett
         min_in_sync_replicas=table.min_in_sync_replicas,
         unclean=table.unclean,
         preferred=table.preferred,
+        priorities=table.priorities,
         retention=_retention(table),
         sync_slaves=sync_slaves,
         auto_in_sync_replicas=bool(table.auto_in_sync_replicas),

@@ -82,6 +82,7 @@ class LogSettings:
     min_in_sync_replicas: int = 1
     unclean: bool = False
     preferred: str | None = None
+    priorities: Mapping[str, int] = field(default_factory=dict)
     retention: Mapping[str, Any] | None = None  # {"ms", "bytes"}, null: for ever; None: as [retention] says
     sync_slaves: int = 1
     auto_in_sync_replicas: bool = False
@@ -100,6 +101,7 @@ class LogSettings:
             learners=self.learners,
             unclean=self.unclean,
             preferred=self.preferred,
+            priorities=dict(self.priorities),
         )
 
     @property
@@ -122,6 +124,7 @@ class LogSettings:
             min_in_sync_replicas=spec.min_in_sync_replicas,
             unclean=spec.unclean,
             preferred=spec.preferred,
+            priorities=spec.priorities,
             retention=spec.retention,
         )
 
@@ -137,6 +140,7 @@ class LogSettings:
             min_in_sync_replicas=spec.min_in_sync_replicas,
             unclean=spec.unclean,
             preferred=spec.preferred,
+            priorities=spec.priorities,
             retention=spec.retention,
             sync_slaves=min(1, len(spec.replicas) - 1),
         )

@@ -101,6 +101,7 @@ def test_logs(cluster: Cluster) -> None:
         "min_in_sync_replicas": 1,
         "unclean": False,
         "preferred": None,
+        "priorities": {},
         "state": "created",
         "master": None,
         "epoch": None,

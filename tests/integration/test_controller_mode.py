@@ -200,6 +200,31 @@ def test_an_operator_moves_the_master_and_one_that_stops_gives_it_up(cluster: Cl
     assert (raft.status_code, raft.json()["code"]) == (422, "invalid-request")
 
 
+@pytest.mark.rule("C-05", "C-12")
+def test_leader_transfer_elects_the_named_member_of_the_set(cluster: Cluster, name: str) -> None:
+    create(cluster, name, priorities={"n1": 1})
+    wait_in_sync(cluster, name, "n1", "n2", "n3")
+
+    def transfer(**asked: str) -> httpx.Response:
+        return cluster.call("POST", "n3", "/v1/cluster/leader:transfer", json={"log": name, **asked})
+
+    with Producer(cluster, name) as producer:
+        producer.wait_for(5)
+        moved = transfer(to="n2")
+        assert moved.status_code == 200, moved.text
+        assert moved.json() == {"log": name, "leader": "n2", "term": look(cluster, name)["epoch"]}
+        producer.wait_for(5)
+    assert look(cluster, name)["master"] == "n2"
+    again = transfer(to="n2")
+    assert (again.status_code, again.json()["code"]) == (409, "already-leader")
+    unknown = transfer(to="n9")
+    assert (unknown.status_code, unknown.json()["code"]) == (409, "transfer-failed")
+    wait_in_sync(cluster, name, "n1", "n2", "n3")
+    anyone = transfer()
+    assert anyone.status_code == 200, anyone.text
+    assert anyone.json()["leader"] in ("n1", "n3")
+
+
 @pytest.mark.rule("C-05", "A-04")
 def test_what_an_unclean_election_loses_is_in_a_receipt_and_an_event_says_where(
     cluster: Cluster, name: str

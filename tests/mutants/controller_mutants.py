@@ -19,7 +19,7 @@ from app.controller.commands import AlterSyncStateSet, Reason, StepDown
 from app.controller.events import MasterElected, SyncStateSetChanged
 from app.controller.liveness import Liveness
 from app.controller.log_state import MetadataLogState
-from app.controller.metadata import Log
+from app.controller.metadata import Log, LogSpec
 from app.controller.replicas_manager import Action, Ask, ReplicasManager, Tell
 from app.ha.auto_switch import master_side, slave_side
 from app.ha.auto_switch.core import AutoSwitchCore
@@ -509,6 +509,23 @@ def a_core_does_not_read_electable(patch: pytest.MonkeyPatch) -> None:
 )
 def the_controllers_do_not_read_electable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Liveness, "may_lead", Liveness.has_copy)
+
+
+@mutant(
+    "C-05",
+    lambda _: test_elections.test_priorities_decide_between_equal_copies(
+        {"priorities": {"n2": 2, "n3": 1}}, "n3"
+    ),
+    mode="controller",
+)
+def the_larger_priority_number_wins(patch: pytest.MonkeyPatch) -> None:
+    original = LogSpec.preference
+
+    def preference(self: LogSpec, node: str) -> tuple[int, int, int]:
+        preferred, priority, order = original(self, node)
+        return preferred, -priority, order
+
+    patch.setattr(LogSpec, "preference", preference)
 
 
 @mutant(

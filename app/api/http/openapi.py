@@ -110,7 +110,7 @@ EVENT_EXAMPLE: Final = {
     "term": 7,
     "data": {"committed_index": 44, "peers": {"n1": 44, "n2": 44, "n3": 41}},
 }
-LOG_EXAMPLE: Final = {
+LOG_EXAMPLE: Final[dict[str, Any]] = {
     "name": "default",
     "id": "9d1cf1a8f0c1b2d3",
     "replication": "raft",
@@ -121,6 +121,7 @@ LOG_EXAMPLE: Final = {
     "min_in_sync_replicas": 1,
     "unclean": False,
     "preferred": None,
+    "priorities": {},
     "state": "created",
     "master": None,
     "epoch": None,

@@ -54,7 +54,7 @@ async def elect(call: Call, log: LogName, query: Nothing) -> Response:
     broker, hosted = call.broker, call.find(log)
     asked = await call.asked(ElectIn)
     if hosted.settings.replication is not Replication.CONTROLLER:
-        hint = "to move the leader of a log in Raft mode, use leader:transfer"
+        hint = "to move the leader of a log in Raft or controller mode, use leader:transfer"
         raise InvalidRequest(("/path/log", f"log {log} is not in controller mode; {hint}"))
     await broker.waits.read_index(broker.metadata.hosted)  # the epoch to be left behind is the newest one
     before = broker.metadata.log(log)

@@ -14,7 +14,7 @@ from app.api.http.leader_proxy import Call
 from app.api.http.openapi import LOG_EXAMPLE, OF_A_BODY, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
-from app.controller.metadata import LOG_CREATED, LOG_DELETING, Log, LogSpec
+from app.controller.metadata import LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
 from app.controller.settings_of_logs import complaints_about
 from app.errors import InvalidRequest, LogExists
 from app.node.broker import Broker
@@ -25,6 +25,7 @@ router = APIRouter(tags=["logs"])
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 NodeIds = tuple[str, ...]
+Priorities = dict[str, Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)]]
 _NEW_LOG: Final = {**LOG_EXAMPLE, "name": "orders"}
 UNSUPPORTED: Final = "unsupported"  # as a log's state
 _NO_VERSION: Final = 0  # the ETag of a log of the configuration file that the controllers do not know yet
@@ -49,6 +50,7 @@ class LogIn(msgspec.Struct, forbid_unknown_fields=True):
     min_in_sync_replicas: Positive = 1
     unclean: bool = False
     preferred: str | None = None
+    priorities: Priorities = {}
 
 
 class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,6 +61,7 @@ class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
     min_in_sync_replicas: Positive | msgspec.UnsetType = msgspec.UNSET
     unclean: bool | msgspec.UnsetType = msgspec.UNSET
     preferred: str | msgspec.UnsetType | None = msgspec.UNSET
+    priorities: Priorities | msgspec.UnsetType = msgspec.UNSET
 
 
 @router.get(
@@ -182,6 +185,7 @@ def _spec_of(broker: Broker, asked: LogIn) -> LogSpec:
         learners=asked.learners,
         unclean=asked.unclean,
         preferred=asked.preferred,
+        priorities=asked.priorities,
     )
 
 
@@ -246,6 +250,7 @@ def _unsupported_object(log: Log) -> dict[str, Any]:
         "min_in_sync_replicas": log.spec.min_in_sync_replicas,
         "unclean": log.spec.unclean,
         "preferred": log.spec.preferred,
+        "priorities": dict(log.spec.priorities),
         "state": UNSUPPORTED,
         "master": None,
         "epoch": None,
@@ -270,6 +275,7 @@ def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
         "min_in_sync_replicas": settings.min_in_sync_replicas,
         "unclean": settings.unclean,
         "preferred": settings.preferred,
+        "priorities": dict(settings.priorities),
         "state": LOG_DELETING if hosted.deleting else LOG_CREATED,
         "master": None,
         "epoch": None,

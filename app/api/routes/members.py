@@ -1,4 +1,4 @@
-"""Who is in the cluster and who leads: members come, are promoted, leave; the lead moves (R-09, R-10)."""
+"""Members of the cluster and the lead of its logs: add, promote, remove, transfer (C-05, R-09, R-10)."""
 
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -12,6 +12,7 @@ from app.api.http.json_decoding import Name
 from app.api.http.leader_proxy import Call, Served
 from app.api.http.openapi import OF_A_BODY, answers, json_request
 from app.api.read.query import OneLogQuery
+from app.api.routes.move_master import move_master
 from app.controller.metadata import CONTROLLER_LOG
 from app.errors import InvalidRequest, NotFound, TransferFailed
 from app.log.commands import ChangeMembers
@@ -50,7 +51,8 @@ class MemberIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TransferIn(msgspec.Struct, forbid_unknown_fields=True):
-    """to: voter that becomes leader; absent: the most up-to-date voter."""
+    """to: voter that becomes leader, in controller mode the member of the SyncStateSet that becomes master;
+    absent: the most up-to-date one."""
 
     to: Name | None = None
     log: Name = "default"
@@ -208,7 +210,8 @@ def _check_address(asked: MemberIn) -> None:
 @router.post(
     "/v1/cluster/leader:transfer",
     summary="Transfer the leadership of a log",
-    description="Appends continue while the target voter catches up. They wait only during the election.",
+    description="Appends continue while the target voter catches up. They wait only during the election. In "
+    "controller mode the controllers elect the target, a member of the SyncStateSet.",
     responses=answers(
         "transfer-failed",
         "already-leader",
@@ -223,6 +226,8 @@ async def transfer(call: Call, query: Nothing) -> Response:
     call.wants_json()
     asked = await call.asked(TransferIn)
     broker, hosted = call.broker, call.broker.find(asked.log)
+    if hosted.settings.replication is Replication.CONTROLLER:
+        return await move_master(call, hosted, asked.to)
 
     async def act(here: Served) -> Response:
         driver = here.driver

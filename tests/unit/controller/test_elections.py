@@ -1,6 +1,7 @@
 """ElectMaster: who, when, and what it changes (C-04, C-05, C-11); leases before elections (A-11)."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,50 @@ def test_larger_epoch_then_larger_offset_then_priority(
     quorum.heartbeats()
     let_die(quorum, "n1")
     assert quorum.log().master_node == winner
+
+
+@pytest.mark.rule("C-05")
+@pytest.mark.parametrize(
+    ("settings", "winner"),
+    [
+        ({"priorities": {"n2": 2, "n3": 1}}, "n3"),  # the lower number wins
+        ({"priorities": {"n3": 7}}, "n3"),  # a node without a priority comes last
+        ({"priorities": {"n2": 5, "n3": 5}}, "n2"),  # order of the settings
+        ({"priorities": {"n2": 1, "n3": 2}, "preferred": "n3"}, "n3"),  # preferred before any priority
+    ],
+)
+def test_priorities_decide_between_equal_copies(settings: dict[str, Any], winner: str) -> None:
+    quorum = Quorum()
+    quorum.with_master(**{**settings, "priorities": {"n1": 0, **settings["priorities"]}})
+    quorum.join_all()
+    quorum.offsets.update({("n2", "a"): (1, 9, 9), ("n3", "a"): (1, 9, 9)})
+    quorum.heartbeats()
+    let_die(quorum, "n1")
+    assert quorum.log().master_node == winner
+
+
+@pytest.mark.rule("C-05")
+def test_a_larger_offset_comes_before_a_better_priority() -> None:
+    quorum = Quorum()
+    quorum.with_master(priorities={"n1": 0, "n2": 1, "n3": 2})
+    quorum.join_all()
+    quorum.offsets.update({("n2", "a"): (1, 9, 9), ("n3", "a"): (1, 10, 9)})
+    quorum.heartbeats()
+    let_die(quorum, "n1")
+    assert quorum.log().master_node == "n3"
+
+
+@pytest.mark.rule("C-05")
+def test_the_first_election_waits_for_the_best_priority() -> None:
+    quorum = Quorum()
+    quorum.create(priorities={"n2": 1})
+    quorum.heartbeats()
+    quorum.register("n1")
+    quorum.scan()
+    assert quorum.log().master is None
+    quorum.register("n2")
+    quorum.scan()
+    assert quorum.log().master_node == "n2"
 
 
 @pytest.mark.rule("C-03", "C-05")

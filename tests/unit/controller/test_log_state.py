@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.controller.events import AnyEvent, LogCreated, encode_event
+from app.controller.events import AnyEvent, LogCreated, decode_event, encode_event
 from app.controller.log_state import MetadataLogState
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, stamp
@@ -93,3 +93,13 @@ def test_a_record_that_is_no_event_is_damage() -> None:
         MetadataLogState().apply(_stamped(encode_body(records), 0, 1))
     with pytest.raises(ValueError, match="not a snapshot"):
         MetadataLogState.restore(b"\x01")
+
+
+def test_metadata_written_before_a_setting_existed_stay_readable() -> None:
+    event = (
+        b'{"event":"log-created","log":"a","time_ms":5,"spec":{"replication":"controller",'
+        b'"replicas":["n1","n2"],"preferred":"n2"},"log_id":7,"generation":3,"change_id":"x"}'
+    )
+    created = decode_event(event)
+    assert isinstance(created, LogCreated)
+    assert (created.spec.priorities, created.spec.preferred) == ({}, "n2")

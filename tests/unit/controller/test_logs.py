@@ -30,6 +30,11 @@ def test_creating_twice_is_one_log_and_other_settings_are_refused() -> None:
         spec("n1", learners=("n1",)),
         spec(preferred="n9"),
         spec(learners=("n2",), preferred="n2"),
+        spec(priorities={"n9": 1}),
+        spec(priorities={"n1": -1}),
+        spec(priorities={"n1": 2**31}),
+        spec(learners=("n2",), priorities={"n2": 1}),
+        LogSpec(replication="raft", replicas=("n1", "n2"), priorities={"n1": 1}),
     ],
 )
 def test_settings_that_cannot_work_are_refused(bad: object) -> None:
