@@ -11,14 +11,16 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.append.fast_front import AppendFront, append_log_of
+from app.api.http.dependencies import RESERVATION
 from app.api.http.in_flight_limit import Room
 from app.api.http.messages import REQUEST_ID, Response, problem_response, request_id_of
 from app.api.http.tokens import Tokens
-from app.errors import CommitlogError, Forbidden, Internal, MethodNotAllowed, NotFound
+from app.errors import CommitlogError, CrossOrigin, Forbidden, Internal, MethodNotAllowed, NotFound
 from app.telemetry import Meter
 
 logger = logging.getLogger(__name__)
 
+_SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 _PROBES: Final = ("/healthz", "/readyz", "/metrics")
 
 
@@ -67,6 +69,7 @@ class Edge:
             self._tokens.check(method, path, headers.get(b"authorization"))
             self._check_action(method, path)
             _check_not_ours(method, path)
+            _check_origin(method, headers)
             if counted:
                 self._room.enter(0)
         except CommitlogError as error:
@@ -77,11 +80,12 @@ class Edge:
         if appends and self._front is not None:
             await self._front(scope, receive, send)
             return
+        reservation = scope[RESERVATION] = self._room.reservation()
         try:
             await self._through(scope, receive, send, request_id)
         finally:
             if counted:
-                self._room.leave(0)
+                self._room.leave(reservation.bytes)
 
     def _check_action(self, method: str, path: str) -> None:
         """A path's last part may end in `:action`, which must not be taken for a part of a name.
@@ -130,6 +134,16 @@ class Edge:
         if append_log_of(scope["path"]) is None or method != "POST":  # those count themselves
             route = getattr(scope.get("route"), "path", "unknown")
             self._meter.answered(method, route, status)
+
+
+def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
+    """A browser names the page's origin in requests that change something: a foreign page must not use the
+    reader's network position or credentials. Programs send no Origin. Raises CrossOrigin."""
+    origin = headers.get(b"origin")
+    if origin is None or method in _SAFE_METHODS:
+        return
+    if origin.partition(b"://")[2] != headers.get(b"host"):
+        raise CrossOrigin(f"requests from pages of {origin[:100].decode('latin-1')} may only read")
 
 
 def _check_not_ours(method: str, path: str) -> None:

@@ -19,13 +19,14 @@ import ssl
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import uvicorn
 import uvloop
 
 from app.api.http.tokens import Tokens
 from app.errors import ConfigError
+from app.http_protocol import Listener
 from app.main import build_app
 from app.node.broker import Broker
 from app.settings.addresses import split_address
@@ -110,7 +111,9 @@ async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
     except (StorageError, OSError) as error:
         logger.error("node cannot start: %s", error)
         return EXIT_FAILED
-    front = _Front(_front_config(settings, broker), lambda: ready(settings))
+    listener = Listener(settings.http, _connections_allowed(settings), broker.meter)
+    broker.tasks.keep("client-limits", listener.sweep)
+    front = _Front(_front_config(settings, broker, listener), lambda: ready(settings))
     _calm_collector()
     serving = loop.create_task(front.serve(sockets), name="front")
     stopping = loop.create_task(stop.wait(), name="signal")
@@ -151,6 +154,14 @@ def _raise_descriptor_limit() -> None:
         logger.warning("the limit of open files remains %d: %s", soft, error)
 
 
+def _connections_allowed(settings: Settings) -> int:
+    """The connections of clients: they must leave descriptors for the logs' files and for other nodes."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return settings.http.max_connections
+    return min(settings.http.max_connections, descriptors // 4)
+
+
 def _calm_collector() -> None:
     """Let the cycle collector pass over everything that stays: modules, routes, schemas.
 
@@ -178,11 +189,11 @@ def _bind(address: str) -> socket.socket:
     return door
 
 
-def _front_config(settings: Settings, broker: Broker) -> uvicorn.Config:
+def _front_config(settings: Settings, broker: Broker, listener: Listener) -> uvicorn.Config:
     security = settings.security
     return uvicorn.Config(
         build_app(settings, broker),
-        http="httptools",
+        http=cast(type[asyncio.Protocol], listener.protocol),  # uvicorn only calls it
         loop="uvloop",
         ws="none",
         lifespan="off",
@@ -191,7 +202,7 @@ def _front_config(settings: Settings, broker: Broker) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         backlog=4096,
-        timeout_keep_alive=75,
+        timeout_keep_alive=settings.http.idle_timeout_ms // 1000,
         timeout_graceful_shutdown=max(1, settings.http.shutdown_grace_ms // 1000),
         ssl_certfile=security.tls_certificate and str(security.tls_certificate),
         ssl_keyfile=security.tls_key and str(security.tls_key),

@@ -23,6 +23,8 @@ from prometheus_client.core import (
 
 REQUESTS: Final = "commitlog_http_requests"
 APPEND_SECONDS: Final = "commitlog_append_seconds"
+CONNECTIONS: Final = "commitlog_http_connections"
+CONNECTIONS_REFUSED: Final = "commitlog_http_connections_refused"
 APPENDED_RECORDS: Final = "commitlog_appended_records"
 APPENDED_BYTES: Final = "commitlog_appended_bytes"
 TERM: Final = "commitlog_term"
@@ -72,6 +74,8 @@ class Meter:
         self.answers: dict[tuple[str, str, int], int] = {}  # (method, route, status) -> how many
         self.appended_records = 0
         self.appended_bytes = 0
+        self.connections = 0
+        self.refused_connections = 0
         self._append_buckets = [0] * (len(BUCKETS_S) + 1)
         self._append_sum_s = 0.0
 
@@ -101,6 +105,10 @@ class Meter:
         yield histogram
         yield CounterMetricFamily(APPENDED_RECORDS, "Records acknowledged", self.appended_records)
         yield CounterMetricFamily(APPENDED_BYTES, "Bytes of records acknowledged", self.appended_bytes)
+        yield GaugeMetricFamily(CONNECTIONS, "Open connections of clients", self.connections)
+        yield CounterMetricFamily(
+            CONNECTIONS_REFUSED, "Connections of clients refused", self.refused_connections
+        )
 
 
 def gauge(

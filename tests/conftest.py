@@ -6,9 +6,13 @@ files of Spark go to whichever process is free, so that both are done with it at
 """
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.rules import read_rules
+
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")  # a busy machine is slow, and that is no failure
 
 SPARK = "tests/spark/"
 SPARKS = f"{SPARK}own"

@@ -6,6 +6,30 @@ from typing import Any
 from app.errors.base import CommitlogError
 
 
+class BadRequest(CommitlogError):
+    """The bytes on the connection are not an HTTP/1.1 request. The connection is closed."""
+
+    code, title, http_status = "bad-request", "The request is not valid HTTP", 400
+
+
+class RequestTimeout(CommitlogError):
+    """The head or the body of the request did not arrive in time. The connection is closed."""
+
+    code, title, http_status = "request-timeout", "The request did not arrive in time", 408
+
+
+class HeadTooLarge(CommitlogError):
+    """The request line and the headers exceed the limit of this node. The connection is closed."""
+
+    code, title, http_status = "head-too-large", "The request head is too large", 431
+
+
+class CrossOrigin(CommitlogError):
+    """A browser sent the request from a page of another origin; only GET and HEAD are accepted from there."""
+
+    code, title, http_status = "cross-origin", "The request comes from another website", 403
+
+
 class InvalidJson(CommitlogError):
     """The body is not valid UTF-8 JSON (RFC 8259), or is nested too deeply."""
 
@@ -262,7 +286,7 @@ class IdempotencyKeyReused(CommitlogError):
 
 
 class RateLimited(CommitlogError):
-    """The number or the total size of the requests in flight at this node exceeds its limit."""
+    """The number or the size of the requests in flight, or of the connections, exceeds this node's limit."""
 
     code, title, http_status, retryable = "rate-limited", "Too many requests in flight", 429, True
     retry_after_s = 1

@@ -258,11 +258,21 @@ class HttpSettings:
     max_open_reads: int = 4_096
     """Reads in progress at this node, long polls and event streams included."""
     max_open_bytes: int = 256 * MIB
-    """Bytes of append bodies in memory at this node."""
+    """Bytes of append bodies in memory at this node; as much again for responses to reads."""
     leader_wait_ms: int = 3_000
     """Time that a request waits for a leader to be elected or confirmed."""
     body_timeout_ms: int = 60_000
-    """Time within which the body of an append must arrive."""
+    """Time within which the body of an append must arrive, and longest pause within any body."""
+    head_timeout_ms: int = 10_000
+    """Time within which a request line and its headers must arrive."""
+    max_head_bytes: int = 64 * 1024
+    """Size of a request line and its headers."""
+    idle_timeout_ms: int = 75_000
+    """Time that a connection without a request stays open."""
+    write_timeout_ms: int = 60_000
+    """Time for which a client may read nothing of its response."""
+    max_connections: int = 4_096
+    """Open connections; at most a quarter of the file descriptors that the process may have."""
     sse_ping_ms: int = 10_000
     """Interval of `ping` events on an event stream, at most 15 000."""
     shutdown_grace_ms: int = 3_000
@@ -275,6 +285,11 @@ class HttpSettings:
             "max_open_bytes",
             "leader_wait_ms",
             "body_timeout_ms",
+            "head_timeout_ms",
+            "max_head_bytes",
+            "idle_timeout_ms",
+            "write_timeout_ms",
+            "max_connections",
         ):
             check(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         check(self.sse_ping_ms <= 15_000, f"sse_ping_ms must be at most 15000, got {self.sse_ping_ms}")

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from storage.file_system import Bytes
-from storage.format.batch import Batch
+from storage.format.batch import FLAG_CONTROL, Batch
 from storage.format.checksum import crc32c
 
 SEGMENT_SUFFIX: Final = ".log"
@@ -221,12 +221,18 @@ class SegmentIndex:
         return int(self._columns["term"][: self.count].searchsorted(term, "right")) - 1
 
     def row_at_or_after(self, timestamp_us: int) -> int:
-        """Return the first row that holds a record at or after the time; count for none."""
+        """Return the first row of data that holds a record at or after the time; count for none."""
         row = int(self._columns["peak_timestamp_us"][: self.count].searchsorted(timestamp_us, "left"))
-        if row == self.count or self._columns["max_timestamp_us"][row] >= timestamp_us:
+        if row == self.count or self._is_late_data(row, timestamp_us):
             return row
-        later = self._columns["max_timestamp_us"][row : self.count] >= timestamp_us  # the peak was trimmed
+        # The peak may be of a batch that was trimmed, or of a control record.
+        rest = self._columns[row : self.count]
+        later = (rest["max_timestamp_us"] >= timestamp_us) & (rest["flags"] & FLAG_CONTROL == 0)
         return row + int(later.argmax()) if later.any() else self.count
+
+    def _is_late_data(self, row: int, timestamp_us: int) -> bool:
+        entry = self._columns[row]
+        return bool(entry["max_timestamp_us"] >= timestamp_us and not entry["flags"] & FLAG_CONTROL)
 
     def row_within(self, first: int, max_bytes: int) -> int:
         """Return the end (exclusive) of the rows from `first` that fit into `max_bytes`, at least one."""

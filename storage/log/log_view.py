@@ -214,7 +214,10 @@ class LogView:
         return segment.read_rows(row, end, mapped=mapped)
 
     def first_index_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Return the first index whose timestamp is at or after the time, None when there is none."""
+        """Return the first index of a data record at or after the time, None when there is none.
+
+        Control records do not count: they carry the time of the leader, data records may carry any.
+        """
         timestamp_us = timestamp_ms * 1000
         for segment in self._segments:
             if segment.entry(segment.index.count - 1).peak_timestamp_us < timestamp_us:

@@ -95,6 +95,32 @@ def test_a_start_and_an_end_by_time(cluster: Cluster) -> None:
     assert found(from_timestamp=future + 31) == []
 
 
+def test_control_records_have_no_part_in_a_read_by_time(filled: Cluster) -> None:
+    """The records carry times of 1970, the control record before them that of today."""
+    assert indexes(read(filled, until_timestamp=3_000)) == [1, 2]
+    assert indexes(read(filled, from_timestamp=99_000)) == [99, 100]
+    assert indexes(read(filled, from_timestamp=100_001)) == []
+
+
+def test_the_tail_waits_for_an_index(filled: Cluster) -> None:
+    tail = filled.get("n1", f"{LOG}/tail", headers={"Commitlog-Min-Index": "100"})
+    assert (tail.status_code, tail.json()["committed_index"]) == (200, 100)
+    refused(filled.get("n1", f"{LOG}/tail", headers={"Commitlog-Min-Index": "x"}), 422, "invalid-request")
+    started = time.monotonic()
+    late = filled.get("n1", f"{LOG}/tail", headers={"Commitlog-Min-Index": "101"})
+    refused(late, 504, "not-yet-replicated")
+    assert time.monotonic() - started > 4
+
+
+def test_a_page_of_another_website_may_only_read(filled: Cluster) -> None:
+    own, foreign = {"Origin": filled.url("n1")}, {"Origin": "https://elsewhere.example"}
+    path = "/v1/cluster/leader:transfer"
+    refused(filled.call("POST", "n1", path, headers=foreign), 403, "cross-origin")
+    refused(filled.call("POST", "n1", path, headers=foreign | {"Origin": "null"}), 403, "cross-origin")
+    assert filled.get("n1", RECORDS, headers=foreign).status_code == 200
+    assert filled.call("POST", "n1", path, headers=own).status_code != 403
+
+
 def test_bounds(filled: Cluster) -> None:
     page = read(filled, from_index=10, limit=3)
     assert (indexes(page), page["next_index"], page["has_more"]) == ([10, 11, 12], 13, True)

@@ -1,12 +1,13 @@
 """What every FastAPI route shares: the node, the log in the path, answers, and what was asked."""
 
 from collections.abc import Sequence
-from typing import Annotated, cast
+from typing import Annotated, Final, cast
 
 from fastapi import Depends, Path, Query, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.api.http.in_flight_limit import Reservation
 from app.api.http.messages import Response as Answer
 from app.api.http.messages import as_json
 from app.api.http.query import NoQuery
@@ -23,6 +24,9 @@ def request_id_of(request: Request) -> bytes:
     return cast(bytes, request.scope["commitlog.request_id"])
 
 
+RESERVATION: Final = "commitlog.reservation"  # in an ASGI scope
+PIECE_BYTES: Final = 256 * 1024  # of a body, written at once
+
 LogName = Annotated[
     str, Path(description="Name of the log: `[a-z0-9][a-z0-9._-]{0,127}`", examples=["default"])
 ]
@@ -31,7 +35,10 @@ Nothing = Annotated[NoQuery, Query()]  # no query parameter at all
 
 
 class ExactResponse(Response):
-    """An answer of the framework-free part, sent with its very headers."""
+    """An answer of the framework-free part, sent with its very headers.
+
+    A large body leaves piece by piece as the client reads it, and counts as bytes in flight until then.
+    """
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(status_code=answer.status)
@@ -40,7 +47,17 @@ class ExactResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body})
+        body = memoryview(self.body)
+        while len(body) > PIECE_BYTES:
+            await send({"type": "http.response.body", "body": body[:PIECE_BYTES], "more_body": True})
+            body = body[PIECE_BYTES:]
+        await send({"type": "http.response.body", "body": body})
+
+
+def reserve(request: Request, size_bytes: int) -> None:
+    """Count the bytes of an answer as in flight until the client has it. Raises RateLimited."""
+    reservation: Reservation = request.scope[RESERVATION]
+    reservation.reach(size_bytes)
 
 
 def json_answer(

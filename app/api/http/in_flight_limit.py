@@ -35,9 +35,29 @@ class Room:
         self.requests -= 1
         self.bytes -= size_bytes
 
+    def reservation(self) -> "Reservation":
+        """What one request takes for its answer."""
+        return Reservation(self)
+
     def _check(self, size_bytes: int) -> None:
         # A single request always fits: its own limit is smaller than any sensible bound here.
         if self.bytes and self.bytes + size_bytes > self._max_bytes:
             raise RateLimited(
                 f"{self.bytes} bytes of requests are in flight, this node accepts at most {self._max_bytes}"
             )
+
+
+class Reservation:
+    """Bytes that one request holds until it has been answered."""
+
+    __slots__ = ("_room", "bytes")
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self.bytes = 0
+
+    def reach(self, size_bytes: int) -> None:
+        """Hold at least so many bytes from now on. Raises RateLimited: what it held before stays."""
+        if size_bytes > self.bytes:
+            self._room.grow(size_bytes - self.bytes)
+            self.bytes = size_bytes

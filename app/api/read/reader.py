@@ -22,11 +22,14 @@ class Range:
     """From start_index to the end of what may be seen, or to `until_index`.
 
     until_timestamp_ms: ends the range too, at the first record at or after it; None once that is known.
+    counted_to: the start was counted back from this index (`last`): the first page ends there, or it would
+    hold more records than were asked for when appends come in meanwhile.
     """
 
     start_index: int
     until_index: int | None  # exclusive
     until_timestamp_ms: int | None = None
+    counted_to: int | None = None
 
     def last_index(self, visible_end: int) -> int:
         return visible_end if self.until_index is None else min(visible_end, self.until_index - 1)
@@ -107,6 +110,7 @@ class Reader:
         """
         await self._undisturbed()
         end = self.visible_end
+        counted_to = None
         if last_event_id is not None:
             start = self._checked(last_event_id + 1, end)
         elif query.from_index is not None:
@@ -115,6 +119,7 @@ class Reader:
             start = self._at_timestamp(query.from_timestamp, end)
         elif query.last is not None:
             start = await self._last(query.last, end)
+            counted_to = end if start <= end else None
         elif query.cursor is not None:
             state = self.driver.state
             local = self.consistency is Consistency.LOCAL
@@ -126,7 +131,7 @@ class Reader:
             start = self.committed_index + 1
         else:
             start = self.log.first_index
-        range_ = Range(start, query.until_index, query.until_timestamp)
+        range_ = Range(start, query.until_index, query.until_timestamp, counted_to)
         await self.bound(range_)
         return range_
 
@@ -183,6 +188,7 @@ class Reader:
         while True:
             await self.bound(range_)
             await self.fill(page, range_, wanted)
+            range_.counted_to = None
             if page.count or self.has_more(page, range_):
                 return page
             if range_.until_index is not None and page.next_index >= range_.until_index:
@@ -199,6 +205,8 @@ class Reader:
         scanned = 0
         while not page.full and scanned < SCAN_MAX_BYTES:
             end = range_.last_index(self.visible_end)  # what is not committed may be truncated meanwhile
+            if range_.counted_to is not None:
+                end = min(end, range_.counted_to)
             if page.next_index > end:
                 return
             room = max(wanted.max_bytes - page.size_bytes, _CHUNK_MIN_BYTES)

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
-from app.api.http.dependencies import LogName, body_answer, request_id_of
+from app.api.http.dependencies import LogName, body_answer, request_id_of, reserve
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.leader_headers import log_headers
 from app.api.http.leader_proxy import Call
@@ -90,9 +90,10 @@ async def read(
             head=bool(request.scope.get("commitlog.head")),
         )
     if media_type == BATCHES:
-        return await _batches(reader, range_, query)
+        return await _batches(request, reader, range_, query)
     page = await reader.page(range_, query.selection(), query.wait_ms)
     has_more = reader.has_more(page, range_)
+    reserve(request, page.size_bytes)
     if media_type == JSON:
         body = await rendered(page, lambda: as_json(page_object(reader, page, has_more, query.encoding)))
     elif media_type == NDJSON:
@@ -101,6 +102,7 @@ async def read(
         body = await rendered(page, lambda: as_arrow(page.columns))
     else:
         body = await rendered(page, lambda: as_parquet(page.columns))
+    reserve(request, len(body))
     return body_answer(
         body, media_type, headers=_page_headers(reader, page, has_more, with_more=media_type != JSON)
     )
@@ -119,18 +121,20 @@ def _next_index(index: int) -> tuple[bytes, bytes]:
     return b"commitlog-next-index", b"%d" % index
 
 
-async def _batches(reader: Reader, range_: Range, query: ReadQuery) -> Response:
+async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQuery) -> Response:
     """Whole stored batches, control too: the first holds the start, the last may pass the end wanted."""
+    counted_to = range_.counted_to
     page = await reader.page(range_, Selection(limit=1, max_bytes=1, include_control=True), query.wait_ms)
     body = b""
     if page.count:
-        end = range_.last_index(reader.visible_end)
+        end = range_.last_index(reader.visible_end) if counted_to is None else counted_to
         last = range_.start_index + query.limit - 1
         batches = [
             batch
             for batch in await reader.raw(range_.start_index, min(end, last), query.max_bytes)
             if batch.last_index <= reader.visible_end
         ]
+        reserve(request, sum(batch.size_bytes for batch in batches))
         body = b"".join(batch.data for batch in batches)
         page.next_index = batches[-1].next_index if batches else range_.start_index
     has_more = reader.has_more(page, range_)
@@ -153,7 +157,11 @@ def header_index(name: str, raw: str | None, *, least: int = 0) -> int | None:
     "/v1/logs/{log}/records/{index}",
     summary="Read one record",
     responses=answers(
-        "index-trimmed", "index-out-of-range", "read-index-unavailable", example=RECORD_EXAMPLE
+        "index-trimmed",
+        "index-out-of-range",
+        "read-index-unavailable",
+        "not-yet-replicated",
+        example=RECORD_EXAMPLE,
     ),
     response_class=Response,
 )
@@ -181,13 +189,21 @@ async def read_one(
 @router.get(
     "/v1/logs/{log}/tail",
     summary="Begin and end of a log",
-    responses=answers("read-index-unavailable", example=TAIL_EXAMPLE),
+    responses=answers("read-index-unavailable", "not-yet-replicated", example=TAIL_EXAMPLE),
     response_class=Response,
 )
-async def tail(call: Call, log: LogName, query: Annotated[ConsistencyQuery, Query()]) -> Response:
-    here = await call.replica(log, own=query.consistency is Consistency.LOCAL)
+async def tail(
+    call: Call,
+    log: LogName,
+    query: Annotated[ConsistencyQuery, Query()],
+    min_index: MinIndex = None,
+) -> Response:
+    hosted = call.find(log)
+    wanted_min = header_index("Commitlog-Min-Index", min_index)
+    here = await call.replica_of(hosted, own=query.consistency is Consistency.LOCAL)
     reader = Reader(here, query.consistency)
     await reader.confirm()
+    await reader.reach(wanted_min)
     driver = here.driver
     content = {
         "begin_index": driver.log.begin_index,

@@ -87,3 +87,20 @@ def test_a_read_waits_for_a_truncation_in_the_disk_thread(tmp_path: Path) -> Non
     assert reader.broker.waits.pauses > 5  # type: ignore[attr-defined]
     node.driver._syncer.cutting = False
     assert asyncio.run(_page(reader, 0)).count == 4
+
+
+def test_the_last_n_records_stay_n_when_appends_come_in(tmp_path: Path) -> None:
+    node, reader = _reader_of_five_records(tmp_path)
+
+    async def last(count: int) -> Page:
+        query = ReadQuery(last=count)  # type: ignore[call-arg]
+        range_ = await reader.range_of(query)
+        node.append(b"later")
+        page = await reader.page(range_, query.selection(), 0)
+        assert reader.has_more(page, range_)
+        return page
+
+    for count in (1, 2):
+        page = asyncio.run(last(count))
+        assert page.count == count
+        assert page.next_index == node.driver.log.end_index  # where the record that came in stands

@@ -1,0 +1,203 @@
+"""HTTP/1.1 connections of the REST listener: uvicorn's protocol, with bounds on what a client can hold.
+
+A client holds a connection by a request head or body that does not end, by an answer that it does not read,
+or by silence. Each of these ends after a time limit, a head also at a size limit, and the number of
+connections is limited: a client without a token must not take the node's memory or descriptors.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import httptools
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from app.api.http.messages import new_request_id, problem_response
+from app.errors import BadRequest, CommitlogError, HeadTooLarge, RateLimited, RequestTimeout
+from app.settings.model import HttpSettings
+from app.telemetry import Meter
+
+MAX_HEADERS: Final = 256  # in one request head
+SWEEP_S: Final = 1.0
+STREAM_SUFFIX: Final = ":stream"
+BLANKS: Final = b" \t"  # around a header's value, not part of it (RFC 9110, section 5.5)
+_BODY_GRACE_S: Final = 5.0  # the append route has a body timeout of its own, and a better answer
+
+
+class Listener:
+    """The connections of one listener."""
+
+    def __init__(self, settings: HttpSettings, max_connections: int, meter: Meter) -> None:
+        self.settings = settings
+        self.max_connections = max_connections
+        self._meter = meter
+        self._connections: set[Connection] = set()
+
+    def opened(self, connection: "Connection") -> bool:
+        """Take note of a connection; whether it may stay."""
+        self._connections.add(connection)
+        self._meter.connections = len(self._connections)
+        if len(self._connections) <= self.max_connections:
+            return True
+        self._meter.refused_connections += 1
+        return False
+
+    def closed(self, connection: "Connection") -> None:
+        self._connections.discard(connection)
+        self._meter.connections = len(self._connections)
+
+    def protocol(self, **given: Any) -> asyncio.Protocol:
+        """Create the protocol of one connection from uvicorn's arguments."""
+        return Connection(self, **given)
+
+    async def sweep(self) -> None:
+        """Close, until cancelled, connections that have exceeded a time limit."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = loop.time()
+            for connection in list(self._connections):
+                connection.enforce(now_s)
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection.
+
+    Invariant: `_in_head` from the end of one request to the end of the next one's head.
+    """
+
+    def __init__(self, listener: Listener, **given: Any) -> None:
+        super().__init__(**given)
+        self._listener = listener
+        self._in_head = True
+        self._head_bytes = 0  # of the head that is coming in
+        self._head_since_s = 0.0
+        self._received_s = 0.0
+        self._unsent_bytes = 0  # when last looked at
+        self._unsent_since_s = 0.0
+        self._running: RequestResponseCycle | None = None
+
+    # --- uvicorn's seams ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_since_s = self._received_s = self._unsent_since_s = self.loop.time()
+        if not self._listener.opened(self):
+            limit = self._listener.max_connections
+            self._answer_and_close(RateLimited(f"this node accepts at most {limit} connections"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.closed(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self._received_s = self.loop.time()
+        if self._in_head:
+            if not self._head_bytes:
+                self._head_since_s = self._received_s
+            self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._unsupported_upgrade_warning()
+        except httptools.HttpParserError as error:
+            too_large = isinstance(error.__context__, HeadTooLarge)
+            self._break_off(self._head_too_large() if too_large else BadRequest("this is not HTTP/1.1"))
+            return
+        if self._in_head and self._head_bytes > self._listener.settings.max_head_bytes:
+            self._break_off(self._head_too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_size = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_size += len(name) + len(value)
+        if self._head_size > self._listener.settings.max_head_bytes or len(self.headers) >= MAX_HEADERS:
+            raise self._head_too_large()
+        super().on_header(name, value.strip(BLANKS))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head, self._head_bytes, self._head_since_s = True, 0, self._received_s
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+    # --- limits -------------------------------------------------------------------------------------------
+
+    def enforce(self, now_s: float) -> None:
+        """Close the connection if it has exceeded a time limit. now_s: the loop's time."""
+        settings = self._listener.settings
+        if self._unread_since(now_s) > settings.write_timeout_ms / 1000:
+            self.transport.abort()
+        elif self.transport.is_closing():
+            return
+        elif self.flow.read_paused:  # the silence is ours: requests wait for the answers before them
+            self._head_since_s = self._received_s = now_s
+        elif self._in_head:
+            silent_s = now_s - self._head_since_s
+            if self._head_bytes and silent_s > settings.head_timeout_ms / 1000:
+                self._break_off(RequestTimeout("the request head did not arrive in time"))
+            elif not self._head_bytes and self.cycle is None and silent_s > self.timeout_keep_alive:
+                self.transport.close()
+        elif not self._streams and now_s - self._received_s > (
+            settings.body_timeout_ms / 1000 + _BODY_GRACE_S
+        ):
+            self._break_off(RequestTimeout("the request body did not arrive in time"))
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the request that comes in is a stream of appends, which may pause for any time."""
+        return self.scope["path"].endswith(STREAM_SUFFIX)
+
+    def _unread_since(self, now_s: float) -> float:
+        """Seconds for which the client has read nothing of what is waiting to be sent; 0 when it reads."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if not unsent_bytes or unsent_bytes < self._unsent_bytes:
+            self._unsent_since_s = now_s
+        self._unsent_bytes = unsent_bytes
+        return now_s - self._unsent_since_s
+
+    def _head_too_large(self) -> HeadTooLarge:
+        return HeadTooLarge(
+            f"a request head may have at most {self._listener.settings.max_head_bytes} bytes "
+            f"and {MAX_HEADERS} headers"
+        )
+
+    # --- refusals -----------------------------------------------------------------------------------------
+
+    def _break_off(self, error: CommitlogError) -> None:
+        """Nothing that follows can be understood. Requests that are whole keep their answers: what breaks
+        off behind an append must not be taken for the append's refusal. Then the connection closes."""
+        newest, running = self.cycle, self._running
+        if running is None or running.response_complete:
+            self._answer_and_close(error)
+            return
+        if newest.more_body and newest is running:
+            if running.response_started:
+                self.transport.close()
+            else:
+                self._answer_and_close(error)
+            return
+        if newest.more_body:  # it has not begun: it waits for the answers before it
+            self.pipeline.popleft()
+            newest = self.pipeline[0][0] if self.pipeline else running
+        newest.keep_alive = False
+        self.flow.pause_reading()
+
+    def _answer_and_close(self, error: CommitlogError) -> None:
+        answer = problem_response(error, instance="/", request_id=new_request_id())
+        head = [STATUS_LINE[answer.status]]
+        for name, value in (*answer.headers, (b"connection", b"close")):
+            head += [name, b": ", value, b"\r\n"]
+        self.transport.write(b"".join((*head, b"\r\n", answer.body)))
+        self.transport.close()

@@ -1,0 +1,51 @@
+"""Requests and bytes in flight: overload is refused, and what a request held comes back."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.api.http.dependencies import PIECE_BYTES, body_answer
+from app.api.http.in_flight_limit import Room
+from app.errors import RateLimited
+
+
+def test_an_answer_counts_until_it_has_been_sent() -> None:
+    room = Room(10, 100)
+    room.enter(0)
+    reservation = room.reservation()
+    reservation.reach(60)
+    reservation.reach(40)  # already held
+    assert (reservation.bytes, room.bytes) == (60, 60)
+    with pytest.raises(RateLimited):
+        room.reservation().reach(41)
+    with pytest.raises(RateLimited):
+        reservation.reach(101)
+    assert (reservation.bytes, room.bytes) == (60, 60)
+    room.leave(reservation.bytes)
+    assert (room.requests, room.bytes) == (0, 0)
+
+
+def test_one_answer_of_any_size_fits() -> None:
+    room = Room(10, 100)
+    room.reservation().reach(1_000)
+    with pytest.raises(RateLimited):
+        room.reservation().reach(1)
+
+
+def test_a_large_body_leaves_in_pieces() -> None:
+    body = bytes(range(256)) * (PIECE_BYTES // 100)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    asyncio.run(body_answer(body, "application/octet-stream")({"type": "http"}, receive, send))
+    start, *pieces = sent
+    assert (b"content-length", b"%d" % len(body)) in start["headers"]
+    assert b"".join(piece["body"] for piece in pieces) == body
+    assert max(len(piece["body"]) for piece in pieces) == PIECE_BYTES
+    assert [piece.get("more_body", False) for piece in pieces] == [True] * (len(pieces) - 1) + [False]
