@@ -53,6 +53,7 @@ from app.node.repair.scrub import Scrubber
 from app.node.replica.driver import LogDriver
 from app.node.request_waits import Waits
 from app.node.reserve import RESERVE_NAME, Reserve, ReservedFiles, disk_bytes_of
+from app.node.retention.clocks import PeerClocks
 from app.node.retention.journals import JournalKeeper
 from app.node.retention.records import RetentionKeeper
 from app.node.tasks import TaskSupervisor
@@ -207,7 +208,8 @@ class Broker:
         self.tasks.keep("scrub", lambda: self.scrubber.run(self._by_id))
         journals = JournalKeeper(self.settings.journal, self.clock, self._disk, self._fail)
         self.tasks.keep("journal-retention", lambda: journals.run(self.all_hosted))
-        retention = RetentionKeeper(self.settings.retention, self.clock)
+        clocks = PeerClocks(self.repairs.calls, self.clock)
+        retention = RetentionKeeper(self.settings.retention, clocks, self.node.id)
         self.tasks.keep("retention", lambda: retention.run(self.logs))
         await self._metadata_logs.follow()
         self._tick_at = self._loop.time()

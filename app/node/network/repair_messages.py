@@ -51,13 +51,15 @@ class FetchAnswer(FetchHead, frozen=True, array_like=True, tag=21):
 
 
 class TermRequest(PeerCall, frozen=True, array_like=True, tag=22):
-    """Which term has the peer reached? Asked by a node that has lost what it promised (R-01)."""
+    """Ask for the peer's term, after a loss of what this node promised (R-01), or for its clock."""
 
 
 class TermAnswer(PeerCall, frozen=True, array_like=True, tag=23):
-    """term: the peer's; a vote of the asking node in a later term could not have been counted."""
+    """term: the peer's; a vote of the asking node in a later term could not have been counted. clock_ms: the
+    peer's clock, milliseconds since 1970; older versions do not send it."""
 
     term: Annotated[int, msgspec.Meta(ge=0)]
+    clock_ms: int | None = None
 
 
 class DigestRequest(PeerCall, frozen=True, array_like=True, tag=24):

@@ -129,7 +129,7 @@ class RepairServer:
             self._send(source, log_id, self._fetched(log_id, driver, request))
         elif isinstance(request, TermRequest):
             if driver is not None and driver.knows_vote:  # a term that is not known for sure is not told
-                self._send(source, log_id, TermAnswer(request.id, driver.term))
+                self._send(source, log_id, TermAnswer(request.id, driver.term, self._clock.now_ms()))
         elif isinstance(request, DigestRequest):
             self._send(source, log_id, await self._digest(log_id, driver, request))
 

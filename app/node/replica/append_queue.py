@@ -6,6 +6,7 @@ is handed over, all wait for the next leader to be known: then they enter here, 
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from app.errors import (
@@ -133,10 +134,16 @@ class Door:
         self._queued_bytes = 0
 
     def tick(self, now_ms: int) -> None:
-        """Whoever has waited until its deadline, for the next leader or for a confirmation, is told that
-        nothing was applied."""
+        """Refuse what has waited until its deadline: for the next leader, for the disk that writes a term, or
+        for a confirmation. Nothing of it was applied."""
         self._confirming = [each for each in self._confirming if each.waits_until(now_ms)]
-        if not self._core.pauses_appends:
+        self._decided = [each for each in self._decided if each.waits_until(now_ms)]
+        refusal: Callable[[], CommitlogError]
+        if self._core.pauses_appends:
+            refusal = LeaderTransferring
+        elif self._is_busy():
+            refusal = partial(NoLeader, "the disk is writing a term or a truncation: nothing was applied")
+        else:
             return
         appends, commands = self._appends, self._commands
         self._appends = deque(append for append in appends if append.deadline_ms > now_ms)
@@ -144,10 +151,10 @@ class Door:
         for append in appends:
             if append.deadline_ms <= now_ms:
                 self._queued_bytes -= append.request.records.size_bytes
-                self._open.refuse(append, LeaderTransferring())
+                self._open.refuse(append, refusal())
         for command in commands:
             if command.deadline_ms <= now_ms:
-                answer(command.done, LeaderTransferring())
+                answer(command.done, refusal())
 
     # --- entering
 

@@ -17,6 +17,7 @@ from app.errors import NoLeader, ReadIndexUnavailable, TransferFailed
 from app.log.commands import Command
 from app.log.contract import (
     NO_INDEX,
+    AppendFate,
     AppendLimits,
     AppendRequest,
     Clock,
@@ -447,6 +448,7 @@ class LogDriver:
             self._carry_out()
         elif self._tick_due:
             self._gate.give_up(now_ms)
+            self._door.tick(now_ms)
         if not self._waiting_for_disk and (readers := self._gate.take()):
             for done in readers:
                 core.read_index(done, now_ms)
@@ -521,7 +523,8 @@ class LogDriver:
             healed()
 
     def _wait_for_disk(self, ready: Ready) -> None:
-        self._waiting_for_disk, self._unanswered = True, ready
+        self._waiting_for_disk = True
+        ready = self._unanswered = self._give_refusals(ready)
         self._syncer.cutting = ready.truncate is not None
 
         def work() -> None:
@@ -546,6 +549,19 @@ class LogDriver:
             self._turn()
 
         self._disk.submit(work, then)
+
+    def _give_refusals(self, ready: Ready) -> Ready:
+        """Answer the callers that have lost their leader; return the rest. The disk may hang, and what these
+        answers say does not depend on it."""
+        kept = tuple(each for each in ready.answers if each[1] is AppendFate.ACKNOWLEDGED)
+        for pending, fate in ready.answers:
+            if fate is not AppendFate.ACKNOWLEDGED:
+                self._open.settle(pending, fate, self._core.committed_index, self.log.next_index)
+        for done, index in ready.reads:
+            if index is None:
+                answer(done, ReadIndexUnavailable())
+        reads = tuple(each for each in ready.reads if each[1] is not None)
+        return replace(ready, answers=kept, reads=reads)
 
     def _undo_state(self, ready: Ready) -> None:
         """What this replica knows of the committed past stays known, also when its log was emptied."""

@@ -2,7 +2,7 @@
 
 A trim is a record of the log (app/log/commands.py), so every replica removes the same. Readers' fences and
 the newest committed batch stay; a log that only holds control records beside it is left alone, for a trim
-writes one itself.
+writes one itself. Age counts by a clock that is not ahead of the other replicas (clocks.py).
 """
 
 import asyncio
@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from app.errors import CommitlogError
 from app.log.commands import Trim
-from app.log.contract import NO_INDEX, Clock
+from app.log.contract import NO_INDEX
 from app.log.state import LogState
 from app.node.hosted_log import HostedLog
 from app.node.replica.driver import LogDriver
-from app.settings.model import RetentionConfig
+from app.node.retention.clocks import PeerClocks
+from app.settings.model import Replication, RetentionConfig
 from storage.errors import StorageError
 from storage.log.commitlog import Commitlog
 from storage.units import MIB
@@ -116,31 +117,47 @@ def _holds_data(log: Commitlog, begin: int, until: int) -> bool:
 class RetentionKeeper:
     """Looks at the logs that this node leads. Owned by the event loop."""
 
-    def __init__(self, default: RetentionConfig, clock: Clock) -> None:
+    def __init__(self, default: RetentionConfig, clocks: PeerClocks, node_id: str) -> None:
         self._default = default
-        self._clock = clock
+        self._clocks = clocks
+        self._node_id = node_id
 
     async def run(self, logs: Mapping[str, HostedLog]) -> None:
         """For as long as the node runs. logs: as the node keeps them."""
         while True:
             await asyncio.sleep(self._default.check_interval_ms / 1000)
-            for hosted in list(logs.values()):
-                self.look([hosted])
-                await asyncio.sleep(0)  # a look may read from the disk: the loop goes on between two
+            await self.trim_all(list(logs.values()))
 
-    def look(self, logs: Iterable[HostedLog]) -> None:
-        """Trim what is due."""
-        for hosted in list(logs):
-            if hosted.leads and hosted.driver is not None:
+    async def trim_all(self, logs: Iterable[HostedLog]) -> None:
+        """Trim what is due. A node that cannot compare its clock removes nothing by age."""
+        self._clocks.begin_round()
+        for hosted in logs:
+            driver, retention = hosted.driver, Retention.of(hosted.settings.retention, self._default)
+            if driver is None or not hosted.leads or retention == Retention():
+                continue
+            now_ms = 0 if retention.ms is None else await self._agreed_ms(hosted)
+            if now_ms is None:
+                retention, now_ms = Retention(None, retention.bytes), 0
+            if hosted.leads and hosted.driver is driver:
                 try:
-                    self._trim(hosted, hosted.driver)
+                    self._trim(hosted, driver, retention, now_ms)
                 except StorageError as error:  # the scrub or the next read will deal with damage
                     logger.error("log %s: retention: %s", hosted.name, error)
+            await asyncio.sleep(0)  # a look may read from the disk: the loop goes on between two
 
-    def _trim(self, hosted: HostedLog, driver: LogDriver) -> None:
-        retention = Retention.of(hosted.settings.retention, self._default)
+    async def _agreed_ms(self, hosted: HostedLog) -> int | None:
+        """Return the time by which age counts, None when it is not known.
+
+        A Raft leader reaches a majority of the voters, so it must know as many clocks. A master in the other
+        modes may be alone for long, and uses the clocks that it knows.
+        """
+        voters = hosted.voters
+        least = len(voters) // 2 + 1 if hosted.settings.replication is Replication.RAFT else 1
+        peers = [voter for voter in voters if voter != self._node_id]
+        return await self._clocks.agreed_ms(hosted.log_id, peers, least)
+
+    def _trim(self, hosted: HostedLog, driver: LogDriver, retention: Retention, now_ms: int) -> None:
         committed_index = min(driver.committed_index, driver.log.durable_index)
-        now_ms = self._clock.now_ms()
         until_index = retained_from(driver.log, driver.state, committed_index, retention, now_ms)
         if until_index is None:
             return

@@ -97,7 +97,7 @@ def test_a_node_that_is_offline_gives_nothing_and_tells_no_term() -> None:
     node = Node(committed=19)
     assert node.ask(FetchRequest(1, 0, 3), offline=True) == FetchAnswer(1, -1, -1)
     assert node.ask(TermRequest(1), offline=True) is None
-    assert node.ask(TermRequest(1)) == TermAnswer(1, 7)
+    assert node.ask(TermRequest(1)) == TermAnswer(1, 7, node.clock.now_ms())
     assert node.ask(DigestRequest(1, 0, 3), offline=True).settled_index == -1
 
 
@@ -146,6 +146,7 @@ def test_damage_that_a_question_comes_upon_is_told_and_never_given(request_: Pee
         FetchAnswer(5, -1, -1, True),
         TermRequest(2**53 - 1),
         TermAnswer(3, 8),
+        TermAnswer(3, 8, 1_700_000_000_000),
         DigestRequest(4, 0, 19, True),
         DigestAnswer(4, 0, 19, 19, b"d" * 16, b"c" * 8, True),
     ],

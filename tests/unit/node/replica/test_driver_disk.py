@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import CommitlogError
+from app.errors import CommitlogError, ReadIndexUnavailable
+from app.log.commands import SetFence
 from app.log.contract import (
     AppendRequest,
     DriverConfig,
@@ -445,3 +446,33 @@ def test_an_opening_syncs_what_a_killed_process_wrote_before_it_ends_the_doubt(
             node.open()
     files.crash()
     assert CleanStop(files, f"{tmp_path}/logs/default").may_have_lost()
+
+
+@pytest.mark.rule("D-23", "D-26")
+def test_no_append_waits_longer_than_its_timeout_for_a_disk_that_hangs(tmp_path: Path) -> None:
+    """The disk hangs while it writes a newer term: what is in the log has an unknown outcome at once, what
+    has not entered it is refused at its deadline."""
+    node = leading_node(tmp_path)
+    entered = node.ask(b"in the log", timeout_ms=400)
+    read: list[int | CommitlogError] = []
+    node.driver.read_index(read.append)
+    node.seams.turn()
+    node.driver.deliver("n3", VoteRequest(9, 99, 8, transfer=True))
+    node.seams.turn()  # the hard state is with the disk, which does nothing from here on
+    assert [code(answer) for answer in entered] == ["term-changed"]
+    assert [isinstance(answer, ReadIndexUnavailable) for answer in read] == [True]
+    late, patient = node.ask(b"late", timeout_ms=400), node.ask(b"patient", timeout_ms=60_000)
+    commands: list[Any] = []
+    node.driver.command(SetFence("t"), commands.append)
+    node.seams.turn()
+    node.seams.now += 400
+    node.driver.tick()
+    assert [code(answer) for answer in late] == ["no-leader"]
+    assert (patient, commands) == ([], [])
+    node.seams.now += 5_000
+    node.driver.tick()
+    assert [code(answer) for answer in commands] == ["no-leader"]
+    node.seams.run()
+    assert [code(answer) for answer in patient] == ["no-leader"]
+    assert node.driver.term == 9
+    assert len(late) == len(entered) == 1

@@ -1,0 +1,85 @@
+"""The clocks of a log's replicas, compared: no record is old by a clock that is ahead of the others.
+
+A node takes over its wall clock at the start (app/node/clock.py). One that starts days ahead and leads would
+find every record old. So a leader asks the other voters for their clocks before it removes records by age.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from app.log.contract import Clock
+from app.node.network.repair_messages import PeerCall, TermAnswer, TermRequest
+
+logger = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S: Final = 2.0
+AHEAD_MS: Final = 60_000  # a difference that is worth a warning
+
+
+def earlier_of(own_ms: int, ahead_ms: Sequence[int]) -> int:
+    """Return `own_ms`, or the median of all clocks if that is earlier. PURE.
+
+    ahead_ms: how far each other clock is ahead of the own one, milliseconds; negative: late. Of an even
+    number of clocks the earlier middle one is the median.
+    """
+    ordered = sorted((0, *ahead_ms))
+    return own_ms + min(0, ordered[(len(ordered) - 1) // 2])
+
+
+class Calls(Protocol):
+    async def ask(self, peer: str, log_id: int, make: type[TermRequest], timeout_s: float) -> PeerCall | None:
+        """As PeerCalls.ask."""
+        ...
+
+
+class PeerClocks:
+    """What the peers' clocks showed in the present round. Owned by the event loop."""
+
+    def __init__(self, calls: Calls, clock: Clock) -> None:
+        self._calls = calls
+        self._clock = clock
+        self._ahead_ms: dict[str, int | None] = {}  # None: no answer
+        self._is_ahead = False
+
+    def begin_round(self) -> None:
+        """Ask each peer again when it is needed next."""
+        self._ahead_ms = {}
+
+    async def agreed_ms(self, log_id: int, peers: Sequence[str], least: int) -> int | None:
+        """Return the time by which a record's age is judged, milliseconds since 1970.
+
+        peers: the other voters of the log. least: so many clocks must be known, the own one among them; None
+        when fewer are. An older version does not report its clock.
+        """
+        asked = [peer for peer in peers if peer not in self._ahead_ms]
+        for peer, ahead_ms in zip(
+            asked, await asyncio.gather(*(self._ask(peer, log_id) for peer in asked)), strict=True
+        ):
+            self._ahead_ms[peer] = ahead_ms
+        known = [ahead_ms for peer in peers if (ahead_ms := self._ahead_ms.get(peer)) is not None]
+        if len(known) + 1 < least:
+            return None
+        own_ms = self._clock.now_ms()
+        agreed_ms = earlier_of(own_ms, known)
+        self._report(own_ms - agreed_ms)
+        return agreed_ms
+
+    async def _ask(self, peer: str, log_id: int) -> int | None:
+        answer = await self._calls.ask(peer, log_id, TermRequest, ANSWER_TIMEOUT_S)
+        if not isinstance(answer, TermAnswer) or answer.clock_ms is None:
+            return None
+        return answer.clock_ms - self._clock.now_ms()
+
+    def _report(self, ahead_ms: int) -> None:
+        if (ahead_ms > AHEAD_MS) is self._is_ahead:
+            return
+        self._is_ahead = not self._is_ahead
+        if self._is_ahead:
+            logger.warning(
+                "the clock of this node is %.0f s ahead of the other replicas; retention uses theirs",
+                ahead_ms / 1000,
+            )
+        else:
+            logger.info("the clock of this node agrees with the other replicas again")

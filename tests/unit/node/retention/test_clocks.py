@@ -1,0 +1,108 @@
+"""By which clock records grow old: never by one that is ahead of the other replicas (app/RULES.md)."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.log.contract import Role
+from app.node.network.repair_messages import PeerCall, TermAnswer, TermRequest
+from app.node.retention.clocks import PeerClocks, earlier_of
+from app.node.retention.records import RetentionKeeper
+from app.settings.model import Replication, RetentionConfig
+from tests.unit.node.retention.test_records import HOUR_MS, NOW_MS, Log
+
+DAY_MS = 24 * HOUR_MS
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "expected_ms"),
+    [
+        ((), 100),
+        ((0, 0), 100),
+        ((-50, -50), 50),  # this clock is ahead of both others
+        ((-50, 0), 100),  # one other clock is late: two agree
+        ((-50,), 50),  # of two clocks the earlier one
+        ((70,), 100),
+        ((70, 70), 100),  # a late clock only keeps records longer
+        ((-50, -50, 0, 0), 100),
+        ((-50, -50, -50, 0), 50),
+    ],
+)
+def test_the_median_of_the_clocks_counts_when_it_is_earlier(
+    ahead_ms: tuple[int, ...], expected_ms: int
+) -> None:
+    assert earlier_of(100, ahead_ms) == expected_ms
+
+
+class Peers:
+    """Clock of this node, and the clocks that its peers report; None: no answer."""
+
+    def __init__(self, own_ms: int, **clocks_ms: int | None) -> None:
+        self.own_ms = own_ms
+        self.clocks_ms = clocks_ms
+        self.asked: list[str] = []
+
+    def now_ms(self) -> int:
+        return self.own_ms
+
+    def monotonic_ms(self) -> int:
+        return 0
+
+    async def ask(self, peer: str, log_id: int, make: type[TermRequest], timeout_s: float) -> PeerCall | None:
+        self.asked.append(peer)
+        clock_ms = self.clocks_ms[peer]
+        return None if clock_ms is None else TermAnswer(make(1).id, 1, clock_ms or None)
+
+
+class Hosted:
+    """A log that this node leads, all of it committed and durable."""
+
+    def __init__(self, log: Log, replication: Replication = Replication.RAFT) -> None:
+        self.name, self.log_id, self.voters, self.leads = "default", 1, ("n1", "n2", "n3"), True
+        self.settings = SimpleNamespace(retention=None, replication=replication)
+        self.trims: list[int] = []
+        self.driver: Any = SimpleNamespace(
+            log=log.log,
+            state=log.state,
+            role=Role.LEADER,
+            committed_index=log.log.end_index,
+            command=lambda command, done: self.trims.append(command.until_index),
+        )
+
+
+def trims_of(peers: Peers, replication: Replication = Replication.RAFT) -> list[int]:
+    """What a retention of a day removes of a log with records of 0 to 9 hours."""
+    log = Log()
+    for age_h in (9, 6, 3, 0):
+        log.data(age_ms=age_h * HOUR_MS)
+    ticket = log.log.start_sync()
+    assert ticket is not None
+    ticket.run()
+    log.log.finish_sync(ticket)
+    hosted: Any = Hosted(log, replication)
+    keeper = RetentionKeeper(RetentionConfig(ms=DAY_MS), PeerClocks(peers, peers), "n1")
+    asyncio.run(keeper.trim_all([hosted, hosted]))
+    return list(hosted.trims)
+
+
+def test_a_leader_that_starts_days_ahead_removes_nothing_that_is_young() -> None:
+    ahead_ms = NOW_MS + 10 * DAY_MS
+    assert trims_of(Peers(ahead_ms, n2=NOW_MS, n3=NOW_MS)) == []
+    assert trims_of(Peers(ahead_ms, n2=NOW_MS, n3=None)) == []
+    assert trims_of(Peers(ahead_ms, n2=ahead_ms, n3=NOW_MS)) == [4, 4]  # a majority agrees
+    assert trims_of(Peers(ahead_ms, n2=None, n3=NOW_MS), Replication.CLASSIC) == []
+
+
+def test_a_raft_leader_that_knows_no_majority_of_the_clocks_removes_nothing_by_age() -> None:
+    late_ms = NOW_MS + 10 * DAY_MS
+    assert trims_of(Peers(late_ms, n2=None, n3=None)) == []
+    assert trims_of(Peers(late_ms, n2=0, n3=0)) == []  # older versions, which report no clock
+    assert trims_of(Peers(late_ms, n2=None, n3=None), Replication.CLASSIC) == [4, 4]
+
+
+def test_each_peer_is_asked_once_a_round() -> None:
+    peers = Peers(NOW_MS, n2=NOW_MS, n3=None)
+    trims_of(peers)
+    assert peers.asked == ["n2", "n3"]
