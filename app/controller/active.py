@@ -12,12 +12,13 @@ from typing import Any, Final
 
 import msgspec
 
-from app.controller import elect_master, registration, settings_of_logs, sync_state_set
+from app.controller import elect_master, registration, replica_changes, settings_of_logs, sync_state_set
 from app.controller.commands import (
     AlterSyncStateSet,
     AnyCommand,
     ApplyForReplicaId,
     ChangeLog,
+    ChangeReplica,
     CreateLog,
     DeleteLog,
     Done,
@@ -26,12 +27,12 @@ from app.controller.commands import (
     Refusal,
     Refused,
     RegisterReplica,
+    ReplicaChange,
     StepDown,
 )
 from app.controller.config import ControllerConfig
 from app.controller.events import (
     AnyEvent,
-    LogChanged,
     LogCreated,
     LogDeleted,
     LogDeleting,
@@ -45,6 +46,7 @@ from app.controller.metadata import LOG_DELETING, Log, LogSpec
 from app.controller.state_machine import Metadata
 
 Answer = Done | Refusal
+ChangeOfLog = CreateLog | ChangeLog | ChangeReplica | DeleteLog
 MakeLogId = Callable[[str, int], int]  # (name, generation) -> log id
 _OPENINGS_TRIED: Final = 2  # by one replica, before others are preferred: a restart may cost it one
 
@@ -90,14 +92,16 @@ class ActiveController:
         self._node_id = node_id
         self._config = config
         self._metadata = metadata
-        self._brokers = tuple(brokers)
         self._configured = configured
         self._make_log_id = make_log_id
         self._began_ms = now_ms
-        self.liveness = Liveness(config, brokers, connected, now_ms, self._lease_ms_of)
+        keeping = (node for log in metadata for node in log.nodes)
+        known = dict.fromkeys((*brokers, *keeping))
+        self.liveness = Liveness(config, known, connected, now_ms, self._lease_ms_of)
         self._waiting: list[tuple[Any, AnyCommand]] = []
         self._round: Round | None = None
         self._withheld: dict[str, None] = {}  # logs whose lease is not granted: an operator's election waits
+        self._handing_over: dict[str, None] = {}  # of those: a node that leaves the log is its master
         self._unmastered_ms: dict[str, int] = {}  # log that never had a master -> since when it is known
         self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
         self._opening_since: dict[str, tuple[int, int]] = {}  # log -> epoch that is not open yet, since when
@@ -261,7 +265,7 @@ class ActiveController:
         now_ms: int,
     ) -> Answer:
         index = round_.last_index + 1
-        if isinstance(command, CreateLog | ChangeLog | DeleteLog) and self._is_repeat(state, command):
+        if isinstance(command, ChangeOfLog) and self._is_repeat(state, command):
             return Done(state.applied_index, created=isinstance(command, CreateLog))
         if isinstance(command, CreateLog):
             return self._create(state, command, index, happen)
@@ -288,11 +292,13 @@ class ActiveController:
                 return self._elect(state, log, command, happen, now_ms)
             case ChangeLog():
                 return self._change(state, log, command, happen)
+            case ChangeReplica():
+                return self._change_replica(state, log, command, happen, now_ms)
             case DeleteLog():
                 return self._delete(state, log, command, happen)
 
     @staticmethod
-    def _is_repeat(state: Metadata, command: CreateLog | ChangeLog | DeleteLog) -> bool:
+    def _is_repeat(state: Metadata, command: ChangeOfLog) -> bool:
         """Whether the command was carried out before; what changed since stays. A log that is being deleted
         by a command without an id of its own answers for itself."""
         if command.change_id:
@@ -312,7 +318,7 @@ class ActiveController:
         return Done(state.applied_index, value=value)
 
     def _create(self, state: Metadata, command: CreateLog, index: int, happen: Callable[..., None]) -> Done:
-        settings_of_logs.check_spec(command.spec, self._brokers)
+        settings_of_logs.check_spec(command.spec, self.liveness.nodes)
         known = state.log(command.log)
         if known is not None:
             settings_of_logs.check_usable(known)
@@ -332,9 +338,25 @@ class ActiveController:
 
     def _change(self, state: Metadata, log: Log, command: ChangeLog, happen: Callable[..., None]) -> Done:
         spec = settings_of_logs.changed_spec(log, command.changes, command.version)
-        settings_of_logs.check_change(log.spec, spec, (*self._brokers, *log.spec.replicas))
-        configured = (log.configured or log.spec) if log.generation < 0 else None
-        happen(LogChanged(log=log.name, spec=spec, change_id=command.change_id, configured=configured))
+        settings_of_logs.check_change(log.spec, spec, (*self.liveness.nodes, *log.spec.replicas))
+        at_once = log.voters if command.force else ()
+        happen(replica_changes.changed(log, spec, change_id=command.change_id, at_once=at_once))
+        return Done(state.applied_index, everywhere=True)
+
+    def _change_replica(
+        self, state: Metadata, log: Log, command: ChangeReplica, happen: Callable[..., None], now_ms: int
+    ) -> Done:
+        settings_of_logs.check_usable(log)
+        changes = replica_changes.wanted_by(log, command, self.liveness, now_ms)
+        if changes is None:
+            return Done(state.applied_index)
+        if command.change is ReplicaChange.REMOVE and not command.force:
+            replica_changes.check_removal(log, command.node, self.liveness, now_ms)
+        spec = settings_of_logs.changed_spec(log, changes, None)
+        settings_of_logs.check_change(log.spec, spec, (*self.liveness.nodes, *log.spec.replicas))
+        is_forced = command.force or command.change is ReplicaChange.CLEAN
+        at_once = (command.node,) if is_forced else ()
+        happen(replica_changes.changed(log, spec, change_id=command.change_id, at_once=at_once))
         return Done(state.applied_index, everywhere=True)
 
     def _delete(self, state: Metadata, log: Log, command: DeleteLog, happen: Callable[..., None]) -> Done:
@@ -374,7 +396,7 @@ class ActiveController:
         settings_of_logs.check_usable(log)
         if not log.elects:
             raise Refused(Reason.WRONG_MODE, f"log {log.name} is not in controller mode")
-        if command.candidate is not None and command.candidate not in log.spec.replicas:
+        if command.candidate is not None and command.candidate not in log.nodes:
             raise Refused(Reason.NO_ELIGIBLE_REPLICA, f"{command.candidate} does not keep the log")
         if log.master_epoch > command.seen_epoch or not self._moves_master(log, command, now_ms):
             return Done(state.applied_index)
@@ -395,13 +417,14 @@ class ActiveController:
             elif known.generation < 0:
                 changed = settings_of_logs.configured_spec(known, spec)
                 if changed is not None:
-                    happen(LogChanged(log=name, spec=changed, configured=spec))
+                    event = replica_changes.changed(known, changed)
+                    happen(msgspec.structs.replace(event, configured=spec))
         for log in state:
             if log.state == LOG_DELETING:
                 if self._is_given_up(log, now_ms):
                     happen(LogDeleted(log=log.name))
                     self._forget(log.name)
-            elif log.elects:
+            elif log.elects and not self._let_leave(log, happen, now_ms):
                 self._look_after_master(state, log, happen, now_ms)
 
     def _forget(self, name: str) -> None:
@@ -409,6 +432,34 @@ class ActiveController:
         self._unmastered_ms.pop(name, None)
         self._openings_failed.pop(name, None)
         self._opening_since.pop(name, None)
+        self._handing_over.pop(name, None)
+        self._withheld.pop(name, None)
+
+    def _let_leave(self, log: Log, happen: Callable[..., None], now_ms: int) -> bool:
+        """Let the nodes go that a change has taken out, once the log can do without them; whether something
+        happened. A leaving master gives up its lease first, as for an operator's election."""
+        if not replica_changes.may_leave(log, self.liveness, now_ms):
+            if log.name in self._handing_over:
+                del self._handing_over[log.name]
+                self._withheld.pop(log.name, None)
+            return False
+        if not replica_changes.is_master_leaving(log):
+            happen(replica_changes.left(log))
+            return True
+        try:
+            event = elect_master.elect(log, self.liveness, now_ms, avoided=self._avoided(log))
+        except Refused:
+            return False
+        winner = log.replica(event.master)
+        if winner is None or winner.node in log.leaving:
+            return False
+        if self.liveness.may_be_leased(log.name, now_ms):
+            self._withheld[log.name] = self._handing_over[log.name] = None
+            return False
+        self._handing_over.pop(log.name, None)
+        self._withheld.pop(log.name, None)
+        self._elected(log, msgspec.structs.replace(event, reason=elect_master.REASON_LEAVING), happen)
+        return True
 
     def _look_after_master(self, state: Metadata, log: Log, happen: Callable[..., None], now_ms: int) -> None:
         """Replace a master that is gone, or that does not open its epoch; note when it has."""
@@ -497,15 +548,15 @@ class ActiveController:
         if now_ms - since_ms >= self._config.broker_timeout_ms:
             return True
         registered = [each.node for each in log.eligible() if self.liveness.has_copy(log, each, now_ms)]
-        voters = [node for node in log.spec.replicas if node not in log.spec.learners]
-        return min(voters, key=log.spec.preference) in registered or registered == voters
+        first = min(log.voters, key=log.spec.preference)
+        return first in registered or registered == list(log.voters)
 
     def _is_given_up(self, log: Log, now_ms: int) -> bool:
         """Whether every node that may live has learned of the deletion and removed its copy."""
         return all(
             self.liveness.has_given_up(node, log.name, log.generation, log.version)
             or not self.liveness.may_live(node, now_ms)
-            for node in log.spec.replicas
+            for node in log.nodes
         )
 
 

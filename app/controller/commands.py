@@ -87,12 +87,35 @@ class CreateLog(Command, frozen=True, array_like=True, tag="create-log"):
 
 class ChangeLog(Command, frozen=True, array_like=True, tag="change-log"):
     """changes: fields of LogSpec and their new values. version: the ETag that must match, None for any.
-    generation: of the log, None for any."""
+    generation: of the log, None for any. force: replicas that are taken out leave at once, whatever the rest
+    of them hold (replica_changes.py)."""
 
     changes: dict[str, Any]
     change_id: str
     version: int | None = None
     generation: int | None = None
+    force: bool = False
+
+
+class ReplicaChange(StrEnum):
+    """One change of one node's replica (replica_changes.py)."""
+
+    ADD = "add"  # as a learner
+    PROMOTE = "promote"  # from learner to replica
+    DEMOTE = "demote"  # from replica to learner
+    REMOVE = "remove"
+    CLEAN = "clean"  # remove it although its node is gone, at once
+
+
+class ChangeReplica(Command, frozen=True, array_like=True, tag="change-replica"):
+    """By an operator, in controller mode. change_id, generation: as in CreateLog and ChangeLog. force: REMOVE
+    and CLEAN take the node out at once, also when it is alive or has the last copy in sync."""
+
+    node: str
+    change: ReplicaChange
+    change_id: str
+    generation: int | None = None
+    force: bool = False
 
 
 class DeleteLog(Command, frozen=True, array_like=True, tag="delete-log"):
@@ -112,6 +135,7 @@ AnyCommand = (
     | ElectMaster
     | CreateLog
     | ChangeLog
+    | ChangeReplica
     | DeleteLog
 )
 
@@ -142,6 +166,8 @@ class Reason(StrEnum):
     LOST_RECORDS = "lost-records"  # the copy held more, confirmed, than it has
     NOT_ELECTABLE = "not-electable"  # the copy lacks what a master needs: state, or records
     NO_ELIGIBLE_REPLICA = "no-eligible-replica"
+    NODE_ALIVE = "node-alive"  # the metadata of a living node stay
+    LAST_IN_SYNC = "last-in-sync"  # too few replicas in sync would be left
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):

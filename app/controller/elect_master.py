@@ -17,6 +17,7 @@ from app.controller.metadata import Log, Replica
 REASON_FIRST = "first"  # the log never had a master
 REASON_MASTER_LOST = "master-lost"
 REASON_OPERATOR = "operator"
+REASON_LEAVING = "leaving"  # the master's node is taken out of the log
 
 
 def has_living_master(log: Log, liveness: Liveness, now_ms: int) -> bool:
@@ -88,6 +89,7 @@ def elect(
     if not candidates:
         raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_nobody(log, living))
     candidates = [each for each in candidates if each.id not in avoided] or candidates
+    candidates = [each for each in candidates if each.node not in log.leaving] or candidates
     chosen = min(candidates, key=lambda each: _rank(log, liveness, each))
     unclean = chosen not in clean
     if command is not None:

@@ -28,11 +28,17 @@ class LogCreated(Event, frozen=True, kw_only=True, tag="log-created"):
 
 
 class LogChanged(Event, frozen=True, kw_only=True, tag="log-changed"):
-    """configured: of a log of the configuration file: what the file has; None for other logs."""
+    """configured: of a log of the configuration file: what the file has; None for other logs.
+
+    leaving, arriving: as in Log. The copies of nodes that the log no longer names are gone with this event,
+    and those that are learners from now on are no members of the SyncStateSet any more.
+    """
 
     spec: LogSpec
     change_id: str = ""
     configured: LogSpec | None = None
+    leaving: tuple[str, ...] = ()
+    arriving: tuple[str, ...] = ()
 
 
 class LogDeleting(Event, frozen=True, kw_only=True, tag="log-deleting"):

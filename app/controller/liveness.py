@@ -94,6 +94,11 @@ class Liveness:
         self._confirmed: dict[tuple[str, int, int], Confirmed] = {}  # by log, generation, replica id
         self._given_up: dict[str, int] = {}  # log -> the last lease of its master was given up at
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that may keep logs: those known at first, and all that were heard since."""
+        return tuple(self._nodes)
+
     def heard(
         self,
         node: str,
@@ -105,22 +110,21 @@ class Liveness:
         """A heartbeat has arrived. metadata_index: up to where the node knows the metadata.
 
         answered: the last answer that it has received, None when it does not report that: then it is taken
-        to hear.
+        to hear. A node that is not of the configuration has joined the cluster since.
         """
-        known = self._nodes.get(node)
-        if known is not None:
-            if known.heard_ms is None:
-                known.answered_ms = now_ms
-            known.connected = True
-            known.heard_ms = now_ms
-            if answered is None:
-                known.answered_ms, known.hears = now_ms, True
-            while known.answers and any(id == answered for id, _ in known.answers):
-                known.answered_ms, known.hears = known.answers.popleft()[1], True
-            known.metadata_index = metadata_index
-            known.reports = {report.log: report for report in reports}
-            for report in known.reports.values():
-                self._note_confirmed(report)
+        known = self._nodes.setdefault(node, _Node(connected=True))
+        if known.heard_ms is None:
+            known.answered_ms = now_ms
+        known.connected = True
+        known.heard_ms = now_ms
+        if answered is None:
+            known.answered_ms, known.hears = now_ms, True
+        while known.answers and any(id == answered for id, _ in known.answers):
+            known.answered_ms, known.hears = known.answers.popleft()[1], True
+        known.metadata_index = metadata_index
+        known.reports = {report.log: report for report in reports}
+        for report in known.reports.values():
+            self._note_confirmed(report)
 
     def _note_confirmed(self, report: Report) -> None:
         """Remember how much of its log a copy had confirmed: a later incarnation must hold it still.

@@ -53,12 +53,10 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
     priorities: dict[str, int] = {}
 
     def preference(self, node: str) -> tuple[int, int, int]:
-        """Rank of a replica among equal copies, the smallest wins: preferred, priority, order (C-05)."""
-        return (
-            int(node != self.preferred),
-            self.priorities.get(node, PRIORITY_MAX),
-            self.replicas.index(node),
-        )
+        """Rank of a replica among equal copies, the smallest wins: preferred, priority, order (C-05). A node
+        that is taken out of the log comes last."""
+        order = self.replicas.index(node) if node in self.replicas else len(self.replicas)
+        return (int(node != self.preferred), self.priorities.get(node, PRIORITY_MAX), order)
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +74,9 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         what it has.
     lease_ms: of the leases that are granted in this epoch, the same whichever controller is active; 0: the
         election of an earlier version, which recorded none.
+    leaving: nodes that `spec` no longer names as replicas, or names as learners, and that act as replicas
+        until the log can do without them (replica_changes.py). arriving: nodes of `spec` that must be in the
+        SyncStateSet before those leave.
     """
 
     name: str
@@ -95,6 +96,22 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     former_set: tuple[int, ...] = ()
     lease_ms: int = 0
     configured: LogSpec | None = None
+    leaving: tuple[str, ...] = ()
+    arriving: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that keep a copy: those of the settings, then those that have yet to leave."""
+        return tuple(dict.fromkeys((*self.spec.replicas, *self.leaving)))
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """The nodes that may be in the SyncStateSet and be elected, in the order of `nodes`."""
+        return tuple(node for node in self.nodes if not self.is_learner(node))
+
+    def is_learner(self, node: str) -> bool:
+        """Whether the node's copy receives the log and does not count (C-11)."""
+        return node in self.spec.learners and node not in self.leaving
 
     @property
     def elects(self) -> bool:
@@ -125,7 +142,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
     def eligible(self) -> tuple[Replica, ...]:
         """The replicas that may ever be elected or join the set, in the order of the settings."""
-        found = (self.of_node(node) for node in self.spec.replicas if node not in self.spec.learners)
+        found = (self.of_node(node) for node in self.voters)
         return tuple(replica for replica in found if replica is not None)
 
     def nodes_of(self, replica_ids: tuple[int, ...]) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def _check_confirmed(log: Log, command: RegisterReplica, confirmed: Confirmed) -
 
 
 def _check_node(log: Log, node: str) -> None:
-    if node not in log.spec.replicas:
+    if node not in log.nodes:
         raise Refused(Reason.NOT_A_REPLICA, f"{node} does not keep {log.name}")
 
 

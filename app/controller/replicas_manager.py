@@ -102,6 +102,7 @@ class ReplicasManager:
         self._random = random
         self._saving = False
         self._registered = False  # in this life
+        self._current_version: int | None = None  # of the metadata here that had this very copy last
         self._open: AnyCommand | None = None
         self._pause_until_ms = 0
         self._told: MasterRole | SlaveRole | None = None  # without the set
@@ -208,7 +209,19 @@ class ReplicasManager:
             self._tell_lease(log, actions)
             self._report_opening(log, view, actions)
             self._ask_for_more(log, view, actions, now_ms)
+            if self._is_taken_out(log):
+                self._forget_identity()
         return actions
+
+    def _is_taken_out(self, log: Log) -> bool:
+        """Whether the log was without this copy since it was registered: its node was taken out, and may be
+        back already. This copy is another replica then, as an empty one would be. Older metadata, which a
+        repair may bring back, prove nothing."""
+        if log.is_current(self.replica_id):
+            self._current_version = log.version
+            return False
+        known = self._current_version
+        return known is not None and log.version > known and log.of_node(self._node) is None
 
     def _register(self, view: HaView, now_ms: int) -> list[Action]:
         if self._identity is None:
@@ -240,7 +253,7 @@ class ReplicasManager:
         """The id is another copy's: this one is new to the controller, whatever it holds."""
         self._identity = None
         self._registered = False
-        self._told = None
+        self._told = self._current_version = None
 
     def _ask(self, command: AnyCommand) -> Ask:
         self._open = command
@@ -251,7 +264,7 @@ class ReplicasManager:
 
     def _role_of(self, log: Log) -> MasterRole | SlaveRole:
         replicas = tuple(
-            Replica(each.id, each.node, each.address or "", each.node in log.spec.learners)
+            Replica(each.id, each.node, each.address or "", log.is_learner(each.node))
             for each in log.replicas
             if log.is_current(each.id)
         )

@@ -10,7 +10,18 @@ from app.controller.metadata import LOG_DELETING, PRIORITY_MAX, Log, LogSpec
 
 MODES: Final = ("raft", "controller", "classic")
 DURABILITIES: Final = ("fsync", "replicated")
-CHANGEABLE: Final = ("durability", "retention", "min_in_sync_replicas", "unclean", "preferred", "priorities")
+CHANGEABLE: Final = (
+    "durability",
+    "retention",
+    "min_in_sync_replicas",
+    "unclean",
+    "preferred",
+    "priorities",
+    "replicas",
+    "learners",
+)
+_NODES: Final = ("replicas", "learners")  # settings that decide which nodes keep the log
+_FIXED_ROLES: Final = "the replicas of a log in classic mode cannot be changed: create another log"
 
 
 def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str, str]]:
@@ -85,7 +96,24 @@ def changed_spec(log: Log, changes: Mapping[str, Any], version: int | None) -> L
     fixed = [name for name in changes if name not in CHANGEABLE]
     if fixed:
         raise Refused(Reason.INVALID, f"cannot be changed: {', '.join(fixed)}")
-    return msgspec.structs.replace(log.spec, **changes)
+    return msgspec.structs.replace(log.spec, **_whole(log.spec, changes))
+
+
+def _whole(spec: LogSpec, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes, and what follows from other replicas: a node that keeps no copy is not a learner, not
+    preferred, and has no priority. Raises Refused."""
+    found = {name: tuple(value) if name in _NODES else value for name, value in changes.items()}
+    if not any(name in found for name in _NODES):
+        return found
+    if spec.replication == "classic":
+        raise Refused(Reason.INVALID, _FIXED_ROLES)
+    replicas = found.get("replicas", spec.replicas)
+    learners = found.setdefault("learners", tuple(node for node in spec.learners if node in replicas))
+    voters = [node for node in replicas if node not in learners]
+    found.setdefault("priorities", {node: each for node, each in spec.priorities.items() if node in voters})
+    if spec.preferred not in voters:
+        found.setdefault("preferred", None)
+    return found
 
 
 def configured_spec(log: Log, configured: LogSpec) -> LogSpec | None:

@@ -129,12 +129,16 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
     replace = msgspec.structs.replace
     match event:
         case LogChanged() if log.state == LOG_CREATED:
-            return replace(
-                log,
-                spec=event.spec,
-                version=index,
-                changed_by=event.change_id,
-                configured=event.configured,
+            return _without_gone(
+                replace(
+                    log,
+                    spec=event.spec,
+                    version=index,
+                    changed_by=event.change_id,
+                    configured=event.configured,
+                    leaving=event.leaving,
+                    arriving=event.arriving,
+                )
             )
         case LogDeleting():
             return replace(log, state=LOG_DELETING, version=index, master=None)
@@ -165,6 +169,27 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
                 log, sync_state_set=event.sync_state_set, set_epoch=event.set_epoch, former_set=former
             )
     return log
+
+
+def _without_gone(log: Log) -> Log:
+    """The log after a change of its nodes: no copy of a node that it does not name, no learner in the set.
+
+    The set may be empty then (a change by force): only an unclean election brings another master.
+    """
+    replicas = tuple(each for each in log.replicas if each.node in log.nodes)
+    voting = {each.id for each in replicas if not log.is_learner(each.node)}
+    members = tuple(member for member in log.sync_state_set if member in voting)
+    former = tuple(member for member in log.former_set if member in voting)
+    if (replicas, members, former) == (log.replicas, log.sync_state_set, log.former_set):
+        return log
+    return msgspec.structs.replace(
+        log,
+        replicas=replicas,
+        master=log.master if log.master in voting else None,
+        sync_state_set=members,
+        former_set=former,
+        set_epoch=log.set_epoch + 1,
+    )
 
 
 def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:

@@ -47,9 +47,9 @@ def _check_member(log: Log, member: int, liveness: Liveness, now_ms: int) -> Non
     replica = log.replica(member)
     if replica is None or not log.is_current(member):
         raise Refused(Reason.NOT_REGISTERED, f"replica {member} is not registered")
-    if replica.node in log.spec.learners:
+    if log.is_learner(replica.node):
         raise Refused(Reason.LEARNER, f"{replica.node} is a learner")
-    if replica.node not in log.spec.replicas:
+    if replica.node not in log.nodes:
         raise Refused(Reason.NOT_A_REPLICA, f"{replica.node} does not keep the log")
     if not liveness.has_copy(log, replica, now_ms):
         raise Refused(Reason.NOT_ALIVE, f"{replica.node} is not alive")

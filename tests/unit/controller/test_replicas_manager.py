@@ -410,3 +410,34 @@ def test_a_new_master_hastens_its_first_lease() -> None:
     assert HeartbeatNow() in bench.step()  # and by the metadata: now a lease is granted
     assert bench.step() == []
     assert bench.quorum.heartbeat("n1").granted == (("a", 3),)
+
+
+@pytest.mark.rule("C-03")
+def test_a_copy_that_was_taken_out_and_is_back_is_another_replica() -> None:
+    """Both changes may reach its node at once, so that the copy was open all the time."""
+    bench = Bench()
+    bench.become_master()
+    old = bench.manager.replica_id
+    older = bench.quorum.log()
+    bench.told()
+    generation = older.generation
+    bench.quorum.done(ChangeLog("a", {"replicas": ("n2", "n3")}, "out", None, generation, force=True))
+    bench.quorum.done(ChangeLog("a", {"replicas": ("n1", "n2", "n3")}, "in", None, generation))
+    assert [type(message) for message in bench.told()] == [SlaveRole]
+    identity = bench.save()
+    assert identity.replica_id == 0
+    bench.answer(bench.ask(ApplyForReplicaId))
+    bench.save()
+    bench.answer(bench.ask(RegisterReplica))
+    assert bench.manager.replica_id > old
+
+
+@pytest.mark.rule("C-03")
+def test_older_metadata_do_not_take_a_copy_out() -> None:
+    bench = Bench()
+    before = bench.quorum.log()
+    bench.become_master()
+    bench.told()
+    replica_id = bench.manager.replica_id
+    bench.manager.step(before, bench.view, bench.quorum.now_ms)
+    assert bench.manager.replica_id == replica_id
