@@ -420,8 +420,16 @@ class Broker:
         """Know a log, and keep a replica of it if it is ours. Raises StorageError."""
         hosted = HostedLog(settings, log_id, None)
         hosted.generation = generation
+        await self._open_replica(hosted, known=False)
+
+    async def open_replica(self, hosted: HostedLog) -> None:
+        """Keep a replica of a log that is known from here on. Raises StorageError."""
+        await self._open_replica(hosted, known=True)
+
+    async def _open_replica(self, hosted: HostedLog, *, known: bool) -> None:
         result = await asyncio.to_thread(self._open_new, hosted)
-        self._add(hosted)
+        if not known:
+            self._add(hosted)
         if isinstance(result, LogDriver):
             self._serve(hosted, result)
         elif result is not None:

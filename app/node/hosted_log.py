@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.log.contract import GroupConfig, Role
 from app.node.replica.driver import LogDriver
-from app.settings.model import LogSettings
+from app.settings.model import LogSettings, Replication
 from storage.log.journal import Journal
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ class HostedLog:
 
     @property
     def group(self) -> GroupConfig:
-        """The newest group that is known here, else that of the configuration."""
+        """The newest group that is known here, else that of the configuration. In controller and classic
+        mode the settings name the replicas."""
+        if self.settings.replication is not Replication.RAFT:
+            return GroupConfig(voters=self.settings.replicas)
         if self.driver is not None:
             self._group = self.driver.group
         return self._group

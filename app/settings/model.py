@@ -118,8 +118,11 @@ class LogSettings:
 
         Raises ValueError for a durability that this version does not know.
         """
+        fixed = self.replication is Replication.CLASSIC
         return replace(
             self,
+            replicas=self.replicas if fixed else spec.replicas,
+            learners=self.learners if fixed else spec.learners,
             durability=Durability(spec.durability),
             min_in_sync_replicas=spec.min_in_sync_replicas,
             unclean=spec.unclean,

@@ -2,7 +2,8 @@
 
 DATA/generations/NAME is one line: CRC32C in hexadecimal, a space, JSON. It is written before the first byte
 of the log, and it says `deleting` before the first byte goes: so a crash at any moment leaves either a log
-that is wholly there, or one whose removal goes on. Logs of the configuration file have no such line.
+that is wholly there, or one whose removal goes on. A log of the configuration file has such a line only while
+the copy of a node that was taken out of it is removed.
 """
 
 from typing import Final
@@ -17,8 +18,11 @@ FOLDER: Final = "generations"
 
 
 class _Line(msgspec.Struct, frozen=True):
+    """keeps_receipts: the log goes on at other nodes, and what it has lost here stays on record."""
+
     generation: int
     deleting: bool = False
+    keeps_receipts: bool = False
 
 
 class LogFolders:
@@ -33,8 +37,13 @@ class LogFolders:
         """Go on with what a crash has interrupted. To be called before anything else."""
         self._files.make_folders(self._folder)
         for name in self._files.list(self._folder):
-            if not name.endswith(".tmp") and (line := self._line(name)) is not None and line.deleting:
-                self._remove(name)
+            if not name.endswith(".tmp"):
+                self.finish_removal(name)
+
+    def finish_removal(self, name: str) -> None:
+        """Go on with the interrupted removal of one copy, if there is one."""
+        if (line := self._line(name)) is not None and line.deleting:
+            self._remove(name, line)
 
     def kept(self) -> dict[str, int]:
         """The logs that are kept here: name -> generation."""
@@ -64,11 +73,19 @@ class LogFolders:
         """Remove the log: nothing of it may be open."""
         line = self._line(name)
         if line is not None:
-            self._write(name, _Line(line.generation, deleting=True))
-            self._remove(name)
+            line = _Line(line.generation, deleting=True)
+            self._write(name, line)
+            self._remove(name, line)
 
-    def _remove(self, name: str) -> None:
-        for place in ("logs", "journal", "receipts"):
+    def drop(self, name: str, generation: int) -> None:
+        """Remove the copy of a log that goes on at other nodes, of the configuration file too: nothing of it
+        may be open."""
+        line = _Line(generation, deleting=True, keeps_receipts=True)
+        self._write(name, line)
+        self._remove(name, line)
+
+    def _remove(self, name: str, line: _Line) -> None:
+        for place in ("logs", "journal") if line.keeps_receipts else ("logs", "journal", "receipts"):
             self._empty(f"{self._data}/{place}/{name}")
         if self._files.exists(f"{self._data}/repairing/{name}"):
             self._files.remove(f"{self._data}/repairing/{name}")

@@ -15,7 +15,7 @@ from app.controller.metadata import LOG_DELETING, Log
 from app.node.hosted_log import CONFIGURED, HostedLog
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.service import MetadataService
-from app.settings.model import LogSettings
+from app.settings.model import LogSettings, Replication
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,10 @@ class LogHost(Protocol):
     def all_hosted(self) -> list[HostedLog]: ...
     async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
         """Know the log, and keep a replica of it if it is ours. Raises StorageError."""
+        ...
+
+    async def open_replica(self, hosted: HostedLog) -> None:
+        """Keep a replica of a log that is known from here on. Raises StorageError."""
         ...
 
     async def close_log(self, hosted: HostedLog) -> None:
@@ -63,6 +67,7 @@ class MetadataLogs:
         self._host = host
         self._folders = folders
         self._in_thread = in_thread
+        self._dropping: dict[str, None] = {}  # logs whose copy here is closed and not removed yet
         self.unsupported: dict[str, Unsupported] = {}
 
     async def run(self) -> None:
@@ -82,6 +87,8 @@ class MetadataLogs:
         if metadata is None:
             return False
         whole, index = True, metadata.applied_index
+        if index < self._metadata.followed_index:
+            return False  # a repair has brought older metadata back: they are on their way
         for hosted in self._host.all_hosted():
             log = metadata.log(hosted.name)
             if hosted.generation >= 0 and (log is None or log.generation != hosted.generation):
@@ -92,6 +99,7 @@ class MetadataLogs:
         for log in metadata:
             if log.generation < 0:
                 self.follow_configured(log)
+                whole &= await self._guarded(log.name, self._follow_nodes(log, self._host.hosted(log.name)))
         names = {log.name for log in logs}
         self.unsupported = {name: each for name, each in self.unsupported.items() if name in names}
         if whole and index > self._metadata.followed_index:
@@ -136,6 +144,55 @@ class MetadataLogs:
             return hosted.deleting or await self._remove(hosted)
         else:
             hosted.take_settings(LogSettings.of_spec(log.name, log.spec))
+            return await self._follow_nodes(log, hosted)
+        return True
+
+    async def _follow_nodes(self, log: Log, hosted: HostedLog | None) -> bool:
+        """In controller mode: open a copy when this node is a new replica, remove it when it was taken out.
+
+        Only metadata that were the newest at some time since the start prove that it was taken out: after a
+        crash a node may know those of a time before it was added.
+        """
+        if log.spec.replication != Replication.CONTROLLER.value:
+            return True
+        if hosted is None or hosted.generation != log.generation:
+            return True  # the configuration file has another log of the name
+        has_copy = hosted.journal is not None
+        if self._node_id in log.spec.replicas and not has_copy:
+            return await self._open_copy(log, hosted)
+        is_taken_out = self._node_id not in log.nodes and self._metadata.is_current
+        if is_taken_out and (has_copy or log.name in self._dropping):
+            return await self._drop_copy(hosted)
+        return True
+
+    async def _open_copy(self, log: Log, hosted: HostedLog) -> bool:
+        try:
+            if log.generation < 0:
+                await self._in_thread(self._folders.finish_removal, log.name)
+            else:
+                await self._in_thread(self._folders.prepare, log.name, log.generation)
+            self._dropping.pop(log.name, None)
+            await self._host.open_replica(hosted)
+        except StorageError as error:
+            logger.error("log %s cannot be opened: %s", log.name, error)
+            return False
+        logger.info("replica added", extra={"log": log.name, "generation": log.generation})
+        return True
+
+    async def _drop_copy(self, hosted: HostedLog) -> bool:
+        if hosted.repair is not None:
+            hosted.repair.give_up()
+            return False  # its files are in use until it has ended
+        self._dropping[hosted.name] = None
+        try:
+            await self._host.close_log(hosted)
+            hosted.caught_up = hosted.healing = False
+            await self._in_thread(self._folders.drop, hosted.name, hosted.generation)
+        except StorageError as error:
+            logger.error("the copy of log %s cannot be removed: %s", hosted.name, error)
+            return False
+        del self._dropping[hosted.name]
+        logger.info("replica removed", extra={"log": hosted.name, "generation": hosted.generation})
         return True
 
     def _supports(self, log: Log) -> bool:
@@ -153,7 +210,7 @@ class MetadataLogs:
     async def _add(self, log: Log) -> bool:
         settings = LogSettings.of_spec(log.name, log.spec)
         try:
-            if self._node_id in settings.replicas:
+            if self._node_id in log.spec.replicas:
                 await self._in_thread(self._folders.prepare, log.name, log.generation)
             await self._host.add_log(settings, log.log_id, log.generation)
         except StorageError as error:

@@ -170,8 +170,10 @@ class MetadataService:
     def tick(self) -> None:
         self.server.tick()
         self._look_at_news()
-        if self.hosted.caught_up and self.followed_index == self._metadata_index:
+        is_followed = self.followed_index == self._metadata_index
+        if not self.is_current and self.hosted.caught_up and is_followed:
             self.is_current = True
+            self.changed.set()
         self.managers.tick()
         self.client.silent = self.hosted.removed  # the controllers must not wait for it
         self.client.tick()

@@ -133,3 +133,30 @@ def test_a_receipt_holds_every_record_past_the_cut_and_is_durable() -> None:
         (7, b"w3", b"k"),
     ]
     assert writer.write(log, 3, 3) == path
+
+
+def test_a_crash_while_a_copy_is_dropped_leaves_all_of_it_or_nothing_and_its_receipts_stay() -> None:
+    """The same for a log of the configuration file, which has no line of its own."""
+
+    def prepared() -> MemoryFiles:
+        files = MemoryFiles(Random(1))
+        LogFolders(files, "d").finish_removals()
+        fill(files, "a", b"old")
+        files.make_folders("d/receipts/a")
+        write_durably(files, "d/receipts/a/1.arrow", b"lost")
+        return files
+
+    files = prepared()
+    start = files.operations
+    LogFolders(files, "d").drop("a", -1)
+    assert held(files, "a") == []
+    for operation in range(start, files.operations):
+        crashed = prepared()
+        crashed.power_cut_at = operation
+        with pytest.raises(PowerCut):
+            LogFolders(crashed, "d").drop("a", -1)
+        crashed.crash()
+        LogFolders(crashed, "d").finish_removals()
+        assert held(crashed, "a") in ([], [b"old"] * 3)
+        assert crashed.read("d/receipts/a/1.arrow") == b"lost"
+        assert LogFolders(crashed, "d").kept() == {}

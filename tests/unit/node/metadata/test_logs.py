@@ -12,6 +12,7 @@ from app.log.contract import Durability, LogOptions
 from app.node.hosted_log import HostedLog
 from app.node.metadata.logs import MetadataLogs
 from app.settings.model import LogSettings
+from storage.errors import StorageFull
 
 
 class Metadata(list[Log]):
@@ -21,10 +22,33 @@ class Metadata(list[Log]):
         return next((log for log in self if log.name == name), None)
 
 
+class Folders:
+    """Notes what is done to the folders of copies."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.failing: Exception | None = None
+
+    def prepare(self, name: str, generation: int) -> None:
+        self.done.append(f"prepare {name} {generation}")
+
+    def finish_removal(self, name: str) -> None:
+        self.done.append(f"finish {name}")
+
+    def remove(self, name: str) -> None:
+        self.done.append(f"remove {name}")
+
+    def drop(self, name: str, generation: int) -> None:
+        if self.failing is not None:
+            raise self.failing
+        self.done.append(f"drop {name} {generation}")
+
+
 class Host:
     """Opens every log but those that it is told to fail with."""
 
     def __init__(self) -> None:
+        self.folders = Folders()
         self.open: dict[str, Any] = {}
         self.failing: dict[str, Exception] = {}
 
@@ -40,7 +64,13 @@ class Host:
         hosted = self.open[settings.name] = HostedLog(settings, log_id, None)
         hosted.generation = generation
 
-    async def close_log(self, hosted: Any) -> None: ...
+    async def open_replica(self, hosted: Any) -> None:
+        if hosted.name in self.failing:
+            raise self.failing[hosted.name]
+        hosted.journal = "open"
+
+    async def close_log(self, hosted: Any) -> None:
+        hosted.journal = None
 
     def forget_log(self, hosted: Any) -> None:
         self.open.pop(hosted.name, None)
@@ -57,11 +87,15 @@ def follower(metadata: Metadata) -> tuple[MetadataLogs, Host, Any]:
 
     host = Host()
     service: Any = SimpleNamespace(
-        metadata=metadata, followed_index=-1, client=SimpleNamespace(heartbeat_now=lambda: None)
+        metadata=metadata,
+        followed_index=-1,
+        client=SimpleNamespace(heartbeat_now=lambda: None),
+        is_current=True,
     )
-    folders: Any = SimpleNamespace(prepare=lambda *_: None, remove=lambda _: None)
+    folders = Folders()
+    host.folders = folders
     logs = MetadataLogs(
-        node_id="n1", metadata=service, host=cast(Any, host), folders=folders, in_thread=in_thread
+        node_id="n1", metadata=service, host=cast(Any, host), folders=cast(Any, folders), in_thread=in_thread
     )
     return logs, host, service
 
@@ -120,3 +154,69 @@ def test_what_is_changed_while_a_log_is_opened_reaches_its_driver() -> None:
     assert [each.min_in_sync_replicas for each in taken] == [2]
     hosted.take_settings(LogSettings.of_spec("a", before))
     assert [each.min_in_sync_replicas for each in taken] == [2, 1]
+
+
+def of_nodes(metadata: Metadata, *replicas: str, leaving: tuple[str, ...] = (), generation: int = 1) -> None:
+    """The log "a" in controller mode is kept by these nodes from now on."""
+    before = metadata[0] if metadata else log_of("a", generation, "controller")
+    spec = LogSpec(replication="controller", replicas=replicas)
+    metadata[:] = [msgspec.structs.replace(before, spec=spec, leaving=leaving)]
+    metadata.applied_index += 1
+
+
+@pytest.mark.rule("C-10")
+def test_a_new_replica_is_opened_and_one_that_was_taken_out_is_removed() -> None:
+    metadata = Metadata()
+    of_nodes(metadata, "n2")
+    logs, host, _ = follower(metadata)
+    assert asyncio.run(logs.follow())
+    hosted: Any = host.open["a"]
+    assert hosted.journal is None
+    of_nodes(metadata, "n1", "n2")
+    assert asyncio.run(logs.follow())
+    assert (hosted.journal, host.folders.done) == ("open", ["prepare a 1"])
+    of_nodes(metadata, "n2", leaving=("n1",))
+    assert asyncio.run(logs.follow())
+    assert hosted.journal == "open"
+    of_nodes(metadata, "n2")
+    assert asyncio.run(logs.follow())
+    assert hosted.journal is None
+    assert host.folders.done[-1] == "drop a 1"
+    assert host.open["a"] is hosted
+
+
+@pytest.mark.rule("C-03")
+def test_metadata_of_an_earlier_time_remove_no_copy() -> None:
+    """After a crash a node knows what was committed by its last checkpoint: perhaps not that it was added."""
+    metadata = Metadata()
+    of_nodes(metadata, "n1", "n2")
+    logs, host, service = follower(metadata)
+    asyncio.run(logs.follow())
+    hosted = host.open["a"]
+    hosted.journal = "open"
+    of_nodes(metadata, "n2")
+    service.is_current = False
+    assert asyncio.run(logs.follow())
+    assert hosted.journal == "open"
+    service.is_current = True
+    metadata.applied_index = 1  # a repair has brought this back
+    metadata.clear()
+    assert not asyncio.run(logs.follow())
+    assert host.open["a"].journal == "open"
+
+
+def test_a_copy_that_cannot_be_removed_now_is_removed_later_and_not_reopened() -> None:
+    metadata = Metadata()
+    of_nodes(metadata, "n1", "n2", generation=-1)
+    logs, host, _ = follower(metadata)
+    hosted: Any = HostedLog(LogSettings.of_spec("a", metadata[0].spec), 1, None)
+    host.open["a"] = hosted
+    assert asyncio.run(logs.follow())
+    assert (hosted.journal, host.folders.done) == ("open", ["finish a"])
+    of_nodes(metadata, "n2")
+    host.folders.failing = StorageFull("a", "remove", "full")
+    assert not asyncio.run(logs.follow())
+    assert hosted.journal is None
+    host.folders.failing = None
+    assert asyncio.run(logs.follow())
+    assert host.folders.done[-1] == "drop a -1"
