@@ -44,7 +44,7 @@ from app.node.network.node_directory import Directory
 from app.node.network.peer_transport import PeerTransport, RetryConfig
 from app.node.network.repair_messages import PeerCall
 from app.node.node_identity import check_stamp
-from app.node.open_log import open_journal
+from app.node.open_replica import open_journal
 from app.node.opener import LogOpener
 from app.node.repair.log_repair import Damaged
 from app.node.repair.registry import Repairs
@@ -56,10 +56,12 @@ from app.node.reserve import RESERVE_NAME, Reserve, ReservedFiles, disk_bytes_of
 from app.node.retention.clocks import PeerClocks
 from app.node.retention.journals import JournalKeeper
 from app.node.retention.records import RetentionKeeper
+from app.node.services import NodeServices, ReplicaEvents
 from app.node.tasks import TaskSupervisor
 from app.raft.messages import PushRequest
 from app.settings.model import LOG_NAME, LogSettings, NodeSettings, Replication, Settings
 from app.telemetry import Meter
+from app.version import VERSION
 from storage.errors import CorruptFile, CorruptLog, ForeignLog
 from storage.file_system import FileSystem, Lock
 from storage.files import OsFileSystem
@@ -136,19 +138,27 @@ class Broker:
             fail=self._fail,
         )
         self.scrubber = Scrubber(settings.scrub, self._files, self._disk, self.repairs.begin)
-        self._opener = LogOpener(
-            settings=settings,
+        services = NodeServices(
+            node_id=self.node.id,
+            version=VERSION,
+            data_folder=self._data,
             files=self._files,
+            storage=settings.storage,
+            limits=settings.limits,
             clock=self.clock,
             disk=self._disk,
             transport=self.transport,
+            scheduler=LoopScheduler(self._loop, self._fail),
+            random=random.SystemRandom(),
+            fail=self._fail,
+            reserve=self.reserve,
+        )
+        self._opener = LogOpener(
+            settings,
+            services,
             ha_transport=HaLink(self.ha, self.transport),
             ha_address=lambda: self.ha_address,
-            reserve=self.reserve,
-            loop=self._loop,
-            fail=self._fail,
-            healed=self._healed,
-            damaged=lambda hosted, error: self.repairs.begin(hosted, error, "replication"),
+            events=self._events_of,
         )
         self.metadata = MetadataService(
             settings=settings,
@@ -329,6 +339,12 @@ class Broker:
         """As LogOpener.open."""
         begins = hosted.generation > self._birth.index
         return self._opener.open(hosted, sound=sound, sound_if_alone=sound_if_alone, begins=begins)
+
+    def _events_of(self, hosted: HostedLog) -> ReplicaEvents:
+        return ReplicaEvents(
+            healed=partial(self._healed, hosted),
+            damaged=partial(self.repairs.begin, hosted, found_by="replication"),
+        )
 
     def _healed(self, hosted: HostedLog) -> None:
         """A replica is sound. Before that of the metadata passes for sound, the folder's birth is known."""

@@ -1,4 +1,4 @@
-"""What a Raft replica may believe about itself when its folder is opened: the doubt is noted before any use.
+"""How far a Raft replica may trust its folder when it opens: a doubt is noted before the folder is used.
 
 The note (repair/marker.py) lies outside the log's folder and stays until the replica is sound again, so a
 crash at any moment changes nothing. It is made for
@@ -23,12 +23,17 @@ _POWER = "the power failed before the last acknowledged records were synced"
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """sound: nothing that was acknowledged or voted may be missing. sound_if_alone: it is sound if the log
-    names no other voter. knows_vote: term and vote are the last that were given."""
+    """How far a replica is to be trusted when it opens.
+
+    sound: nothing that was acknowledged or voted may be missing. sound_if_alone: it is sound if the log
+    names no other voter. knows_vote: term and vote are the last that were given. may_lack_vote: a missing
+    vote file is not damage.
+    """
 
     sound: bool
     sound_if_alone: bool
     knows_vote: bool
+    may_lack_vote: bool = False
 
 
 def judge_opening(
@@ -41,7 +46,7 @@ def judge_opening(
     sound_if_alone: bool,
     is_empty: bool,
 ) -> Trust:
-    """Return how far the replica is to be trusted, the reason noted durably by then. Blocks.
+    """Return how far the replica is to be trusted; the reason of a doubt is durable on return. Blocks.
 
     sound, sound_if_alone: what the caller knows. is_empty: no file of the log, its vote or its journal is
     there, and there may have been one before. Raises DiskError.

@@ -18,7 +18,7 @@ from app.errors import QuorumTimeout, TermChanged
 from app.errors.base import Outcome
 from app.log.contract import NO_INDEX, Acks, Durability, PendingAppend
 from app.log.state import LogState, Restoring
-from app.node import open_log
+from app.node import open_replica, replica_modes
 from app.node.replica import append_queue as door
 from app.node.replica import checkpoints
 from app.node.replica.confirmed_answers import ConfirmedAnswer
@@ -343,7 +343,7 @@ def a_read_index_before_the_term_is_open(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("D-28")
 def the_key_table_is_lost_at_a_restart(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(open_log, "load_state", lambda log, snapshot_file, **_options: LogState())
+    patch.setattr(open_replica, "load_state", lambda log, snapshot_file, **_options: LogState())
 
 
 @mutant("D-28", test_driver.test_a_truncation_takes_back_the_keys_of_what_is_gone)
@@ -505,7 +505,7 @@ def a_replaced_disk_remembers_its_vote(patch: pytest.MonkeyPatch) -> None:
     lambda folder: test_opening.test_an_empty_folder_of_a_voter_opens_without_a_vote_and_stays_so(folder),
 )
 def an_empty_folder_opens_sound(patch: pytest.MonkeyPatch) -> None:
-    @planted(patch, open_log, "judge_opening")
+    @planted(patch, replica_modes, "judge_opening")
     def judge_opening(original: Any, *given: Any, is_empty: bool, **options: Any) -> Any:
         return original(*given, is_empty=False, **options)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.errors import SequenceGap
 from app.log.producers import ProducerTable
-from app.node import open_log
+from app.node import open_replica
 from app.node.replica.append_queue import Door
 from app.node.replica.checkpoints import Checkpointer
 from app.node.replica.state_transfer import StateTransfer
@@ -144,7 +144,7 @@ plant(
     "a_snapshot_is_believed_whatever_the_log_holds",
     "D-20",
     (
-        open_log,
+        open_replica,
         "load_state",
         "if not held or log.batch_at(index).header.chain != saved.chain:",
         "if not held:",

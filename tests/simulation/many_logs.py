@@ -15,8 +15,10 @@ from app.api.read.selection import Consistency
 from app.errors import CommitlogError
 from app.log.commands import Command, CommandResult
 from app.log.contract import AppendRequest, AppendResult, DriverConfig, Durability, GroupConfig, Role
-from app.node.open_log import open_raft_log
+from app.node.open_replica import LogIdentity, open_replica
 from app.node.replica.driver import LogDriver
+from app.node.replica_modes import RaftMode
+from app.node.services import NodeServices
 from app.raft.config import RaftConfig
 from storage.format.batch import log_id_of
 from storage.log.commitlog import Commitlog
@@ -32,6 +34,7 @@ from tests.simulation.sick_files import SickFiles
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.world import Life, NothingDue, World, WorldClock, WorldScheduler
 from tests.simulation.world_loop import WorldLoop
+from tests.support.markers import removes_marker
 
 SECOND_US = 1_000_000
 SETTLE_S = 60
@@ -108,6 +111,19 @@ class Lane(DiskThread):
         self._device.run(self._world.between(range_us), partial(self._done, action))
 
 
+class Lanes:
+    """app.log.contract.Lanes of one incarnation of a machine."""
+
+    def __init__(self, new_lane: Callable[[], Lane]) -> None:
+        self._new_lane = new_lane
+        self._lanes: dict[str, Lane] = {}
+
+    def lane(self, name: str) -> Lane:
+        if name not in self._lanes:
+            self._lanes[name] = self._new_lane()
+        return self._lanes[name]
+
+
 class Replica:
     """One log at one machine. Satisfies Member, LiveMember and Door of the other files here."""
 
@@ -182,27 +198,27 @@ class Machine:
         self.device = Device(world, self.life, plan.threads)
         self.device.slowness, self.device.hung_until_us = self.slowness, self.hung_until_us
         transport = NodeTransport(self._cluster.network, self.name, self.life)
+        disk = Lanes(partial(Lane, world, self.life, plan.disk, self._fail, self.device))
         for replica in self.replicas.values():
-            replica.driver = open_raft_log(
-                files=self.files,
-                data_folder="data",
-                log_name=replica.log_name,
-                log_id=replica.log_id,
+            services = NodeServices(
                 node_id=self.name,
-                group=GroupConfig(voters=self._cluster.names),
-                durability=Durability.FSYNC,
-                raft=plan.raft,
+                version="simulated",
+                data_folder="data",
+                files=self.files,
                 storage=SMALL_SEGMENTS,
                 limits=SimulatedLimits(),
                 clock=self.clock,
-                disk=Lane(world, self.life, plan.disk, self._fail, self.device),
+                disk=disk,
                 transport=transport,
                 scheduler=WorldScheduler(world, self.life),
                 random=Random(world.random.getrandbits(64)),
                 fail=self._fail,
-                version="simulated",
-                config=DriverConfig(snapshot_interval_ms=5_000),
+                driver=DriverConfig(snapshot_interval_ms=5_000),
             )
+            name = replica.log_name
+            log = LogIdentity(name=name, log_id=replica.log_id, durability=Durability.FSYNC)
+            mode = RaftMode(configured=GroupConfig(voters=self._cluster.names), config=plan.raft)
+            replica.driver = open_replica(services, log, mode, events=removes_marker(services, name)).driver
             replica.log = replica.driver.log
         self._cluster.network.attach(self.name, self.life, self._receive)
         for replica in self.replicas.values():

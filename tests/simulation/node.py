@@ -14,11 +14,13 @@ from app.log.commands import Command, CommandResult
 from app.log.contract import NO_INDEX, AppendRequest, AppendResult, Durability, GroupConfig, Role
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchRequest, PeerCall, TermRequest
-from app.node.open_log import open_journal, open_raft_log
+from app.node.open_replica import LogIdentity, open_journal, open_replica
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer
 from app.node.replica.driver import LogDriver
+from app.node.replica_modes import RaftMode
+from app.node.services import NodeServices, ReplicaEvents
 from storage.care.scrub import Scrub
 from storage.errors import CorruptFile, CorruptLog, DiskError, StorageError, StorageFull, SyncFailed
 from storage.format.batch import log_id_of
@@ -164,15 +166,12 @@ class SimulatedNode:
 
     def _open(self, *, sound: bool) -> LogDriver:
         cluster, world, life = self._cluster, self._cluster.world, self._life
-        return open_raft_log(
-            files=self.files,
-            data_folder="data",
-            log_name=LOG_NAME,
-            log_id=LOG_ID,
+        assert self._disk is not None
+        services = NodeServices(
             node_id=self.name,
-            group=GroupConfig(voters=cluster.voters),
-            durability=cluster.plan.durability,
-            raft=self.settings.raft,
+            version="simulated",
+            data_folder="data",
+            files=self.files,
             storage=self.settings.storage,
             limits=self.settings.limits,
             clock=self.clock,
@@ -181,13 +180,13 @@ class SimulatedNode:
             scheduler=WorldScheduler(world, life),
             random=Random(world.random.getrandbits(64)),
             fail=self._fail,
-            version="simulated",
-            config=self.settings.driver,
-            sound=sound,
-            healed=self._healed,
-            damaged=lambda error: self._damaged(error, "read"),
-            journal=self._journal,
+            driver=self.settings.driver,
         )
+        log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=cluster.plan.durability)
+        configured = GroupConfig(voters=cluster.voters)
+        mode = RaftMode(configured=configured, config=self.settings.raft, sound=sound)
+        events = ReplicaEvents(healed=self._healed, damaged=partial(self._damaged, found_by="read"))
+        return open_replica(services, log, mode, journal=self._journal, events=events).driver
 
     # --- what goes wrong
 

@@ -42,7 +42,7 @@ STORM_SHARE = 0.25  # of the simulated time of a calm seed
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedLimits:
-    """app.node.open_log.LogLimits."""
+    """app.node.services.LogLimits."""
 
     max_pending_requests: int = 1_000
     max_pending_bytes: int = 16 * 1024 * KIB

@@ -13,7 +13,7 @@ import pytest
 
 from app.log.contract import Durability
 from app.log.state import LogState
-from app.node import open_log
+from app.node import open_replica
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.many_logs import ManyLogs, run_many_logs, without_faults
 from tests.simulation.plans import ClusterPlan
@@ -100,7 +100,7 @@ def test_a_seed_gives_the_same_trace_whatever_the_hash_seed(seed: int) -> None:
 
 def test_a_failure_is_shrunk_to_the_faults_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that a restart forgets: what is left is little more than the restart at which a repeat came."""
-    monkeypatch.setattr(open_log, "load_state", lambda log, snapshot_file, **_options: LogState())
+    monkeypatch.setattr(open_replica, "load_state", lambda log, snapshot_file, **_options: LogState())
     failing = next(seed for seed in range(3, 400, 4) if run_seed(seed, 60)[1] is not None)
     only = shrink(lambda only: run_seed(failing, 60, only))
     cluster, violation = run_seed(failing, 60, only, tell=True)

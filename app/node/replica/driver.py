@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from app.errors import NoLeader, ReadIndexUnavailable, TransferFailed
@@ -18,12 +19,8 @@ from app.log.commands import Command
 from app.log.contract import (
     NO_INDEX,
     AppendFate,
-    AppendLimits,
     AppendRequest,
-    Clock,
     CoreEvent,
-    Disk,
-    DriverConfig,
     Durability,
     GroupConfig,
     LogOptions,
@@ -32,14 +29,12 @@ from app.log.contract import (
     ReplicationCore,
     Reset,
     Role,
-    Scheduler,
-    SpaceReserve,
-    Transport,
 )
 from app.log.state import Address, LogState
 from app.node.replica.append_queue import Door
 from app.node.replica.checkpoints import Checkpointer
 from app.node.replica.commit_waiters import CommitWaiters, Waiter, answer
+from app.node.replica.files import ReplicaFiles
 from app.node.replica.group import LogGroup
 from app.node.replica.inbox import Inbox
 from app.node.replica.log_space import LogSpace
@@ -49,13 +44,10 @@ from app.node.replica.read_index_queue import ReadDone, ReadGate
 from app.node.replica.state_transfer import StateTransfer
 from app.node.replica.syncing import JournalWriter, LogSyncer
 from app.node.replica.trimming import Trimmer
+from app.node.services import NodeServices, ReplicaEvents
 from app.raft.messages import StateChunk, StateRequest
 from storage import errors as storage_errors
 from storage.format.batch import Batch
-from storage.log.checkpoint import CheckpointFile, SnapshotFile
-from storage.log.commitlog import Commitlog
-from storage.log.hard_state import HardStateFile
-from storage.log.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -75,81 +67,68 @@ class LogDriver:
 
     def __init__(
         self,
-        *,
-        log_name: str,
-        log_id: int,
-        node_id: str,
+        services: NodeServices,
+        files: ReplicaFiles,
         core: ReplicationCore,
-        log: Commitlog,
         state: LogState,
-        journal: Journal,
-        hard_state_file: HardStateFile,
-        checkpoint_file: CheckpointFile,
-        snapshot_file: SnapshotFile,
-        clock: Clock,
-        disk: Disk,
-        transport: Transport,
-        scheduler: Scheduler,
-        durability: Durability,
-        limits: AppendLimits,
-        fail: Callable[[str, BaseException], None],
-        version: str,
+        *,
         group: GroupConfig,
-        config: DriverConfig | None = None,
-        healed: Callable[[], None] | None = None,
-        damaged: Callable[[storage_errors.CorruptLog], None] | None = None,
-        reserve: SpaceReserve | None = None,
-        stopped: Callable[[], None] = _nothing,
-        loosens: Callable[[], None] = _nothing,
+        durability: Durability,
+        events: ReplicaEvents | None = None,
     ) -> None:
-        """fail(what, error): the node must stop at once (R-11); called once. version: for the journal.
-
-        group: of the configuration, until the log names another one. healed: called once, when a core that
-        was not sound has become so. damaged: the log was found damaged and this driver has ended; without it
-        the node fails. stopped: done on the disk at the end of a clean stop, when the log is synced.
-        loosens: done on the disk before the log, opened with `fsync`, acknowledges what is not synced.
-        """
-        self.log_name = log_name
-        self.log_id = log_id
-        self.node_id = node_id
-        self.log = log
-        self.journal = journal
+        """group: of the configuration, until the log names another one. durability: that the log opened with.
+        services.fail is called at most once."""
+        events = events or ReplicaEvents()
+        disk = services.disk.lane(files.log_name)
+        self.log_name = files.log_name
+        self.log_id = files.log_id
+        self.node_id = services.node_id
+        self.log = files.log
+        self.journal = files.journal
         self._core = core
         self._state = state
-        self._hard_state_file = hard_state_file
-        self._clock = clock
+        self._hard_state_file = files.hard_state
+        self._clock = services.clock
         self._disk = disk
-        self._transport = transport
-        self._scheduler = scheduler
+        self._transport = services.transport
+        self._scheduler = services.scheduler
         self._durability = durability
-        self._limits = limits
-        self._fail_node = fail
-        self._damaged = damaged
-        self._group = LogGroup(group, state, core, clock)
-        self._healed = healed if not core.sound else None
-        self._stopped_clean = stopped
-        self._version = version
-        self._config = config or DriverConfig()
-        self._space = LogSpace(log_name, reserve)
-        self._journal_writer = JournalWriter(log_name, log, journal, disk, clock, self._space)
-        self._syncer = LogSyncer(log, disk, durability, self._config, self._log_synced)
-        self._checkpointer = Checkpointer(log, checkpoint_file, snapshot_file, disk, self._config, self._fail)
+        self._fail_node = services.fail
+        self._damaged = events.damaged
+        self._group = LogGroup(group, state, core, services.clock)
+        self._healed = events.healed if not core.sound else None
+        self._clean_stop = files.clean_stop
+        self._version = services.version
+        self._config = services.driver
+        self._space = LogSpace(files.log_name, services.reserve)
+        self._journal_writer = JournalWriter(
+            files.log_name, files.log, files.journal, disk, services.clock, self._space
+        )
+        self._syncer = LogSyncer(files.log, disk, durability, self._config, self._log_synced)
+        self._checkpointer = Checkpointer(
+            files.log, files.checkpoint, files.snapshot, disk, self._config, self._fail
+        )
 
-        self._trimmer = Trimmer(log, state, self._checkpointer, disk, self._fail)
+        self._trimmer = Trimmer(files.log, state, self._checkpointer, disk, self._fail)
         self._transfer = StateTransfer(
-            log_id, log, state, transport, self._state_is_whole, self._config.state_chunk_bytes
+            files.log_id,
+            files.log,
+            state,
+            services.transport,
+            self._state_is_whole,
+            self._config.state_chunk_bytes,
         )
         self._waiters = CommitWaiters()
         self._gate = ReadGate(self._config.read_timeout_ms, self.when_committed)
-        self._open = OpenAppends(node_id, durability, log)
+        self._open = OpenAppends(services.node_id, durability, files.log)
         self._door = Door(
-            node_id=node_id,
-            log_id=log_id,
+            node_id=services.node_id,
+            log_id=files.log_id,
             core=core,
-            log=log,
+            log=files.log,
             state=state,
-            clock=clock,
-            limits=limits,
+            clock=services.clock,
+            limits=services.limits,
             config=self._config,
             open_appends=self._open,
             carry_out=self._carry_out,
@@ -158,7 +137,8 @@ class LogDriver:
         )
 
         self._inbox = Inbox()
-        self._loosening = Loosening(log_name, durability, disk, loosens, self._loosened, self._fail)
+        note = partial(files.clean_stop.opened, acks_unsynced=True)
+        self._loosening = Loosening(files.log_name, durability, disk, note, self._loosened, self._fail)
         self._wanted: LogOptions | None = None  # the newest, since the start
         self._options: LogOptions | None = None  # not taken up yet
         self._tick_due = False
@@ -216,7 +196,7 @@ class LogDriver:
 
         def synced() -> None:
             self._checkpointer.save_all(self._state, self._core.committed_index)
-            self._disk.submit(self._stopped_clean, lambda _result, _error: done())
+            self._disk.submit(self._clean_stop.stopped, lambda _result, _error: done())
 
         self._disk.request_sync(self._syncer, synced)
 

@@ -20,8 +20,10 @@ from app.errors import CommitlogError
 from app.ha.config import HaConfig
 from app.ha.messages import INCOMING, Opened
 from app.log.contract import AppendRequest, AppendResult, Durability
-from app.node.open_ha_log import HaNode, open_classic_log
+from app.node.open_replica import LogIdentity, open_replica
 from app.node.replica.driver import LogDriver
+from app.node.replica_modes import ClassicMode
+from app.node.services import NodeServices
 from storage.errors import StorageError
 from tests.simulation.checks import Violation
 from tests.simulation.disk import DiskThread
@@ -83,35 +85,33 @@ class ClassicNode:
         self.copies = {}
         life = self.life = Life(self.name)
         host = self._host = group.network.attach(self.name, life, self._deliver)
-        node = HaNode(
-            files=self.files,
-            data_folder="data",
+        services = NodeServices(
             node_id=self.name,
+            version="simulated",
+            data_folder="data",
+            files=self.files,
             storage=STORAGE,
             limits=SimulatedLimits(),
-            ha=HA,
             clock=WorldClock(world),
             disk=DiskThread(world, life, DISK, self._fail),
             transport=host,
             scheduler=WorldScheduler(world, life),
             random=Random(world.random.getrandbits(64)),
             fail=self._fail,
-            version="simulated",
             driver=DRIVER,
         )
+        log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=Durability.FSYNC)
+        mode = ClassicMode(
+            replicas=self.names,
+            config=HA,
+            master_id=self.names[0],
+            master_address=self.names[0],
+            sync_slaves=group.sync_slaves,
+            auto_in_sync_replicas=group.auto,
+            unclean=self.unclean,
+        )
         try:
-            self.driver = open_classic_log(
-                node,
-                log_name=LOG_NAME,
-                log_id=LOG_ID,
-                replicas=self.names,
-                master_id=self.names[0],
-                master_address=self.names[0],
-                sync_slaves=group.sync_slaves,
-                auto_in_sync_replicas=group.auto,
-                unclean=self.unclean,
-                durability=Durability.FSYNC,
-            )
+            self.driver = open_replica(services, log, mode).driver
         except StorageError as error:
             raise Violation(f"{self.name} cannot come back: {error!r}") from error
         self.unclean = False

@@ -28,10 +28,11 @@ from app.log.contract import AppendRequest, AppendResult, Durability, GroupConfi
 from app.node.metadata.controller_client import ControllerClient
 from app.node.metadata.controller_server import ControllerServer
 from app.node.metadata.replica_managers import ReplicasManagers
-from app.node.open_ha_log import HaNode, open_auto_switch_log
-from app.node.open_log import open_raft_log
+from app.node.open_replica import LogIdentity, open_replica
 from app.node.repair.ha_loss import roll_back
 from app.node.replica.driver import LogDriver
+from app.node.replica_modes import AutoSwitchMode, RaftMode
+from app.node.services import NodeServices
 from storage.errors import StorageError
 from storage.format.batch import log_id_of
 from storage.log.commitlog import Commitlog
@@ -40,6 +41,7 @@ from tests.simulation.disk import DiskThread, DiskTiming
 from tests.simulation.ha.plan import CONTROLLERS, DRIVER, GENERATION, HA, LOG_NAME, RAFT, STORAGE, TICK_US
 from tests.simulation.plans import SimulatedLimits
 from tests.simulation.world import Life, WorldClock, WorldScheduler
+from tests.support.markers import removes_marker
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.streams import Host
 
@@ -133,27 +135,15 @@ class HaSimNode:
     def _open_controller(self) -> None:
         cluster, plan = self._cluster, self._cluster.plan
         learners = tuple(name for name in plan.names if name not in plan.controller_names)
-        self.controller = open_raft_log(
-            files=self.files,
-            data_folder="data",
-            log_name=CONTROLLER_LOG,
-            log_id=CONTROLLER_LOG_ID,
-            node_id=self.name,
-            group=GroupConfig(voters=plan.controller_names, learners=learners),
-            durability=Durability.FSYNC,
-            raft=RAFT,
-            storage=STORAGE,
-            limits=SimulatedLimits(),
-            clock=self._clock,
-            disk=self._disk,
-            transport=self._link,
-            scheduler=self._scheduler,
-            random=self._new_random(),
-            fail=self._fail,
-            version="simulated",
-            config=DRIVER,
+        services = self._new_services()
+        mode = RaftMode(
+            configured=GroupConfig(voters=plan.controller_names, learners=learners),
+            config=RAFT,
             state_type=MetadataLogState,
         )
+        log = LogIdentity(name=CONTROLLER_LOG, log_id=CONTROLLER_LOG_ID, durability=Durability.FSYNC)
+        events = removes_marker(services, CONTROLLER_LOG)
+        self.controller = open_replica(services, log, mode, events=events).driver
         self.server = ControllerServer(
             node_id=self.name,
             config=CONTROLLERS,
@@ -194,38 +184,38 @@ class HaSimNode:
 
     def _open_log(self) -> None:
         plan = self._cluster.plan
-        node = HaNode(
-            files=self.files,
-            data_folder="data",
-            node_id=self.name,
-            storage=STORAGE,
-            limits=SimulatedLimits(),
-            ha=HA,
-            clock=self._clock,
-            disk=self._disk,
-            transport=self._link,
-            scheduler=self._scheduler,
-            random=self._new_random(),
-            fail=self._fail,
-            version="simulated",
-            driver=DRIVER,
-        )
-        opened = open_auto_switch_log(
-            node,
-            log_name=LOG_NAME,
-            log_id=LOG_ID,
-            address=self.name,
+        log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=plan.durability)
+        mode = AutoSwitchMode(
             replicas=plan.broker_names,
-            durability=plan.durability,
+            config=HA,
+            address=self.name,
             min_in_sync_replicas=plan.min_in_sync,
             sound=self.sound,
         )
+        opened = open_replica(self._new_services(), log, mode)
         self.sound = True
         driver = self.driver = opened.driver
         self.core, self.log = opened.core, driver.log
         driver.start()
         self.managers.attach(
             LOG_NAME, GENERATION, driver, self.core, self.name, lambda: self.driver is driver
+        )
+
+    def _new_services(self) -> NodeServices:
+        return NodeServices(
+            node_id=self.name,
+            version="simulated",
+            data_folder="data",
+            files=self.files,
+            storage=STORAGE,
+            limits=SimulatedLimits(),
+            clock=self._clock,
+            disk=self._disk,
+            transport=self._link,
+            scheduler=self._scheduler,
+            random=self._new_random(),
+            fail=self._fail,
+            driver=DRIVER,
         )
 
     def _new_random(self) -> Random:

@@ -12,9 +12,11 @@ from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.config import HaConfig
 from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SetRequest, SlaveRole, SyncStateSetChanged
 from app.log.contract import NO_INDEX, AppendRequest, AppendResult, DriverConfig, Durability, Role
-from app.node.open_ha_log import HaNode, open_auto_switch_log
+from app.node.open_replica import LogIdentity, open_replica
 from app.node.repair.ha_loss import roll_back
 from app.node.replica.driver import LogDriver
+from app.node.replica_modes import AutoSwitchMode
+from app.node.services import NodeServices
 from storage.errors import StorageError
 from storage.format.batch import Batch, log_id_of
 from storage.log.commitlog import Commitlog, CommitlogConfig
@@ -85,33 +87,31 @@ class Node:
             self.name, life, lambda source, message: self.driver.deliver(source, message)
         )
         world = group.world
-        node = HaNode(
-            files=self.files,
-            data_folder="data",
+        services = NodeServices(
             node_id=self.name,
+            version="simulated",
+            data_folder="data",
+            files=self.files,
             storage=CommitlogConfig(segment_max_bytes=16 * 1024, mark_interval_bytes=8 * 1024),
             limits=Limits(),
-            ha=group.config,
             clock=WorldClock(world),
             disk=DiskThread(world, life, group.disk, self._fail),
             transport=host,
             scheduler=WorldScheduler(world, life),
             random=Random(world.random.getrandbits(64)),
             fail=self._fail,
-            version="simulated",
             driver=DriverConfig(snapshot_interval_ms=2_000, checkpoint_interval_ms=300),
         )
+        log = LogIdentity(name=LOG_NAME, log_id=LOG_ID, durability=group.durability)
+        mode = AutoSwitchMode(
+            replicas=group.names,
+            config=group.config,
+            address=self.name,
+            min_in_sync_replicas=group.min_in_sync,
+            sound=self.sound,
+        )
         try:
-            opened = open_auto_switch_log(
-                node,
-                log_name=LOG_NAME,
-                log_id=LOG_ID,
-                address=self.name,
-                replicas=group.names,
-                durability=group.durability,
-                min_in_sync_replicas=group.min_in_sync,
-                sound=self.sound,
-            )
+            opened = open_replica(services, log, mode)
         except StorageError as error:
             raise Violation(f"{self.name} cannot come back: {error!r}") from error
         self.driver, self.core, self.log = opened.driver, opened.core, opened.driver.log

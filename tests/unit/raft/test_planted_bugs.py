@@ -11,7 +11,7 @@ from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
 from app.log.contract import NO_INDEX, ChangeKind, DriverConfig, Role
 from app.log.state import DAY_MS, LogState
-from app.node import open_log
+from app.node import open_replica
 from app.node.replica.checkpoints import Checkpointer, _Taken
 from app.node.replica.commit_waiters import CommitWaiters
 from app.node.replica.read_index_queue import ReadGate
@@ -217,6 +217,6 @@ def test_a_snapshot_of_a_replaced_batch_goes_back_to_what_was_committed() -> Non
     taken.copy(1 << 30)
     file: Any = SimpleNamespace(load=lambda: b"".join(taken.payload()))
     log: Any = after
-    loaded = open_log.load_state(log, file, idempotency_ms=DAY_MS)
+    loaded = open_replica.load_state(log, file, idempotency_ms=DAY_MS)
     assert loaded.find_key("old") is None
     assert loaded.find_key("new") is not None

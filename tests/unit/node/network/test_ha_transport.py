@@ -24,8 +24,10 @@ from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThreads
 from app.node.network import ha_transport
 from app.node.network.ha_transport import UNIDENTIFIED_MAX, HaLink, HaTransport, Protocol
-from app.node.open_ha_log import HaNode, open_auto_switch_log, open_classic_log
+from app.node.open_replica import LogIdentity, open_replica
 from app.node.replica.driver import LogDriver
+from app.node.replica_modes import AutoSwitchMode, ClassicMode
+from app.node.services import NodeServices
 from app.settings.model import Limits
 from storage.files import OsFileSystem
 from storage.format.records import RecordColumns
@@ -34,7 +36,7 @@ from tests.unit.ha.lab import LOG_ID, write
 
 QUICK = HaConfig(ha_reconnect_interval_ms=20, ha_send_heartbeat_interval_ms=50, ha_opening_wait_ms=50)
 REPLICAS = ("n1", "n2")
-NAME = "default"
+LOG = LogIdentity(name="default", log_id=LOG_ID, durability=Durability.FSYNC)
 
 
 class NoPeers:
@@ -47,7 +49,7 @@ class Node:
 
     driver: LogDriver
 
-    def __init__(self, name: str, folder: Path, config: HaConfig = QUICK) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         loop = asyncio.get_running_loop()
         self.failures: list[str] = []
         self.ha = HaTransport("127.0.0.1:0")
@@ -55,20 +57,19 @@ class Node:
         self._disk = DiskThreads(loop, self._fail)
         self._disk.start()
         self._timer: asyncio.Task[None] | None = None
-        self.node = HaNode(
-            files=OsFileSystem(),
-            data_folder=str(folder / name),
+        self.services = NodeServices(
             node_id=name,
+            version="test",
+            data_folder=str(folder / name),
+            files=OsFileSystem(),
             storage=CommitlogConfig(),
             limits=Limits(),
-            ha=config,
             clock=self.clock,
-            disk=self._disk.lane("log"),
+            disk=self._disk,
             transport=HaLink(self.ha, NoPeers()),
             scheduler=LoopScheduler(loop, self._fail),
             random=random.Random(1),
             fail=self._fail,
-            version="test",
         )
 
     def _fail(self, what: str, error: BaseException) -> None:
@@ -124,16 +125,10 @@ async def classic_master(folder: Path, *, sync_slaves: int = 1) -> AsyncIterator
     """n1, master of the log, and the address of a listener for that log alone."""
     node = Node("n1", folder)
     await node.ha.start()
-    driver = open_classic_log(
-        node.node,
-        log_name=NAME,
-        log_id=LOG_ID,
-        replicas=REPLICAS,
-        master_id="n1",
-        master_address="",
-        sync_slaves=sync_slaves,
-        durability=Durability.FSYNC,
+    mode = ClassicMode(
+        replicas=REPLICAS, config=QUICK, master_id="n1", master_address="", sync_slaves=sync_slaves
     )
+    driver = open_replica(node.services, LOG, mode).driver
     node.serve(driver, Protocol.CLASSIC, 1)
     address = await node.ha.listen_for(LOG_ID, "127.0.0.1:0")
     await until(
@@ -149,16 +144,10 @@ async def classic_master(folder: Path, *, sync_slaves: int = 1) -> AsyncIterator
 async def classic_slave(folder: Path, master_address: str) -> AsyncIterator[Node]:
     node = Node("n2", folder)
     await node.ha.start()
-    driver = open_classic_log(
-        node.node,
-        log_name=NAME,
-        log_id=LOG_ID,
-        replicas=REPLICAS,
-        master_id="n1",
-        master_address=master_address,
-        sync_slaves=1,
-        durability=Durability.FSYNC,
+    mode = ClassicMode(
+        replicas=REPLICAS, config=QUICK, master_id="n1", master_address=master_address, sync_slaves=1
     )
+    driver = open_replica(node.services, LOG, mode).driver
     node.serve(driver, Protocol.CLASSIC, 2)
     try:
         yield node
@@ -301,14 +290,8 @@ def test_two_auto_switch_replicas_over_tcp_and_a_switch(tmp_path: Path) -> None:
         for name in REPLICAS:
             node = Node(name, tmp_path)
             await node.ha.start()
-            opened = open_auto_switch_log(
-                node.node,
-                log_name=NAME,
-                log_id=LOG_ID,
-                address=node.ha.address,
-                replicas=REPLICAS,
-                durability=Durability.FSYNC,
-            )
+            mode = AutoSwitchMode(replicas=REPLICAS, config=QUICK, address=node.ha.address)
+            opened = open_replica(node.services, LOG, mode)
             node.serve(opened.driver, Protocol.AUTO_SWITCH, 0)
             nodes[name], cores[name] = node, opened.core
         replicas = tuple(Replica(n, name, nodes[name].ha.address) for n, name in enumerate(REPLICAS, 1))
@@ -339,18 +322,12 @@ def test_an_address_that_the_handshake_cannot_carry(tmp_path: Path, by_number: b
     config = dataclasses.replace(QUICK, ha_handshake_by_number=None if by_number else False)
 
     async def scenario() -> None:
-        master, slave = Node("n1", tmp_path, config), Node("n2", tmp_path, config)
+        master, slave = Node("n1", tmp_path), Node("n2", tmp_path)
         await master.ha.start()
         addresses = {"n1": master.ha.address, "n2": long}
         for node in (master, slave):
-            opened = open_auto_switch_log(
-                node.node,
-                log_name=NAME,
-                log_id=LOG_ID,
-                address=addresses[node.node.node_id],
-                replicas=REPLICAS,
-                durability=Durability.FSYNC,
-            )
+            mode = AutoSwitchMode(replicas=REPLICAS, config=config, address=addresses[node.services.node_id])
+            opened = open_replica(node.services, LOG, mode)
             node.serve(opened.driver, Protocol.AUTO_SWITCH, 0, by_number=by_number and node is slave)
         replicas = tuple(Replica(n, name, addresses[name]) for n, name in enumerate(addresses, 1))
         slave.driver.deliver(MANAGER, SlaveRole(1, 1, replicas))

@@ -2,22 +2,33 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from app.errors import CommitlogError
 from app.log.commands import Command, CommandResult
-from app.log.contract import AppendRequest, AppendResult, Durability, GroupConfig, Role, SyncSource
-from app.node.open_log import open_raft_log
+from app.log.contract import (
+    AppendRequest,
+    AppendResult,
+    DriverConfig,
+    Durability,
+    GroupConfig,
+    Role,
+    SyncSource,
+)
+from app.node.open_replica import LogIdentity, open_replica
 from app.node.replica.driver import LogDriver
+from app.node.replica_modes import RaftMode
+from app.node.services import NodeServices
 from app.raft.config import RaftConfig
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushRequest, PushType, VoteAnswer
 from storage.files import OsFileSystem
 from storage.format.batch import AppendMark, Batch
 from storage.format.records import RecordColumns, encode_body, encode_control
 from storage.log.commitlog import CommitlogConfig
+from tests.support.markers import removes_marker
 from tests.unit.raft.support import LOG_ID, MemoryLog
 
 
@@ -50,6 +61,9 @@ class Seams:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)
+
+    def lane(self, _name: str) -> "Seams":
+        return self
 
     def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
         def do() -> None:
@@ -105,15 +119,11 @@ class Node:
 
     def open(self, *, sound: bool = True, sound_if_alone: bool = False) -> LogDriver:
         seams = self.seams
-        return open_raft_log(
-            files=self.options.get("files", OsFileSystem()),
-            data_folder=str(self.folder),
-            log_name="default",
-            log_id=LOG_ID,
+        services = NodeServices(
             node_id="n1",
-            group=GroupConfig(voters=self.voters),
-            durability=self.options.get("durability", Durability.FSYNC),
-            raft=RaftConfig(),
+            version="1.2.3",
+            data_folder=str(self.folder),
+            files=self.options.get("files", OsFileSystem()),
             storage=self.options.get("storage", CommitlogConfig()),
             limits=self.limits,
             clock=seams,
@@ -122,14 +132,20 @@ class Node:
             scheduler=seams,
             random=Random(1),
             fail=seams.fail,
-            version="1.2.3",
-            config=self.options.get("config"),
+            driver=self.options.get("config") or DriverConfig(),
+            reserve=self.options.get("reserve"),
+        )
+        mode = RaftMode(
+            configured=GroupConfig(voters=self.voters),
+            config=RaftConfig(),
             sound=sound,
             sound_if_alone=sound_if_alone,
-            damaged=self.options.get("damaged"),
-            reserve=self.options.get("reserve"),
             begins=self.options.get("begins", True),
         )
+        durability = self.options.get("durability", Durability.FSYNC)
+        log = LogIdentity(name="default", log_id=LOG_ID, durability=durability)
+        events = replace(removes_marker(services, "default"), damaged=self.options.get("damaged"))
+        return open_replica(services, log, mode, events=events).driver
 
     def restart(self) -> None:
         """kill -9 and start again: what was not synced may be there or not, what was is."""

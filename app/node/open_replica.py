@@ -1,0 +1,202 @@
+"""From a node's folders to a driver that can start: recovery of one replica and all that belongs to it.
+
+DATA/logs/NAME/     segments, manifest, epochs (storage/log/commitlog.py), vote, checkpoint, state, group
+DATA/journal/NAME/  the node's journal of the log
+
+Every replication mode takes the same steps. What differs by mode is in replica_modes.py.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from app.log.contract import Durability, GroupConfig, ReplicationCore
+from app.log.state import LogState
+from app.node.opening import Trust
+from app.node.replica.checkpoints import load_state
+from app.node.replica.driver import LogDriver
+from app.node.replica.files import ReplicaFiles
+from app.node.services import NodeServices, ReplicaEvents
+from storage.errors import CorruptFile, CorruptLog
+from storage.file_system import FileSystem
+from storage.log.checkpoint import CheckpointFile, SnapshotFile
+from storage.log.clean_stop import CleanStop
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardState, HardStateFile
+from storage.log.journal import Journal, begin_anew
+from storage.log.log_folder import MANIFEST_NAME
+
+logger = logging.getLogger(__name__)
+
+Core = TypeVar("Core", bound=ReplicationCore)
+MadeCore = TypeVar("MadeCore", bound=ReplicationCore, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogIdentity:
+    """The log of a replica, and the durability that it opens with."""
+
+    name: str
+    log_id: int
+    durability: Durability
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundFolder:
+    """What a replica's folders hold before they are opened."""
+
+    services: NodeServices
+    log: LogIdentity
+    clean_stop: CleanStop
+    has_vote: bool
+    has_log: bool
+    has_journal: bool  # with at least one event
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this replica has left no trace on the disk."""
+        return not (self.has_vote or self.has_log or self.has_journal)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveredReplica:
+    """One replica's files, recovered: what a mode needs to make its core."""
+
+    services: NodeServices
+    log: LogIdentity
+    files: ReplicaFiles
+    state: LogState
+    hard_state: HardState
+    committed_index: int
+    trust: Trust
+
+    @property
+    def folder(self) -> str:
+        return self.services.log_folder(self.log.name)
+
+
+class ReplicationMode(Protocol[MadeCore]):
+    """What differs between the replication modes when a replica opens. Every method may block on the disk."""
+
+    @property
+    def state_type(self) -> type[LogState]:
+        """What the log's records define beside themselves."""
+        ...
+
+    def judge(self, found: FoundFolder) -> Trust:
+        """Return how far the replica is to be trusted; a doubt is durable on return. Raises DiskError."""
+        ...
+
+    def group(self, replica: RecoveredReplica) -> GroupConfig:
+        """Return the group that holds until the log names another one. Raises DiskError, StorageFull."""
+        ...
+
+    def core(self, replica: RecoveredReplica, group: GroupConfig) -> MadeCore:
+        """Return the core of the replica. Raises CorruptFile when the vote contradicts the log."""
+        ...
+
+
+@dataclass(frozen=True)
+class OpenReplica(Generic[Core]):
+    """An open replica: its driver, and the core that the driver runs."""
+
+    driver: LogDriver
+    core: Core
+
+
+def open_journal(
+    files: FileSystem, data_folder: str, node_id: str, log_name: str, storage: CommitlogConfig
+) -> Journal:
+    """Recover a node's journal of a log. A damaged one is set aside.
+
+    Then a new journal is started. Raises DiskError.
+    """
+    folder = f"{data_folder}/journal/{log_name}"
+    files.make_folders(folder)
+    try:
+        return Journal(files, folder, node_id, log_name, storage)
+    except (CorruptLog, CorruptFile) as error:
+        logger.error(
+            "journal damaged; a new journal is started", extra={"log": log_name, "damage": str(error)}
+        )
+    begin_anew(files, folder, node_id, log_name, storage)
+    return Journal(files, folder, node_id, log_name, storage)
+
+
+def open_replica(
+    services: NodeServices,
+    log: LogIdentity,
+    mode: ReplicationMode[Core],
+    *,
+    journal: Journal | None = None,
+    events: ReplicaEvents | None = None,
+) -> OpenReplica[Core]:
+    """Recover one replica and put its parts together; `LogDriver.start` begins. Blocks.
+
+    journal: the node's journal of the log if it is open already; None opens it. Raises CorruptLog,
+    CorruptFile (this node must not take part in the log), DiskError, StorageFull.
+    """
+    files, folder = services.files, services.log_folder(log.name)
+    files.make_folders(folder)
+    if journal is None:
+        journal = open_journal(files, services.data_folder, services.node_id, log.name, services.storage)
+    clean_stop = CleanStop(files, folder)
+    hard_state_file = HardStateFile(files, f"{folder}/vote")
+    found = FoundFolder(
+        services=services,
+        log=log,
+        clean_stop=clean_stop,
+        has_vote=files.exists(f"{folder}/vote"),
+        has_log=files.exists(f"{folder}/{MANIFEST_NAME}"),
+        has_journal=journal.next_seq > 0,
+    )
+    trust = mode.judge(found)
+    if not found.has_vote:
+        if not trust.may_lack_vote:
+            raise CorruptFile(f"{folder}/vote", "missing")
+        hard_state_file.save(HardState())
+    checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
+    snapshot_file = SnapshotFile(files, f"{folder}/state")
+    hard_state = hard_state_file.load()
+    if hard_state.term and trust.sound and not found.has_log:
+        raise CorruptLog(folder, 0, "all of the log is missing but its vote")
+    committed_index = checkpoint_file.load().committed_index
+    commitlog = Commitlog.open(
+        files, folder, log_id=log.log_id, config=services.storage, committed_index=committed_index
+    )
+    clean_stop.opened(acks_unsynced=log.durability is Durability.REPLICATED)
+    recovered = RecoveredReplica(
+        services=services,
+        log=log,
+        files=ReplicaFiles(
+            log_name=log.name,
+            log_id=log.log_id,
+            log=commitlog,
+            journal=journal,
+            hard_state=hard_state_file,
+            checkpoint=checkpoint_file,
+            snapshot=snapshot_file,
+            clean_stop=clean_stop,
+        ),
+        state=load_state(
+            commitlog,
+            snapshot_file,
+            idempotency_ms=services.limits.idempotency_ms,
+            state_type=mode.state_type,
+        ),
+        hard_state=hard_state,
+        committed_index=committed_index,
+        trust=trust,
+    )
+    group = mode.group(recovered)
+    core = mode.core(recovered, group)
+    driver = LogDriver(
+        services,
+        recovered.files,
+        core,
+        recovered.state,
+        group=group,
+        durability=log.durability,
+        events=events,
+    )
+    return OpenReplica(driver, core)

@@ -1,0 +1,199 @@
+"""What differs between the replication modes when a replica opens: its doubts, its group and its core.
+
+Raft: the vote file holds term and vote (R-01). A replica that may lack what it promised opens without a vote.
+Controller and classic mode: the vote file holds the newest master epoch that this replica knows, and its own
+id if it has opened that epoch itself: an epoch is opened once (A-01). A copy that may lack what it
+acknowledged is a new replica (C-03).
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+from app.ha.auto_switch.core import AutoSwitchCore
+from app.ha.classic.master import ClassicMasterCore
+from app.ha.classic.slave import ClassicSlaveCore
+from app.ha.config import HaConfig
+from app.log.contract import GroupConfig
+from app.log.state import LogState
+from app.node.metadata.replica_identity import IdentityFile
+from app.node.open_replica import FoundFolder, RecoveredReplica
+from app.node.opening import Trust, judge_opening
+from app.node.repair.marker import RepairMarker
+from app.node.replica.group_file import first_group
+from app.raft.config import RaftConfig
+from app.raft.core import RaftCore
+from storage.errors import CorruptFile
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaftMode:
+    """A log in Raft mode.
+
+    configured: the group, until the log names another one. sound: false when the disk may have lost what
+    this replica acknowledged or voted: it only follows until it holds all that is committed. sound_if_alone:
+    but it is sound if the log, once open, names no other voter: it has promised nothing to any other node.
+    begins: an empty folder is that of a new log, and no disk was replaced. Without it, or after a power
+    failure, the replica may open without a vote (opening.py).
+    """
+
+    configured: GroupConfig
+    config: RaftConfig
+    preferred_leader: str | None = None
+    sound: bool = True
+    sound_if_alone: bool = False
+    begins: bool = False
+    state_type: type[LogState] = LogState
+
+    def judge(self, found: FoundFolder) -> Trust:
+        services, name = found.services, found.log.name
+        alone = self.configured.voters == (services.node_id,)
+        trust = judge_opening(
+            name,
+            RepairMarker(services.files, services.data_folder, name),
+            found.clean_stop,
+            services.clock,
+            sound=self.sound,
+            sound_if_alone=self.sound_if_alone,
+            is_empty=found.is_empty and not self.begins and not alone,
+        )
+        return replace(trust, may_lack_vote=not trust.knows_vote or (found.is_empty and trust.sound))
+
+    def group(self, replica: RecoveredReplica) -> GroupConfig:
+        if replica.state.settled_membership is not None:
+            return self.configured
+        is_bound = replica.hard_state.term > 0 or replica.files.log.next_index > 0
+        return first_group(replica.services.files, replica.folder, self.configured, is_bound=is_bound)
+
+    def core(self, replica: RecoveredReplica, group: GroupConfig) -> RaftCore:
+        services, log, hard_state = replica.services, replica.files.log, replica.hard_state
+        if hard_state.term < log.last_term:
+            raise CorruptFile(
+                f"{replica.folder}/vote", f"term {hard_state.term} is older than the log's {log.last_term}"
+            )
+        sound = replica.trust.sound
+        if replica.trust.sound_if_alone:
+            members = replica.state.membership
+            sound = sound or (group.voters if members is None else members.voters) == (services.node_id,)
+        return RaftCore(
+            node_id=services.node_id,
+            group=group,
+            log=log,
+            durability=replica.log.durability,
+            hard_state=hard_state,
+            committed_index=replica.committed_index,
+            config=self.config,
+            random=services.random,
+            sound=sound,
+            knows_vote=replica.trust.knows_vote,
+            preferred_leader=self.preferred_leader,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HaMode:
+    """What controller and classic mode have in common."""
+
+    replicas: tuple[str, ...]  # of the configuration
+    config: HaConfig
+
+    @property
+    def state_type(self) -> type[LogState]:
+        return LogState
+
+    def group(self, _replica: RecoveredReplica) -> GroupConfig:
+        return GroupConfig(voters=self.replicas)
+
+    def _judge(self, found: FoundFolder, *, sound: bool) -> Trust:
+        """A copy that may lack what it acknowledged forgets its identity (C-03): it does not claim the place
+        in a SyncStateSet that it had."""
+        if not sound or found.clean_stop.may_have_lost():
+            reason = (
+                "the power failed before the last records were synced" if sound else "records may be lost"
+            )
+            logger.warning("%s: this copy is a new replica", reason, extra={"log": found.log.name})
+            services = found.services
+            IdentityFile(services.files, services.data_folder, found.log.name).forget()
+        # After its first incarnation a replica has a journal, and may have opened an epoch.
+        return Trust(sound, sound_if_alone=False, knows_vote=True, may_lack_vote=not found.has_journal)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoSwitchMode(_HaMode):
+    """A log in controller mode. It waits for a role (app/ha/roles.py), which its manager delivers.
+
+    address: of this node's HA listener, as the other nodes reach it. sound: false when damage may have taken
+    what this copy acknowledged: then it is a new replica. A repair that has restored everything, or that
+    found only small files damaged, leaves its identity.
+    """
+
+    address: str
+    min_in_sync_replicas: int = 1
+    sound: bool = True
+
+    def judge(self, found: FoundFolder) -> Trust:
+        return self._judge(found, sound=self.sound)
+
+    def core(self, replica: RecoveredReplica, group: GroupConfig) -> AutoSwitchCore:
+        return AutoSwitchCore(
+            node_id=replica.services.node_id,
+            address=self.address,
+            log_id=replica.log.log_id,
+            group=group,
+            log=replica.files.log,
+            durability=replica.log.durability,
+            hard_state=replica.hard_state,
+            committed_index=replica.committed_index,
+            config=self.config,
+            min_in_sync_replicas=self.min_in_sync_replicas,
+            random=replica.services.random,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassicMode(_HaMode):
+    """A log in classic mode: its core is the master's or a slave's, by configuration.
+
+    master_address: where the master takes slaves of this log. sync_slaves, min_in_sync_replicas,
+    auto_in_sync_replicas, unclean: as in ClassicMasterCore.
+    """
+
+    master_id: str
+    master_address: str
+    sync_slaves: int
+    min_in_sync_replicas: int = 1
+    auto_in_sync_replicas: bool = False
+    unclean: bool = False
+
+    def judge(self, found: FoundFolder) -> Trust:
+        return self._judge(found, sound=True)
+
+    def core(self, replica: RecoveredReplica, group: GroupConfig) -> ClassicMasterCore | ClassicSlaveCore:
+        services = replica.services
+        if self.master_id == services.node_id:
+            return ClassicMasterCore(
+                node_id=services.node_id,
+                replicas=self.replicas,
+                log=replica.files.log,
+                durability=replica.log.durability,
+                hard_state=replica.hard_state,
+                committed_index=replica.committed_index,
+                config=self.config,
+                sync_slaves=self.sync_slaves,
+                min_in_sync_replicas=self.min_in_sync_replicas,
+                auto_in_sync_replicas=self.auto_in_sync_replicas,
+                unclean=self.unclean,
+            )
+        return ClassicSlaveCore(
+            node_id=services.node_id,
+            replicas=self.replicas,
+            master_id=self.master_id,
+            master_address=self.master_address,
+            log_id=replica.log.log_id,
+            log=replica.files.log,
+            durability=replica.log.durability,
+            committed_index=replica.committed_index,
+            config=self.config,
+            random=services.random,
+        )
