@@ -21,7 +21,7 @@ from storage.errors import StorageError
 from storage.format.batch import Batch, log_id_of
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.simulation.disk import DiskThread, DiskTiming
-from tests.simulation.world import Life, World, WorldClock, WorldScheduler
+from tests.simulation.world import Life, NothingDue, World, WorldClock, WorldScheduler
 from tests.support.committed import broken_promise
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger
@@ -406,7 +406,7 @@ class Group:
         while not done():
             try:
                 life = self.world.step(limit_us)
-            except IndexError:
+            except NothingDue:
                 return False
             if life is not None:
                 self._check(self.nodes[life.name])
