@@ -33,7 +33,6 @@ from app.errors import (
 from app.log.state import Address
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThreads
-from app.node.folder_birth import FolderBirth
 from app.node.hosted_log import HostedLog
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.logs import MetadataLogs, Unsupported
@@ -44,8 +43,9 @@ from app.node.network.node_directory import Directory
 from app.node.network.peer_transport import PeerTransport, RetryConfig
 from app.node.network.repair_messages import PeerCall
 from app.node.node_identity import check_stamp
-from app.node.open_replica import open_journal
-from app.node.opener import LogOpener
+from app.node.opening.folder_birth import FolderBirth
+from app.node.opening.open_replica import open_journal
+from app.node.opening.opener import LogOpener
 from app.node.repair.log_repair import Damaged
 from app.node.repair.registry import Repairs
 from app.node.repair.rollbacks import RollBacks

@@ -18,7 +18,7 @@ from app.errors import QuorumTimeout, TermChanged
 from app.errors.base import Outcome
 from app.log.contract import NO_INDEX, Acks, Durability, PendingAppend
 from app.log.state import LogState, Restoring
-from app.node import open_replica, replica_modes
+from app.node.opening import open_replica, replica_modes
 from app.node.replica import append_queue as door
 from app.node.replica import checkpoints
 from app.node.replica.confirmed_answers import ConfirmedAnswer
@@ -48,7 +48,7 @@ from storage.log.hard_state import HardState
 from storage.log.recovery import Recovery
 from tests.unit.api.read import test_reader
 from tests.unit.log import test_state as test_log_state
-from tests.unit.node import test_opening
+from tests.unit.node.opening import test_trust
 from tests.unit.node.replica import (
     test_confirmed_answers,
     test_driver,
@@ -502,7 +502,7 @@ def a_replaced_disk_remembers_its_vote(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(
     "R-02",
-    lambda folder: test_opening.test_an_empty_folder_of_a_voter_opens_without_a_vote_and_stays_so(folder),
+    lambda folder: test_trust.test_an_empty_folder_of_a_voter_opens_without_a_vote_and_stays_so(folder),
 )
 def an_empty_folder_opens_sound(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, replica_modes, "judge_opening")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.errors import SequenceGap
 from app.log.producers import ProducerTable
-from app.node import open_replica
+from app.node.opening import open_replica
 from app.node.replica.append_queue import Door
 from app.node.replica.checkpoints import Checkpointer
 from app.node.replica.state_transfer import StateTransfer

@@ -15,9 +15,9 @@ from app.api.read.selection import Consistency
 from app.errors import CommitlogError
 from app.log.commands import Command, CommandResult
 from app.log.contract import AppendRequest, AppendResult, DriverConfig, Durability, GroupConfig, Role
-from app.node.open_replica import LogIdentity, open_replica
+from app.node.opening.open_replica import LogIdentity, open_replica
+from app.node.opening.replica_modes import RaftMode
 from app.node.replica.driver import LogDriver
-from app.node.replica_modes import RaftMode
 from app.node.services import NodeServices
 from app.raft.config import RaftConfig
 from storage.format.batch import log_id_of

@@ -14,12 +14,12 @@ from app.log.commands import Command, CommandResult
 from app.log.contract import NO_INDEX, AppendRequest, AppendResult, Durability, GroupConfig, Role
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchRequest, PeerCall, TermRequest
-from app.node.open_replica import LogIdentity, open_journal, open_replica
+from app.node.opening.open_replica import LogIdentity, open_journal, open_replica
+from app.node.opening.replica_modes import RaftMode
 from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer
 from app.node.replica.driver import LogDriver
-from app.node.replica_modes import RaftMode
 from app.node.services import NodeServices, ReplicaEvents
 from storage.care.scrub import Scrub
 from storage.errors import CorruptFile, CorruptLog, DiskError, StorageError, StorageFull, SyncFailed

@@ -13,7 +13,7 @@ import pytest
 
 from app.log.contract import Durability
 from app.log.state import LogState
-from app.node import open_replica
+from app.node.opening import open_replica
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.many_logs import ManyLogs, run_many_logs, without_faults
 from tests.simulation.plans import ClusterPlan

@@ -20,9 +20,9 @@ from app.errors import CommitlogError
 from app.ha.config import HaConfig
 from app.ha.messages import INCOMING, Opened
 from app.log.contract import AppendRequest, AppendResult, Durability
-from app.node.open_replica import LogIdentity, open_replica
+from app.node.opening.open_replica import LogIdentity, open_replica
+from app.node.opening.replica_modes import ClassicMode
 from app.node.replica.driver import LogDriver
-from app.node.replica_modes import ClassicMode
 from app.node.services import NodeServices
 from storage.errors import StorageError
 from tests.simulation.checks import Violation

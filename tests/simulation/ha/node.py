@@ -28,10 +28,10 @@ from app.log.contract import AppendRequest, AppendResult, Durability, GroupConfi
 from app.node.metadata.controller_client import ControllerClient
 from app.node.metadata.controller_server import ControllerServer
 from app.node.metadata.replica_managers import ReplicasManagers
-from app.node.open_replica import LogIdentity, open_replica
+from app.node.opening.open_replica import LogIdentity, open_replica
+from app.node.opening.replica_modes import AutoSwitchMode, RaftMode
 from app.node.repair.ha_loss import roll_back
 from app.node.replica.driver import LogDriver
-from app.node.replica_modes import AutoSwitchMode, RaftMode
 from app.node.services import NodeServices
 from storage.errors import StorageError
 from storage.format.batch import log_id_of

@@ -12,10 +12,10 @@ from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.config import HaConfig
 from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SetRequest, SlaveRole, SyncStateSetChanged
 from app.log.contract import NO_INDEX, AppendRequest, AppendResult, DriverConfig, Durability, Role
-from app.node.open_replica import LogIdentity, open_replica
+from app.node.opening.open_replica import LogIdentity, open_replica
+from app.node.opening.replica_modes import AutoSwitchMode
 from app.node.repair.ha_loss import roll_back
 from app.node.replica.driver import LogDriver
-from app.node.replica_modes import AutoSwitchMode
 from app.node.services import NodeServices
 from storage.errors import StorageError
 from storage.format.batch import Batch, log_id_of

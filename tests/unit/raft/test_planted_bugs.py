@@ -11,7 +11,7 @@ from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
 from app.log.contract import NO_INDEX, ChangeKind, DriverConfig, Role
 from app.log.state import DAY_MS, LogState
-from app.node import open_replica
+from app.node.opening import open_replica
 from app.node.replica.checkpoints import Checkpointer, _Taken
 from app.node.replica.commit_waiters import CommitWaiters
 from app.node.replica.read_index_queue import ReadGate

@@ -24,9 +24,9 @@ from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThreads
 from app.node.network import ha_transport
 from app.node.network.ha_transport import UNIDENTIFIED_MAX, HaLink, HaTransport, Protocol
-from app.node.open_replica import LogIdentity, open_replica
+from app.node.opening.open_replica import LogIdentity, open_replica
+from app.node.opening.replica_modes import AutoSwitchMode, ClassicMode
 from app.node.replica.driver import LogDriver
-from app.node.replica_modes import AutoSwitchMode, ClassicMode
 from app.node.services import NodeServices
 from app.settings.model import Limits
 from storage.files import OsFileSystem

@@ -18,9 +18,9 @@ from app.log.contract import (
     Role,
     SyncSource,
 )
-from app.node.open_replica import LogIdentity, open_replica
+from app.node.opening.open_replica import LogIdentity, open_replica
+from app.node.opening.replica_modes import RaftMode
 from app.node.replica.driver import LogDriver
-from app.node.replica_modes import RaftMode
 from app.node.services import NodeServices
 from app.raft.config import RaftConfig
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushRequest, PushType, VoteAnswer

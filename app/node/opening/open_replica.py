@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from app.log.contract import Durability, GroupConfig, ReplicationCore
 from app.log.state import LogState
-from app.node.opening import Trust
+from app.node.opening.trust import Trust
 from app.node.replica.checkpoints import load_state
 from app.node.replica.driver import LogDriver
 from app.node.replica.files import ReplicaFiles

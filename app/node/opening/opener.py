@@ -9,9 +9,9 @@ from app.log.contract import GroupConfig, Transport
 from app.log.state import LogState
 from app.node.hosted_log import HostedLog
 from app.node.metadata.service import controller_raft
-from app.node.open_replica import LogIdentity, open_replica
+from app.node.opening.open_replica import LogIdentity, open_replica
+from app.node.opening.replica_modes import AutoSwitchMode, ClassicMode, RaftMode
 from app.node.replica.driver import LogDriver
-from app.node.replica_modes import AutoSwitchMode, ClassicMode, RaftMode
 from app.node.services import NodeServices, ReplicaEvents
 from app.settings.model import Replication, Settings
 

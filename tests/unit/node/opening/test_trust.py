@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.log.contract import Durability, Role
-from app.node.folder_birth import FolderBirth
+from app.node.opening.folder_birth import FolderBirth
 from app.node.repair.marker import Note, RepairMarker
 from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
 from storage.files import OsFileSystem

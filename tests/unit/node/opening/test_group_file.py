@@ -7,7 +7,7 @@ import pytest
 
 from app.log.commands import ChangeMembers
 from app.log.contract import NO_INDEX, ChangeKind, GroupConfig, Role
-from app.node.replica.group_file import first_group
+from app.node.opening.group_file import first_group
 from app.raft.messages import PushAnswer, PushCode, PushRequest, VoteRequest
 from storage.file_system import write_durably
 from tests.support.memory_files import MemoryFiles

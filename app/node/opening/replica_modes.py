@@ -16,10 +16,10 @@ from app.ha.config import HaConfig
 from app.log.contract import GroupConfig
 from app.log.state import LogState
 from app.node.metadata.replica_identity import IdentityFile
-from app.node.open_replica import FoundFolder, RecoveredReplica
-from app.node.opening import Trust, judge_opening
+from app.node.opening.group_file import first_group
+from app.node.opening.open_replica import FoundFolder, RecoveredReplica
+from app.node.opening.trust import Trust, judge_opening
 from app.node.repair.marker import RepairMarker
-from app.node.replica.group_file import first_group
 from app.raft.config import RaftConfig
 from app.raft.core import RaftCore
 from storage.errors import CorruptFile
@@ -35,7 +35,7 @@ class RaftMode:
     this replica acknowledged or voted: it only follows until it holds all that is committed. sound_if_alone:
     but it is sound if the log, once open, names no other voter: it has promised nothing to any other node.
     begins: an empty folder is that of a new log, and no disk was replaced. Without it, or after a power
-    failure, the replica may open without a vote (opening.py).
+    failure, the replica may open without a vote (trust.py).
     """
 
     configured: GroupConfig
