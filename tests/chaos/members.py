@@ -63,7 +63,7 @@ async def join(session: Session, asked: str, new: str) -> None:
     cluster = session.cluster
     cluster.start(new)
     seen = cluster.network.addresses(asked, new)
-    member = {"id": new, "url": seen.url, "peer_address": seen.peer_address}
+    member: dict[str, object] = {"id": new, "url": seen.url, "peer_address": seen.peer_address}
     await change(cluster, "POST", asked, "/v1/cluster/members", member)
     await change(cluster, "POST", asked, f"/v1/cluster/members/{new}:promote")
     try:
@@ -73,18 +73,26 @@ async def join(session: Session, asked: str, new: str) -> None:
 
 
 async def change(
-    cluster: FaultCluster, method: str, node: str, path: str, body: dict[str, str] | None = None
+    cluster: FaultCluster,
+    method: str,
+    node: str,
+    path: str,
+    body: dict[str, object] | None = None,
+    also: int = 200,
 ) -> None:
-    """Ask until it is done: a change under way or a learner that lags is told so, and must not last."""
+    """Ask until it is done: a change under way or a learner that lags is told so, and must not last.
+
+    also: another status that means that it is done.
+    """
     deadline = time.monotonic() + STEP_S
-    while (answer := await call(cluster, method, node, path, body))[0] != 200:
+    while (answer := await call(cluster, method, node, path, body))[0] not in (200, also):
         assert answer[1].get("retryable") or answer[0] == 409, f"{method} {path}: {answer}"
         assert time.monotonic() < deadline, f"{method} {path} within {STEP_S:.0f} s: {answer}"
         await asyncio.sleep(0.1)
 
 
 async def call(
-    cluster: FaultCluster, method: str, node: str, path: str, body: dict[str, str] | None = None
+    cluster: FaultCluster, method: str, node: str, path: str, body: dict[str, object] | None = None
 ) -> tuple[int, dict[str, Any]]:
     answer = await asyncio.to_thread(cluster.call, method, node, path, json=body)
     return answer.status_code, answer.json()

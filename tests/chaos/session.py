@@ -63,6 +63,7 @@ class Session:
     cluster: FaultCluster
     workload: Workload
     report: Report
+    archive: "Archive" = field(default_factory=lambda: Archive())
 
     async def progress(self, appends: int, within_s: float = PROGRESS_S) -> None:
         """Wait until so many more appends are acknowledged."""
@@ -114,15 +115,44 @@ async def open_cluster(
         await network.close()
 
 
+@dataclass
+class Archive:
+    """Records that were read as committed before a trim let them go: they count as held."""
+
+    records: list[tuple[int, str]] = field(default_factory=list)
+    end: int = 0  # exclusive
+
+    async def keep(self, url: str, until_index: int) -> None:
+        """Read what the node at `url` holds before `until_index` and is not kept yet."""
+        if until_index > self.end:
+            self.records += await read_log(
+                url, consistency="committed", until_index=until_index, from_index=self.end
+            )
+            self.end = until_index
+
+    def before(self, begin_index: int, held: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+        """What precedes a log that begins at `begin_index`. AssertionError when the log differs from it."""
+        assert begin_index <= self.end, f"the log begins at {begin_index}, trims went to {self.end}"
+        kept = [record for record in self.records if record[0] >= begin_index]
+        assert list(held[: len(kept)]) == kept, "the log holds other records than were read before the trim"
+        return [record for record in self.records if record[0] < begin_index]
+
+
 @asynccontextmanager
 async def under_load(
-    world: World, cluster: FaultCluster, *, replicas: Sequence[str] | None = None, **options: object
+    world: World,
+    cluster: FaultCluster,
+    *,
+    replicas: Sequence[str] | None = None,
+    archive: Archive | None = None,
+    **options: object,
 ) -> AsyncIterator[Session]:
     """As `working`; then the history is judged, at all nodes that run when the `with` ends.
 
-    replicas: who keeps the log; None: all nodes.
+    replicas: who keeps the log; None: all nodes. archive: what trims have let go.
     """
     async with working(world, cluster, **options) as session:
+        session.archive = archive or session.archive
         yield session
     await judge(session, [node for node in cluster.running if replicas is None or node in replicas])
 
@@ -154,7 +184,9 @@ async def judge(session: Session, nodes: Sequence[str]) -> None:
         while cluster.status(node, workload.log)["committed_index"] < end:
             assert time.monotonic() < deadline, f"{node} has not got index {end} within {EVEN_S:.0f} s"
             await asyncio.sleep(0.05)
-        logs.append(await read_log(cluster.url(node), workload.log, "committed", end + 1))
+        begin = max(0, cluster.status(node, workload.log)["begin_index"])
+        held = await read_log(cluster.url(node), workload.log, "committed", end + 1, begin)
+        logs.append([*session.archive.before(begin, held), *held])
     report.violations += [
         f"{node} holds another log than {nodes[0]}"
         for node, log in zip(nodes, logs, strict=True)

@@ -33,11 +33,22 @@ TURN_FRAMES = 64
 REORDER_HOLD_S = 0.02
 MAC_PREFIX = "02:00:00:00:00:"  # and the number of the node
 
+IP_AT = VNET_HEADER_BYTES + 14  # behind the Ethernet header
+TCP = 6
+
 assert struct.calcsize("@BBHHHH") == VNET_HEADER_BYTES
 
 
 def mac_of(number: int) -> str:
     return f"{MAC_PREFIX}{number:02x}"
+
+
+def target_port(frame: bytes) -> int | None:
+    """The port that a TCP packet goes to, None for any other packet."""
+    if len(frame) < IP_AT + 20 or frame[IP_AT + 9] != TCP:
+        return None
+    at = IP_AT + 4 * (frame[IP_AT] & 15) + 2
+    return int.from_bytes(frame[at : at + 2])
 
 
 @dataclass(slots=True)
@@ -106,6 +117,8 @@ class Switch:
             self.send(target, frame)
             return
         if not link.up or self.chance.random() < link.loss:
+            return
+        if link.closed_port and target_port(frame) == link.closed_port:
             return
         self.schedule(source, target, line, frame)
         if self.chance.random() < link.duplicate:

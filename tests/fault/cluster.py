@@ -30,6 +30,7 @@ class FaultCluster(Cluster):
         self.first_ids = list(network.ids[: len(network.ids) - joining])
         self.away: list[str] = []
         self._entry = entry
+        self._logs = logs
         super().__init__(folder, len(network.ids), logs=logs, sections=sections)
 
     def _write(
@@ -40,13 +41,26 @@ class FaultCluster(Cluster):
         peer_addresses: Mapping[str, str],
     ) -> None:
         for viewer in self.ids:
-            nodes = [
-                {"id": node, **asdict(self.network.addresses(viewer, node)), "data": self.folder / node}
-                for node in self.ids
-                if node in (*self.first_ids, viewer)
-            ]
-            security = {"security": {"allow_insecure": True}, **sections}
-            self.config_of(viewer).write_text(configuration(cluster_id, nodes, logs, security))
+            self._write_of(viewer, cluster_id, logs, sections)
+
+    def _write_of(
+        self,
+        viewer: str,
+        cluster_id: str,
+        logs: tuple[Mapping[str, object], ...],
+        sections: Mapping[str, Mapping[str, object]],
+    ) -> None:
+        nodes = [
+            {"id": node, **asdict(self.network.addresses(viewer, node)), "data": self.folder / node}
+            for node in self.ids
+            if node in (*self.first_ids, viewer)
+        ]
+        security = {"security": {"allow_insecure": True}, **sections}
+        self.config_of(viewer).write_text(configuration(cluster_id, nodes, logs, security))
+
+    def configure(self, node: str, sections: Mapping[str, Mapping[str, object]]) -> None:
+        """Change the sections of a node's configuration; it holds from the node's next start on."""
+        self._write_of(node, "test", self._logs, sections)
 
     def config_of(self, node: str) -> Path:
         return self.folder / f"{node}.toml"

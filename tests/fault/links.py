@@ -16,6 +16,7 @@ class Link:
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
     bytes_per_s: int = 0  # 0: as fast as it goes
+    closed_port: int = 0  # TCP packets to this port are lost, others pass; 0: none. Switch only
 
 
 GOOD = Link()

@@ -243,12 +243,16 @@ async def append_barrier(workload: Workload) -> int:
 
 
 async def read_log(
-    url: str, log: str = "default", consistency: str = "linearizable", until_index: int | None = None
+    url: str,
+    log: str = "default",
+    consistency: str = "linearizable",
+    until_index: int | None = None,
+    from_index: int = 0,
 ) -> list[tuple[int, str]]:
-    """Every data record (index, value) that the node at `url` shows, before `until_index`."""
+    """Every data record (index, value) that the node at `url` shows, from `from_index` to `until_index`."""
     records: list[tuple[int, str]] = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
-        next_index, more = 0, True
+        next_index, more = from_index, True
         while more and (until_index is None or next_index < until_index):
             query = {"from_index": str(next_index), "limit": "20000", "consistency": consistency}
             if until_index is not None:
