@@ -1,0 +1,59 @@
+"""Bound for the connections that have not proved anything. PURE.
+
+A full room gives up its oldest connection for a new one instead of refusing the new one: a node needs a few
+milliseconds to prove itself, so connections that only wait cannot keep it out. The connection that leaves is
+one of the address that holds most of the room, so a flood from one address does not displace the others.
+"""
+
+from typing import Final, Generic, TypeVar
+
+Connection = TypeVar("Connection")
+
+ROOM_MAX: Final = 256
+OF_AN_ADDRESS_SHARE: Final = 4  # one address may hold a fourth of the room
+OF_AN_ADDRESS_MIN: Final = 8
+
+
+class HandshakeRoom(Generic[Connection]):
+    """Connections whose other side is unidentified, oldest first, by the address that they come from."""
+
+    def __init__(self, size: int = ROOM_MAX) -> None:
+        """size: connections at once, at least 1."""
+        self.size = max(1, size)
+        self.size_of_address = min(self.size, max(OF_AN_ADDRESS_MIN, self.size // OF_AN_ADDRESS_SHARE))
+        self._address_of: dict[Connection, str] = {}
+        self._by_address: dict[str, dict[Connection, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._address_of)
+
+    def enter(self, connection: Connection, address: str) -> Connection | None:
+        """Take a connection in; return the one that must be closed for it, which has left."""
+        victim = None
+        if len(self._by_address.get(address, ())) >= self.size_of_address:
+            victim = next(iter(self._by_address[address]))
+        elif len(self._address_of) >= self.size:
+            fullest = max(self._by_address, key=lambda held: len(self._by_address[held]))
+            victim = next(iter(self._by_address[fullest]))
+        if victim is not None:
+            self.leave(victim)
+        self._address_of[connection] = address
+        self._by_address.setdefault(address, {})[connection] = None
+        return victim
+
+    def leave(self, connection: Connection) -> None:
+        """The connection has proved itself, or has ended; nothing changes when it has left before."""
+        address = self._address_of.pop(connection, None)
+        if address is None:
+            return
+        others = self._by_address[address]
+        del others[connection]
+        if not others:
+            del self._by_address[address]
+
+    def clear(self) -> list[Connection]:
+        """Let all leave; return them."""
+        connections = list(self._address_of)
+        self._address_of.clear()
+        self._by_address.clear()
+        return connections
