@@ -79,6 +79,11 @@ class Meter:
         self._append_buckets = [0] * (len(BUCKETS_S) + 1)
         self._append_sum_s = 0.0
 
+    @property
+    def append_counts(self) -> list[int]:
+        """Acknowledged appends by latency: within each of BUCKETS_S, and beyond."""
+        return list(self._append_buckets)
+
     def answered(self, method: str, route: str, status: int) -> None:
         key = (method, route, status)
         self.answers[key] = self.answers.get(key, 0) + 1

@@ -1,10 +1,18 @@
-"""The live page: its files, and the state that it shows once a second."""
+"""The live page: its files, the data of its screens, and the page itself in a browser."""
 
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from app.api.routes import live_page
 from tests.support.cluster import Cluster, eventually
+
+FILES = sorted(Path(live_page.__file__).with_name("live").glob("*.[jc]s*"))
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SCRIPTS_MS = 4_000  # of the page's own time
 
 
 @pytest.fixture(scope="module")
@@ -18,35 +26,71 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.close()
 
 
-@pytest.mark.parametrize(
-    ("path", "media_type", "part"),
-    [
-        ("/ui", "text/html", "/ui/live.js"),
-        ("/ui/live.js", "text/javascript", "/ui/state.json"),
-        ("/ui/live.css", "text/css", "color-scheme"),
-    ],
-)
-def test_the_page_and_all_that_it_loads_come_from_the_node(
-    cluster: Cluster, path: str, media_type: str, part: str
-) -> None:
-    answer = cluster.get("n1", path)
-    assert answer.headers["content-type"].startswith(media_type)
-    assert part in answer.text
-    assert "://" not in answer.text  # nothing comes from elsewhere
+def shown(cluster: Cluster, node: str, address: str, profile: Path) -> str:
+    """What a browser has made of the page after its scripts have run."""
+    if BROWSER is None:
+        pytest.skip("needs Chromium")
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={profile}",
+        f"--virtual-time-budget={SCRIPTS_MS}",
+        "--dump-dom",
+        cluster.url(node) + address,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def test_the_state_shows_every_node_and_what_has_happened(cluster: Cluster) -> None:
+def test_the_page_and_all_that_it_loads_come_from_the_node(cluster: Cluster) -> None:
+    for address in ("/ui", "/ui?log=default", "/ui?anything"):
+        page = cluster.get("n1", address)
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert "://" not in page.text  # nothing comes from elsewhere
+        assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert len(FILES) >= 8
+    for file in FILES:
+        answer = cluster.get("n1", f"/ui/{file.name}")
+        assert answer.content == file.read_bytes()
+        assert answer.headers["content-type"].startswith("text/")
+    assert cluster.get("n1", "/ui/other").status_code == 404
+    assert cluster.get("n1", "/ui/..%2Flive_page.py").status_code == 404
+
+
+def test_the_screens_show_every_node_and_what_has_happened(cluster: Cluster) -> None:
     leader = cluster.leader()
     assert cluster.append(leader, "x").status_code == 200
-    state = cluster.get(cluster.follower(), "/ui/state.json").json()
-    assert [node["id"] for node in state["nodes"]] == cluster.ids
-    roles = {node["id"]: node["status"]["role"] for node in state["nodes"]}
+    follower = cluster.follower()
+    overview = cluster.get(follower, "/ui/overview.json").json()
+    assert [node["id"] for node in overview["nodes"]] == cluster.ids
+    (row,) = [each for each in overview["logs"] if each["name"] == "default"]
+    assert (row["leader"], row["replicas"], row["lag_records"]) == (leader, cluster.ids, None)
+    log = cluster.get(follower, "/ui/log.json").json()
+    roles = {node["id"]: node["status"]["role"] for node in log["nodes"]}
     assert [node for node, role in roles.items() if role == "leader"] == [leader]
-    assert state["epochs"][-1]["leader"] == leader
-    assert [event["kind"] for event in state["events"]][-1] == "start"
-    assert "watermarks" not in {event["kind"] for event in state["events"]}
-    assert cluster.get("n1", "/ui/state.json?log=none").json()["code"] == "log-not-found"
-    assert cluster.get("n1", "/ui/other").status_code == 404
+    assert log["size_bytes"] > 0
+    epochs = cluster.get(follower, "/ui/log.json?part=epochs").json()["epochs"]
+    assert epochs[-1]["leader"] == leader
+    events = cluster.get(follower, "/ui/log.json?part=events").json()["events"]
+    assert events[-1]["kind"] == "start"
+    assert "watermarks" not in {event["kind"] for event in events}
+    cluster.call("PUT", leader, "/v1/logs/default/cursors/mine", json={"index": 1})
+    cursors = cluster.get(leader, "/ui/log.json?part=cursors").json()["cursors"]
+    assert cursors == [{"name": "mine", "index": 1, "fence": False}]
+    assert cluster.get("n1", "/ui/log.json?log=none").json()["code"] == "log-not-found"
+
+
+def test_a_browser_shows_the_logs_and_the_records(cluster: Cluster, tmp_path: Path) -> None:
+    leader = cluster.leader()
+    assert cluster.append(leader, '{"city": "Łódź"}', "<b>not markup</b>").status_code == 200
+    logs = shown(cluster, cluster.follower(), "/ui", tmp_path / "profile")
+    assert '<a href="#/logs/default">default</a>' in logs
+    assert "live from" in logs
+    assert f"</span>{leader}</span>" in logs
+    records = shown(cluster, leader, "/ui?log=default#/logs/default/records", tmp_path / "profile")
+    assert '{"city": "Łódź"}' in records
+    assert "&lt;b&gt;not markup&lt;/b&gt;" in records
 
 
 def test_a_node_that_is_gone_is_shown_without_a_status(cluster: Cluster) -> None:
@@ -54,8 +98,8 @@ def test_a_node_that_is_gone_is_shown_without_a_status(cluster: Cluster) -> None
     seen_by = cluster.leader()
     cluster.kill(gone)
 
-    def shown() -> bool:
-        nodes = cluster.get(seen_by, "/ui/state.json").json()["nodes"]
+    def silent() -> bool:
+        nodes = cluster.get(seen_by, "/ui/log.json").json()["nodes"]
         return [node["id"] for node in nodes if node["status"] is None] == [gone]
 
-    eventually(shown, what="the node is shown as down")
+    eventually(silent, what="the node is shown as down")

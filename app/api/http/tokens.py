@@ -12,7 +12,7 @@ from app.errors import ConfigError, Forbidden, Unauthenticated
 _READ: Final = "read"
 _WRITE: Final = "write"
 _SAFE_METHODS: Final = ("GET", "HEAD")
-_OPEN: Final = ("/healthz", "/readyz", "/docs", "/v1/openapi.json", "/problems")
+_OPEN: Final = ("/healthz", "/readyz", "/docs", "/v1/openapi.json", "/problems", "/ui")
 _OPEN_BELOW: Final = ("/problems/", "/docs/")
 
 
@@ -49,7 +49,7 @@ class Tokens:
 
     def check(self, method: str, path: str, authorization: bytes | None) -> None:
         """Raises Unauthenticated or Forbidden. Some paths stay open (docs/api.md §5)."""
-        if not self._tokens or path in _OPEN or path.startswith(_OPEN_BELOW):
+        if not self._tokens or path in _OPEN or path.startswith(_OPEN_BELOW) or _is_page_file(path):
             return
         scheme, _, given = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer":
@@ -62,3 +62,8 @@ class Tokens:
             raise Unauthenticated("the token is not in the service's tokens file")
         if allowed == _READ and method not in _SAFE_METHODS:
             raise Forbidden("the token has the scope `read`; this call requires `write`")
+
+
+def _is_page_file(path: str) -> bool:
+    """Whether the path is a file of the live page; its data ends in .json."""
+    return path.startswith("/ui/") and not path.endswith(".json")

@@ -1,6 +1,11 @@
-"""`/ui`: a page on which a person sees the cluster live: who leads, how far everybody is, what happened."""
+"""`/ui`: a page on which a person sees the cluster and its logs live, and operates them.
+
+The page is static files; it calls the REST routes like any client, and two routes here that gather for one
+screen what would take a call to each node. The files need no token, the data does.
+"""
 
 import asyncio
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -20,62 +25,156 @@ from app.errors import NotFound
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.network.http_forwarder import Lost, NotSent
+from app.telemetry import BUCKETS_S
 
 router = APIRouter(include_in_schema=False)
 
 _FOLDER: Final = Path(__file__).with_name("live")
-_TYPES: Final = {
-    "live.css": "text/css; charset=utf-8",
-    "live.js": "text/javascript; charset=utf-8",
+_MEDIA_TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+_ASSETS: Final = {
+    path.name: _MEDIA_TYPES[path.suffix] for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES
 }
+_HEADERS: Final = (
+    (b"cache-control", b"no-cache"),
+    (b"content-security-policy", b"default-src 'self'; style-src 'self' 'unsafe-inline'; connect-src *"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+)
 _PEER_TIMEOUT_S: Final = 0.8
-_EPOCHS: Final = 24
-_EVENTS: Final = 60
-_EVENTS_LOOKED_AT: Final = 600  # most of them are watermarks
+_EPOCHS: Final = 1_000
+_EVENTS: Final = 200
+_EVENTS_LOOKED_AT: Final = 2_000  # most of them are watermarks
+
+
+class Part(StrEnum):
+    """What a screen shows of a log beside its nodes."""
+
+    NODES = "nodes"
+    EPOCHS = "epochs"
+    EVENTS = "events"
+    CURSORS = "cursors"
 
 
 class LogQuery(StrictQuery):
     log: str = Field("default", description="Name of the log")
+    part: Part = Part.NODES
 
 
 @router.get("/ui")
-async def page(query: Nothing) -> Response:
-    return body_answer(_file("live.html"), "text/html; charset=utf-8")
+async def page() -> Response:
+    """Whatever the query says: it is for the page's own script."""
+    return body_answer(_file("index.html"), "text/html; charset=utf-8", headers=_HEADERS)
+
+
+@router.get("/ui/overview.json")
+async def overview(broker: Node, query: Nothing) -> Response:
+    return json_answer(_overview(broker))
+
+
+@router.get("/ui/log.json")
+async def log(request: Request, broker: Node, query: Annotated[LogQuery, Query()]) -> Response:
+    hosted = broker.find(query.log)
+    answer = await _nodes(request, broker, hosted)
+    match query.part:
+        case Part.EPOCHS:
+            answer["epochs"] = _epochs(hosted)
+        case Part.EVENTS:
+            answer["events"] = _events(hosted)
+        case Part.CURSORS:
+            answer["cursors"] = _cursors(hosted)
+    return json_answer(answer)
 
 
 @router.get("/ui/{name}")
-async def asset(request: Request, broker: Node, name: str, query: Annotated[LogQuery, Query()]) -> Response:
-    if name == "state.json":
-        return json_answer(await _state(request, broker, broker.find(query.log)))
-    if name not in _TYPES:
+async def asset(name: str, query: Nothing) -> Response:
+    if name not in _ASSETS:
         raise NotFound(f"/ui/{name} does not exist")
-    return body_answer(_file(name), _TYPES[name])
+    return body_answer(_file(name), _ASSETS[name], headers=_HEADERS)
 
 
-@lru_cache(maxsize=len(_TYPES) + 1)
+@lru_cache(maxsize=len(_ASSETS) + 1)
 def _file(name: str) -> bytes:
     return (_FOLDER / name).read_bytes()
 
 
-async def _state(request: Request, broker: Broker, hosted: HostedLog) -> dict[str, Any]:
-    """All that the page shows, gathered from every node; a silent node shows as down."""
-    nodes = [node for node in member_objects(broker) if node["id"] in hosted.members or not hosted.members]
-    views = await asyncio.gather(*(_view(request, broker, hosted, node["id"]) for node in nodes))
-    epochs: list[dict[str, Any]] = []
-    if hosted.driver is not None:
-        held = hosted.driver.log.epochs
-        first = max(0, len(held) - _EPOCHS)
-        epochs = [epoch_object(held, position) for position in range(first, len(held))]
+def _overview(broker: Broker) -> dict[str, Any]:
+    """All logs and nodes, as this node knows them."""
     return {
         "cluster": broker.settings.cluster_id,
         "node": broker.node.id,
-        "logs": list(broker.logs),
+        "now_ms": broker.clock.now_ms(),
+        "nodes": member_objects(broker),
+        "logs": [_log_row(broker, hosted) for hosted in broker.logs.values()],
+        "append_bounds_s": BUCKETS_S,
+        "append_counts": broker.meter.append_counts,
+    }
+
+
+def _log_row(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
+    """One log; what only a replica knows is null at a node that keeps none."""
+    row: dict[str, Any] = {
+        "name": hosted.name,
+        "replication": hosted.settings.replication,
+        "replicas": list(hosted.members or hosted.settings.replicas),
+        "leader": hosted.leader_id,
+        "term": None,
+        "committed_index": None,
+        "records": None,
+        "size_bytes": None,
+        "lag_records": None,
+        "repairing": hosted.repairing,
+    }
+    driver = hosted.driver
+    if driver is None:
+        return row
+    held, core = driver.log, driver.status().core
+    row |= {
+        "term": driver.term,
+        "committed_index": driver.committed_index,
+        "records": max(0, driver.committed_index + 1 - max(0, held.begin_index)),
+        "size_bytes": held.end_offset - held.begin_offset,
+    }
+    if hosted.leads:
+        slowest = min((peer.watermark for peer in core.peers), default=held.end_index)
+        row["lag_records"] = max(0, held.end_index - slowest)
+    return row
+
+
+async def _nodes(request: Request, broker: Broker, hosted: HostedLog) -> dict[str, Any]:
+    """One log as every node sees it; a silent node shows as down."""
+    nodes = [node for node in member_objects(broker) if node["id"] in hosted.members or not hosted.members]
+    views = await asyncio.gather(*(_view(request, broker, hosted, node["id"]) for node in nodes))
+    driver = hosted.driver
+    return {
+        "cluster": broker.settings.cluster_id,
+        "node": broker.node.id,
         "log": hosted.name,
+        "replication": hosted.settings.replication,
+        "size_bytes": None if driver is None else driver.log.end_offset - driver.log.begin_offset,
         "now_ms": broker.clock.now_ms(),
         "nodes": [node | {"status": view} for node, view in zip(nodes, views, strict=True)],
-        "epochs": epochs,
-        "events": _events(hosted),
     }
+
+
+def _epochs(hosted: HostedLog) -> list[dict[str, Any]]:
+    """The newest epochs of this node's replica, in order."""
+    if hosted.driver is None:
+        return []
+    held = hosted.driver.log.epochs
+    return [epoch_object(held, position) for position in range(max(0, len(held) - _EPOCHS), len(held))]
+
+
+def _cursors(hosted: HostedLog) -> list[dict[str, Any]]:
+    """The committed cursors that this node knows, by name."""
+    if hosted.driver is None:
+        return []
+    state = hosted.driver.state
+    known = ((name, state.committed_cursor(name)) for name in sorted(state.cursors))
+    return [
+        {"name": name, "index": cursor.position, "fence": cursor.fence}
+        for name, cursor in known
+        if cursor is not None
+    ]
 
 
 async def _view(request: Request, broker: Broker, hosted: HostedLog, node_id: str) -> dict[str, Any] | None:

@@ -1,0 +1,121 @@
+// Moving lines (uPlot) and the strip of epochs.
+
+import { colorOf } from "./dom.js";
+
+const KEPT = 300; // points: five minutes
+
+// Values by name over time. `add` takes {name: value}; names may come and go.
+export class Series {
+  constructor() {
+    this.times = [];
+    this.values = new Map();
+  }
+
+  add(atMs, values) {
+    for (const name of Object.keys(values)) {
+      if (!this.values.has(name)) this.values.set(name, this.times.map(() => null));
+    }
+    this.times.push(atMs / 1000);
+    for (const [name, list] of this.values) list.push(name in values ? values[name] : null);
+    if (this.times.length > KEPT) {
+      this.times.shift();
+      for (const list of this.values.values()) list.shift();
+    }
+  }
+}
+
+export class LineChart {
+  constructor({ format, label, colors = colorOf }) {
+    this.element = document.createElement("div");
+    this.element.className = "chart";
+    this.element.setAttribute("role", "img");
+    this.element.setAttribute("aria-label", label);
+    this.format = format;
+    this.colors = colors;
+    this.names = "";
+    this.plot = null;
+    this.observer = new ResizeObserver(() => this.plot && this.plot.setSize(this.size()));
+    this.observer.observe(this.element);
+  }
+
+  size() {
+    return { width: Math.max(240, this.element.clientWidth), height: 210 };
+  }
+
+  show(series) {
+    const names = [...series.values.keys()];
+    const data = [series.times, ...series.values.values()];
+    if (this.plot && names.join() === this.names) {
+      this.plot.setData(data);
+      return;
+    }
+    if (this.plot) this.plot.destroy();
+    this.names = names.join();
+    const style = getComputedStyle(document.body);
+    const axis = { stroke: style.getPropertyValue("color"), grid: { stroke: "rgba(128,140,155,.25)" } };
+    this.plot = new uPlot(
+      {
+        ...this.size(),
+
+        scales: { x: { range: (_, low, high) => [Math.min(low, high - KEPT), high] }, y: { range: (_, low, high) => [0, Math.max(5, high) * 1.1] } },
+        axes: [axis, { ...axis, size: 70, values: (_, ticks) => ticks.map(this.format) }],
+        series: [
+          {},
+          ...names.map((name) => ({
+            label: name,
+            stroke: this.colors(name),
+            width: 2,
+            points: { show: false },
+            value: (_, value) => (value === null ? "–" : this.format(value)),
+          })),
+        ],
+      },
+      data,
+      this.element,
+    );
+  }
+
+  close() {
+    this.observer.disconnect();
+    if (this.plot) this.plot.destroy();
+  }
+}
+
+// Each epoch as a stretch of the log in its leader's colour; any number of epochs fits.
+export function drawEpochs(canvas, epochs, endIndex) {
+  const scale = devicePixelRatio || 1;
+  canvas.width = Math.max(1, canvas.clientWidth * scale);
+  canvas.height = Math.max(1, canvas.clientHeight * scale);
+  const context = canvas.getContext("2d");
+  if (!epochs.length) return;
+  const begin = epochs[0].start_index;
+  const span = Math.max(1, endIndex - begin);
+  epochs.forEach((epoch, place) => {
+    const end = place + 1 < epochs.length ? epochs[place + 1].start_index : endIndex;
+    const left = (canvas.width * (epoch.start_index - begin)) / span;
+    const width = Math.max(1, (canvas.width * (end - epoch.start_index)) / span);
+    context.fillStyle = colorOf(epoch.leader);
+    context.fillRect(left, 0, width, canvas.height);
+    if (width > 3) {
+      context.fillStyle = "rgba(255,255,255,.55)";
+      context.fillRect(left, 0, 1, canvas.height);
+    }
+  });
+}
+
+// The quantile of what was counted between two histograms, in seconds; null when nothing was.
+export function quantile(bounds, before, after, share) {
+  const counts = after.map((value, place) => value - (before ? before[place] : 0));
+  const total = counts.reduce((sum, value) => sum + value, 0);
+  if (total <= 0) return null;
+  let seen = 0;
+  for (let place = 0; place < counts.length; place += 1) {
+    if (seen + counts[place] >= share * total) {
+      const low = place ? bounds[place - 1] : 0;
+      const high = place < bounds.length ? bounds[place] : bounds[bounds.length - 1];
+      return low + ((high - low) * (share * total - seen)) / counts[place];
+    }
+    seen += counts[place];
+  }
+  return bounds[bounds.length - 1];
+}

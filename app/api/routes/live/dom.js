@@ -1,0 +1,120 @@
+// Elements, texts, tables, dialogs: what every view is made of. Texts never become markup.
+
+const whole = new Intl.NumberFormat("en");
+const COLORS = ["#2f6fd0", "#1f9d57", "#d07a16", "#9a4fc9", "#1899a8", "#cf3a33", "#7a8f28", "#cc4f90"];
+
+export const byId = (id) => document.getElementById(id);
+
+export function h(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (key === "style") made.style.cssText = value;
+    else if (value === true) made.setAttribute(key, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+export const count = (value) => (value === null || value === undefined ? "–" : whole.format(value));
+
+export function bytes(size) {
+  if (size === null || size === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let place = 0;
+  while (size >= 1024 && place < units.length - 1) { size /= 1024; place += 1; }
+  return `${size.toFixed(place && size < 100 ? 1 : 0)} ${units[place]}`;
+}
+
+export function time(ms) {
+  const at = new Date(ms);
+  const pad = (value, digits = 2) => String(value).padStart(digits, "0");
+  const clock = `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)}`;
+  const today = new Date().toDateString() === at.toDateString();
+  return today ? clock : `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${clock}`;
+}
+
+// A node keeps its colour whoever else comes and goes: it depends on its id alone.
+export function colorOf(node) {
+  const digits = /(\d+)$/.exec(node || "");
+  let place = 0;
+  if (digits) place = Number(digits[1]) - 1;
+  else for (const letter of node || "") place = (place * 31 + letter.charCodeAt(0)) % 8191;
+  return COLORS[((place % COLORS.length) + COLORS.length) % COLORS.length];
+}
+
+export const swatch = (node) => h("span", { class: "swatch", style: `background:${colorOf(node)}`, "aria-hidden": "true" });
+
+export function named(node) {
+  return node ? h("span", {}, swatch(node), node) : "none";
+}
+
+export function badge(text, kind = "") {
+  return h("span", { class: `badge ${kind}` }, text);
+}
+
+export function roleBadge(role) {
+  const kind = { leader: "good", master: "good", candidate: "warn", down: "bad", removed: "warn" }[role] || "";
+  return badge(role, kind);
+}
+
+// columns: [title, cell(row), class?]
+export function table(columns, rows, { caption, empty = "Nothing yet" } = {}) {
+  if (!rows.length) return h("p", { class: "empty" }, empty);
+  const head = h("tr", {}, columns.map(([title, , kind]) => h("th", { scope: "col", class: kind }, title)));
+  const body = rows.map((row) => h("tr", {}, columns.map(([, cell, kind]) => h("td", { class: kind }, cell(row)))));
+  return h(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || columns[0][0] },
+    h("table", {}, caption && h("caption", {}, caption), h("thead", {}, head), h("tbody", {}, body)),
+  );
+}
+
+export function figure(value, text) {
+  return h("div", {}, h("b", {}, value), h("span", {}, text));
+}
+
+export function field(text, input) {
+  return h("label", {}, text, input);
+}
+
+export function toast(text, bad = false) {
+  const made = h("div", { class: `toast ${bad ? "bad" : ""}` }, text);
+  byId("toasts").append(made);
+  setTimeout(() => made.remove(), bad ? 12_000 : 5_000);
+}
+
+// A form in a dialog. fields: [name, text, input]. Resolves to {name: value}, or null when it is left.
+export function ask({ title, text, fields = [], confirm = "OK", danger = false, match }) {
+  const dialog = byId("dialog");
+  return new Promise((resolve) => {
+    let answer = null;
+    const submit = h("button", { type: "submit", class: danger ? "danger" : "primary", disabled: Boolean(match) }, confirm);
+    const form = h(
+      "form",
+      {
+        method: "dialog",
+        onsubmit: () => { answer = Object.fromEntries(fields.map(([name, , input]) => [name, input.value])); },
+      },
+      h("h2", { id: "dialog-title" }, title),
+      text && h("p", {}, text),
+      fields.map(([, label, input]) => field(label, input)),
+      match && field(`Type ${match} to confirm`, h("input", {
+        autocomplete: "off",
+        oninput: (event) => { submit.disabled = event.target.value !== match; },
+      })),
+      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), submit),
+    );
+    dialog.setAttribute("aria-labelledby", "dialog-title");
+    dialog.replaceChildren(form);
+    dialog.addEventListener("close", () => resolve(answer), { once: true });
+    dialog.showModal();
+  });
+}
+
+export function save(name, blob) {
+  const url = URL.createObjectURL(blob);
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

@@ -1,0 +1,215 @@
+// One log: who holds how much, its records, epochs, events, tables, cursors and settings.
+
+import { drawEpochs, LineChart, Series } from "./charts.js";
+import { badge, bytes, count, figure, h, named, roleBadge, swatch, table, time } from "./dom.js";
+import { recordsTab } from "./records.js";
+import { call, pathOf } from "./service.js";
+import { settingsTab } from "./settings.js";
+
+const TABS = ["overview", "records", "epochs", "events", "tables", "cursors", "settings"];
+const MAKERS = { overview: overviewTab, records: recordsTab, epochs: epochsTab, events: eventsTab, tables: tablesTab, cursors: cursorsTab, settings: settingsTab };
+
+export function logView(log, name) {
+  const chosen = TABS.includes(name) ? name : "overview";
+  const tab = MAKERS[chosen](log);
+  const tabs = h("nav", { class: "tabs", "aria-label": `Parts of ${log}` }, TABS.map((each) => h(
+    "a",
+    { href: `#/logs/${encodeURIComponent(log)}/${each}`, "aria-current": each === chosen ? "page" : null },
+    each[0].toUpperCase() + each.slice(1),
+  )));
+  const element = h("div", { style: "display:contents" }, h("section", {}, h("div", { class: "bar" }, h("h1", {}, log)), tabs), tab.element);
+  return { element, close: () => tab.close?.(), refresh: (overview) => tab.refresh(overview) };
+}
+
+export const stateOf = (log, part) => call(`/ui/log.json?log=${encodeURIComponent(log)}&part=${part}`);
+
+function overviewTab(log) {
+  const figures = h("div", { class: "figures" });
+  const nodes = h("div");
+  const rate = new LineChart({ label: "Committed records per second", format: (value) => count(Math.round(value)), colors: () => "#2f6fd0" });
+  const lag = new LineChart({ label: "Records that each node is behind the longest log", format: (value) => count(Math.round(value)) });
+  const rates = new Series();
+  const lags = new Series();
+  let before = null;
+  return {
+    element: h(
+      "div",
+      { style: "display:contents" },
+      h("section", {}, figures),
+      h("section", {}, h("h2", {}, "Nodes"), nodes),
+      h("section", {}, h("h2", {}, "Committed records per second"), rate.element),
+      h("section", {}, h("h2", {}, "Records behind the longest log, by node"), lag.element),
+    ),
+    close: () => { rate.close(); lag.close(); },
+    async refresh() {
+      const state = await stateOf(log, "nodes");
+      const seen = state.nodes.map((node) => node.status).filter(Boolean);
+      const leading = seen.find((status) => ["leader", "master"].includes(status.role));
+      const committed = Math.max(-1, ...seen.map((status) => status.committed_index));
+      const end = Math.max(0, ...seen.map((status) => status.next_index));
+      let perSecond = null;
+      if (before && state.now_ms > before.at) {
+        perSecond = Math.max(0, committed - before.committed) / ((state.now_ms - before.at) / 1000);
+        rates.add(state.now_ms, { "records/s": perSecond });
+        rate.show(rates);
+      }
+      before = { at: state.now_ms, committed };
+      lags.add(state.now_ms, Object.fromEntries(state.nodes.map((node) => [node.id, node.status ? end - node.status.next_index : null])));
+      lag.show(lags);
+      figures.replaceChildren(
+        figure(leading ? named(leading.node) : "none", leading ? leading.role : "leader"),
+        figure(leading ? count(leading.term) : "–", "term"),
+        figure(count(committed), "committed index"),
+        figure(perSecond === null ? "–" : count(Math.round(perSecond)), "records per second"),
+        figure(bytes(state.size_bytes), "stored"),
+        figure(state.replication, "mode"),
+      );
+      const peers = new Map((leading ? leading.peers : []).map((peer) => [peer.id, peer]));
+      nodes.replaceChildren(table(
+        [
+          ["Node", (node) => named(node.id)],
+          ["Role", (node) => roleBadge(node.status ? node.status.role : "down")],
+          ["State", (node) => peers.get(node.id)?.state ?? "–"],
+          ["Term", (node) => count(node.status?.term), "number"],
+          ["Begin", (node) => count(node.status?.begin_index), "number"],
+          ["End", (node) => count(node.status?.end_index), "number"],
+          ["Committed", (node) => count(node.status?.committed_index), "number"],
+          ["Watermark", (node) => count(peers.get(node.id)?.watermark), "number"],
+          ["Behind", (node) => (node.status ? count(end - node.status.next_index) : "unknown"), "number"],
+          ["Lag", (node) => bytes(peers.get(node.id)?.lag_bytes), "number"],
+        ],
+        state.nodes,
+        { caption: "State, watermark and lag as the leader sees them" },
+      ));
+    },
+  };
+}
+
+function epochsTab(log) {
+  const canvas = h("canvas", { class: "strip", role: "img", "aria-label": "Epochs of the log, one stretch for each, in the leader's colour" });
+  const legend = h("div", { class: "legend" });
+  const list = h("div");
+  const leader = h("select", { onchange: () => show() }, h("option", { value: "" }, "all"));
+  const limit = h("select", { onchange: () => show() }, ["50", "200", "1000"].map((each) => h("option", {}, each)));
+  let state = null;
+
+  function show() {
+    const end = Math.max(0, ...state.nodes.map((node) => (node.status ? node.status.next_index : 0)));
+    drawEpochs(canvas, state.epochs, end);
+    const leaders = [...new Set(state.epochs.map((epoch) => epoch.leader).filter(Boolean))].sort();
+    legend.replaceChildren(...leaders.map((each) => h("span", {}, swatch(each), each)));
+    const options = ["", ...leaders];
+    if (leader.options.length !== options.length) {
+      const chosen = leader.value;
+      leader.replaceChildren(...options.map((each) => h("option", { value: each, selected: each === chosen }, each || "all")));
+    }
+    const rows = state.epochs.filter((epoch) => !leader.value || epoch.leader === leader.value).reverse();
+    list.replaceChildren(table(
+      [
+        ["Epoch", (epoch) => count(epoch.epoch), "number"],
+        ["Leader", (epoch) => named(epoch.leader)],
+        ["Start index", (epoch) => count(epoch.start_index), "number"],
+        ["End index", (epoch) => (epoch.end_index === null ? "open" : count(epoch.end_index)), "number"],
+        ["Records", (epoch) => count((epoch.end_index === null ? end : epoch.end_index + 1) - epoch.start_index), "number"],
+        ["Started", (epoch) => time(epoch.started_ms)],
+      ],
+      rows.slice(0, Number(limit.value)),
+      { caption: `${count(Math.min(rows.length, Number(limit.value)))} of ${count(rows.length)} epochs, newest first` },
+    ));
+  }
+
+  return {
+    element: h("section", {}, h("div", { class: "bar" }, h("h2", {}, "Epochs"), field("Leader", leader), field("Show", limit)), canvas, legend, list),
+    async refresh() {
+      state = await stateOf(log, "epochs");
+      show();
+    },
+  };
+}
+
+const field = (text, input) => h("label", {}, text, input);
+
+function details(event) {
+  return Object.entries(event.data)
+    .filter(([name, value]) => value !== null && !["term", "epoch", "started_ms"].includes(name))
+    .map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`)
+    .join(", ");
+}
+
+function eventsTab(log) {
+  const list = h("div");
+  const kind = h("select", { onchange: () => show() }, h("option", { value: "" }, "all"));
+  const text = h("input", { type: "search", placeholder: "contains", oninput: () => show() });
+  let state = null;
+
+  function show() {
+    const kinds = ["", ...new Set(state.events.map((event) => event.kind))];
+    if (kind.options.length !== kinds.length) {
+      const chosen = kind.value;
+      kind.replaceChildren(...kinds.map((each) => h("option", { value: each, selected: each === chosen }, each || "all")));
+    }
+    const wanted = text.value.toLowerCase();
+    const rows = state.events.filter((event) => (!kind.value || event.kind === kind.value) && details(event).toLowerCase().includes(wanted));
+    list.replaceChildren(table(
+      [
+        ["Time", (event) => time(event.timestamp)],
+        ["Kind", (event) => badge(event.kind, event.kind === "corruption" || event.data.refused ? "bad" : "")],
+        ["Term", (event) => count(event.term), "number"],
+        ["Details", details, "value"],
+      ],
+      rows,
+      { caption: `Journal of ${state.node}, newest first, without watermarks`, empty: "No such event" },
+    ));
+  }
+
+  return {
+    element: h("section", {}, h("div", { class: "bar" }, h("h2", {}, "Events"), field("Kind", kind), field("Text", text)), list),
+    async refresh() {
+      state = await stateOf(log, "events");
+      show();
+    },
+  };
+}
+
+function tablesTab(log) {
+  const list = h("div");
+  return {
+    element: h("section", {}, h("h2", {}, "Delta tables"), list),
+    async refresh() {
+      const { tables } = await call(`${pathOf(log)}/tables`);
+      list.replaceChildren(table(
+        [
+          ["Table", (each) => each.name],
+          ["Version", (each) => count(each.version), "number"],
+          ["Materialized index", (each) => count(each.materialized_index), "number"],
+          ["Records behind", (each) => count(each.lag_records), "number"],
+          ["Oldest waits", (each) => (each.lag_ms === null ? "–" : `${count(each.lag_ms)} ms`), "number"],
+          ["Path", (each) => each.path, "value"],
+        ],
+        tables,
+        { empty: "This node knows no Delta tables of the log. Set [tables] path, and run commitlog materialize." },
+      ));
+    },
+  };
+}
+
+function cursorsTab(log) {
+  const list = h("div");
+  return {
+    element: h("section", {}, h("h2", {}, "Cursors"), list),
+    async refresh() {
+      const state = await stateOf(log, "cursors");
+      const end = Math.max(-1, ...state.nodes.map((node) => node.status?.committed_index ?? -1));
+      list.replaceChildren(table(
+        [
+          ["Cursor", (cursor) => cursor.name],
+          ["Next index", (cursor) => count(cursor.index), "number"],
+          ["Behind", (cursor) => count(Math.max(0, end + 1 - cursor.index)), "number"],
+          ["Holds retention back", (cursor) => (cursor.fence ? badge("yes", "warn") : "no")],
+        ],
+        state.cursors,
+        { empty: "No cursor yet" },
+      ));
+    },
+  };
+}

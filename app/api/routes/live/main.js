@@ -1,0 +1,109 @@
+// The shell: which view is shown, the poll once a second, the login, and the move to a living node.
+
+import { ask, byId, h } from "./dom.js";
+import { logView } from "./log.js";
+import { logsView } from "./logs.js";
+import { nodesView } from "./nodes.js";
+import { call, livingNode, Problem, remember, setToken, token } from "./service.js";
+
+const INTERVAL_MS = 1000;
+const MOVE_AFTER_MS = 4000;
+
+let view = null; // {element, refresh(overview), close()}
+let shownFor = null;
+let silentSince = null;
+let asking = false;
+
+function route() {
+  const parts = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  if (parts[0] === "nodes") return { name: "nodes", make: nodesView };
+  if (parts[0] === "logs" && parts[1]) return { name: "logs", make: () => logView(parts[1], parts[2] || "overview") };
+  return { name: "logs", make: logsView };
+}
+
+function show() {
+  const { name, make } = route();
+  if (view) view.close();
+  shownFor = location.hash;
+  view = make();
+  byId("view").replaceChildren(view.element);
+  for (const link of document.querySelectorAll("[data-nav]")) {
+    if (link.dataset.nav === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+async function logIn(reason) {
+  if (asking) return;
+  asking = true;
+  const input = h("input", { type: "password", autocomplete: "off", required: true });
+  const answer = await ask({
+    title: "Log in",
+    text: reason || "The token stays in this tab and is sent with each call.",
+    fields: [["token", "Token", input]],
+    confirm: "Log in",
+  });
+  asking = false;
+  if (answer) setToken(answer.token.trim());
+  showToken();
+}
+
+function showToken() {
+  byId("token").textContent = token() ? "Log out" : "Log in";
+}
+
+function answered(overview) {
+  silentSince = null;
+  remember(overview.nodes);
+  byId("cluster").textContent = overview.cluster;
+  byId("pulse").textContent = `live from ${overview.node}`;
+  byId("pulse").className = "";
+  byId("stale").hidden = true;
+  document.body.classList.remove("stale");
+}
+
+// What was shown may be wrong by now: it is marked as old, and another node is looked for.
+async function silent(error) {
+  silentSince ??= Date.now();
+  const seconds = Math.round((Date.now() - silentSince) / 1000);
+  byId("pulse").textContent = "no response";
+  byId("pulse").className = "lost";
+  byId("stale").hidden = false;
+  byId("stale").textContent = `This node has not responded for ${seconds} s (${error.message}). What is shown is old.`;
+  document.body.classList.add("stale");
+  if (Date.now() - silentSince < MOVE_AFTER_MS) return;
+  const url = await livingNode();
+  if (url) location.replace(`${url}/ui${location.hash}`);
+}
+
+async function poll() {
+  if (document.visibilityState === "visible") {
+    try {
+      const overview = await call("/ui/overview.json");
+      answered(overview);
+      await view.refresh(overview);
+    } catch (error) {
+      if (error instanceof Problem && error.status === 401) {
+        byId("pulse").textContent = "login required";
+        byId("pulse").className = "lost";
+        await logIn(token() ? "The node does not accept this token." : "This cluster requires a token.");
+      } else if (error instanceof Problem) {
+        byId("pulse").textContent = error.message;
+        byId("pulse").className = "lost";
+      } else {
+        await silent(error);
+      }
+    }
+  }
+  setTimeout(poll, INTERVAL_MS);
+}
+
+byId("token").addEventListener("click", () => {
+  if (token()) { setToken(null); showToken(); } else logIn();
+});
+window.addEventListener("hashchange", () => { if (location.hash !== shownFor) { show(); byId("view").focus(); } });
+const named = new URLSearchParams(location.search).get("log"); // an address of earlier versions
+if (named && !location.hash) history.replaceState(null, "", `/ui#/logs/${encodeURIComponent(named)}`);
+showToken();
+show();
+poll();

@@ -1,0 +1,70 @@
+// The nodes of the cluster: who is there, and how one joins and leaves.
+
+import { ask, badge, h, named, table, toast } from "./dom.js";
+import { call } from "./service.js";
+
+export function nodesView() {
+  const list = h("div");
+
+  async function done(text, work) {
+    try {
+      await work();
+      toast(text);
+    } catch (error) {
+      toast(error.message, true);
+    }
+  }
+
+  async function add() {
+    const id = h("input", { required: true, placeholder: "n4" });
+    const url = h("input", { required: true, type: "url", placeholder: "http://127.0.0.1:8104" });
+    const peer = h("input", { required: true, placeholder: "127.0.0.1:9104" });
+    const answer = await ask({
+      title: "Add a node as a learner",
+      text: "Start the node first; promote it once it has caught up.",
+      fields: [["id", "Id", id], ["url", "URL", url], ["peer_address", "Peer address", peer]],
+      confirm: "Add",
+    });
+    if (answer) await done(`${answer.id} was added`, () => call("/v1/cluster/members", { method: "POST", body: answer, timeoutMs: 20_000 }));
+  }
+
+  async function promote(node) {
+    const path = `/v1/cluster/members/${encodeURIComponent(node.id)}:promote`;
+    await done(`${node.id} is a voter`, () => call(path, { method: "POST", body: {}, timeoutMs: 20_000 }));
+  }
+
+  async function remove(node) {
+    const answer = await ask({
+      title: `Remove ${node.id}`,
+      text: "The node leaves the groups of all logs. Its folder stays as it is.",
+      confirm: "Remove",
+      danger: true,
+      match: node.id,
+    });
+    const path = `/v1/cluster/members/${encodeURIComponent(node.id)}`;
+    if (answer) await done(`${node.id} was removed`, () => call(path, { method: "DELETE", timeoutMs: 20_000 }));
+  }
+
+  return {
+    element: h("section", {}, h("div", { class: "bar" }, h("h1", {}, "Nodes"), h("button", { class: "primary", type: "button", onclick: add }, "Add node")), list),
+    close() {},
+    refresh(overview) {
+      if (list.contains(document.activeElement)) return; // a button that is about to be used stays where it is
+      list.replaceChildren(table(
+        [
+          ["Node", (node) => named(node.id)],
+          ["State", (node) => (node.alive ? badge("connected", "good") : badge("no connection", "bad"))],
+          ["Vote", (node) => (node.voter ? "voter" : "no vote")],
+          ["Version", (node) => node.version ?? "–"],
+          ["Leads", (node) => overview.logs.filter((log) => log.leader === node.id).map((log) => log.name).join(" ") || "–", "value"],
+          ["URL", (node) => h("a", { href: `${node.url}/ui` }, node.url)],
+          ["", (node) => h("div", { class: "actions" },
+            node.voter ? null : h("button", { type: "button", onclick: () => promote(node) }, "Promote"),
+            h("button", { type: "button", class: "danger", onclick: () => remove(node), "aria-label": `Remove ${node.id}` }, "Remove"))],
+        ],
+        overview.nodes,
+        { caption: `As ${overview.node} sees them` },
+      ));
+    },
+  };
+}
