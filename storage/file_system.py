@@ -98,6 +98,13 @@ class FileSystem(Protocol):
         """
         ...
 
+    def created_at(self, path: str) -> str:
+        """Name the creation of a file; "" when the file system does not record it.
+
+        It stays the same for as long as the file exists, also under another name; a copy has another one.
+        """
+        ...
+
     def lock(self, path: str) -> Lock:
         """Take the only lock of `path`, a file that is made when missing. Raises FolderLocked."""
         ...

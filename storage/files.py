@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from storage.birth_time import birth_time
 from storage.errors import DiskError, FolderLocked, StorageFull, SyncFailed
 from storage.file_system import Bytes, File, FileSystem, Lock, write_durably
 
@@ -212,6 +213,10 @@ class OsFileSystem:
             return Path(_BOOT_ID_PATH).read_text().strip()
         except OSError:
             return ""
+
+    def created_at(self, path: str) -> str:
+        with _named(path, "stat"):
+            return birth_time(path)
 
     def lock(self, path: str) -> OsLock:
         with _named(path, "lock"):

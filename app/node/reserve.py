@@ -150,6 +150,7 @@ class ReservedFiles:
         self.remove = files.remove
         self.sync_folder = files.sync_folder
         self.boot_id = files.boot_id
+        self.created_at = files.created_at
 
     def open(self, path: str, create: bool = False) -> File:
         file = self._files.open(path, create)

@@ -147,6 +147,23 @@ class SimulatedCluster:
         self.sometimes.hit("disk-replaced")
         return True
 
+    def copy_disk(self, name: str) -> Callable[[], bool]:
+        """Copy the disk of a node that is down; return what puts the copy back in its place later."""
+        copy = self.nodes[name].copy_disk()
+        if self.nodes[name].files.flips:
+            return lambda: False
+
+        def restore() -> bool:
+            if not self.may_lose_disk():
+                return False
+            if self.is_up(name):
+                self.crash(name, power=True)
+            self.nodes[name].restore_disk(copy)
+            self.sometimes.hit("copy-restored")
+            return True
+
+        return restore
+
     def reconfigure(self, name: str, random: Random) -> None:
         self.nodes[name].settings = draw_settings(self.plan, random)
 

@@ -69,6 +69,7 @@ WEIGHTS = {
     "resize": 3,  # shrink to one or two voters, or grow to all nodes, step by step
     "remove_leader": 2,
     "replace_disk": 2,  # by an empty one
+    "restore_copy": 2,  # of a disk, made some time before
     "reconfigure": 1,  # a rolling restart with other settings at each node
     "scrub": 3,  # of one node's log
 }
@@ -83,6 +84,7 @@ OPERATIONS = (
     "resize",
     "remove_leader",
     "replace_disk",
+    "restore_copy",
     "reconfigure",
     "scrub",
 )
@@ -90,6 +92,7 @@ AT_LEADER = ("transfer", "trim", "fence", "change", "trim_all", "resize", "remov
 CLOCK_RATES = (0.95, 1.05)
 QUIET_US = 7_000_000  # longer than a snapshot of the log's state takes to come
 TRIM_TO_CRASH_US = 1_000_000
+COPY_AGE_US = 20_000_000  # of a copy of a disk that is put back
 RESTART_US = 1_000_000  # of a rolling restart: from one node's stop to its start, and to the next one's stop
 
 
@@ -142,6 +145,7 @@ class Victims(Protocol):
     def set_clock_rate(self, name: str, rate: float) -> None: ...
     def hang_disk(self, name: str, lasting_us: int) -> None: ...
     def replace_disk(self, name: str) -> bool: ...
+    def copy_disk(self, name: str) -> Callable[[], bool]: ...
     def reconfigure(self, name: str, random: Random) -> None: ...
     def scrub(self, name: str) -> bool: ...
 
@@ -184,6 +188,7 @@ class Nemesis:
             "hang_disk": self._hang_disk,
             "clock_rate": self._clock_rate,
             "replace_disk": self._replace_disk,
+            "restore_copy": self._restore_copy,
             "reconfigure": self._reconfigure,
             "trim_idle": self._trim_idle,
             "scrub": lambda _fault, name: self._cluster.scrub(name),
@@ -388,6 +393,20 @@ class Nemesis:
             return False
         self._later(fault, partial(self._bring_up, name))
         return True
+
+    def _restore_copy(self, fault: Fault, name: str) -> bool:
+        """Copy the disk of a node that is stopped for it, and put the copy back later. It counts by then."""
+        if not self._take_down(fault, name, power=True):
+            return False
+        restore = self._cluster.copy_disk(name)
+
+        def put_back() -> None:
+            if not self._stopped and restore():
+                self.counts[fault.kind] += 1
+                self._later(fault, partial(self._bring_up, name))
+
+        self._world.after(fault.lasting_us + Random(fault.dice).randrange(COPY_AGE_US), put_back)
+        return False
 
     def _sicken(self, fault: Fault, name: str) -> None:
         self._cluster.sicken_disk(name, fault.kind, fault.dice)

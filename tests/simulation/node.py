@@ -364,6 +364,18 @@ class SimulatedNode:
         self._marker = RepairMarker(self.files, "data", LOG_NAME)
         self.may_lack = True
 
+    def copy_disk(self) -> SickFiles:
+        """Return a copy of the disk of the node, which is down."""
+        copy = SickFiles(Random(self._cluster.world.random.getrandbits(64)))
+        self.files.copy_to(copy)
+        return copy
+
+    def restore_disk(self, copy: SickFiles) -> None:
+        """The node, which is down, gets an older copy of its disk."""
+        self.files = copy
+        self._marker = RepairMarker(self.files, "data", LOG_NAME)
+        self.may_lack = True
+
     async def scrub(self) -> None:
         """Read the whole log again, as the production scrub does; what has rotted is found, or put right."""
         driver, flips = self.driver, list(self.files.flips)

@@ -32,11 +32,12 @@ class Change:
 
 @dataclass(slots=True, eq=False)
 class Content:
-    """What a file holds now, and what it surely holds."""
+    """What a file holds now, and what it surely holds. created: the same for no other file of a disk."""
 
     now: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     changes: list[Change] = field(default_factory=list)
+    created: int = 0
 
     def change(self, change: Change) -> None:
         change.apply(self.now)
@@ -155,6 +156,7 @@ class MemoryFiles:
         self.refuse: Callable[[str, str], None] | None = None  # (operation, path): raises what it meets
         self.bytes_read = 0  # by `read` alone: a view is read where it is looked at
         self.opened = 0  # files opened so far
+        self.creations = 0  # files created so far
         self.random = random or Random(0)
         self.boots = 0  # power failures survived: the run of the operating system that `boot_id` names
         self._names: dict[str, Content] = {}
@@ -187,7 +189,8 @@ class MemoryFiles:
         if content is None:
             if not create:
                 raise DiskError(path, "open", "no such file")
-            content = Content()
+            self.creations += 1
+            content = Content(created=self.creations)
             self._set("create", path, content)
         return MemoryFile(self, path, content)
 
@@ -236,6 +239,10 @@ class MemoryFiles:
     def boot_id(self) -> str:
         return f"boot-{self.boots}"
 
+    def created_at(self, path: str) -> str:
+        self.look("read", path)
+        return f"{self._found(path).created:016}"
+
     def lock(self, path: str) -> MemoryLock:
         if path in self._locks:
             raise FolderLocked(path, "lock", "held by another")
@@ -254,6 +261,15 @@ class MemoryFiles:
         for content in self._names.values():
             content.crash(self.random)
         self._locks.clear()
+
+    def copy_to(self, other: "MemoryFiles") -> None:
+        """Copy what is durable to an empty disk, as a backup does: the copies are other files."""
+        other.creations = self.creations
+        for path, content in self._durable.items():
+            other.creations += 1
+            data = content.durable
+            other._names[path] = Content(bytearray(data), bytearray(data), created=other.creations)
+        other._durable = dict(other._names)
 
     def _found(self, path: str) -> Content:
         content = self._names.get(path)

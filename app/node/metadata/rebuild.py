@@ -26,6 +26,7 @@ from storage.log.checkpoint import CheckpointFile, SnapshotFile
 from storage.log.clean_stop import OPENED_NAME
 from storage.log.commitlog import Commitlog, CommitlogConfig
 from storage.log.hard_state import HardState, HardStateFile
+from storage.log.origin import ORIGIN_NAME, FolderOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,8 @@ def rebuild(
             copy.log.close()
     for node in targets:
         _give(best.node, node, term)
+    for node in nodes:  # folders of other machines are copies, and these are what counts from now on
+        FolderOrigin(node.files, node.folder).forget()
     return found
 
 
@@ -204,7 +207,7 @@ def _give(source: NodeFolder, target: NodeFolder, term: int) -> None:
     if files.exists(marker):
         files.remove(marker)
     for name in source.files.list(source.folder):
-        if name not in ("vote", OPENED_NAME):
+        if name not in ("vote", OPENED_NAME, ORIGIN_NAME):
             write_durably(files, f"{target.folder}/{name}", source.files.read(f"{source.folder}/{name}"))
     HardStateFile(files, f"{target.folder}/vote").save(HardState(term))
     files.sync_folder(target.folder)

@@ -23,6 +23,7 @@ from app.node.repair.marker import RepairMarker
 from app.raft.config import RaftConfig
 from app.raft.core import RaftCore
 from storage.errors import CorruptFile
+from storage.log.origin import FolderOrigin
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,8 @@ class RaftMode:
     configured: the group, until the log names another one. sound: false when the disk may have lost what
     this replica acknowledged or voted: it only follows until it holds all that is committed. sound_if_alone:
     but it is sound if the log, once open, names no other voter: it has promised nothing to any other node.
-    begins: an empty folder is that of a new log, and no disk was replaced. Without it, or after a power
-    failure, the replica may open without a vote (trust.py).
+    begins: an empty folder is that of a new log, and no disk was replaced. Without it, after a power
+    failure, or in the copy of a folder, the replica may open without a vote (trust.py).
     """
 
     configured: GroupConfig
@@ -49,6 +50,7 @@ class RaftMode:
     def judge(self, found: FoundFolder) -> Trust:
         services, name = found.services, found.log.name
         alone = self.configured.voters == (services.node_id,)
+        origin = FolderOrigin(services.files, services.log_folder(name))
         trust = judge_opening(
             name,
             RepairMarker(services.files, services.data_folder, name),
@@ -57,7 +59,10 @@ class RaftMode:
             sound=self.sound,
             sound_if_alone=self.sound_if_alone,
             is_empty=found.is_empty and not self.begins and not alone,
+            is_copy=origin.is_copy(),
+            is_alone=alone,
         )
+        origin.opened()
         return replace(trust, may_lack_vote=not trust.knows_vote or (found.is_empty and trust.sound))
 
     def group(self, replica: RecoveredReplica) -> GroupConfig:

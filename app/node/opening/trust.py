@@ -5,6 +5,8 @@ crash at any moment changes nothing. It is made for
 
 - an empty folder: its disk may have been replaced, and what it acknowledged and voted is lost. At the first
   start of a group all folders are empty; then the votes of all end the doubt (app/raft/doubt.py).
+- a copy of a folder that was put in its place (storage/log/origin.py): what the replica acknowledged and
+  voted after the copy was made is lost. When a whole cluster is restored, the votes of all end the doubt.
 - a log that acknowledges before it syncs (`replicated`), after a power failure: its end may be lost.
 """
 
@@ -18,6 +20,7 @@ from storage.log.clean_stop import CleanStop
 logger = logging.getLogger(__name__)
 
 _EMPTY = "the folder is empty: its disk may have been replaced"
+_COPY = "the folder is a copy: it may be older than what this replica acknowledged or voted"
 _POWER = "the power failed before the last acknowledged records were synced"
 
 
@@ -45,33 +48,38 @@ def judge_opening(
     sound: bool,
     sound_if_alone: bool,
     is_empty: bool,
+    is_copy: bool = False,
+    is_alone: bool = False,
 ) -> Trust:
     """Return how far the replica is to be trusted; the reason of a doubt is durable on return. Blocks.
 
     sound, sound_if_alone: what the caller knows. is_empty: no file of the log, its vote or its journal is
-    there, and there may have been one before. Raises DiskError.
+    there, and there may have been one before. is_copy: the folder is a copy. is_alone: the configuration
+    names no other voter. Raises DiskError.
     """
     trust = _as_noted(marker, sound, sound_if_alone)
     is_empty = is_empty and trust.sound
     power = clean_stop.may_have_lost()
-    if not (is_empty or power):
+    if not (is_empty or is_copy or power):
         return trust
-    reason = _EMPTY if is_empty else _POWER
+    lacks_records = is_empty or (is_copy and not is_alone)
+    lost_vote = is_empty or is_copy
+    reason = _EMPTY if is_empty else _COPY if is_copy else _POWER
     logger.warning("log opens without a vote", extra={"log": log_name, "reason": reason})
     note = Note(
         reason,
         "start",
         clock.now_ms(),
         keeps_promises=False,
-        lacks_records=is_empty,
+        lacks_records=lacks_records,
         intact=True,
-        lost_vote=is_empty,
+        lost_vote=lost_vote,
     )
     marker.save(note)
     return Trust(
         sound=False,
-        sound_if_alone=not is_empty and (trust.sound or trust.sound_if_alone),
-        knows_vote=trust.knows_vote and not is_empty,
+        sound_if_alone=not lacks_records and (trust.sound or trust.sound_if_alone),
+        knows_vote=trust.knows_vote and not lost_vote,
     )
 
 

@@ -1,5 +1,6 @@
-"""What a Raft replica believes about itself when its folder is opened: empty folders, power failures."""
+"""What a Raft replica believes about itself at an opening: empty folders, copies, power failures."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from app.node.repair.marker import Note, RepairMarker
 from app.raft.messages import TimeoutNow, VoteAnswer, VoteRequest
 from storage.files import OsFileSystem
 from storage.log.clean_stop import CleanStop
+from storage.log.origin import ORIGIN_NAME, FolderOrigin
 from tests.support.memory_files import MemoryFiles
 from tests.unit.node.replica.driver_support import Node, Seams
 
@@ -148,3 +150,88 @@ def test_logs_that_are_older_than_the_folder_may_have_been_here_before(
     file.truncate(0)
     file.pwrite(spoiled, 0)
     assert birth.index > 10**9
+
+
+def put_back(copy: Path, folder: Path, *, over: bool = False) -> None:
+    """Restore a folder from a copy; over: its files are overwritten, others stay."""
+    if not over:
+        shutil.rmtree(folder)
+    shutil.copytree(copy, folder, dirs_exist_ok=True)
+
+
+@pytest.mark.rule("R-01", "R-02")
+@pytest.mark.parametrize("over", [False, True])
+def test_a_restored_copy_of_a_folder_opens_without_a_vote_and_stays_so(tmp_path: Path, over: bool) -> None:
+    node = Node(tmp_path / "data", "n1", "n2", "n3")
+    node.restart()
+    assert node.driver.sound
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    node.restart()  # it goes on, and promises more
+    node.seams.work.clear()
+    put_back(tmp_path / "copy", tmp_path / "data", over=over)
+    reopen(node)
+    assert not node.driver.sound
+    assert not node.driver.knows_vote
+    assert marker_in(tmp_path / "data").intact
+    reopen(node)  # no copy any more: the note stays
+    assert not node.driver.sound
+    node.driver.start()
+    node.driver.deliver("n2", VoteRequest(5, 9, 4))
+    node.seams.run()
+    assert [m.granted for _, m in node.seams.sent if isinstance(m, VoteAnswer)] == [False]
+
+
+def test_a_copy_of_the_only_voter_is_as_good_as_the_folder(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", "n1")
+    node.append(b"v")
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    put_back(tmp_path / "copy", tmp_path / "data")
+    node.restart()
+    assert node.driver.role is Role.LEADER
+    assert node.driver.sound
+
+
+def test_restored_copies_of_all_voters_elect_a_leader_together(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", "n1", "n2", "n3")
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    put_back(tmp_path / "copy", tmp_path / "data")
+    node.restart()
+    node.tick(2_000)
+    for pre_vote in (True, False):
+        for voter in ("n2", "n3"):
+            node.driver.deliver(voter, VoteAnswer(1, True, pre_vote, sound=False))
+            node.seams.run()
+            assert (node.driver.role is Role.LEADER) is (not pre_vote and voter == "n3")
+    assert node.driver.sound
+    assert not marker_in(tmp_path / "data").exists
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.unlink(), lambda path: path.write_bytes(b"?")])
+def test_a_missing_or_damaged_note_of_the_origin_is_no_copy(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3")
+    spoil(tmp_path / "logs" / "default" / ORIGIN_NAME)
+    reopen(node)
+    assert node.driver.sound
+
+
+def test_where_the_creation_of_files_is_not_recorded_every_folder_passes_for_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, "n1", "n2", "n3")
+    monkeypatch.setattr(OsFileSystem, "created_at", lambda _self, _path: "")
+    reopen(node)
+    assert node.driver.sound
+    monkeypatch.undo()
+    reopen(node)
+    assert node.driver.sound
+
+
+def test_a_full_disk_keeps_the_note_of_the_origin() -> None:
+    files = MemoryFiles()
+    origin = FolderOrigin(files, "log")
+    origin.opened()
+    files.space_bytes = 0
+    origin.opened()
+    assert not origin.is_copy()

@@ -1,0 +1,82 @@
+"""Durable note by which the copy of a log's folder is told from the folder itself.
+
+FOLDER/origin is one line: CRC32C in hexadecimal, a space, JSON. It names its own creation as the file system
+records it (FileSystem.created_at). A copy of the file is another file, which was created later. The note is
+replaced at each opening, so a copy that is put back over the files of a later run is found, too.
+
+Not found: a volume that is rolled back to a snapshot of its blocks, a folder whose note was written by no
+version that knows it, and any copy where the file system does not record the creation of a file.
+
+    is_copy -> the caller makes its doubt durable -> opened -> the log is used
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from storage.errors import StorageFull
+from storage.file_system import FileSystem
+from storage.format.checksum import crc32c
+
+ORIGIN_NAME: Final = "origin"
+UNKNOWN: Final = ""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """created: of the file that holds this line."""
+
+    created: str
+
+
+def is_copy(noted: str, created: str) -> bool:
+    """Return whether the note belongs to another file. PURE. UNKNOWN: not known, then it is not said."""
+    return UNKNOWN not in (noted, created) and noted != created
+
+
+@dataclass(frozen=True)
+class FolderOrigin:
+    """The note of one log's folder. Every method may block on the disk. Raises DiskError."""
+
+    files: FileSystem
+    folder: str
+
+    @property
+    def _path(self) -> str:
+        return f"{self.folder}/{ORIGIN_NAME}"
+
+    def is_copy(self) -> bool:
+        """Return whether the folder is a copy of the one that the last opening used."""
+        if not self.files.exists(self._path):
+            return False
+        checksum, _, text = self.files.read(self._path).strip().partition(b" ")
+        if checksum != b"%08x" % crc32c(text):
+            return False  # damaged, not copied
+        return is_copy(msgspec.json.decode(text, type=Origin).created, self.files.created_at(self._path))
+
+    def opened(self) -> None:
+        """Replace the note; durable on return.
+
+        Call it only after the doubt about a copy, if any, is durable elsewhere. Without room for it the note
+        stays as it is.
+        """
+        temporary = f"{self._path}.tmp"
+        with contextlib.suppress(StorageFull):
+            if self.files.exists(temporary):
+                self.files.remove(temporary)
+            file = self.files.open(temporary, create=True)
+            try:
+                text = msgspec.json.encode(Origin(self.files.created_at(temporary)))
+                file.pwrite(b"%08x %s\n" % (crc32c(text), text), 0)
+                file.sync()
+            finally:
+                file.close()
+            self.files.rename(temporary, self._path)
+            self.files.sync_folder(self.folder)
+
+    def forget(self) -> None:
+        """Let the folder pass for the original at its next opening; durable on return."""
+        if self.files.exists(self._path):
+            self.files.remove(self._path)
+            self.files.sync_folder(self.folder)
