@@ -1,4 +1,4 @@
-"""What all replicas of one node share: its files, disk, clock, connections and limits."""
+"""What a replica is given: the services that all replicas of a node share, its own files, and its events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,11 @@ from app.log.contract import (
 )
 from storage.errors import CorruptLog
 from storage.file_system import FileSystem
-from storage.log.commitlog import CommitlogConfig
+from storage.log.checkpoint import CheckpointFile, SnapshotFile
+from storage.log.clean_stop import CleanStop
+from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.hard_state import HardStateFile
+from storage.log.journal import Journal
 
 
 class LogLimits(AppendLimits, Protocol):
@@ -59,6 +63,25 @@ class NodeServices:
     def journal_folder(self, log_name: str) -> str:
         """Return the folder of the node's journal of a log: DATA/journal/NAME."""
         return f"{self.data_folder}/journal/{log_name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaFiles:
+    """The files of one replica, owned by its driver while that runs.
+
+    DATA/logs/NAME/     log (segments, manifest, epochs), vote (hard_state), checkpoint, state (snapshot),
+                        opened (clean_stop)
+    DATA/journal/NAME/  journal: the events that this node has observed of the log
+    """
+
+    log_name: str
+    log_id: int
+    log: Commitlog
+    journal: Journal
+    hard_state: HardStateFile
+    checkpoint: CheckpointFile
+    snapshot: SnapshotFile
+    clean_stop: CleanStop
 
 
 @dataclass(frozen=True, kw_only=True)

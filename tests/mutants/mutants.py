@@ -19,8 +19,7 @@ from app.errors.base import Outcome
 from app.log.contract import NO_INDEX, Acks, Durability, PendingAppend
 from app.log.state import LogState, Restoring
 from app.node.opening import open_replica, replica_modes
-from app.node.replica import append_queue as door
-from app.node.replica import checkpoints
+from app.node.replica import append_queue, checkpoints
 from app.node.replica.confirmed_answers import ConfirmedAnswer
 from app.node.replica.open_appends import OpenAppends
 from app.node.replica.read_index_queue import ReadGate
@@ -373,7 +372,7 @@ def an_append_that_waited_too_long_is_said_not_to_be_applied(patch: pytest.Monke
 
 @mutant("D-28")
 def the_fence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    @planted(patch, door, "check_conditions")
+    @planted(patch, append_queue, "check_conditions")
     def check(original: Any, state: LogState, request: Any, **options: int) -> None:
         original(LogState(), request, **options)
 
@@ -593,7 +592,7 @@ def a_change_of_members_outlives_its_record(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("C-09")
 def a_trim_outruns_the_snapshot_of_the_state(patch: pytest.MonkeyPatch) -> None:
-    def look(self: Trimmer) -> None:
+    def trim(self: Trimmer) -> None:
         until_index = self._state.trim_index
         if until_index > self._trimmed_index:
             self._trimmed_index = until_index
@@ -601,7 +600,7 @@ def a_trim_outruns_the_snapshot_of_the_state(patch: pytest.MonkeyPatch) -> None:
             if ticket is not None:
                 self._disk.submit(ticket.run, self._ended)
 
-    patch.setattr(Trimmer, "look", look)
+    patch.setattr(Trimmer, "trim", trim)
 
 
 @mutant("D-12", lambda _: test_dispatcher.test_what_was_trimmed_while_the_peer_was_asked_is_compared_anew())

@@ -9,7 +9,7 @@ from pathlib import Path
 from app.errors import SequenceGap
 from app.log.producers import ProducerTable
 from app.node.opening import open_replica
-from app.node.replica.append_queue import Door
+from app.node.replica.append_queue import AppendQueue
 from app.node.replica.checkpoints import Checkpointer
 from app.node.replica.state_transfer import StateTransfer
 from app.raft import core
@@ -131,7 +131,7 @@ plant(
 plant(
     "a_key_twice_in_a_turn_is_two_appends",
     "D-28",
-    (Door, "enter", "self._batch.decides_about(request) or ", ""),
+    (AppendQueue, "enter", "self._batch.decides_about(request) or ", ""),
     lambda folder: test_driver.test_a_repeat_in_the_same_turn_waits_for_the_first(test_driver.Node(folder)),
 )
 plant(
@@ -172,6 +172,6 @@ plant(
 plant(
     "a_state_from_before_the_log_begins_is_taken",
     "D-12",
-    (StateTransfer, "take", "if taken.applied_index < self._first_index - 1:", "if False:"),
+    (StateTransfer, "take", "if taken.applied_index < self._log.first_index - 1:", "if False:"),
     test_planted_bugs.test_a_state_from_before_the_log_begins_is_asked_for_again,
 )

@@ -3,8 +3,8 @@
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
 from app.log.state import LogState
-from app.node.replica.driver import LogDriver
 from app.node.replica.read_index_queue import ReadGate
+from app.node.replica.state_keeper import StateKeeper
 from app.node.replica.state_transfer import StateTransfer
 from app.raft.core import RaftCore
 from app.raft.dispatcher import Dispatcher
@@ -59,10 +59,10 @@ plant(
     "a_reset_keeps_uncommitted_keys",
     "D-12",
     (
-        LogDriver,
-        "_undo_state",
-        "max(kept_index, self._state.committed_index)",
-        "self._state.applied_index if isinstance(ready.truncate, Reset) else kept_index",
+        StateKeeper,
+        "truncated",
+        "max(kept_index, self.state.committed_index)",
+        "self.state.applied_index if isinstance(truncate, Reset) else kept_index",
     ),
     test_planted_bugs.test_a_reset_takes_back_keys_that_were_not_committed,
 )

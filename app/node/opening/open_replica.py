@@ -15,8 +15,7 @@ from app.log.state import LogState
 from app.node.opening.trust import Trust
 from app.node.replica.checkpoints import load_state
 from app.node.replica.driver import LogDriver
-from app.node.replica.files import ReplicaFiles
-from app.node.services import NodeServices, ReplicaEvents
+from app.node.services import NodeServices, ReplicaEvents, ReplicaFiles
 from storage.errors import CorruptFile, CorruptLog
 from storage.file_system import FileSystem
 from storage.log.checkpoint import CheckpointFile, SnapshotFile

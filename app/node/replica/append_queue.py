@@ -1,13 +1,12 @@
-"""The way into a log at its leader: appends and commands wait here for their turn, and become batches.
+"""Queue of appends and commands at the leader of a log: they wait for the next turn, and become batches.
 
-Everything that has come since the last turn shares batches, as far as it fits (group commit). While the lead
-is handed over, all wait for the next leader to be known: then they enter here, or go there (R-09).
+Everything that has arrived since the last turn shares batches, as far as it fits (group commit). While the
+lead is handed over, all wait until the next leader is known: then they enter here, or are sent there (R-09).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from app.errors import (
     CommitlogError,
@@ -20,17 +19,12 @@ from app.errors import (
 )
 from app.log.commands import Command, CommandResult
 from app.log.contract import (
-    NO_INDEX,
     Acks,
-    AppendLimits,
     AppendRequest,
     ChangeKind,
-    Clock,
-    DriverConfig,
     GroupConfig,
-    ReplicationCore,
 )
-from app.log.state import Claim, LogState
+from app.log.state import Claim
 from app.node.replica.append_checks import (
     Coalescing,
     check_conditions,
@@ -40,56 +34,39 @@ from app.node.replica.append_checks import (
 )
 from app.node.replica.commit_waiters import answer
 from app.node.replica.confirmed_answers import ConfirmedAnswer
-from app.node.replica.log_space import LogSpace
-from app.node.replica.open_appends import CommandDone, Done, OpenAppend, OpenAppends, OpenCommand, Stamped
-from storage.format.batch import BATCH_MAX_BYTES, AppendMark, EncodedBody, stamp
+from app.node.replica.open_appends import CommandDone, Done, OpenAppend, OpenCommand
+from app.node.replica.ready_executor import ReadyExecutor, ReplicaParts
+from storage.format.batch import BATCH_MAX_BYTES
 from storage.format.records import encode_body, encode_control
-from storage.log.commitlog import Commitlog
 
 APPEND_MAX_BYTES = BATCH_MAX_BYTES - 1024 * 1024  # packed; the rest is for header and marks
 COMMAND_TIMEOUT_MS = 5_000
 COMMANDS_MAX = 1_000
 
 
-class Door:
-    """Owned by one driver. `carry_out` does what the core wants; `is_busy`: it waits for the disk."""
+class AppendQueue:
+    """Owned by one driver."""
 
-    def __init__(
-        self,
-        *,
-        node_id: str,
-        log_id: int,
-        core: ReplicationCore,
-        log: Commitlog,
-        state: LogState,
-        clock: Clock,
-        limits: AppendLimits,
-        config: DriverConfig,
-        open_appends: OpenAppends,
-        carry_out: Callable[[], None],
-        space: LogSpace,
-        is_busy: Callable[[], bool],
-    ) -> None:
-        self._node_id = node_id
-        self._log_id = log_id
-        self._core = core
-        self._log = log
-        self._state = state
-        self._clock = clock
-        self._limits = limits
-        self._open = open_appends
-        self._carry_out = carry_out
-        self._space = space
-        self._is_busy = is_busy
+    def __init__(self, parts: ReplicaParts, executor: ReadyExecutor) -> None:
+        services = parts.services
+        self._executor = executor
+        self._node_id = services.node_id
+        self._core = parts.core
+        self._log = parts.files.log
+        self._state = parts.state.state
+        self._clock = services.clock
+        self._limits = services.limits
+        self._open = parts.appends
+        self._proposer = parts.proposer
+        self._space = parts.space
         self._appends: deque[OpenAppend] = deque()
         self._queued_bytes = 0  # of self._appends
         self._commands: deque[OpenCommand] = deque()
-        self._batch = Coalescing(config.coalesce_max_bytes)
-        self._stamped_ms = 0  # of the last batch, ms since 1970
+        self._batch = Coalescing(services.driver.coalesce_max_bytes)
         self._decided: list[ConfirmedAnswer] = []  # in this turn
         self._confirming: list[ConfirmedAnswer] = []  # what they rest on is not confirmed yet
 
-    # --- what waits
+    # --- the queue --------------------------------------------------------------------------------------
 
     def append(self, request: AppendRequest, done: Done, refusal: CommitlogError | None) -> None:
         """Queue an append, or answer it at once with the refusal given. Raises ValueError (LogDriver)."""
@@ -141,7 +118,7 @@ class Door:
         refusal: Callable[[], CommitlogError]
         if self._core.pauses_appends:
             refusal = LeaderTransferring
-        elif self._is_busy():
+        elif self._executor.is_busy:
             refusal = partial(NoLeader, "the disk is writing a term or a truncation: nothing was applied")
         else:
             return
@@ -156,15 +133,15 @@ class Door:
             if command.deadline_ms <= now_ms:
                 answer(command.done, refusal())
 
-    # --- entering
+    # --- a turn -----------------------------------------------------------------------------------------
 
     def enter(self, now_ms: int) -> None:
-        """Let in what waits, as long as the driver need not wait for the disk."""
+        """Take the queue into the log, until a hard state or a truncation must be written first."""
         if self._core.pauses_appends:
             return
-        while self._commands and not self._is_busy():
+        while self._commands and not self._executor.is_busy:
             self._admit_command(self._commands.popleft(), now_ms)
-        while self._appends and not self._is_busy():
+        while self._appends and not self._executor.is_busy:
             request = self._appends[0].request
             if self._batch.decides_about(request) or not self._batch.has_room_for(request):
                 self._flush()  # its outcome may decide about the next append: all is checked again
@@ -180,9 +157,9 @@ class Door:
                     self._appends.appendleft(append)
                     self._queued_bytes += append.request.records.size_bytes
                 raise
-        if not self._is_busy():
+        if not self._executor.is_busy:
             self._flush()
-        if not self._is_busy():
+        if not self._executor.is_busy:
             self._confirm_decided(now_ms)
 
     def _check_leads(self) -> None:
@@ -193,7 +170,7 @@ class Door:
             raise NotLeader(core.leader_id)
 
     def _admit(self, append: OpenAppend, now_ms: int) -> None:
-        """Put the append into the batch of this turn, or find the answer of its first time."""
+        """Put the append into the batch of this turn, or find the answer of its first attempt."""
         core, request, batch = self._core, append.request, self._batch
         if request.stream is not None and request.stream.broken:
             raise RequestOutstanding("an earlier append of the stream was refused")
@@ -240,14 +217,14 @@ class Door:
     def _decide(
         self, give: Callable[[], None], fail: Callable[[CommitlogError], None], deadline_ms: int
     ) -> None:
-        """The log's state as it is, with the batch of this turn in it, has decided an answer."""
+        """Keep an answer that the log's state, with the batch of this turn in it, has decided."""
         end_index = self._log.next_index + self._batch.count - 1
         self._decided.append(
             ConfirmedAnswer(give, fail, end_index=end_index, term=self._core.term, deadline_ms=deadline_ms)
         )
 
     def _confirm_decided(self, now_ms: int) -> None:
-        """Give the answers that were decided in this turn, or let them wait for what they rest on."""
+        """Give the answers that were decided in this turn, or let them wait for the commit of their basis."""
         if not self._decided:
             return
         decided, self._decided = self._decided, []
@@ -270,16 +247,16 @@ class Door:
                 self._confirming.append(each)
             else:
                 each.give()
-        self._carry_out()
+        self._executor.carry_out()
 
     def _join(self, append: OpenAppend, claim: Claim, now_ms: int) -> None:
-        """A repeat: it gets the first one's answer, now or when that has its acks."""
+        """Answer a repeat as the first append: now, or when that has its acks."""
         append.claim = claim
         self._core.join(append.pending(claim.first_index, claim.last_index), now_ms)
-        self._carry_out()
+        self._executor.carry_out()
 
     def _admit_command(self, command: OpenCommand, now_ms: int) -> None:
-        """Decide the command, and write its record; what is so already is answered once it is committed."""
+        """Decide the command, and write its record. What holds already is answered once it is committed."""
         try:
             self._check_leads()
         except CommitlogError as refusal:
@@ -293,8 +270,8 @@ class Door:
         if value is None:
             self._decide_command(command, CommandResult(self._log.end_index, self._core.term, False))
             return
-        self._propose(encode_control(value), [command], control=True)
-        self._carry_out()
+        self._proposer.propose(encode_control(value), [command], control=True)
+        self._executor.carry_out()
 
     def _decide_command(self, command: OpenCommand, result: CommandResult | CommitlogError) -> None:
         self._decide(
@@ -318,46 +295,10 @@ class Door:
             return
         appends, body, marks = batch.appends, encode_body(batch.records), batch.marks
         batch.start()
-        self._propose(body, appends, marks=marks)
-        self._carry_out()
+        self._proposer.propose(body, appends, marks=marks)
+        self._executor.carry_out()
 
-    def open_term(self, value: dict[str, Any]) -> None:
-        """Write the control record that the core wants. No timestamp after it is below the log's last."""
-        if self._log.end_index != NO_INDEX:
-            self._stamped_ms = self._log.batch_at(self._log.end_index).timestamp_ms
-        self._propose(encode_control(value), [], control=True)
-
-    def _propose(
-        self,
-        body: EncodedBody,
-        waiting: Sequence[OpenAppend | OpenCommand],
-        *,
-        marks: Sequence[AppendMark] = (),
-        control: bool = False,
-    ) -> None:
-        """Stamp a batch for the log's end and hand it to the core."""
-        log, term = self._log, self._core.term
-        self._stamped_ms = max(self._stamped_ms, self._clock.now_ms())
-        batch = stamp(
-            body,
-            log_id=self._log_id,
-            base_index=log.next_index,
-            term=term,
-            timestamp_ms=self._stamped_ms,
-            offset=log.end_offset,
-            previous_chain=log.last_chain,
-            control=control,
-            marks=marks,
-        )
-        stamped, first_index, pendings = Stamped(batch), batch.base_index, []
-        for each in waiting:
-            next_index = first_index + each.count
-            each.stamped = stamped
-            pendings.append(each.pending(first_index, next_index - 1))
-            first_index = next_index
-        self._core.propose(batch, pendings, self._clock.monotonic_ms())
-
-    # --- what a command may look at
+    # --- what a command reads: app.log.commands.LeaderView------------------------------------------------
 
     @property
     def begin_index(self) -> int:

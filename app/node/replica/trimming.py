@@ -45,7 +45,7 @@ class Trimmer:
         """Begin nothing more: the log is given back."""
         self._stopped = True
 
-    def look(self) -> None:
+    def trim(self) -> None:
         """Begin what the state asks for and was not begun before; called with every tick."""
         if self._ticket is not None:
             self._retry()

@@ -196,7 +196,7 @@ def test_a_state_from_before_the_log_begins_is_asked_for_again(tmp_path: Path) -
     with pytest.raises(AssertionError, match="did not come"):
         transferred(source, copy)
     assert copy.driver.state.find_key("k0") is None
-    assert not copy.driver._transfer.is_whole
+    assert not copy.driver._state.transfer.is_whole
 
 
 @pytest.mark.rule("D-20")

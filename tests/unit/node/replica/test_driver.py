@@ -233,11 +233,11 @@ def test_a_truncation_takes_back_the_keys_of_what_is_gone(tmp_path: Path) -> Non
     node, log = follower_of_n2(tmp_path)
     push_to(node, PushType.APPEND, 1, "n2", -1, *log.batches)
     node.seams.run()
-    assert node.driver._state.find_key("k") is not None
+    assert node.driver.state.find_key("k") is not None
     push_to(node, PushType.TRUNCATE, 2, "n3", -1, log.batches[0])
     node.seams.run()
     assert node.driver.log.end_index == 0
-    assert node.driver._state.find_key("k") is None
+    assert node.driver.state.find_key("k") is None
 
 
 @pytest.mark.rule("D-20", "R-11")

@@ -99,11 +99,11 @@ def test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_befor
     done(source.command(MoveCursor("etl", 1, fence=False)))
     for _ in range(10):
         source.append()
-    transfer = source.driver._transfer
+    transfer = source.driver._state.transfer
     copy = Node(tmp_path / "copy", "n1", "n2", "n3", config=DriverConfig())
     copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
     copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20))
-    taking = copy.driver._transfer
+    taking = copy.driver._state.transfer
     assert not taking.is_whole
     taking.tick("n2", 1_000)
     taking.tick("n2", 1_500)
@@ -137,10 +137,10 @@ def test_a_snapshot_of_what_may_still_be_taken_back_makes_no_trim_safe(tmp_path:
         node.driver.tick()  # the snapshot is taken
     node.seams.run()
     first = result(*asked)
-    node.driver._checkpointer._snapshot_ms = 1 << 60  # and no other one by itself
+    node.driver._state.checkpointer._snapshot_ms = 1 << 60  # and no other one by itself
     for _ in range(2):
         node.tick(20)
-    assert node.driver._checkpointer._saved.state_index == first.last_index
+    assert node.driver._state.checkpointer._saved.state_index == first.last_index
     done(node.command(Trim(first.last_index + 1)))
     for _ in range(4):
         node.tick(20)
@@ -157,7 +157,7 @@ def test_pieces_of_two_snapshots_are_never_put_together(tmp_path: Path) -> None:
         result(source.append(idempotency_key=f"k{number}"))
 
     def served(request: StateRequest) -> StateChunk:
-        source.driver._transfer.serve("n1", request)
+        source.driver._state.transfer.serve("n1", request)
         [(_, chunk)] = source.seams.sent[-1:]
         assert isinstance(chunk, StateChunk)
         return chunk
@@ -171,7 +171,7 @@ def test_pieces_of_two_snapshots_are_never_put_together(tmp_path: Path) -> None:
         copy = Node(tmp_path / folder, "n1", "n2", "n3")
         copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
         copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20, 9))
-        copy.driver._transfer.tick("n2", now_ms)
+        copy.driver._state.transfer.tick("n2", now_ms)
         return copy
 
     copy = begun("copy", 1_000)
@@ -179,34 +179,34 @@ def test_pieces_of_two_snapshots_are_never_put_together(tmp_path: Path) -> None:
     chunk = served(request)
     result(source.append(idempotency_key="k0000"))
     served(request)  # the same question once more
-    while not copy.driver._transfer.is_whole:
-        copy.driver._transfer.take("n2", chunk, 1_000)
+    while not copy.driver._state.transfer.is_whole:
+        copy.driver._state.transfer.take("n2", chunk, 1_000)
         chunk = served(asked(copy))
     assert copy.driver.state.find_key("k0") is not None
     assert copy.driver.state.find_key("k0000") is None
 
     late = served(request)
     another = begun("another", 2_000)
-    another.driver._transfer.take("n2", late, 2_000)
+    another.driver._state.transfer.take("n2", late, 2_000)
     assert asked(another).offset == 0
 
 
 def transferred(source: Node, copy: Node) -> None:
     """Let the copy ask the source for the log's state until it has it."""
-    copy.driver._transfer.tick("n2", 1_000)
+    copy.driver._state.transfer.tick("n2", 1_000)
     for round_ in range(1_000):
-        if copy.driver._transfer.is_whole:
+        if copy.driver._state.transfer.is_whole:
             return
         [(_, request)] = copy.seams.sent[-1:]
         assert isinstance(request, StateRequest)
         before = len(source.seams.sent)
-        source.driver._transfer.serve("n1", request)
-        source.driver._transfer.tick(None, 1_000)
+        source.driver._state.transfer.serve("n1", request)
+        source.driver._state.transfer.tick(None, 1_000)
         if len(source.seams.sent) > before:
             [(_, chunk)] = source.seams.sent[-1:]
             assert isinstance(chunk, StateChunk)
-            copy.driver._transfer.take("n2", chunk, 1_000 + round_)
-        copy.driver._transfer.tick("n2", 1_000 + round_)
+            copy.driver._state.transfer.take("n2", chunk, 1_000 + round_)
+        copy.driver._state.transfer.tick("n2", 1_000 + round_)
     raise AssertionError("the state did not come")
 
 
@@ -244,9 +244,9 @@ def test_a_large_state_is_sent_and_taken_in_slices(tmp_path: Path, monkeypatch: 
     log = source.driver.log
     copy.driver.log.reset(20, log.batch_at(20).offset)
     copy.driver.log.append(log.read_batches(20, 1 << 20, 25))
-    copy.driver._transfer.tick("n2", 500)
+    copy.driver._state.transfer.tick("n2", 500)
     [(_, request)] = copy.seams.sent[-1:]
-    source.driver._transfer.serve("n1", request)  # begins the copy
+    source.driver._state.transfer.serve("n1", request)  # begins the copy
     result(source.append(idempotency_key="later"))
     transferred(source, copy)
     state = copy.driver.state
@@ -262,7 +262,7 @@ def test_a_large_snapshot_is_copied_in_slices_and_is_of_one_index(
     for number in range(50):
         result(node.append(idempotency_key=f"k{number}"))
     node.tick(1)
-    checkpointer = node.driver._checkpointer
+    checkpointer = node.driver._state.checkpointer
     checkpointer.demand()
     node.tick(20)
     assert checkpointer.safe_index == -1  # the first slices alone
@@ -287,7 +287,7 @@ def test_a_snapshot_is_thrown_away_when_the_log_is_truncated_while_it_is_copied(
     node = Node(tmp_path, config=DriverConfig(checkpoint_interval_ms=20))
     for number in range(50):
         result(node.append(idempotency_key=f"k{number}"))
-    checkpointer = node.driver._checkpointer
+    checkpointer = node.driver._state.checkpointer
     node.tick(1)
     checkpointer.demand()
     node.tick(20)

@@ -254,7 +254,7 @@ def test_a_clean_stop_saves_where_a_restart_begins(tmp_path: Path, monkeypatch: 
     node.voters = ("n1", "n2", "n3")
     node.restart()
     assert min(read) >= 20  # the state came from its snapshot, not from the log
-    assert node.driver._state.find_key("k0") is not None
+    assert node.driver.state.find_key("k0") is not None
 
 
 @pytest.mark.rule("R-01")

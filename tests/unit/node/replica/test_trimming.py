@@ -77,11 +77,11 @@ class Trimmed:
 def test_a_sync_runs_between_the_removals_of_two_segments() -> None:
     trimmed = Trimmed()
     before = trimmed.segments
-    trimmed.trimmer.look()
+    trimmed.trimmer.trim()
     held, synced = [], 0
     while trimmed.disk.work:
         assert len(trimmed.disk.work) == 1  # never more than one piece, however often it looks
-        trimmed.trimmer.look()
+        trimmed.trimmer.trim()
         trimmed.disk.request_sync(None, lambda: None)
         trimmed.disk.work.popleft()()
         held.append(trimmed.segments)
@@ -103,11 +103,11 @@ def test_a_trim_that_finds_no_room_is_tried_again(monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as patch:
         patch.setattr(TrimTicket, "move_begin", full)
-        trimmed.trimmer.look()
+        trimmed.trimmer.trim()
         trimmed.disk.work.popleft()()
     for _ in range(RETRY_TICKS):
         assert trimmed.segments == before
-        trimmed.trimmer.look()
+        trimmed.trimmer.trim()
     while trimmed.disk.work:
         trimmed.disk.work.popleft()()
     assert trimmed.segments < before / 2
@@ -115,7 +115,7 @@ def test_a_trim_that_finds_no_room_is_tried_again(monkeypatch: pytest.MonkeyPatc
 
 def test_nothing_more_is_removed_once_the_log_is_given_back() -> None:
     trimmed = Trimmed()
-    trimmed.trimmer.look()
+    trimmed.trimmer.trim()
     trimmed.disk.work.popleft()()
     trimmed.trimmer.stop()
     trimmed.disk.work.popleft()()

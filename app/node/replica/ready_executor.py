@@ -1,0 +1,191 @@
+"""Carries out what the core of a log decides: to the log, the disk, the peers, the journal and the clients.
+
+What only a disk thread may do, a hard state or a truncation, comes first and alone: until it is durable the
+executor is busy, and nothing else of the log happens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from app.errors import ReadIndexUnavailable
+from app.log.contract import NO_INDEX, AppendFate, Disk, Ready, ReplicationCore, Reset, Role
+from app.node.replica.commit_waiters import CommitWaiters, answer
+from app.node.replica.log_space import LogSpace
+from app.node.replica.open_appends import OpenAppends
+from app.node.replica.proposer import Proposer
+from app.node.replica.read_index_queue import ReadGate
+from app.node.replica.state_keeper import StateKeeper
+from app.node.replica.syncing import JournalWriter, LogSyncer
+from app.node.services import NodeServices, ReplicaFiles
+from storage.format.batch import Batch
+
+MAX_INDEX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaParts:
+    """The parts of one replica that its driver, executor and append queue share."""
+
+    services: NodeServices
+    files: ReplicaFiles
+    disk: Disk  # the lane of the log
+    core: ReplicationCore
+    state: StateKeeper
+    space: LogSpace
+    journal: JournalWriter
+    syncer: LogSyncer
+    proposer: Proposer
+    appends: OpenAppends
+    reads: ReadGate
+    waiters: CommitWaiters
+
+
+class ReadyExecutor:
+    """Owned by one driver. Invariant: a Ready is carried out whole before the core hears of anything else.
+
+    is_busy: a hard state or a truncation is on its way to the disk; the executor must not be called.
+    """
+
+    def __init__(
+        self,
+        parts: ReplicaParts,
+        *,
+        disk_done: Callable[[BaseException | None], None],
+        healed: Callable[[], None] | None,
+    ) -> None:
+        """disk_done(error): the disk has written a hard state or a truncation, or has failed; on success the
+        driver calls `resume`. healed(): called once, when the core has become sound; None: not called."""
+        self.is_busy = False
+        self._core = parts.core
+        self._log = parts.files.log
+        self._log_id = parts.files.log_id
+        self._hard_state_file = parts.files.hard_state
+        self._clock = parts.services.clock
+        self._transport = parts.services.transport
+        self._disk = parts.disk
+        self._state = parts.state
+        self._space = parts.space
+        self._journal = parts.journal
+        self._syncer = parts.syncer
+        self._proposer = parts.proposer
+        self._appends = parts.appends
+        self._reads = parts.reads
+        self._waiters = parts.waiters
+        self._disk_done = disk_done
+        self._healed = healed
+        self._unanswered: Ready | None = None  # what is being carried out, until its answers are given
+        self._seen_committed = NO_INDEX
+
+    def carry_out(self) -> None:
+        """Do what the core wants until it wants nothing more, or until the disk must be waited for."""
+        core = self._core
+        while True:
+            ready = core.ready()
+            if ready is None:
+                control = core.wants_control
+                if control is None:
+                    break
+                if not core.electable:
+                    self._state.accept_loss(self._journal)
+                self._proposer.open_term(control)
+            elif ready.hard_state is None and ready.truncate is None:
+                self._finish(ready)
+            else:
+                self._wait_for_disk(ready)
+                return
+        committed_index = core.committed_index
+        if committed_index != self._seen_committed:
+            self._seen_committed = committed_index
+            self._log.settle(committed_index)
+            self._state.committed(committed_index)
+            self._waiters.wake(committed_index)
+        if self._healed is not None and core.sound:
+            healed, self._healed = self._healed, None
+            healed()
+
+    def resume(self) -> None:
+        """Go on after the disk: `disk_done` was called without an error."""
+        ready = self._unanswered
+        if ready is not None:
+            if ready.truncate is not None:
+                self._state.truncated(ready.truncate)
+            self._finish(ready)
+        self.carry_out()
+
+    def abandon(self) -> None:
+        """Answer what the core has decided and no client has heard of: the driver has ended."""
+        for ready in (self._unanswered, self._core.ready()):
+            if ready is not None:
+                self._answer_appends(ready)
+                for done, _index in ready.reads:
+                    answer(done, ReadIndexUnavailable())
+
+    def _wait_for_disk(self, ready: Ready) -> None:
+        self.is_busy = True
+        ready = self._unanswered = self._give_refusals(ready)
+        self._syncer.cutting = ready.truncate is not None
+
+        def work() -> None:
+            if ready.hard_state is not None:
+                self._hard_state_file.save(ready.hard_state)
+            if isinstance(ready.truncate, Reset):
+                self._log.reset(ready.truncate.base_index, ready.truncate.base_offset)
+            elif ready.truncate is not None:
+                self._log.truncate_after(ready.truncate.index)
+
+        def then(_result: Any, error: BaseException | None) -> None:
+            self.is_busy = self._syncer.cutting = False
+            self._disk_done(error)
+
+        self._disk.submit(work, then)
+
+    def _give_refusals(self, ready: Ready) -> Ready:
+        """Answer the callers that have lost their leader; return the rest. The disk may hang, and what these
+        answers report does not depend on it."""
+        kept = tuple(each for each in ready.answers if each[1] is AppendFate.ACKNOWLEDGED)
+        for pending, fate in ready.answers:
+            if fate is not AppendFate.ACKNOWLEDGED:
+                self._appends.settle(pending, fate, self._core.committed_index, self._log.next_index)
+        for done, index in ready.reads:
+            if index is None:
+                answer(done, ReadIndexUnavailable())
+        reads = tuple(each for each in ready.reads if each[1] is not None)
+        return replace(ready, answers=kept, reads=reads)
+
+    def _finish(self, ready: Ready) -> None:
+        """Do everything but what only a disk thread may do."""
+        now_ms = self._clock.monotonic_ms()
+        self._unanswered = ready
+        stored = not ready.batches or self._store(ready.batches)
+        if ready.truncate is not None:
+            self._state.judge_electable()
+        for target, message in ready.messages:
+            self._transport.send(target, self._log_id, message)
+        self._answer_appends(ready)
+        for done, index in ready.reads:
+            self._reads.give(done, index, now_ms)
+        self._unanswered = None
+        for event in ready.events:
+            self._journal.event(event)
+        if stored:
+            self._core.advance(ready, now_ms)
+        else:
+            self._core.abandon(ready, now_ms)
+
+    def _answer_appends(self, ready: Ready) -> None:
+        for pending, fate in ready.answers:
+            self._appends.settle(pending, fate, self._core.committed_index, self._log.next_index)
+
+    def _store(self, batches: tuple[Batch, ...]) -> bool:
+        """Write the batches, all or none; False when the disk has no room for them."""
+        now_ms, leads = self._clock.monotonic_ms(), self._core.role in (Role.LEADER, Role.MASTER)
+        if not self._space.write(self._log.append, batches, leads=leads, now_ms=now_ms):
+            return False
+        for batch in batches:
+            self._state.state.apply(batch)
+            if batch.is_control:
+                self._journal.control(batch)
+        self._syncer.written(now_ms)
+        self._state.group.refresh()
+        return True

@@ -1,0 +1,157 @@
+"""The state and the group of a log at one replica: kept in step with the log, saved and transferred."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from app.log.contract import NO_INDEX, Clock, CoreEvent, GroupConfig, ReplicationCore, Reset, TruncateAfter
+from app.log.state import Address, LogState, Membership
+from app.node.replica.checkpoints import Checkpointer
+from app.node.replica.state_transfer import StateTransfer
+from app.node.replica.syncing import JournalWriter
+from app.node.replica.trimming import Trimmer
+from app.node.services import NodeServices, ReplicaFiles
+from app.raft.messages import GroupNotice
+
+logger = logging.getLogger(__name__)
+
+NO_ADDRESSES: Final[Mapping[str, Address]] = {}
+
+
+class StateKeeper:
+    """Owned by one driver. Invariants: `state` is what the log defines, batch by batch; the core knows the
+    newest group that the log names, and whether this copy has what a leader needs."""
+
+    def __init__(
+        self,
+        services: NodeServices,
+        files: ReplicaFiles,
+        core: ReplicationCore,
+        state: LogState,
+        configured: GroupConfig,
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        """configured: the group until the log names another one. fail(what, error): the disk has failed, or
+        the log is damaged."""
+        disk, config = services.disk.lane(files.log_name), services.driver
+        self.state = state
+        self.group = LogGroup(configured, state, core, services.clock)
+        self.checkpointer = Checkpointer(files.log, files.checkpoint, files.snapshot, disk, config, fail)
+        self.trimmer = Trimmer(files.log, state, self.checkpointer, disk, fail)
+        self.transfer = StateTransfer(
+            files.log_id, files.log, state, services.transport, self._become_whole, config.state_chunk_bytes
+        )
+        self._log_name = files.log_name
+        self._log = files.log
+        self._core = core
+
+    def start(self) -> None:
+        """Let the core know what this copy has, before it starts."""
+        self.judge_electable()
+        self.group.refresh()
+
+    def stop(self) -> None:
+        """Begin no more work on the log's files."""
+        self.trimmer.stop()
+
+    def tick(self, now_ms: int) -> None:
+        """Do what is due. now_ms: monotonic."""
+        core = self._core
+        self.transfer.tick(core.leader_id, now_ms)
+        self.trimmer.trim()
+        self.checkpointer.tick(self.state, core.committed_index, now_ms)
+        self.state.pass_time(now_ms)
+        self.state.expire()
+
+    def save_all(self) -> None:
+        """Save the state and the checkpoint at a clean stop. The log must be durable by then."""
+        self.checkpointer.save_all(self.state, self._core.committed_index)
+
+    def committed(self, committed_index: int) -> None:
+        """Everything up to `committed_index` is committed."""
+        self.state.committed(committed_index)
+        if not self._core.electable:
+            self.judge_electable()
+
+    def truncated(self, truncate: TruncateAfter | Reset) -> None:
+        """The log was truncated. What this replica knows of the committed past stays known, also when its log
+        was emptied."""
+        kept_index = self._core.committed_index if isinstance(truncate, Reset) else truncate.index
+        self.state.truncate_after(max(kept_index, self.state.committed_index))
+        self.checkpointer.cut()
+        self.transfer.cut()
+        self.group.refresh()
+
+    def judge_electable(self) -> None:
+        """Let the core know whether this copy has what a leader needs: the state, and all records."""
+        has_records = self.transfer.holds_untrimmed or not self._core.needs_all_records
+        self._core.electable = self.transfer.is_whole and has_records
+
+    def accept_loss(self, journal: JournalWriter) -> None:
+        """Lead although this copy lacks state or records. Only an unclean election makes it lead (C-05)."""
+        first_index = self._log.next_index if self._log.end_index == NO_INDEX else self._log.begin_index
+        logger.warning("log %s: the state before index %d is lost", self._log_name, first_index)
+        data = {"reason": "an unclean election: the state before the log is lost", "first_index": first_index}
+        journal.event(CoreEvent("corruption", self._core.term, data))
+        self.transfer.accept_loss()
+        self._become_whole()
+
+    def _become_whole(self) -> None:
+        self.checkpointer.demand()  # a restart could not rebuild the state from the log
+        self.judge_electable()
+        self.group.refresh()
+
+
+class LogGroup:
+    """The group of a log: of its newest membership record, else of the configuration (R-10).
+
+    Invariant: the core knows the newest group that the log names.
+    """
+
+    def __init__(self, configured: GroupConfig, state: LogState, core: ReplicationCore, clock: Clock) -> None:
+        """configured: holds until the log names another one."""
+        self._configured = configured
+        self._state = state
+        self._core = core
+        self._clock = clock
+        self._membership: Membership | None = None  # the core knows of it
+        self._notice: GroupNotice | None = None
+        self._noticed: Mapping[str, Address] = NO_ADDRESSES  # the addresses in it
+
+    @property
+    def group(self) -> GroupConfig:
+        """The newest group known: of the log, or of a peer that does not count this replica as a member."""
+        named = self._core.notice or self._membership
+        if named is None:
+            return self._configured
+        return GroupConfig(voters=named.voters, learners=named.learners)
+
+    @property
+    def addresses(self) -> Mapping[str, Address]:
+        """Addresses of members that the log, or the peer, gives; the same object until they change."""
+        notice = self._core.notice
+        if notice is not None:
+            if notice is not self._notice:
+                self._notice = notice
+                self._noticed = {node: Address(*address) for node, address in notice.nodes.items()}
+            return self._noticed
+        return NO_ADDRESSES if self._membership is None else self._membership.nodes
+
+    def refresh(self) -> None:
+        """Let the core know the group, if the log names a new one. After a start the committed group first:
+        its voters may campaign until the newest one is committed."""
+        newest = self._state.membership
+        if newest == self._membership:
+            return
+        if self._membership is None:
+            self._adopt(self._state.settled_membership)
+        self._adopt(newest)
+
+    def _adopt(self, membership: Membership | None) -> None:
+        self._membership = membership
+        if membership is None:
+            group, index, nodes = self._configured, NO_INDEX, NO_ADDRESSES
+        else:
+            group = GroupConfig(voters=membership.voters, learners=membership.learners)
+            index, nodes = membership.since, membership.nodes
+        self._core.configure(group, index, self._clock.monotonic_ms(), nodes)
