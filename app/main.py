@@ -30,6 +30,7 @@ from app.api.routes import (
     members,
     reads,
     receipts,
+    replicas,
     tables,
     upkeep,
 )
@@ -53,6 +54,7 @@ _PARTS: Final = (
     block_digests,
     receipts,
     members,
+    replicas,
     health,
     live_page,
 )

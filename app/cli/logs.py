@@ -1,5 +1,6 @@
 """`commitlog logs` and `commitlog elect`: manage logs and elect their masters."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from app.cli.context import Target, print_json, target_options
+from app.client.errors import Problem
 from app.client.operations import Operations
+
+_RETRY_S = 0.5
 
 
 def _priorities(_ctx: click.Context, _option: click.Parameter, given: Sequence[str]) -> dict[str, int]:
@@ -77,7 +81,7 @@ def create_log(
     """Create a log. If the log exists with the same settings, nothing changes."""
     asked: dict[str, Any] = {"name": name, "learners": learners, **settings}
     if replicas is not None:
-        asked["replicas"] = int(replicas) if replicas.isdecimal() else replicas.split(",")
+        asked["replicas"] = _replicas(replicas)
     if retention_ms is not None or retention_bytes is not None:
         asked["retention"] = {"ms": retention_ms, "bytes": retention_bytes}
     with target.client(writes=True) as client:
@@ -98,17 +102,59 @@ def create_log(
     help="NODE=NUMBER: rank in an election between equal copies. All of them; others are removed.",
 )
 @click.option("--unclean/--no-unclean", default=None, help="Allow unclean elections.")
+@click.option("--replicas", help="Nodes that keep the log (n1,n2,n4), or their number.")
+@click.option("--learners", help='Those of them that are learners (n4); "" for none.')
+@click.option(
+    "--force",
+    is_flag=True,
+    default=None,
+    help="Controller mode: replicas that are taken out leave at once. What only they hold is lost.",
+)
+@click.option(
+    "--wait-s",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Time to wait until the change of replicas is complete, seconds.",
+)
 @target_options
-def change_log(target: Target, name: str, **settings: Any) -> None:
+def change_log(target: Target, name: str, wait_s: float, **settings: Any) -> None:
     """Change settings of a log. Settings that are not named stay as they are."""
     changes = {key: value for key, value in settings.items() if value not in (None, {})}
+    if "replicas" in changes:
+        changes["replicas"] = _replicas(changes["replicas"])
+    if "learners" in changes:
+        changes["learners"] = [node for node in changes["learners"].split(",") if node]
     if changes.get("preferred") == "":
         changes["preferred"] = None
     if not changes:
         raise click.UsageError("name at least one setting to change")
+    give_up_at = time.monotonic() + wait_s
     with target.client(writes=True) as client:
-        log = Operations(client).change_log(name, changes)
-    _show(target, log, f"log {name} is changed")
+        log = _changed(Operations(client), name, changes, give_up_at)
+        while log.get("leaving") and time.monotonic() < give_up_at:
+            time.sleep(_RETRY_S)
+            log = next(each for each in client.logs() if each["name"] == name)
+    leaving = ", ".join(log.get("leaving") or ())
+    staying = f"; replicas until the others are in sync: {leaving}" if leaving else ""
+    _show(target, log, f"log {name} is changed{staying}")
+
+
+def _changed(
+    operations: Operations, name: str, changes: Mapping[str, Any], give_up_at: float
+) -> dict[str, Any]:
+    """The log after the change. In Raft mode the members change step by step: the call is repeated."""
+    while True:
+        try:
+            return operations.change_log(name, changes)
+        except Problem as problem:
+            under_way = problem.code in ("not-caught-up", "change-in-progress")
+            if not under_way or time.monotonic() >= give_up_at:
+                raise
+        time.sleep(_RETRY_S)
+
+
+def _replicas(text: str) -> int | list[str]:
+    return int(text) if text.isdecimal() else text.split(",")
 
 
 @logs_command.command("delete")

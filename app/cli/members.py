@@ -14,13 +14,19 @@ from app.client.errors import Problem
 from app.client.operations import Operations
 
 _RETRY_S = 0.5
+_one_log = click.option("--of", metavar="LOG", help="Only of this log. Default: every Raft log.")
+_force = click.option(
+    "--force",
+    is_flag=True,
+    help="Controller mode: at once, also a live node or the last copy in sync. What only it holds is lost.",
+)
 
 
 @click.group("members", invoke_without_command=True)
 @target_options
 @click.pass_context
 def members_command(ctx: click.Context, target: Target) -> None:
-    """List (the default), add, promote and remove nodes."""
+    """List (the default), add, promote, demote, remove and clean nodes."""
     if ctx.invoked_subcommand is None:
         _list(target)
 
@@ -41,11 +47,12 @@ def _list(target: Target) -> None:
 @click.argument("node_id")
 @click.option("--url", required=True, help="Base URL of the node, for example http://127.0.0.1:8104.")
 @click.option("--peer-address", required=True, help="host:port at which the other nodes reach it.")
+@_one_log
 @target_options
-def add_member(target: Target, node_id: str, url: str, peer_address: str) -> None:
+def add_member(target: Target, node_id: str, url: str, peer_address: str, of: str | None) -> None:
     """Add a running node as a learner: it receives the logs and does not vote."""
     with target.client(writes=True) as client:
-        _show(target, Operations(client).add_member(node_id, url, peer_address))
+        _show(target, Operations(client).add_member(node_id, url, peer_address, of=of))
 
 
 @members_command.command("promote")
@@ -53,14 +60,15 @@ def add_member(target: Target, node_id: str, url: str, peer_address: str) -> Non
 @click.option(
     "--wait-s", type=click.FloatRange(0), default=0.0, help="Time to wait for it to catch up, seconds."
 )
+@_one_log
 @target_options
-def promote_member(target: Target, node_id: str, wait_s: float) -> None:
+def promote_member(target: Target, node_id: str, wait_s: float, of: str | None) -> None:
     """Promote a learner that has caught up to voter."""
     give_up_at = time.monotonic() + wait_s
     with target.client(writes=True) as client:
         while True:
             try:
-                members = Operations(client).promote_member(node_id)
+                members = Operations(client).promote_member(node_id, of=of)
                 break
             except Problem as problem:
                 lagging = problem.code in ("not-caught-up", "change-in-progress")
@@ -70,13 +78,40 @@ def promote_member(target: Target, node_id: str, wait_s: float) -> None:
         _show(target, members)
 
 
+@members_command.command("demote")
+@click.argument("node_id")
+@click.option("--of", metavar="LOG", required=True, help="Log in controller mode.")
+@target_options
+def demote_member(target: Target, node_id: str, of: str) -> None:
+    """Make a replica of a log in controller mode a learner."""
+    with target.client(writes=True) as client:
+        _show(target, Operations(client).demote_member(node_id, of=of))
+
+
 @members_command.command("remove")
 @click.argument("node_id")
+@_one_log
+@_force
 @target_options
-def remove_member(target: Target, node_id: str) -> None:
+def remove_member(target: Target, node_id: str, of: str | None, force: bool) -> None:
     """Remove a node. A leader transfers its leadership first."""
     with target.client(writes=True) as client:
-        _show(target, Operations(client).remove_member(node_id))
+        _show(target, Operations(client).remove_member(node_id, of=of, force=force))
+
+
+@members_command.command("clean")
+@click.argument("node_id")
+@click.option("--of", metavar="LOG", help="Only of this log. Default: every log in controller mode.")
+@_force
+@target_options
+def clean_member(target: Target, node_id: str, of: str | None, force: bool) -> None:
+    """Remove the metadata of a node that is gone from logs in controller mode."""
+    with target.client(writes=True) as client:
+        done = Operations(client).clean_member(node_id, of=of, force=force)
+    if target.as_json:
+        print_json(done)
+    else:
+        click.echo(f"{done['node']} keeps no replica of {', '.join(done['logs'])} any more")
 
 
 @click.group("leader")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from app.client.client import CommitlogClient
 from app.client.connection import Answer
@@ -33,17 +33,31 @@ class Operations:
         """The nodes of the cluster, learners included."""
         return self._members("GET", "/v1/cluster/members")
 
-    def add_member(self, node_id: str, url: str, peer_address: str) -> list[dict[str, Any]]:
-        """Let a node join as a learner of every log."""
+    def add_member(
+        self, node_id: str, url: str, peer_address: str, *, of: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Let a node join as a learner of every Raft log. of: of this log alone."""
         member = {"id": node_id, "url": url, "peer_address": peer_address}
-        return self._members("POST", "/v1/cluster/members", member)
+        return self._members("POST", f"/v1/cluster/members{_of(of)}", member)
 
-    def promote_member(self, node_id: str) -> list[dict[str, Any]]:
-        """Make a learner a voter, once it has caught up."""
-        return self._members("POST", f"/v1/cluster/members/{quote(node_id, safe='')}:promote")
+    def promote_member(self, node_id: str, *, of: str | None = None) -> list[dict[str, Any]]:
+        """Make a learner a voter, once it has caught up. of: of this log alone."""
+        return self._members("POST", f"{_member(node_id)}:promote{_of(of)}")
 
-    def remove_member(self, node_id: str) -> list[dict[str, Any]]:
-        return self._members("DELETE", f"/v1/cluster/members/{quote(node_id, safe='')}")
+    def demote_member(self, node_id: str, *, of: str) -> list[dict[str, Any]]:
+        """Make a replica of a log in controller mode a learner."""
+        return self._members("POST", f"{_member(node_id)}:demote{_of(of)}")
+
+    def remove_member(
+        self, node_id: str, *, of: str | None = None, force: bool = False
+    ) -> list[dict[str, Any]]:
+        """Remove a node. of: from this log alone. force: in controller mode at once, whatever is lost."""
+        return self._members("DELETE", f"{_member(node_id)}{_of(of, force=force)}")
+
+    def clean_member(self, node_id: str, *, of: str | None = None, force: bool = False) -> dict[str, Any]:
+        """Remove the metadata of a node that is gone, of one log or of all in controller mode. force: also of
+        a live node, or of the last copy in sync."""
+        return self._call("POST", f"{_member(node_id)}:clean{_of(of, force=force)}")[0]
 
     def transfer_leader(self, to: str | None = None) -> dict[str, Any]:
         """Hand the lead of the client's log to `to`, or to the most up to date replica."""
@@ -122,3 +136,13 @@ class Operations:
         )
         document: dict[str, Any] = json.loads(answer.data)
         return document, answer
+
+
+def _member(node_id: str) -> str:
+    return f"/v1/cluster/members/{quote(node_id, safe='')}"
+
+
+def _of(log: str | None, *, force: bool = False) -> str:
+    """The query that names one log."""
+    asked = ([] if log is None else [("log", log)]) + ([("force", "true")] if force else [])
+    return f"?{urlencode(asked)}" if asked else ""

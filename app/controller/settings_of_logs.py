@@ -96,10 +96,10 @@ def changed_spec(log: Log, changes: Mapping[str, Any], version: int | None) -> L
     fixed = [name for name in changes if name not in CHANGEABLE]
     if fixed:
         raise Refused(Reason.INVALID, f"cannot be changed: {', '.join(fixed)}")
-    return msgspec.structs.replace(log.spec, **_whole(log.spec, changes))
+    return msgspec.structs.replace(log.spec, **whole_changes(log.spec, changes))
 
 
-def _whole(spec: LogSpec, changes: Mapping[str, Any]) -> dict[str, Any]:
+def whole_changes(spec: LogSpec, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The changes, and what follows from other replicas: a node that keeps no copy is not a learner, not
     preferred, and has no priority. Raises Refused."""
     found = {name: tuple(value) if name in _NODES else value for name, value in changes.items()}

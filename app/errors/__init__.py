@@ -52,8 +52,10 @@ from app.errors.client import (
 )
 from app.errors.logs import (
     ConfigChanged,
+    LastInSync,
     LogDeleting,
     LogExists,
+    NodeAlive,
     NoEligibleReplica,
 )
 from app.errors.operations import (
@@ -109,6 +111,7 @@ __all__ = [
     "InvalidJson",
     "InvalidRequest",
     "InvariantError",
+    "LastInSync",
     "LeaderPendingFull",
     "LeaderTransferring",
     "LogDeleting",
@@ -119,6 +122,7 @@ __all__ = [
     "NoEligibleReplica",
     "NoLeader",
     "NoSuchCut",
+    "NodeAlive",
     "NotAcceptable",
     "NotCaughtUp",
     "NotEnoughInSync",

@@ -31,3 +31,18 @@ class NoEligibleReplica(CommitlogError):
     """
 
     code, title, http_status = "no-eligible-replica", "No replica is eligible as master", 409
+
+
+class NodeAlive(CommitlogError):
+    """The node is alive: only the metadata of a dead node are cleaned. `force` overrides it."""
+
+    code, title, http_status = "node-alive", "The node is alive", 409
+
+
+class LastInSync(CommitlogError):
+    """Without the replica too few in-sync replicas would be left: none, or fewer than `min_in_sync_replicas`.
+
+    `force` overrides it. Records that only this replica holds are lost then.
+    """
+
+    code, title, http_status = "last-in-sync", "Too few in-sync replicas would be left", 409

@@ -508,6 +508,8 @@ class Broker:
         """A leader counts this node as a member of a log that the configuration does not give it (R-10)."""
         if hosted.deleting:
             return
+        if hosted.generation >= 0:
+            self._folders.prepare(hosted.name, hosted.generation)
         hosted.journal = self._open_journal(hosted.settings)
         result = self._recover(hosted)
         if isinstance(result, LogDriver):

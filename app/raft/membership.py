@@ -54,3 +54,23 @@ def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | No
     if after.voters != voters and awake < len(after.voters) // 2 + 1:
         raise WouldLoseQuorum(f"{awake} of {len(after.voters)} voters would be in reach")
     return after
+
+
+def next_change(group: GroupConfig, wanted: GroupConfig, leader_id: str) -> tuple[ChangeKind, str] | None:
+    """Return the next change on the way from one group to another, None when they have the same members.
+
+    Members are added and promoted before others are removed, the leader last. A voter that becomes a learner
+    is removed and added again.
+    """
+    members = (*group.voters, *group.learners)
+    for node_id in (*wanted.voters, *wanted.learners):
+        if node_id not in members:
+            return ChangeKind.ADD, node_id
+    for node_id in wanted.voters:
+        if node_id in group.learners:
+            return ChangeKind.PROMOTE, node_id
+    gone = [node_id for node_id in group.voters if node_id not in wanted.voters]
+    gone += [node_id for node_id in group.learners if node_id not in wanted.learners]
+    if not gone:
+        return None
+    return ChangeKind.REMOVE, min(gone, key=lambda node_id: node_id == leader_id)

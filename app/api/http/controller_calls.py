@@ -11,10 +11,13 @@ from app.errors import (
     ConfigChanged,
     Internal,
     InvalidRequest,
+    LastInSync,
     LogDeleting,
     LogExists,
     LogNotFound,
+    NodeAlive,
     NoEligibleReplica,
+    NotFound,
     NotLeader,
 )
 from app.node.broker import Broker
@@ -24,6 +27,9 @@ _AS_SUCH: Final[dict[Reason, type[CommitlogError]]] = {
     Reason.CONFIG_CHANGED: ConfigChanged,
     Reason.OTHER_GENERATION: ConfigChanged,  # deleted and created again meanwhile
     Reason.NO_ELIGIBLE_REPLICA: NoEligibleReplica,
+    Reason.NOT_A_REPLICA: NotFound,
+    Reason.NODE_ALIVE: NodeAlive,
+    Reason.LAST_IN_SYNC: LastInSync,
 }
 _INVALID: Final = {
     Reason.CONFIGURED_LOG: "/path/log",
@@ -41,6 +47,11 @@ async def decided(request: Request, broker: Broker, command: AnyCommand) -> Done
     if stays_here(request) and not broker.metadata.server.is_active:
         active = broker.nodes.find(broker.metadata.hosted.leader_id or "")
         raise NotLeader(None) if active is None else NotLeader(active.id, active.url)
+    return await carried_out(broker, command)
+
+
+async def carried_out(broker: Broker, command: AnyCommand) -> Done:
+    """As `decided`, of a call that another node may have forwarded here."""
     answer = await broker.metadata.ask(command)
     if isinstance(answer, Refusal):
         raise _refusal(command.log, answer)

@@ -127,6 +127,7 @@ LOG_EXAMPLE: Final[dict[str, Any]] = {
     "epoch": None,
     "sync_state_set": None,
     "set_epoch": None,
+    "leaving": [],
 }
 CLUSTER_EXAMPLE: Final = {
     "id": "three-local",

@@ -7,19 +7,21 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from app.api.http.controller_calls import decided
+from app.api.http.controller_calls import carried_out, decided
 from app.api.http.dependencies import LogName, Nothing, json_answer
 from app.api.http.leader_headers import log_headers
-from app.api.http.leader_proxy import Call
+from app.api.http.leader_proxy import Call, Served
 from app.api.http.openapi import LOG_EXAMPLE, OF_A_BODY, answers, json_request
 from app.api.http.preconditions import wanted_version
+from app.api.routes.replicas import change_members, fewest_logs, wanted_nodes
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
 from app.controller.metadata import LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
-from app.controller.settings_of_logs import complaints_about
-from app.errors import InvalidRequest, LogExists
+from app.controller.settings_of_logs import complaints_about, whole_changes
+from app.errors import ConfigChanged, InvalidRequest, LogExists
+from app.log.contract import GroupConfig
 from app.node.broker import Broker
 from app.node.hosted_log import CONFIGURED, HostedLog
-from app.settings.model import LOG_NAME
+from app.settings.model import LOG_NAME, Replication
 
 router = APIRouter(tags=["logs"])
 
@@ -54,7 +56,11 @@ class LogIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
-    """Absent fields are unchanged. Replicas change by membership; name and replication are immutable."""
+    """Absent fields are unchanged; name and replication are immutable.
+
+    replicas, learners: the nodes wanted, or their number. In controller mode a replica that is taken out
+    stays (`leaving`) until those that replace it are in sync; force: it is removed at once, whatever is lost.
+    """
 
     durability: str | msgspec.UnsetType = msgspec.UNSET
     retention: RetentionIn | msgspec.UnsetType | None = msgspec.UNSET
@@ -62,6 +68,9 @@ class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
     unclean: bool | msgspec.UnsetType = msgspec.UNSET
     preferred: str | msgspec.UnsetType | None = msgspec.UNSET
     priorities: Priorities | msgspec.UnsetType = msgspec.UNSET
+    replicas: Positive | NodeIds | msgspec.UnsetType = msgspec.UNSET
+    learners: NodeIds | msgspec.UnsetType = msgspec.UNSET
+    force: bool = False
 
 
 @router.get(
@@ -127,9 +136,21 @@ async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
     description=(
         "With `If-Match` the change applies only if the version is equal. When the response arrives, every "
         "live node has applied the change. For a log of the configuration file, the newest change applies: "
-        "the one made here or the one in the file."
+        "the one made here or the one in the file. `replicas` and `learners` change the nodes that keep the "
+        "log. In controller mode the response comes at once, and `leaving` names the nodes that stay until "
+        "the log can do without them. In Raft mode the members change before the response; "
+        "`not-caught-up` and `change-in-progress` mean that the same call goes on where it was."
     ),
-    responses=answers("config-changed", "log-deleting", "quorum-timeout", *OF_A_BODY, example=LOG_EXAMPLE),
+    responses=answers(
+        "config-changed",
+        "log-deleting",
+        "change-in-progress",
+        "not-caught-up",
+        "would-lose-quorum",
+        "quorum-timeout",
+        *OF_A_BODY,
+        example=LOG_EXAMPLE,
+    ),
     openapi_extra=json_request(LogChangeIn, {"retention": {"ms": 604_800_000}}),
     response_class=Response,
 )
@@ -140,11 +161,37 @@ async def change_log(call: Call, log: LogName, query: Nothing) -> Response:
     changes = {
         name: msgspec.to_builtins(value)
         for name in asked.__struct_fields__
-        if not isinstance(value := getattr(asked, name), msgspec.UnsetType)
+        if name != "force" and not isinstance(value := getattr(asked, name), msgspec.UnsetType)
     }
-    command = ChangeLog(log, changes, secrets.token_hex(16), _version(call, hosted), hosted.generation)
+    if not isinstance(asked.replicas, msgspec.UnsetType):
+        changes["replicas"] = wanted_nodes(broker, hosted, asked.replicas)
+    version = _version(call, hosted)
+    command = ChangeLog(log, changes, secrets.token_hex(16), version, hosted.generation, asked.force)
+    if hosted.settings.replication is Replication.RAFT and ("replicas" in changes or "learners" in changes):
+        return await call.at_leader(hosted, lambda here: _change_members(here, command))
     await decided(call.request, broker, command)
     return _log_answer(broker, broker.find(log))
+
+
+async def _change_members(here: Served, command: ChangeLog) -> Response:
+    """Change the members of a Raft log, then its settings. A learner that the settings do not name as one,
+    for it was added to prepare this change, becomes a voter."""
+    broker, hosted, name = here.broker, here.hosted, here.hosted.name
+    known = _metadata_of(broker, hosted)
+    if command.version is not None and command.version != _version_of(broker, hosted):
+        raise ConfigChanged(f"version {_version_of(broker, hosted)} holds, not {command.version}")
+    before = hosted.settings.spec if known is None else known.spec
+    learners = tuple(node for node in before.learners if node in hosted.members)
+    before = msgspec.structs.replace(before, replicas=hosted.members, learners=learners)
+    changes = whole_changes(before, command.changes)
+    after = msgspec.structs.replace(before, **changes)
+    complaints = complaints_about(after, [*(node.id for node in broker.nodes), *hosted.members])
+    if complaints:
+        raise InvalidRequest(*complaints)
+    voters = tuple(node for node in after.replicas if node not in after.learners)
+    await change_members(here, GroupConfig(voters=voters, learners=after.learners))
+    await carried_out(broker, msgspec.structs.replace(command, changes=changes))
+    return _log_answer(broker, broker.find(name))
 
 
 @router.delete(
@@ -206,12 +253,8 @@ def _replicas(broker: Broker, asked: LogIn) -> tuple[str, ...]:
     known = broker.logs.get(asked.name)
     if known is not None and len(known.settings.replicas) == wanted:
         return known.settings.replicas
-    kept = dict.fromkeys(brokers, 0)
-    for hosted in broker.logs.values():
-        for node in hosted.settings.replicas:
-            kept[node] = kept.get(node, 0) + 1
-    chosen = sorted(brokers, key=lambda node: (kept[node], brokers.index(node)))[:wanted]
-    return tuple(chosen)
+    ranks = fewest_logs(broker)
+    return tuple(sorted(ranks, key=lambda node: ranks[node])[:wanted])
 
 
 def _version(call: Call, hosted: HostedLog) -> int | None:
@@ -256,6 +299,7 @@ def _unsupported_object(log: Log) -> dict[str, Any]:
         "epoch": None,
         "sync_state_set": None,
         "set_epoch": None,
+        "leaving": [],
     }
 
 
@@ -281,11 +325,16 @@ def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
         "epoch": None,
         "sync_state_set": None,
         "set_epoch": None,
+        "leaving": [],
     }
+    if settings.replication == "raft" and hosted.serving is not None:
+        found["replicas"] = list(hosted.members)
+        found["learners"] = list(hosted.group.learners)
     if log is not None and settings.replication == "controller":
         found["master"] = log.master_node
         found["epoch"] = log.master_epoch
-        found["sync_state_set"] = [node for node in log.spec.replicas if node in log.set_nodes]
+        found["sync_state_set"] = [node for node in log.nodes if node in log.set_nodes]
+        found["leaving"] = list(log.leaving)
         found["set_epoch"] = log.set_epoch
     elif settings.replication == "classic":
         found["master"] = settings.replicas[0]

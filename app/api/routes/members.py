@@ -13,6 +13,8 @@ from app.api.http.leader_proxy import Call, Served
 from app.api.http.openapi import OF_A_BODY, answers, json_request
 from app.api.read.query import OneLogQuery
 from app.api.routes.move_master import move_master
+from app.api.routes.replicas import OF_REPLICAS, Forced, change_replica, replica_nodes
+from app.controller.commands import ReplicaChange
 from app.controller.metadata import CONTROLLER_LOG
 from app.errors import InvalidRequest, NotFound, TransferFailed
 from app.log.commands import ChangeMembers
@@ -110,7 +112,7 @@ async def add_member(call: Call, query: OneLog) -> Response:
     asked = await call.asked(MemberIn)
     _check_address(asked)
     change = ChangeMembers(ChangeKind.ADD, asked.id, Address(asked.url, asked.peer_address))
-    return await _change(call, query.log, change)
+    return await _change(call, query.log, change, ReplicaChange.ADD)
 
 
 @router.post(
@@ -121,7 +123,24 @@ async def add_member(call: Call, query: OneLog) -> Response:
 )
 async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
     call.wants_json()
-    return await _change(call, query.log, ChangeMembers(ChangeKind.PROMOTE, id))
+    change = ChangeMembers(ChangeKind.PROMOTE, id)
+    return await _change(call, query.log, change, ReplicaChange.PROMOTE)
+
+
+@router.post(
+    "/v1/cluster/members/{id}:demote",
+    summary="Make a replica a learner",
+    description="Of a log in controller mode: the replica leaves the SyncStateSet as soon as the log can do "
+    "without it, and receives the log.",
+    responses=answers(*OF_REPLICAS, "quorum-timeout", example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    response_class=Response,
+)
+async def demote_member(call: Call, id: MemberId, query: OneLog) -> Response:
+    call.wants_json()
+    if query.log is None:
+        raise InvalidRequest(("/query/log", "name the log in controller mode whose replica is demoted"))
+    await change_replica(call, call.broker.find(query.log), id, ReplicaChange.DEMOTE)
+    return _members_answer(call.broker)
 
 
 @router.delete(
@@ -129,25 +148,36 @@ async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
     summary="Remove a node",
     description="Without `log` the node leaves every Raft log and then the log of the metadata. It stays in "
     "that log while it has replicas of logs in controller or classic mode. A leader transfers its leadership "
-    "once its removal is committed.",
-    responses=answers(*_REFUSALS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    "once its removal is committed. Of a log in controller mode the replica leaves once the log can do "
+    "without it; `last-in-sync` refuses one without which too few in-sync replicas would be left.",
+    responses=answers(*_REFUSALS, *OF_REPLICAS, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
-async def remove_member(call: Call, id: MemberId, query: OneLog) -> Response:
+async def remove_member(call: Call, id: MemberId, query: Forced) -> Response:
     call.wants_json()
-    return await _change(call, query.log, ChangeMembers(ChangeKind.REMOVE, id))
+    change = ChangeMembers(ChangeKind.REMOVE, id)
+    return await _change(call, query.log, change, ReplicaChange.REMOVE, force=query.force)
 
 
-async def _change(call: Call, log: str | None, change: ChangeMembers) -> Response:
-    """The change in one log, or in each Raft log in turn; the first refusal ends it."""
+async def _change(
+    call: Call, log: str | None, change: ChangeMembers, of_replica: ReplicaChange, *, force: bool = False
+) -> Response:
+    """The change in one log, or in each Raft log in turn; the first refusal ends it. of_replica, force: the
+    same of a log in controller mode."""
     broker = call.broker
+    one = None if log is None else broker.hosted(log) or broker.find(log)
+    if one is not None and one.settings.replication is Replication.CONTROLLER:
+        await change_replica(call, one, change.node_id, of_replica, force=force)
+        return _members_answer(broker)
+    if force:
+        raise InvalidRequest(("/query/force", "is of logs in controller mode; name one with `log`"))
 
     async def act(here: Served) -> Response:
         await here.commit(change)
         return _members_answer(broker)
 
-    if log is not None:
-        return await call.at_leader(broker.hosted(log) or broker.find(log), act)
+    if one is not None:
+        return await call.at_leader(one, act)
     found = change.kind is ChangeKind.ADD
     for hosted in logs_of_the_change(broker, change):
         try:
@@ -183,7 +213,8 @@ def logs_of_the_change(broker: Broker, change: ChangeMembers) -> list[HostedLog]
     needing = [
         hosted.name
         for hosted in logs
-        if hosted.settings.replication is not Replication.RAFT and change.node_id in hosted.settings.replicas
+        if hosted.settings.replication is not Replication.RAFT
+        and change.node_id in (*hosted.settings.replicas, *replica_nodes(broker, hosted))
     ]
     if change.kind is not ChangeKind.REMOVE or not needing:
         return [*chosen, metadata]

@@ -69,6 +69,11 @@ class LogFolders:
                 raise CorruptFile(folder, "a log that is not of the controllers' metadata")
             self._write(name, _Line(generation))
 
+    def adopt(self, name: str, generation: int) -> None:
+        """Note the generation of a copy that is open and has no line: it joined by an earlier version."""
+        if self._line(name) is None:
+            self._write(name, _Line(generation))
+
     def remove(self, name: str) -> None:
         """Remove the log: nothing of it may be open."""
         line = self._line(name)

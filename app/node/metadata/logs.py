@@ -143,6 +143,9 @@ class MetadataLogs:
         elif log.state == LOG_DELETING:
             return hosted.deleting or await self._remove(hosted)
         else:
+            is_new = self._node_id in log.spec.replicas and self._node_id not in hosted.settings.replicas
+            if is_new and hosted.journal is not None:
+                await self._in_thread(self._folders.adopt, log.name, log.generation)
             hosted.take_settings(LogSettings.of_spec(log.name, log.spec))
             return await self._follow_nodes(log, hosted)
         return True
