@@ -130,8 +130,8 @@ async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
 @router.post(
     "/v1/cluster/members/{id}:demote",
     summary="Make a replica a learner",
-    description="Of a log in controller mode: the replica leaves the SyncStateSet as soon as the log can do "
-    "without it, and receives the log.",
+    description="Controller mode only. The replica leaves the SyncStateSet as soon as the log can do without "
+    "it, and still receives the log.",
     responses=answers(*OF_REPLICAS, "quorum-timeout", example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
