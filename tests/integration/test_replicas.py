@@ -90,22 +90,6 @@ def test_a_lost_node_is_replaced_in_controller_mode(cluster: Cluster) -> None:
     assert refused.status_code in (409, 422), refused.text
 
 
-@pytest.mark.rule("R-10")
-@pytest.mark.timeout(180)
-def test_a_lost_node_is_replaced_in_raft_mode(cluster: Cluster) -> None:
-    change = ["logs", "change", "led", "--replicas", "n1,n2,n4", "--wait-s", "40"]
-    eventually(lambda: commitlog(cluster, *change) == 0, what="n4 is a voter", timeout_s=WAIT_S)
-    for node in ("n1", "n2", "n4"):
-        eventually(
-            lambda node=node: look(cluster, "led", node)["replicas"] == ["n1", "n2", "n4"],  # type: ignore[misc]
-            what="the members are known",
-        )
-    appended(cluster, "led", "after")
-    assert cluster.values("n4", log="led") == ["before", "after"]
-    cluster.kill("n2" if cluster.leader("led") == "n1" else "n1")
-    appended(cluster, "led", "by-the-new-members", cluster.running[0])
-
-
 @pytest.mark.timeout(120)
 def test_the_metadata_of_a_lost_node_are_cleaned(cluster: Cluster) -> None:
     at = cluster.running[0]
@@ -124,3 +108,19 @@ def test_the_metadata_of_a_lost_node_are_cleaned(cluster: Cluster) -> None:
     assert look(cluster, "cleaned", at)["replicas"] == ["n4"]
     nobody = cluster.call("POST", at, "/v1/cluster/members/n3:clean")
     assert nobody.status_code == 404
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.timeout(180)
+def test_a_lost_node_is_replaced_in_raft_mode(cluster: Cluster) -> None:
+    change = ["logs", "change", "led", "--replicas", "n1,n2,n4", "--wait-s", "40"]
+    eventually(lambda: commitlog(cluster, *change) == 0, what="n4 is a voter", timeout_s=WAIT_S)
+    for node in ("n1", "n2", "n4"):
+        eventually(
+            lambda node=node: look(cluster, "led", node)["replicas"] == ["n1", "n2", "n4"],  # type: ignore[misc]
+            what="the members are known",
+        )
+    appended(cluster, "led", "after")
+    assert cluster.values("n4", log="led") == ["before", "after"]
+    cluster.kill("n2" if cluster.leader("led") == "n1" else "n1")
+    appended(cluster, "led", "by-the-new-members", cluster.running[0])

@@ -79,7 +79,7 @@ class HaChecker:
         replica = log.replica(event.master)
         if event.master_epoch != log.master_epoch + 1 or event.set_epoch <= log.set_epoch:
             raise Violation(f"{event} after master epoch {log.master_epoch}, set epoch {log.set_epoch}")
-        if replica is None or not log.is_current(event.master) or replica.node in log.spec.learners:
+        if replica is None or not log.is_current(event.master) or log.is_learner(replica.node):
             raise Violation(f"{event}: no replica that may lead")
         inside = event.master in log.sync_state_set or log.master_epoch == 0
         if not inside and not (event.unclean and self._plan.unclean):
@@ -102,6 +102,10 @@ class HaChecker:
             self._check_log(node)
         if self._problem is not None:
             raise Violation(self._problem)
+
+    def forget(self, node: HaSimNode) -> None:
+        """The node has another, empty copy from here on."""
+        self._seen.pop(node.name, None)
 
     def _check_log(self, node: HaSimNode) -> None:
         if node.core.wanted_rollback is not None:

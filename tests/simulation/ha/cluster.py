@@ -48,13 +48,15 @@ class UncleanLedger(Ledger):
 class HaCluster:
     """Raises Violation where a promise breaks; the seed and the plan replay it."""
 
+    node_type = HaSimNode
+
     def __init__(self, seed: int, plan: HaPlan, *, tell: bool = False) -> None:
         self.plan = plan
         self.world = World(seed, tell=tell)
         self.network = Network(self.world, plan.links, lambda _source, _target, _message: None)
         self.streams = StreamNetwork(self.world)
-        self.nodes = {name: HaSimNode(self, name) for name in plan.names}
-        self.brokers = [self.nodes[name] for name in plan.broker_names]
+        self.nodes = {name: self.node_type(self, name) for name in plan.names}
+        self.brokers = doors = [self.nodes[name] for name in plan.broker_names]
         self.checker = HaChecker(self)
         self.ledger: Ledger = UncleanLedger(loses=True) if plan.unclean else Ledger()
         self.faults = 0
@@ -63,7 +65,7 @@ class HaCluster:
         for node in self.nodes.values():
             node.start()
         for number in range(plan.clients):
-            Client(f"k{number}", self.world, self.brokers, self.ledger).start()
+            Client(f"k{number}", self.world, doors, self.ledger).start()
         if plan.faults:
             self.world.after(1_000_000, self._strike)
 
