@@ -25,7 +25,7 @@ def broker_of(logs: dict[str, Replication], *, kept: bool = True, controllers: t
         Any,
         SimpleNamespace(
             logs={name: hosted(name, replication) for name, replication in logs.items()},
-            metadata=SimpleNamespace(hosted=hosted("__controller", Replication.RAFT)),
+            metadata=SimpleNamespace(hosted=hosted("__controller", Replication.RAFT), log=lambda _name: None),
             settings=SimpleNamespace(controller=SimpleNamespace(nodes=controllers)),
         ),
     )
