@@ -1,20 +1,16 @@
-"""What can go wrong on the way to and from the disk. `app` maps these to answers; nothing here knows of HTTP.
+"""Errors of storage. `app` maps them to answers; this package does not depend on HTTP.
 
-StorageError
-├── CorruptBatch          bytes that are no valid batch
-│   └── PartialBatch      ... because they end too early
-├── CorruptLog            damage at or before the durable point of a log: reported, never cut
-│   └── ForeignLog        a folder that holds another log: somebody moved it there
-├── PatchRefused          batches that do not fit into the damage of a log
-├── CorruptFile           a small file (vote, checkpoint, manifest, snapshot) that cannot be believed
-├── InvalidBody           a client's body is not what it claims to be
-│   ├── BodyTooLarge      ... or exceeds a limit
-│   └── EmptyBody         ... or holds no record
-└── DiskError             the operating system refused
+StorageError ├── CorruptBatch          bytes that are not a valid batch │   └── PartialBatch      ... because
+they end too early ├── CorruptLog            damage at or before the durable point of a log: reported, never
+truncated │   └── ForeignLog        the folder holds another log: it was moved there ├── PatchRefused
+batches that do not fit into the damage of a log ├── CorruptFile           a small file (vote, checkpoint,
+manifest, snapshot) is damaged ├── InvalidBody           a client's body does not have the declared format │
+├── BodyTooLarge      ... or exceeds a limit │   └── EmptyBody         ... or holds no record └── DiskError
+the operating system refused an operation
     ├── StorageFull       no space left; nothing was stored
-    ├── SyncFailed        what was written may be gone: the node stops (R-11)
+    ├── SyncFailed        written data may be lost: the node stops (R-11)
     └── FolderLocked      another process owns the folder
-InvariantError            a bug or a broken promise: stops the node, never retried
+InvariantError            a bug or a violated invariant: stops the node, never retried
 """
 
 from typing import Final
@@ -51,7 +47,7 @@ class PatchRefused(StorageError):
 
 
 class ForeignLog(CorruptLog):
-    """The folder holds another log, whole: the operator's mistake, not the disk's."""
+    """The folder holds another, complete log: an error of the operator, not of the disk."""
 
 
 class CorruptFile(StorageError):
@@ -63,7 +59,7 @@ class CorruptFile(StorageError):
 
 
 class InvalidBody(StorageError):
-    """A client's body is refused; the message says what is wrong with it, in the client's words."""
+    """A client's body is refused; the message states the error in the terms of the API."""
 
 
 class BodyTooLarge(InvalidBody):
@@ -83,11 +79,11 @@ class DiskError(StorageError):
 
 
 class StorageFull(DiskError):
-    """No space is left, or a quota is used up."""
+    """No space is left, or a quota is exhausted."""
 
 
 class SyncFailed(DiskError):
-    """A sync failed: what was written may be gone, so it is never retried (R-11)."""
+    """A sync failed: written data may be lost, so the sync is never retried (R-11)."""
 
 
 class FolderLocked(DiskError):
@@ -95,11 +91,11 @@ class FolderLocked(DiskError):
 
 
 def as_damage(error: BaseException) -> BaseException:
-    """Return a failed read of a log's file as damage: another replica has what this disk does not give."""
+    """Return a failed read of a log's file as damage, because another replica has the data."""
     if type(error) is DiskError and error.operation in READ_OPERATIONS:
         return CorruptLog(error.path, 0, f"it cannot be read: {error.reason}")
     return error
 
 
 class InvariantError(Exception):
-    """A promise between our own parts was broken; carrying on could lose data."""
+    """An invariant between components is violated; continuing could lose data."""

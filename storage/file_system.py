@@ -1,10 +1,10 @@
-"""The seam to the disk: what storage asks of a file system, and what it may rely on after a crash.
+"""Interface to the disk: the operations that storage needs, and their guarantees after a crash.
 
-- A write is durable only after `File.sync` of that file; before, any part may be lost or torn.
+- A write is durable only after `File.sync` of that file; before that, any part may be lost or torn.
 - A new name, a rename or a removal is durable only after `sync_folder` of its folder.
-- `rename` replaces the target at once: after a crash there is the old or the new file, never a mixture.
+- `rename` replaces the target atomically: after a crash it is the old or the new file, never a mixture.
 
-`storage.files.OsFileSystem` is the real one; tests and the simulator bring one that loses what it may.
+`storage.files.OsFileSystem` is the implementation; tests and the simulator use one that loses unsynced data.
 """
 
 from collections.abc import Sequence
@@ -25,32 +25,32 @@ class File(Protocol):
         ...
 
     def view(self, offset: int, size: int) -> memoryview:
-        """Return `size` bytes without copying; valid while referenced, until those bytes are cut.
+        """Return `size` bytes without copying; valid while referenced, until those bytes are truncated.
 
         The range must lie within the file. Raises DiskError.
         """
         ...
 
     def drop_cache(self, offset: int, size: int) -> None:
-        """Let the next read of these bytes come from the disk, where the system can; a hint."""
+        """Let the next read of these bytes come from the disk where the system supports it; a hint."""
         ...
 
     def size(self) -> int: ...
 
     def sync(self) -> None:
-        """Make content and size durable. Raises SyncFailed: what was written may be gone."""
+        """Make content and size durable. Raises SyncFailed: written data may be lost."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size`; durable after the next sync."""
+        """Truncate the file to `size`; durable after the next sync."""
         ...
 
     def allocate(self, size: int) -> None:
-        """Let the file have at least `size` bytes, with room on the disk. Raises StorageFull, DiskError."""
+        """Extend the file to at least `size` bytes and reserve the space. Raises StorageFull, DiskError."""
         ...
 
     def close(self) -> None:
-        """Give the file back; views stay valid."""
+        """Close the file; views stay valid."""
         ...
 
 
@@ -81,7 +81,7 @@ class FileSystem(Protocol):
         ...
 
     def make_folders(self, path: str) -> None:
-        """Make the folder and its parents where they are missing; durable on return."""
+        """Create the folder and its parents if missing; durable on return."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...
@@ -91,27 +91,27 @@ class FileSystem(Protocol):
     def sync_folder(self, path: str) -> None: ...
 
     def boot_id(self) -> str:
-        """Name the present run of the operating system; "" when the system does not name it.
+        """Return an id of the present run of the operating system; "" if the system has none.
 
-        What was written but not synced outlives a process while this name stays the same, and may be lost
-        once it has changed.
+        Data that was written but not synced survives the end of a process while this id stays the same, and
+        may be lost once it has changed.
         """
         ...
 
     def created_at(self, path: str) -> str:
-        """Name the creation of a file; "" when the file system does not record it.
+        """Return an id of the creation of a file; "" if the file system does not record it.
 
-        It stays the same for as long as the file exists, also under another name; a copy has another one.
+        The id stays the same while the file exists, also under another name; a copy has another id.
         """
         ...
 
     def lock(self, path: str) -> Lock:
-        """Take the only lock of `path`, a file that is made when missing. Raises FolderLocked."""
+        """Take the only lock of `path`, a file that is created if missing. Raises FolderLocked."""
         ...
 
 
 def write_durably(files: FileSystem, path: str, data: Bytes | Sequence[Bytes]) -> None:
-    """Replace the file's content: after a crash at any moment it is whole, the old or the new."""
+    """Replace the file's content: after a crash the file is complete, with the old or the new content."""
     temporary = path + ".tmp"
     file = files.open(temporary, create=True)
     try:

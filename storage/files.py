@@ -1,4 +1,5 @@
-"""The real file system behind the seam storage/file_system.py: pwrite writes, mmap reads, fdatasync keeps."""
+"""File system of this machine (storage/file_system.py): writes by pwrite, reads by mmap, syncs by fdatasync.
+"""
 
 import contextlib
 import errno
@@ -15,15 +16,15 @@ from storage.file_system import Bytes, File, FileSystem, Lock, write_durably
 __all__ = ["File", "FileSystem", "Lock", "OsFileSystem", "write_durably"]
 
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room on the disk, or none allowed
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space on the disk, or quota exceeded
 _BUFFERS_A_CALL = 512  # well below IOV_MAX
-_POPULATE_READ = 22  # madvise(2): Linux 5.14, not named by the mmap module yet
-_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Linux: drawn at each start of the kernel
-_UNREADABLE = (errno.EFAULT, 133)  # 133: EHWPOISON, not named by the errno module
+_POPULATE_READ = 22  # madvise(2): since Linux 5.14, not in the mmap module yet
+_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Linux: drawn at each boot
+_UNREADABLE = (errno.EFAULT, 133)  # 133: EHWPOISON, not in the errno module
 
 
 def _error(path: str, operation: str, error: OSError) -> DiskError:
-    """Return the error of ours that says where, what, and for a lack of rights what to do."""
+    """Return an error of this package with path and operation and, for missing permissions, the remedy."""
     reason = error.strerror or str(error)
     if error.errno in _REFUSED:
         reason += ": the user that runs the node must own the data folder and be able to write to it"
@@ -39,7 +40,7 @@ def _named(path: str, operation: str) -> Iterator[None]:
 
 
 class OsFile:
-    """An open file of the operating system. Reads by mmap: a mapping grows by being replaced."""
+    """An open file of the operating system. Reads by mmap; when the file grows, the mapping is replaced."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
@@ -64,7 +65,7 @@ class OsFile:
             left -= written
             if left == 0:
                 return offset
-            rest = (memoryview(b"".join(rest))[written:],)  # rare: a signal, or the disk is nearly full
+            rest = (memoryview(b"".join(rest))[written:],)  # rare: a signal, or the disk is almost full
 
     def read(self, offset: int, size: int) -> bytes:
         with _named(self._path, "read"):
@@ -83,10 +84,10 @@ class OsFile:
         return memoryview(self.read(offset, size))
 
     def _populate(self, mapping: mmap.mmap, offset: int, size: int) -> bool:
-        """Bring the pages in before somebody touches them; False where the system cannot be asked to.
+        """Load the pages before the first access; False where the system does not support it.
 
-        A touched page that cannot be read (a bad sector, a file that somebody has cut) ends the process with
-        SIGBUS; here it is a DiskError.
+        Access to a page that cannot be read (a bad sector, or another program truncated the file) would kill
+        the process with SIGBUS; here it raises DiskError.
         """
         start = offset - offset % mmap.PAGESIZE
         try:
@@ -105,7 +106,7 @@ class OsFile:
                 raise DiskError(self._path, "map", f"{needed} bytes wanted of {length}")
             if length == 0:
                 return
-            # The old mapping lives on for as long as somebody holds a view of it.
+            # The old mapping exists while a view of it is referenced.
             self._map = mmap.mmap(self._descriptor, length, access=mmap.ACCESS_READ)
             self._mapped = memoryview(self._map)
 
@@ -127,7 +128,7 @@ class OsFile:
         with _named(self._path, "truncate"):
             os.ftruncate(self._descriptor, size)
         if size < len(self._mapped):
-            self._map, self._mapped = None, memoryview(b"")  # past its end a file must not be touched
+            self._map, self._mapped = None, memoryview(b"")  # bytes after its end must not be accessed
 
     def allocate(self, size: int) -> None:
         with _named(self._path, "allocate"):
@@ -142,7 +143,7 @@ class OsFile:
 
 
 class OsLock:
-    """A lock that the operating system gives back when the process ends, however it ends."""
+    """A lock that the operating system releases when the process ends, in every case."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,4 +1,4 @@
-"""Batches of a replica in the place of damaged ones (see survey.py)."""
+"""Replacement of damaged batches by batches of a replica (see survey.py)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,17 +16,18 @@ from storage.log.scan import Scan
 def patch(
     files: FileSystem, folder: str, log_id: int, damage: Damage, batches: Sequence[Batch]
 ) -> Damage | None:
-    """Put `batches`, the first ones of the damage, in its place; return what is still missing, None: nothing.
+    """Write `batches`, the first ones of the damage, in their place; return what is still missing, None for
+    nothing.
 
-    Every batch is verified again, and that it follows its neighbour; the last one, that the neighbour behind
-    the damage follows it. Durable on return. After a crash survey the log again: what was written is intact
-    or part of a damage. Raises PatchRefused: then nothing was written; StorageFull, DiskError.
+    Each batch is verified again, including that it follows its neighbour; the batch after the damage must
+    follow the last one. Durable on return. After a crash, survey the log again: what was written is intact or
+    part of a damage. Raises PatchRefused: nothing was written; StorageFull, DiskError.
     """
     if not batches:
         return damage
     rest = _verified(files, folder, log_id, damage, batches)
     if damage.next_offset == NO_OFFSET:
-        cut_files(files, folder, damage.first_offset)  # nothing behind it was found whole
+        cut_files(files, folder, damage.first_offset)  # no intact batch follows the damage
     for first, end, offset in _runs(files, folder, batches):
         _write(files, folder, offset, batches[first:end])
     for offset, following in pairwise(segment_offsets(files, folder)):
@@ -80,10 +81,10 @@ def _batch_at(files: FileSystem, folder: str, log_id: int, offset: int) -> Batch
 
 
 def _runs(files: FileSystem, folder: str, batches: Sequence[Batch]) -> list[tuple[int, int, int]]:
-    """Return (first, end, base offset of the segment) of the batches that go into one segment each.
+    """Return (first, end, base offset of the segment) for each run of batches within one segment.
 
-    A segment that is missing is made anew where its index tells that it began; without that the one before
-    it grows by what it held. Raises PatchRefused for a batch that crosses into a segment.
+    A missing segment is recreated where its index file shows its begin; without an index file, the segment
+    before it is extended. Raises PatchRefused for a batch that crosses into another segment.
     """
     begins = segment_offsets(files, folder)
     told = [offset for offset in map(index_offset, files.list(folder)) if offset is not None]
@@ -102,7 +103,7 @@ def _runs(files: FileSystem, folder: str, batches: Sequence[Batch]) -> list[tupl
 
 
 def _write(files: FileSystem, folder: str, base_offset: int, batches: Sequence[Batch]) -> None:
-    """Write batches into the segment, which is made when missing, and sync it."""
+    """Write batches into the segment, which is created if missing, and sync it."""
     file = files.open(f"{folder}/{segment_name(base_offset)}", create=True)
     try:
         file.pwrite([batch.data for batch in batches], batches[0].offset - base_offset)

@@ -1,13 +1,13 @@
-"""A running log is read again, piece by piece, to find old damage while there are good copies elsewhere.
+"""Scrub: rereads a running log in steps, to find old damage while other replicas have good copies.
 
     for step in Scrub(files, log):       # in the thread that owns the log
-        await in_some_thread(step.run)   # one at a time, as slowly as the operator likes
+        await in_some_thread(step.run)   # one at a time, at the pace that the operator sets
         await pause(step.size_bytes)
 
-Each round reads every settled batch from the disk, past the caches where the system can, verifies both
-checksums, index, offset and term, and computes the hash chain again; and it reads the small files. What the
-node can put right alone (a slot of two, an index file, the epoch file) is put right. The rest is raised as a
-read would raise it.
+Each round reads every settled batch from the disk (bypassing caches where the system can), verifies both
+checksums, index, offset and term, and recomputes the hash chain. It also reads the small files. Damage that
+the node can repair by itself (one of two slots, an index file, the epoch file) is repaired. Other damage is
+raised as by a read.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,18 +34,18 @@ _SLOT_FILES: Final = ((MANIFEST_NAME, MANIFEST_MAGIC), ("vote", VOTE_MAGIC), ("c
 
 
 class ScrubStep:
-    """One piece of a round; `run` once, in any thread, before the next step is asked for."""
+    """One step of a round; `run` once, in any thread, before the next step is requested."""
 
     def __init__(self, size_bytes: int, work: Callable[[], None]) -> None:
-        self.size_bytes = size_bytes  # that are read from the disk
+        self.size_bytes = size_bytes  # read from the disk by this step
         self.run = work
         """Raises CorruptLog, CorruptFile, DiskError."""
 
 
 class Scrub:
-    """One round over the log, from `from_index` to `until_index`; what is trimmed meanwhile is passed over.
+    """One round over the log, from `from_index` to `until_index`; records trimmed meanwhile are skipped.
 
-    chain: behind the last batch that was read: computed from the batches, not believed.
+    chain: the chain of the last batch read, computed from the batches.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Scrub:
         from_index: int = 0,
         until_index: int | None = None,
     ) -> None:
-        """until_index: the round ends behind the batch that holds it, and leaves out the small files."""
+        """until_index: the round ends with the batch that holds it, and omits the small files."""
         self._files = files
         self._log = log
         self._step_bytes = step_bytes
@@ -68,7 +68,7 @@ class Scrub:
         self.chain: bytes | None = None
 
     def __iter__(self) -> Iterator[ScrubStep]:
-        """Yield the steps. Raises CorruptLog, DiskError, as the index may have to be read or made anew."""
+        """Yield the steps. Raises CorruptLog, DiskError, because the index may have to be read or rebuilt."""
         while True:
             if self._wrong_index is not None:
                 self._wrong_index.rebuild_index()
@@ -86,7 +86,7 @@ class Scrub:
             self._verify(stretch)
         except (CorruptLog, DiskError):
             moved = self._log.begin_offset > stretch.offset or self._log.generation != stretch.generation
-            if not moved:  # else it is no longer in the log; the next round tells
+            if not moved:  # otherwise it is no longer in the log; the next round checks it
                 raise
 
     def _verify(self, stretch: Stretch) -> None:
@@ -122,7 +122,8 @@ class Scrub:
         return None if follows_chain(batch, last.header.chain) else "the hash chain is broken"
 
     def _index_tells(self, stretch: Stretch, own: SegmentIndex) -> bool:
-        """Whether the index file says the same of these batches, but for the running maximum of times."""
+        """Return whether the index file matches these batches, except for the running maximum of timestamps.
+        """
         path = stretch.segment.index_path
         if stretch.index_position is None:
             return True

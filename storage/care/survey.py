@@ -1,10 +1,10 @@
-"""What is damaged in a log that is not open: every batch is read, and what the log itself can heal is healed.
+"""Survey: reads every batch of a closed log, reports the damage, and repairs what needs no replica.
 
     survey -> damages, each fetched from a replica -> patch (storage/care/patch.py) -> Commitlog.open
     survey -> structural, or a patch that was refused -> set_aside -> Commitlog.open: an empty log
 
-Batches are found again behind a damage by their magic, log id and offset, all under a checksum. Index and
-epoch files that contradict the batches are removed: they are made anew when the log is opened.
+After a damage, batches are found by their magic, log id and offset, which a checksum covers. Index and epoch
+files that contradict the batches are removed; they are rebuilt when the log is opened.
 """
 
 from collections.abc import Iterator
@@ -35,12 +35,12 @@ OWN_NAMES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Batches that were promised and are not there, whole, between intact neighbours.
+    """A range of batches that must be in the log and are missing or damaged, between intact neighbours.
 
-    first_index, last_index: the records of these batches, inclusive. first_offset: where the neighbour before
-    them ends. next_offset: where the one behind them begins; NO_OFFSET: there is none, the log ends in this
-    damage. previous_chain, previous_term: of the neighbour before; None and 0: the log begins with the damage
-    and what was before it is not known.
+    first_index, last_index: the records of these batches, inclusive. first_offset: the end of the neighbour
+    before. next_offset: the begin of the neighbour after; NO_OFFSET if there is none, that is, the log ends
+    in this damage. previous_chain, previous_term: of the neighbour before; None and 0 if the damage is at the
+    begin of the log and the batch before it is unknown.
     """
 
     first_index: int
@@ -54,20 +54,20 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """structural: why the log cannot be patched at all, empty when it can. strangers: files and folders that
-    are no part of a log; they are left alone."""
+    """structural: the reason why the log cannot be patched, empty if it can. strangers: files and folders
+    that are not part of a log; they are left alone."""
 
     damages: tuple[Damage, ...] = ()
     structural: str = ""
     strangers: tuple[str, ...] = ()
-    healed: tuple[str, ...] = ()  # what was put right here, for the operator
+    healed: tuple[str, ...] = ()  # repaired by the survey, for the operator
 
 
 def survey(files: FileSystem, folder: str, log_id: int, committed_index: int = -1) -> Survey:
-    """Read the whole log in `folder`, which nobody has open, and name what is damaged up to its durable point
-    and `committed_index`, that of the checkpoint; what lies behind both is recovery's to judge.
+    """Read the whole closed log in `folder`; report the damage up to its durable point and `committed_index`.
 
-    An unfinished cut is finished first. Raises DiskError when the disk refuses more than single blocks.
+    committed_index: of the checkpoint. Recovery judges what is after both. An unfinished truncation is
+    completed first. Raises DiskError when the disk refuses more than single blocks.
     """
     files.make_folders(folder)
     strangers = _strangers(files, folder)
@@ -99,13 +99,13 @@ def survey(files: FileSystem, folder: str, log_id: int, committed_index: int = -
             healed.append(segment_name(offset))
     walk.end()
     if files.exists(f"{folder}/{EPOCHS_NAME}"):
-        files.remove(f"{folder}/{EPOCHS_NAME}")  # made anew from the log
+        files.remove(f"{folder}/{EPOCHS_NAME}")  # rebuilt from the log
         files.sync_folder(folder)
     return Survey(tuple(walk.damages), strangers=strangers, healed=tuple(healed))
 
 
 def _strangers(files: FileSystem, folder: str) -> tuple[str, ...]:
-    """Return the names that no log has; leftovers of interrupted writes are its own."""
+    """Return the names that are not part of any log; leftovers of interrupted writes are part of it."""
     strangers = []
     for name in files.list(folder):
         whole = name.removesuffix(".tmp")
@@ -116,15 +116,15 @@ def _strangers(files: FileSystem, folder: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Walk:
-    """Follows the batches that were found, in the order of their offsets, and keeps what does not fit."""
+    """Follows the batches in the order of their offsets, and records the ranges that do not fit."""
 
     manifest: Manifest
     required_index: int
     damages: list[Damage] = field(default_factory=list)
     last: Batch | None = None
-    previous: Batch | None = None  # the one before it
+    previous: Batch | None = None  # the batch before it
     doubtful: bool = False  # the last batch follows a damage, and no batch has followed it yet
-    reason: str = ""  # why the first byte that is missing is not there
+    reason: str = ""  # why the first missing byte is missing
     stopped: bool = False
 
     @property
@@ -136,7 +136,7 @@ class _Walk:
         return self.manifest.base_index if self.last is None else self.last.next_index
 
     def found(self, batch: Batch, reason: str) -> bool:
-        """Take a valid batch. reason: what was wrong before it. Return whether it stands in the log."""
+        """Take a valid batch. reason: the error before it. Return whether the batch belongs to the log."""
         if self.stopped or batch.offset < self.at_offset:
             return False
         if batch.offset == self.at_offset:
@@ -145,10 +145,10 @@ class _Walk:
                 return True
             if self.at_index > self.required_index:
                 self.stopped = True
-            elif self.doubtful:  # found behind a damage, and now contradicted: it was an old block
+            elif self.doubtful:  # found after a damage and now contradicted: it was an old block
                 self.last = self.previous
                 return self._found_behind(batch, self.damages.pop())
-            else:  # one of the two is an old block, and nothing tells which
+            else:  # one of the two is an old block; which one is unknown
                 self.last, self.reason = self.previous, "the hash chain is broken"
             return False
         if self.at_index > self.required_index:
@@ -174,7 +174,7 @@ class _Walk:
         return True
 
     def end(self) -> None:
-        """No more batches: what was promised beyond the last one is damage."""
+        """End of the batches: required indexes after the last one are damage."""
         if self.at_index <= self.required_index:
             self.damages.append(self._damage(self.required_index, NO_OFFSET, "the log ends here"))
 
@@ -203,7 +203,7 @@ class _Walk:
 def _walk_segment(
     files: FileSystem, folder: str, log_id: int, offset: int, end: int | None, walk: _Walk
 ) -> SegmentIndex | None:
-    """Show the walk every batch of one segment. Return its index, None when the segment is not whole."""
+    """Pass every batch of one segment to the walk. Return its index, None if the segment is not intact."""
     path = f"{folder}/{segment_name(offset)}"
     file = files.open(path)
     index = SegmentIndex()
@@ -224,7 +224,7 @@ def _walk_segment(
 
 
 def _batches(scan: Scan) -> Iterator[tuple[Batch, str]]:
-    """Yield every valid batch at its place, and why the bytes before it were skipped."""
+    """Yield every valid batch at its offset, and the reason why bytes before it were skipped."""
     reason = ""
     while True:
         batch = scan.next_batch()
@@ -240,9 +240,9 @@ def _batches(scan: Scan) -> Iterator[tuple[Batch, str]]:
 def _remove_wrong_index(
     files: FileSystem, folder: str, name: str, index: SegmentIndex, *, trimmed: bool
 ) -> bool:
-    """Remove an index that tells otherwise of a whole segment; return whether it did.
+    """Remove an index file that contradicts an intact segment; return whether it did.
 
-    trimmed: the file may hold more than the segment does: it is made anew without a look.
+    trimmed: the file may have entries that the segment lacks, so it is rebuilt without a comparison.
     """
     if name not in files.sizes(folder):
         return False
@@ -260,7 +260,7 @@ def _remove_wrong_index(
 
 
 def end_segment(files: FileSystem, folder: str, offset: int, end_offset: int) -> None:
-    """Cut what stands behind the end of a sealed segment: the next one holds what belongs there."""
+    """Truncate a sealed segment at its end; the next segment holds what follows."""
     file = files.open(f"{folder}/{segment_name(offset)}")
     try:
         if file.size() > end_offset - offset:

@@ -1,9 +1,9 @@
-"""Arrow bytes of a client, made into a RecordTable or refused: nothing in them is believed before a check.
+"""Decoder of the Arrow bytes of a client: returns a RecordTable, or refuses bytes that fail a check.
 
-Dangers, and what stands against each: offsets and lengths that point elsewhere (full validation), buffers
-that unpack to more than the limit (the claimed sizes are added up before anything is unpacked, and Arrow
-never unpacks more than claimed), columns that grow when they are cast (only types that do not are taken), row
-counts without rows (counted before any cast).
+Dangers and their countermeasures: offsets and lengths that point elsewhere (full validation); buffers that
+decompress to more than the limit (the declared sizes are added up before decompression, and Arrow never
+writes more than declared); columns that grow in a cast (only types that do not are accepted); row counts
+without rows (counted before any cast).
 """
 
 import struct
@@ -33,8 +33,8 @@ def table_from_stream(data: Bytes, *, max_records: int, max_bytes: int, max_reco
     """Return the records of an Arrow IPC stream, at least one (docs/api.md §3).
 
     Columns: `value`, and optionally `key`, `timestamp` (a timestamp, or integer milliseconds since 1970) and
-    `headers`, in any order. max_bytes: of values, keys
-    and headers together; max_record_bytes: the same of a single record. Raises InvalidBody, BodyTooLarge.
+    `headers`, in any order. max_bytes: limit for values, keys and headers together; max_record_bytes: the
+    same for a single record. Raises InvalidBody, BodyTooLarge.
     """
     try:
         batches = list(_stream_batches(data, max_records, max_bytes))
@@ -46,9 +46,9 @@ def table_from_stream(data: Bytes, *, max_records: int, max_bytes: int, max_reco
 def table_from_batches(
     data: Bytes, *, max_records: int, max_bytes: int, max_record_bytes: int
 ) -> RecordTable:
-    """Return the records of one or more packed batches, one after the other, as one table.
+    """Return the records of one or more encoded batches, one after the other, as one table.
 
-    Of the headers only sizes, counts and checksums count: the leader stamps its own. Raises InvalidBody,
+    Of the headers only sizes, counts and checksums are used: the leader stamps its own. Raises InvalidBody,
     BodyTooLarge.
     """
     rest = memoryview(data)
@@ -79,7 +79,7 @@ def _invalid(error: BaseException) -> InvalidBody:
 
 
 def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches in BODY_SCHEMA, each checked, the schema before the first is read."""
+    """Yield the record batches in BODY_SCHEMA, each verified; the schema is verified before the first read."""
     reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
     first = next(reader, None)
     if first is None or first.type != "schema":
@@ -133,7 +133,7 @@ def _check_headers_type(kind: pa.DataType) -> None:
 
 
 def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the validated rows in BODY_SCHEMA; a column that is missing is null. Raises on any loss."""
+    """Return the validated rows in BODY_SCHEMA; a missing column is null. Raises on any loss."""
     columns = []
     for field in BODY_SCHEMA:
         place = rows.schema.get_field_index(field.name)
@@ -141,18 +141,20 @@ def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
             columns.append(pa.nulls(rows.num_rows, field.type))
         else:
             column = rows.column(place)
-            if pa.types.is_integer(column.type):  # only a timestamp may be one: milliseconds since 1970
+            if pa.types.is_integer(
+                column.type
+            ):  # only a timestamp may be an integer: milliseconds since 1970
                 column = pc.multiply_checked(column.cast(pa.int64()), 1_000)
             columns.append(column.cast(field.type))
     cast = pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
-    cast.validate(full=True)  # binary became a string: is it UTF-8?
+    cast.validate(full=True)  # binary was cast to string: verify UTF-8
     return cast
 
 
 def _table(
     batches: list[pa.RecordBatch], max_records: int, max_bytes: int, max_record_bytes: int
 ) -> RecordTable:
-    """Check what the columns hold, and put the batches together."""
+    """Validate the content of the columns, and concatenate the batches."""
     count = sum(rows.num_rows for rows in batches)
     if count == 0:
         raise EmptyBody("no records")
@@ -189,7 +191,7 @@ def _record_sizes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
     headers = rows.column(3)
     if headers.null_count == rows.num_rows:
         return sizes
-    pairs = headers.flatten()  # those of the lists that are not null
+    pairs = headers.flatten()  # lengths of the lists that are not null
     names, values = pairs.field(0), pairs.field(1)
     if pairs.null_count or names.null_count or values.null_count:
         raise InvalidBody("column 'headers': a header without name or value")
@@ -223,10 +225,10 @@ def _follow(data: memoryview, position: int) -> int:
 
 
 def _check_unpacked_size(message: pa.Message, max_records: int, max_bytes: int) -> None:
-    """Refuse a compressed batch that claims to unpack to more than records may have."""
+    """Refuse a compressed batch that declares a decompressed size above the limit."""
     data = memoryview(message.metadata)
     body = memoryview(message.body) if message.body is not None else memoryview(b"")
-    limit = 2 * max_bytes + 128 * max_records  # offsets, validity and timestamps beside the bytes that count
+    limit = 2 * max_bytes + 128 * max_records  # offsets, validity and timestamps beside the counted bytes
     try:
         header = _field(data, _follow(data, 0), _MESSAGE_HEADER)
         if header is None:

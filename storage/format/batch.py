@@ -52,7 +52,7 @@ _CHECKED = 124
 
 
 def stored_size(data: Bytes) -> int:
-    """The size in bytes that the header at the front of `data` claims, unchecked; data: a whole header."""
+    """Return the size in bytes that the header in `data` declares, not verified; data: a whole header."""
     return int(_FIELDS.unpack_from(data)[3])
 
 
@@ -94,7 +94,7 @@ class AppendMark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EncodedBody(NamedTuple):
-    """A packed body. max_timestamp_us: of the records that carry a timestamp, None when none does."""
+    """An encoded body. max_timestamp_us: of the records that have a timestamp, None if none has."""
 
     data: Bytes
     count: int  # type: ignore[assignment]  # hides tuple.count
@@ -104,7 +104,7 @@ class EncodedBody(NamedTuple):
 
 
 class Batch:
-    """A valid batch and its bytes; not changed after it was made. Equal when the headers are."""
+    """A valid batch and its bytes; immutable. Two batches are equal if their headers are."""
 
     __slots__ = ("data", "header")
 
@@ -189,9 +189,9 @@ def stamp(
     control: bool = False,
     marks: Sequence[AppendMark] = (),
 ) -> Batch:
-    """Put the leader's header before a packed body: the batch as every replica will store it.
+    """Prepend the leader's header to an encoded body: the batch as every replica stores it.
 
-    offset, previous_chain: the log's end_offset and last_chain. Raises ValueError when it would be too large.
+    offset, previous_chain: the log's end_offset and last_chain. Raises ValueError if it would be too large.
     """
     appends = msgspec.msgpack.encode(marks) if marks else b""
     appends_size = len(appends)
@@ -216,7 +216,7 @@ def stamp(
 
 
 def next_chain(previous_chain: bytes, header: Bytes, appends: Bytes) -> bytes:
-    """Return the 8 bytes that stand for this batch and all before it. header: at least its bytes 0..72."""
+    """Return the 8 bytes that identify this batch and all before it. header: at least its bytes 0..72."""
     digest = hashlib.blake2b(previous_chain, digest_size=8)
     digest.update(header[:72])
     digest.update(appends)
@@ -224,7 +224,7 @@ def next_chain(previous_chain: bytes, header: Bytes, appends: Bytes) -> bytes:
 
 
 def follows_chain(batch: Batch, previous_chain: bytes) -> bool:
-    """Whether the batch was stamped right after the batch whose chain is given."""
+    """Return whether the batch was stamped directly after the batch whose chain is given."""
     data = memoryview(batch.data)
     end = HEADER_SIZE_BYTES + _padded(batch.header.appends_size)
     return next_chain(previous_chain, data, data[HEADER_SIZE_BYTES:end]) == batch.header.chain
@@ -233,8 +233,8 @@ def follows_chain(batch: Batch, previous_chain: bytes) -> bool:
 def decode_batch(data: Bytes, *, log_id: int | None = None) -> Batch:
     """Return the first batch in `data`, a view of it, both checksums verified; its body is not parsed.
 
-    log_id: what the batch must belong to, None: any. Raises PartialBatch when the bytes end too early,
-    CorruptBatch for everything else that is wrong.
+    log_id: the log that the batch must belong to, None: any. Raises PartialBatch when the bytes end too
+    early, CorruptBatch for every other error.
     """
     view = memoryview(data)
     header = decode_header(view, log_id=log_id)
@@ -246,7 +246,8 @@ def decode_batch(data: Bytes, *, log_id: int | None = None) -> Batch:
 
 
 def decode_header(view: memoryview, *, log_id: int | None = None) -> BatchHeader:
-    """Return the header of the first batch in `view`, verified with the appends section, which must be there.
+    """Return the header of the first batch in `view`, verified with the appends section, which must be
+    present.
 
     Raises as decode_batch does.
     """
@@ -275,7 +276,7 @@ def _check_header(header: BatchHeader, view: memoryview, body_start: int) -> Non
         crc = extend_crc32c(crc, bytes(view[HEADER_SIZE_BYTES:body_start]))
     if crc != header.header_crc:
         raise CorruptBatch("checksum of the header")
-    # A valid checksum over impossible fields is a bug or malice of the writer.
+    # A valid checksum over impossible fields is a bug of the writer, or malicious.
     if header.count < 1 or header.base_index < 0 or header.term < 0 or header.offset < 0:
         raise CorruptBatch("fields out of range")
     if header.flags & ~FLAG_CONTROL or header.reserved != _RESERVED:
@@ -292,5 +293,5 @@ def marks_of(batch: Batch) -> tuple[AppendMark, ...]:
         return ()
     try:
         return _MARKS.decode(memoryview(batch.data)[HEADER_SIZE_BYTES : HEADER_SIZE_BYTES + size])
-    except msgspec.DecodeError as error:  # ValidationError is one too
+    except msgspec.DecodeError as error:  # ValidationError is a ValueError too
         raise CorruptBatch(f"append marks: {error}") from error

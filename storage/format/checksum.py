@@ -9,7 +9,7 @@ from storage.file_system import Bytes
 
 
 def _readable(data: Bytes) -> Any:
-    """The C function takes no memoryview, but an array over one."""
+    """The C function does not accept a memoryview, but accepts an array over one."""
     return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)
 
 
@@ -19,5 +19,5 @@ def crc32c(data: Bytes) -> int:
 
 
 def extend_crc32c(crc: int, data: Bytes) -> int:
-    """Return the CRC32C of what `crc` was made of, followed by `data`."""
+    """Return the CRC32C of the bytes behind `crc`, followed by `data`."""
     return int(google_crc32c.extend(crc, _readable(data)))

@@ -2,8 +2,8 @@
 
 Little-endian: magic `CLEP` | version u16 | zero u16 | count u32 | zero u32, then for each epoch
     epoch i64 | term i64 | start_index i64 | start_offset i64 | started_ms i64 | length u16 | leader UTF-8
-and at the end CRC32C u32 of all before it. Written whole (temporary file, sync, rename). All of it comes
-from the control records that open the terms, so a missing or damaged file is made anew from the log.
+and at the end CRC32C u32 of all before it. Replaced as a whole (temporary file, sync, rename). The content
+comes from the control records that open the terms, so a missing or damaged file is rebuilt from the log.
 """
 
 import struct
@@ -78,7 +78,7 @@ def encode_epochs(epochs: Sequence[Epoch]) -> bytes:
 
 
 def decode_epochs(data: Bytes) -> list[Epoch]:
-    """Invert encode_epochs. Raises ValueError for anything that is not a whole, valid file."""
+    """Invert encode_epochs. Raises ValueError for anything but a complete, valid file."""
     end = len(data) - _CRC.size
     if end < _HEAD.size or _CRC.unpack_from(data, end)[0] != crc32c(bytes(data[:end])):
         raise ValueError("checksum")

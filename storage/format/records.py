@@ -1,7 +1,8 @@
-"""Records as Arrow: packing what clients send, and reading what is stored, without an object a record.
+"""Records as Arrow: encodes what clients send, and reads what is stored, without an object per record.
 
 The body of a batch is one Arrow IPC record-batch message of BODY_SCHEMA, uncompressed. A record without a
-timestamp has the batch's; without a value it is a tombstone. Untrusted bytes: storage/format/arrow_input.py.
+timestamp has the batch's; a record without a value is a tombstone. Untrusted bytes:
+storage/format/arrow_input.py.
 """
 
 from collections.abc import Sequence
@@ -45,10 +46,10 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 class RecordColumns:
-    """Rows to be packed, column by column. All lists have one element a record.
+    """Rows to be encoded, column by column. All lists have one element per record.
 
-    size_bytes: of values, keys and headers (names in UTF-8) together. packed_bytes: of the body, at most,
-    offsets and all.
+    size_bytes: of values, keys and headers (names in UTF-8) together. packed_bytes: upper bound of the body,
+    including offsets.
     """
 
     __slots__ = ("headers", "keys", "packed_bytes", "size_bytes", "timestamps_ms", "values")
@@ -115,7 +116,7 @@ class RecordTable:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of its columns, offsets and all."""
+        """Bytes of its columns, including offsets."""
         return int(self.records.nbytes)
 
 
@@ -125,7 +126,7 @@ def _nulls(count: int, column: int) -> pa.Array:
 
 
 def _column(values: list[Any], column: int) -> pa.Array:
-    """The list as an Arrow array; a column of nulls, the usual case, is made once a length."""
+    """Return the list as an Arrow array; a column of nulls, the usual case, is created once per length."""
     count = len(values)
     if values.count(None) == count:
         return _nulls(count, column) if count <= 4096 else pa.nulls(count, BODY_SCHEMA.field(column).type)
@@ -133,7 +134,7 @@ def _column(values: list[Any], column: int) -> pa.Array:
 
 
 def encode_body(records: RecordColumns | RecordTable | pa.RecordBatch) -> EncodedBody:
-    """Pack at least one record into a body. A record batch must be of BODY_SCHEMA."""
+    """Encode at least one record as a body. A record batch must be of BODY_SCHEMA."""
     if isinstance(records, RecordColumns):
         return _encode_columns(records)
     rows = records.records if isinstance(records, RecordTable) else records
@@ -161,13 +162,13 @@ def _encode_columns(records: RecordColumns) -> EncodedBody:
 def _encoded(rows: pa.RecordBatch, latest_us: int | None, all_timestamped: bool) -> EncodedBody:
     data = memoryview(rows.serialize())
     padding = -len(data) & 7
-    if padding:  # Arrow pads to 8 by itself; the format must not depend on it
+    if padding:  # Arrow pads to 8 by itself; the format must not depend on that
         data = memoryview(bytes(data) + bytes(padding))
     return EncodedBody(data, rows.num_rows, crc32c(data), latest_us, all_timestamped)
 
 
 def encode_control(value: dict[str, Any]) -> EncodedBody:
-    """Pack a control record: its value as compact JSON, keys in the order given."""
+    """Encode a control record: its value as compact JSON, keys in the given order."""
     records = RecordColumns()
     records.add(msgspec.json.encode(value))
     return encode_body(records)
@@ -185,8 +186,8 @@ def control_value(batch: Batch) -> dict[str, Any]:
 def decode_body(header: BatchHeader, body: Bytes, *, untrusted: bool = False) -> pa.RecordBatch:
     """Return the records of a body, columns BODY_SCHEMA, views of `body`.
 
-    untrusted: the body was packed by a client: check every offset and length in it. Stored bodies were
-    checked when they came in, and their checksum says that they are the same. Raises CorruptBatch.
+    untrusted: a client encoded the body: verify every offset and length in it. Stored bodies were verified
+    when they arrived, and their checksum shows that they are unchanged. Raises CorruptBatch.
     """
     try:
         rows = pa.ipc.read_record_batch(pa.py_buffer(body), BODY_SCHEMA)
@@ -201,17 +202,17 @@ def decode_body(header: BatchHeader, body: Bytes, *, untrusted: bool = False) ->
 
 @lru_cache(maxsize=256)
 def repeated(text: str, count: int) -> pa.Array:
-    """An Arrow array of `count` times the same text."""
+    """Return an Arrow array of `count` times the same text."""
     data = text.encode()
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(data * count)])
 
 
 def int64_array(values: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> pa.Array:
-    """The numbers as an Arrow array, not copied.
+    """Return the numbers as an Arrow array, not copied.
 
-    pa.array and pa.scalar would import pandas first, which costs every process that only reads a log, of a
-    node or of Spark, a third of a second of its start.
+    pa.array and pa.scalar would import pandas first, which costs a third of a second at the start of every
+    process that only reads a log, on a node or in Spark.
     """
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 

@@ -46,7 +46,7 @@ _NO_PEAK = -(1 << 63)
 
 
 def segment_name(offset: int) -> str:
-    """Return the file name of the segment whose first batch stands at `offset`."""
+    """Return the file name of the segment whose first batch is at `offset`."""
     return f"{offset:0{OFFSET_DIGITS}d}{SEGMENT_SUFFIX}"
 
 
@@ -73,7 +73,7 @@ def _offset(name: str, suffix: str) -> int | None:
 
 
 class IndexEntry(NamedTuple):
-    """Where one batch stands and what it holds; units as in the table above."""
+    """Place and content of one batch; units as in the table above."""
 
     base_index: int
     offset: int
@@ -102,14 +102,14 @@ class DamagedIndex(Exception):
 class SegmentIndex:
     """The entries of one segment, in memory or over a mapped file. Rows count from 0.
 
-    An entry is believed only after its checksum was verified; searches rest on the order of the columns,
-    which `check_order` verifies as a whole.
+    The checksum of an entry is verified before use. Searches depend on the order of the columns, which
+    `check_order` verifies as a whole.
     """
 
     __slots__ = ("_buffer", "_columns", "_peak", "count")
 
     def __init__(self, data: Bytes = b"") -> None:
-        """data: entries as on disk; copied only when entries are added, which needs a `cut` before."""
+        """data: entries as on disk; copied only when entries are added, which requires a `cut` before."""
         self.count = len(data) // ENTRY_SIZE_BYTES
         self._use(data if self.count else bytearray(16 * ENTRY_SIZE_BYTES))
         self._peak = _NO_PEAK
@@ -120,7 +120,7 @@ class SegmentIndex:
         self._columns: np.ndarray[Any, Any] = np.frombuffer(buffer, INDEX_DTYPE, whole // ENTRY_SIZE_BYTES)
 
     def append(self, batch: Batch) -> None:
-        """Add the entry of the batch that follows."""
+        """Add the entry of the next batch."""
         header = batch.header
         at = self.count * ENTRY_SIZE_BYTES
         if not isinstance(self._buffer, bytearray) or at == len(self._buffer):
@@ -157,11 +157,12 @@ class SegmentIndex:
         return entry
 
     def encoded(self, first: int, end: int) -> bytes:
-        """Return the entries of rows first..end-1 as they stand on disk."""
+        """Return the entries of rows first..end-1 as stored on disk."""
         return bytes(self._buffer[first * ENTRY_SIZE_BYTES : end * ENTRY_SIZE_BYTES])
 
     def tells(self, own: "SegmentIndex") -> bool:
-        """Whether these entries are those of `own`, but for the running maximum, and whole."""
+        """Return whether these entries equal those of `own`, except for the running maximum, and are
+        complete."""
         mine, its = self._columns[: self.count], own._columns[: own.count]
         names = [name for name in INDEX_DTYPE.names or () if name not in ("peak_timestamp_us", "crc")]
         if self.count != own.count or not all(np.array_equal(mine[name], its[name]) for name in names):
@@ -174,7 +175,7 @@ class SegmentIndex:
         return True
 
     def begin_at(self, offset: int) -> int:
-        """Forget the entries before `offset`, of what was trimmed; return how many. Raises DamagedIndex."""
+        """Forget the entries before `offset`, which were trimmed; return how many. Raises DamagedIndex."""
         offsets = self._columns["offset"][: self.count]
         skipped = int(offsets.searchsorted(offset, "left"))
         if skipped < self.count and self.entry(skipped).offset != offset:
@@ -208,7 +209,7 @@ class SegmentIndex:
     def rows_until(self, end_offset: int) -> int:
         """Return the number of rows up to the one that ends at `end_offset`. Raises DamagedIndex.
 
-        What follows them may be anything: entries that were written but never became durable.
+        Bytes after them are ignored: entries that were written but never became durable.
         """
         rows = self._columns[: self.count]
         found = np.flatnonzero(rows["offset"] + rows["size"] == end_offset)
@@ -225,7 +226,7 @@ class SegmentIndex:
         row = int(self._columns["peak_timestamp_us"][: self.count].searchsorted(timestamp_us, "left"))
         if row == self.count or self._is_late_data(row, timestamp_us):
             return row
-        # The peak may be of a batch that was trimmed, or of a control record.
+        # The peak may belong to a trimmed batch or to a control record.
         rest = self._columns[row : self.count]
         later = (rest["max_timestamp_us"] >= timestamp_us) & (rest["flags"] & FLAG_CONTROL == 0)
         return row + int(later.argmax()) if later.any() else self.count

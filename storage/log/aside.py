@@ -1,4 +1,4 @@
-"""A log that cannot be repaired is moved into a folder beside it, so that an empty one can begin."""
+"""Move a log that cannot be repaired into a folder beside it, so that an empty one can begin."""
 
 from typing import Final
 
@@ -7,14 +7,14 @@ from storage.format.segment_format import index_offset, segment_offset
 from storage.log.log_folder import EPOCHS_NAME, MANIFEST_NAME
 
 ASIDE_FOLDER: Final = "aside"
-_WHOLE: Final = "whole"  # a mark in that folder: everything is there
+_WHOLE: Final = "whole"  # marker in that folder: the move is complete
 
 
 def set_aside(files: FileSystem, folder: str) -> str:
-    """Move the log's own files into its folder `aside`, in place of what was set aside before; return that.
+    """Move the log's own files into its folder `aside`, replacing an older set; return that folder.
 
-    The vote stays, and so does everything that is no part of the log. The manifest goes last: a crash leaves
-    a damaged log, which is set aside again. Durable on return.
+    The vote stays, and so do files that are not part of the log. The manifest is moved last: after a crash
+    the log is still damaged, and is set aside again. Durable on return.
     """
     aside = f"{folder}/{ASIDE_FOLDER}"
     files.make_folders(aside)

@@ -1,4 +1,4 @@
-"""Where a restart may begin: the checkpoint (two slots) and the snapshot of the log's state (one file).
+"""Starting point of a restart: the checkpoint (two slots) and the snapshot of the log's state (one file).
 
 Checkpoint payload (storage/log/slots.py), magic `CLCP`, little-endian: committed_index i64 | state_index i64.
 Snapshot file: magic `CLST` | version u16 | zero u16 | size u64 | payload | CRC32C u32 of all before it.
@@ -25,9 +25,9 @@ _VERSION = 1
 class Checkpoint:
     """A position that a restart may rely on (D-20).
 
-    committed_index: committed *and* durable in this node's log when it was saved, the smaller of both:
-        recovery takes damage up to it for corruption, not for a torn tail. -1: none.
-    state_index: the snapshot file holds the log's state after this index. -1: none.
+    committed_index: committed *and* durable in this node's log when it was saved, the smaller of both.
+    Recovery treats damage up to it as corruption, not as a torn tail. -1: none. state_index: the snapshot
+    file holds the log's state after this index. -1: none.
     """
 
     committed_index: int = -1
@@ -54,11 +54,11 @@ class CheckpointFile:
         self._slots.save(_PAYLOAD.pack(checkpoint.committed_index, checkpoint.state_index))
 
 
-_SLICE_BYTES: Final = 1024 * 1024  # written or checked at once: other threads run in between
+_SLICE_BYTES: Final = 1024 * 1024  # written or checked per step: other threads run in between
 
 
 class SnapshotFile:
-    """A checked block of bytes that is replaced as a whole (LogState.capture)."""
+    """A block of bytes with a checksum that is replaced as a whole (LogState.capture)."""
 
     def __init__(self, files: FileSystem, path: str) -> None:
         self._files = files

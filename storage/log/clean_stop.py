@@ -1,8 +1,8 @@
-"""Durable note of an open log that acknowledges before it syncs: a power failure may take what it wrote.
+"""Durable note of an open log that acknowledges before it syncs: a power failure may lose what it wrote.
 
 FOLDER/opened is one line: CRC32C in hexadecimal, a space, JSON. It exists only in the folder of a log that
 was opened with `acks_unsynced`. It is written before the log is used, and marked clean after everything is
-synced. A line that cannot be read belongs to an unknown run of the operating system.
+synced. An unreadable line counts as written in an unknown run of the operating system.
 
     may_have_lost -> the caller makes its doubt durable -> opened -> the log is used and closed -> stopped
 """
@@ -21,10 +21,10 @@ UNKNOWN_BOOT: Final = ""
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """boot_id: run of the operating system in which the log was opened last, UNKNOWN_BOOT: not known.
+    """boot_id: run of the operating system in which the log was opened last; UNKNOWN_BOOT if unknown.
 
-    acks_unsynced: the log acknowledges what no sync has covered. clean: everything was synced after the last
-    use.
+    acks_unsynced: the log acknowledges records before they are synced. clean: everything was synced after the
+    last use.
     """
 
     boot_id: str
@@ -33,11 +33,10 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 def may_have_lost(opened: Opened | None, boot_id: str) -> bool:
-    """Return whether bytes that were written, acknowledged and never synced may be gone. PURE.
+    """Return whether written, acknowledged and unsynced bytes may be lost. PURE.
 
-    opened: the note of the last use, None when there is none. boot_id: the present run of the operating
-    system (FileSystem.boot_id). A process that was killed loses nothing: the operating system keeps what was
-    written.
+    opened: the note of the last use, None if there is none. boot_id: the present run of the operating system
+    (FileSystem.boot_id). A killed process loses nothing: the operating system keeps written data.
     """
     if opened is None or opened.clean or not opened.acks_unsynced:
         return False
@@ -69,11 +68,11 @@ class CleanStop:
         return may_have_lost(self.load(), self.files.boot_id())
 
     def opened(self, *, acks_unsynced: bool) -> None:
-        """Note that the log is in use from here on; durable on return.
+        """Record that the log is in use from now on; durable on return.
 
-        Call it only after the doubt of the last use, if any, is durable elsewhere, and everything that the
-        last use wrote is synced: this note replaces the last one.
-        Without room for it the note becomes a doubt; without room for the first one: StorageFull.
+        Call it only after a doubt about the last use is durable elsewhere, and everything that the last use
+        wrote is synced: this note replaces the last one. If there is no space for the note, the old one is
+        marked as a doubt; if there is no old one, StorageFull is raised.
         """
         last = self.load()
         if last is None and not acks_unsynced:
@@ -86,7 +85,7 @@ class CleanStop:
             self._spoil()
 
     def _spoil(self) -> None:
-        """Let the note be a doubt: what is overwritten in place needs no room."""
+        """Mark the note as a doubt: overwriting in place needs no space."""
         file = self.files.open(self._path)
         try:
             file.pwrite(b"?", 0)
@@ -95,7 +94,7 @@ class CleanStop:
             file.close()
 
     def stopped(self) -> None:
-        """Note a clean stop; durable on return. Call it only after everything in the log is synced."""
+        """Record a clean stop; durable on return. Call it only after everything in the log is synced."""
         last = self.load()
         if last is not None and last.boot_id == self.files.boot_id():
             self._save(last, Opened(last.boot_id, last.acks_unsynced, clean=True))

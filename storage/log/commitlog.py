@@ -2,9 +2,9 @@
 
 The folder's layout and the steps of recovery, truncation and trim: storage/README.md. Owned by one thread;
 only `SyncTicket.run`, `TrimTicket.run`, `truncate_after` and `reset` wait for the disk and may run in the
-disk thread, the latter two while the owner changes nothing. What is promised after a crash: nothing up to
-`durable_index` is lost, nothing that was cut returns, and what remains, from the begin on, is a prefix of
-what was appended.
+disk thread, the latter two while the owner changes nothing. Guarantees after a crash: nothing up to
+`durable_index` is lost, nothing that was truncated returns, and the rest, from the begin on, is a prefix of
+the appended batches.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from storage.log.segment import IndexWrite, Segment
 from storage.units import MIB
 from storage.units import NO_INDEX as NO_INDEX
 
-DISK_PART: Final = 16  # so much of a disk, at most, is one segment
-SEGMENT_MIN_BYTES: Final = 64 * 1024  # on the smallest disk
+DISK_PART: Final = 16  # largest part of a disk for one segment
+SEGMENT_MIN_BYTES: Final = 64 * 1024  # minimum on small disks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,17 @@ class CommitlogConfig:
             raise ValueError("storage: sizes must be positive")
 
     def fit_to(self, disk_bytes: int) -> "CommitlogConfig":
-        """Return the same for a disk of that size: with segments of at most a sixteenth of it. A trim gives
-        back whole segments behind the newest, so a disk that one segment fills could never be emptied."""
+        """Return this configuration with segments of at most a sixteenth of a disk of that size.
+
+        A trim removes only whole segments before the newest one, so a disk filled by one segment could never
+        be emptied.
+        """
         fitting = max(disk_bytes // DISK_PART, SEGMENT_MIN_BYTES)
         return replace(self, segment_max_bytes=min(self.segment_max_bytes, fitting))
 
 
 class SyncTicket:
-    """What was written when a sync began: `run` in any thread, then `finish_sync` in the owner's."""
+    """The writes before a sync began: `run` in any thread, then `finish_sync` in the owner's."""
 
     def __init__(self, log: "Commitlog", generation: int, end_index: int, dirty: list[Segment]) -> None:
         self._log = log
@@ -62,7 +65,7 @@ class SyncTicket:
         self.no_room = False  # the data is durable, but epochs or durable point could not be written
 
     def run(self) -> None:
-        """Wait until it is on disk. Raises SyncFailed or DiskError: the node stops (R-11)."""
+        """Wait until everything is on disk. Raises SyncFailed or DiskError: the node stops (R-11)."""
         self._log.carry_out(self)
 
 
@@ -70,7 +73,7 @@ class SyncTicket:
 class TrimTicket:
     """A begin that has moved in memory: `run` in any thread, or `move_begin` and `remove_oldest` until False.
 
-    Nothing is to be done after it.
+    Do not use it afterwards.
     """
 
     log: "Commitlog"
@@ -81,9 +84,9 @@ class TrimTicket:
     removed: list[Segment]
 
     def run(self) -> None:
-        """Make the begin durable, and remove the segments before it. A crash at any step is finished later.
+        """Make the begin durable, and remove the segments before it. Recovery completes it after a crash.
 
-        Raises StorageFull: run it again when there is room; until then the begin may come back at a restart.
+        Raises StorageFull: run it again when there is space; until then a restart may restore the old begin.
         Raises SyncFailed or DiskError: the node stops.
         """
         self.log.carry_out_trim(self)
@@ -121,7 +124,7 @@ class Commitlog(LogView):
         config: CommitlogConfig | None = None,
         committed_index: int = NO_INDEX,
     ) -> "Commitlog":
-        """Recover the log in `folder`, which is made when missing; all of it is durable then.
+        """Recover the log in `folder`, which is created if missing; all of it is durable on return.
 
         committed_index: of the checkpoint, committed and durable when that was saved. Raises CorruptLog for
         damage at or before it or the durable point, CorruptFile for a damaged manifest, DiskError.
@@ -160,7 +163,7 @@ class Commitlog(LogView):
     def _check_follow(self, batches: Sequence[Batch]) -> list[Epoch]:
         """Return the epochs that the batches open. Raises InvariantError unless they follow the log's end."""
         index, offset, term = self.next_index, self.end_offset, self.last_term
-        # After a reset the chain of what went before is not known: the first batch is taken as it is.
+        # After a reset the previous chain is unknown: the first batch is accepted without a check of it.
         chain = None if self._last is None and offset > 0 else self.last_chain
         epochs = []
         for batch in batches:
@@ -177,7 +180,7 @@ class Commitlog(LogView):
         return epochs
 
     def _fits(self, batch: Batch) -> bool:
-        """Whether the batch fits into the active segment; an empty one takes any."""
+        """Return whether the batch fits into the active segment; an empty segment accepts any."""
         if not self._segments:
             return False
         base_offset = self._segments[-1].base_offset
@@ -201,7 +204,7 @@ class Commitlog(LogView):
     # --- durability
 
     def start_sync(self) -> SyncTicket | None:
-        """Begin to make everything durable that is written now; None when all of it is."""
+        """Begin to make everything durable that is written now; None if all of it is durable."""
         if self._durable_index == self.end_index and self._epochs is self._disk.epochs:
             return None
         dirty: list[Segment] = []
@@ -217,7 +220,7 @@ class Commitlog(LogView):
         return ticket
 
     def _plan_mark(self, ticket: SyncTicket) -> None:
-        """Let the sync also move the durable point up, with the index entries that a restart will want."""
+        """Let the sync also move the durable point, with the index entries that a restart needs."""
         for segment in reversed(self._segments):
             if segment.mapped:
                 break
@@ -226,7 +229,7 @@ class Commitlog(LogView):
         ticket.mark = (ticket.end_index, self.end_offset)
 
     def carry_out(self, ticket: SyncTicket) -> None:
-        """What SyncTicket.run does."""
+        """Implement SyncTicket.run."""
         ticket.no_room = not self._disk.sync(
             ticket.generation,
             ticket.dirty,
@@ -237,7 +240,7 @@ class Commitlog(LogView):
         )
 
     def finish_sync(self, ticket: SyncTicket) -> None:
-        """Take note that the ticket's run has ended well; ignored when the log was cut meanwhile."""
+        """Record that the ticket's run has succeeded; ignored if the log was truncated meanwhile."""
         if ticket.generation != self._disk.generation:
             return
         self._durable_index = max(self._durable_index, ticket.end_index)
@@ -254,11 +257,11 @@ class Commitlog(LogView):
                     segment.seal(segment.end_offset)
 
     def verify_epoch_file(self) -> None:
-        """Read the epoch file again, in any thread; write it anew when it is damaged. Raises DiskError."""
+        """Reread the epoch file, in any thread; rewrite it if it is damaged. Raises DiskError."""
         self._disk.verify_epochs()
 
     def close(self) -> None:
-        """Make everything durable, move the durable point to the end, and give the files back."""
+        """Make everything durable, move the durable point to the end, and close the files."""
         ticket = self.start_sync()
         if ticket is None:
             ticket = SyncTicket(self, self._disk.generation, self.end_index, [])
@@ -274,14 +277,14 @@ class Commitlog(LogView):
     # --- cutting and trimming
 
     def settle(self, committed_index: int) -> None:
-        """Take note that nothing up to `committed_index` will be cut (R-07): it is read without a copy."""
+        """Record that nothing up to `committed_index` will be truncated (R-07): it is read without a copy."""
         self._settled_index = max(self._settled_index, min(committed_index, self.end_index))
 
     def truncate_after(self, index: int) -> None:
-        """Remove every record past `index`, a batch's last one, or NO_INDEX: all. Durable on return.
+        """Remove every record after `index`: the last one of a batch, or NO_INDEX for all. Durable on return.
 
-        A cut tail never returns, whenever a crash comes. Raises InvariantError for an index within a batch or
-        below the settled one (R-07); then nothing has changed.
+        A truncated tail never returns, also after a crash. Raises InvariantError for an index within a batch
+        or below the settled one (R-07); then nothing has changed.
         """
         if index >= self.end_index:
             return
@@ -303,10 +306,10 @@ class Commitlog(LogView):
         self._empty(base_index, base_offset, ())
 
     def start_trim(self, index: int) -> TrimTicket | None:
-        """Let the log begin with the batch that holds `index`, or with the newest settled one before it.
+        """Move the begin to the batch that holds `index`, or to the newest settled one before it.
 
-        Readers see the log before or after; `TrimTicket.run` makes it last. None when the begin stays.
-        Raises CorruptLog, DiskError; then nothing has changed.
+        Readers see the log before or after; `TrimTicket.run` makes the begin durable. None if the begin does
+        not move. Raises CorruptLog, DiskError; then nothing has changed.
         """
         index = min(index, self._settled_index)
         if self._last is None or index <= self._base_index:
@@ -326,23 +329,23 @@ class Commitlog(LogView):
         return TrimTicket(self, entry.base_index, entry.offset, epoch, segment, removed)
 
     def carry_out_trim(self, ticket: TrimTicket) -> None:
-        """What TrimTicket.run does."""
+        """Implement TrimTicket.run."""
         self.move_begin(ticket)
         while self.remove_oldest():
             pass
 
     def move_begin(self, ticket: TrimTicket) -> None:
-        """What TrimTicket.move_begin does."""
+        """Implement TrimTicket.move_begin."""
         self._disk.trim(
             ticket.base_index, ticket.base_offset, ticket.epoch, ticket.holder, ticket.removed, self._epochs
         )
 
     def remove_oldest(self) -> bool:
-        """What TrimTicket.remove_oldest does."""
+        """Implement TrimTicket.remove_oldest."""
         return self._disk.remove_oldest()
 
     def _cut_to(self, last: Batch | None) -> None:
-        """Let `last` be the last batch, first in memory: readers see the log before or after."""
+        """Make `last` the last batch, first in memory: readers see the log before or after."""
         if last is None:
             self._empty(
                 self._base_index,
@@ -358,7 +361,7 @@ class Commitlog(LogView):
             if segment.end_offset > offset:
                 segment.cut(offset)
             elif not segment.mapped:
-                segment.flush_anew()  # a flush that was on its way is dropped
+                segment.flush_anew()  # a flush in progress is discarded
         self._segments = kept
         self._last = last
         self._tail.drop_from(last.next_index)
@@ -367,7 +370,7 @@ class Commitlog(LogView):
         self._folder_changed = False
         self._marked_offset = min(self._marked_offset, offset)
         self._durable_index = self.end_index
-        unmapped = [segment for segment in kept if not segment.mapped]  # what is mapped was durable before
+        unmapped = [segment for segment in kept if not segment.mapped]  # mapped segments were durable before
         self._disk.cut(self.end_index, offset, removed, unmapped, self._epochs)
 
     def _empty(self, base_index: int, base_offset: int, epochs: tuple[Epoch, ...]) -> None:

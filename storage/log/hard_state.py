@@ -1,7 +1,7 @@
-"""Term and vote, which must outlive any crash before the answer that rests on them leaves (R-01).
+"""Term and vote, which must be durable before an answer that depends on them is sent (R-01).
 
 Payload of the slots (storage/log/slots.py), magic `CLHS`, little-endian: term i64 | length u16 | voted_for
-UTF-8; length 0: voted for nobody in this term.
+UTF-8; length 0: no vote in this term.
 """
 
 import struct
@@ -19,7 +19,7 @@ _FIXED = struct.Struct("<qH")
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What a node has promised. `term` never falls; `voted_for` is a node id, None: no vote in this term."""
+    """The promise of a node. `term` never falls; `voted_for` is a node id, None: no vote in this term."""
 
     term: int = 0
     voted_for: str | None = None
@@ -50,7 +50,7 @@ class HardStateFile:
         self._slots = SlotFile(files, path, MAGIC)
 
     def load(self) -> HardState:
-        """Return what was saved last; the initial state when nothing was. Raises CorruptFile: do not vote."""
+        """Return the last saved value; the initial state if there is none. Raises CorruptFile: do not vote."""
         payload = self._slots.load()
         if payload is None:
             return HardState()

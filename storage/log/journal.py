@@ -1,4 +1,4 @@
-"""What a node has seen of one log, event by event: a small commit log of its own that needs no quorum.
+"""Journal of a node for one log: its events in a small commit log that needs no quorum.
 
 Every event is a batch of one record in term 0, whose value is the compact JSON {"kind", "term", "data"}; the
 batch's index is `seq`, its timestamp the event's. A reader sees an event only when it is durable.
@@ -20,8 +20,8 @@ from storage.log.log_folder import segment_offsets
 from storage.log.scan import Scan
 
 _READ_BYTES = 1024 * 1024
-KEPT_EVENTS = 1_000  # the newest events are never trimmed: a clock that jumps does not empty a journal
-LIMITED_KINDS = ("corruption", "repair")  # events that one cause may repeat without end
+KEPT_EVENTS = 1_000  # the newest events are never trimmed: a jump of the clock does not empty a journal
+LIMITED_KINDS = ("corruption", "repair")  # kinds of which one cause may produce any number
 LIMIT_BURST = 20
 LIMIT_REFILL_MS = 30_000
 
@@ -46,7 +46,7 @@ class _Stored(msgspec.Struct):
 
 
 class _Limit:
-    """Lets LIMIT_BURST events of a kind pass at once, then one each LIMIT_REFILL_MS."""
+    """Admits LIMIT_BURST events of a kind at once, then one every LIMIT_REFILL_MS."""
 
     def __init__(self) -> None:
         self.suppressed = 0  # since the last event that passed
@@ -73,7 +73,7 @@ _DECODER = msgspec.json.Decoder(_Stored)
 
 
 def journal_log_id(node: str, log: str) -> int:
-    """The log id in the batches of a node's journal."""
+    """Return the log id in the batches of a node's journal."""
     return log_id_of(f"journal/{node}", log)
 
 
@@ -83,14 +83,14 @@ class Journal:
     def __init__(
         self, files: FileSystem, folder: str, node: str, log: str, config: CommitlogConfig | None = None
     ) -> None:
-        """Recover the journal in `folder`, which is made when missing. Raises as Commitlog.open does."""
+        """Recover the journal in `folder`, which is created if missing. Raises as Commitlog.open does."""
         self._node = node
         self._name = log
         self._log_id = journal_log_id(node, log)
         self._log = Commitlog.open(files, folder, log_id=self._log_id, config=config)
         self._log.settle(self._log.durable_index)
         self._limits = {kind: _Limit() for kind in LIMITED_KINDS}
-        self.suppressed = 0  # events that were not written as too many of their kind came
+        self.suppressed = 0  # suppressed events of limited kinds
 
     @property
     def next_seq(self) -> int:
@@ -108,9 +108,10 @@ class Journal:
         return self._log.end_offset - self._log.begin_offset
 
     def tell(self, kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Event | None:
-        """Append an event, unless too many of its kind came lately: None then.
+        """Append an event and return its seq; None if its kind has exceeded its limit.
 
-        The next one that passes has `suppressed` in its data: how many did not. Raises as `append`.
+        The next admitted event of the kind has `suppressed` in its data: the number of events left out.
+        Raises as `append`.
         """
         limit = self._limits.get(kind)
         if limit is None:
@@ -125,10 +126,10 @@ class Journal:
         return event
 
     def start_trim(self, oldest_ms: int | None, max_bytes: int | None) -> TrimTicket | None:
-        """Let events go that are older than `oldest_ms`, and the oldest ones beyond `max_bytes`.
+        """Trim events older than `oldest_ms`, and the oldest ones beyond `max_bytes`.
 
-        The newest KEPT_EVENTS stay. None when none goes; else run the ticket as Commitlog.start_trim asks,
-        in order with the syncs. Raises CorruptLog, DiskError.
+        The newest KEPT_EVENTS stay. None if nothing is trimmed; otherwise run the ticket as
+        Commitlog.start_trim requires, in order with the syncs. Raises CorruptLog, DiskError.
         """
         log = self._log
         until = begin = self.begin_seq
@@ -141,7 +142,7 @@ class Journal:
         return log.start_trim(until) if until > begin else None
 
     def _first_within(self, max_bytes: int) -> int:
-        """The first seq of the newest events that take at most max_bytes, found by bisection."""
+        """Return the first seq of the newest events within max_bytes, found by bisection."""
         log = self._log
         target = log.end_offset - max_bytes
         low, high = log.begin_index, log.next_index
@@ -154,7 +155,7 @@ class Journal:
         return high
 
     def append(self, kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Event:
-        """Write an event; it is seen after the next sync. Raises StorageFull, DiskError."""
+        """Write an event; it is visible after the next sync. Raises StorageFull, DiskError."""
         records = RecordColumns()
         records.add(_ENCODER.encode(_Stored(kind, term, data)))
         batch = stamp(
@@ -170,7 +171,7 @@ class Journal:
         return Event(batch.base_index, self._node, self._name, timestamp_ms, kind, term, data)
 
     def read(self, from_seq: int, limit: int) -> tuple[list[Event], int, bool]:
-        """Return at most `limit` durable events from `from_seq` on, the seq to go on at, and if more wait."""
+        """Return at most `limit` durable events from `from_seq`, the next seq, and whether more events exist."""
         events: list[Event] = []
         at = max(from_seq, self._log.begin_index, 0)
         end = self._log.durable_index
@@ -202,19 +203,20 @@ class Journal:
 
     def finish_sync(self, ticket: SyncTicket) -> None:
         self._log.finish_sync(ticket)
-        self._log.settle(self._log.durable_index)  # a journal is never cut but by recovery
+        self._log.settle(self._log.durable_index)  # only recovery truncates a journal
 
     def close(self) -> None:
-        """Make every event durable, and give the files back."""
+        """Make every event durable, and close the files."""
         self._log.close()
 
 
 def begin_anew(
     files: FileSystem, folder: str, node: str, log: str, config: CommitlogConfig | None = None
 ) -> None:
-    """Set a damaged journal aside, for nobody else has it, and begin an empty one.
+    """Set a damaged journal aside, because no other replica has it, and begin an empty one.
 
-    Its seqs go on behind the last event that can be found, so that none is given twice. Raises DiskError.
+    Its seqs continue after the last event that can be found, so that none is assigned twice. Raises
+    DiskError.
     """
     log_id = journal_log_id(node, log)
     last_seq = _last_seq(files, folder, log_id)
@@ -225,7 +227,7 @@ def begin_anew(
 
 
 def _last_seq(files: FileSystem, folder: str, log_id: int) -> int:
-    """The seq of the last whole event in the folder, -1 when there is none."""
+    """Return the seq of the last complete event in the folder, -1 if there is none."""
     for offset in reversed(segment_offsets(files, folder)):
         file = files.open(f"{folder}/{segment_name(offset)}")
         try:

@@ -1,7 +1,7 @@
-"""The files of a log as the disk thread changes them: sync, cut, reset, trim, one change at a time.
+"""Changes that the disk thread makes to the files of a log: sync, truncate, reset, trim, one at a time.
 
-A change that failed is the last one: whatever a failed sync was to keep may be gone, so nothing that comes
-after it may pass for durable (R-11). A full disk is no failure as long as only epochs or durable point wait.
+After a failed change all later ones are refused: the data of a failed sync may be lost, so nothing after it
+may count as durable (R-11). A full disk is not a failure if only epochs or the durable point wait for space.
 """
 
 import threading
@@ -28,7 +28,7 @@ def segment_offsets(files: FileSystem, folder: str) -> list[int]:
 
 
 def remove_segments(files: FileSystem, folder: str, from_offset: int) -> None:
-    """Remove the segments that begin at or past `from_offset`, the newest first; durable on return."""
+    """Remove the segments that begin at or after `from_offset`, the newest first; durable on return."""
     for offset in reversed(segment_offsets(files, folder)):
         if offset >= from_offset:
             index_path = f"{folder}/{index_name(offset)}"
@@ -47,8 +47,8 @@ def remove_trimmed(files: FileSystem, folder: str, base_offset: int) -> None:
 def remove_oldest_trimmed(files: FileSystem, folder: str, base_offset: int) -> bool:
     """Remove the oldest of the segments that `remove_trimmed` removes; return whether there are more.
 
-    The removals are durable when none is left. A large file takes the disk long, so a caller may do other
-    work between two steps.
+    The removals are durable when none is left. The removal of a large file may take long, so a caller may do
+    other work between two steps.
     """
     first = max((o for o in segment_offsets(files, folder) if o <= base_offset), default=0)
     trimmed: dict[int, list[str]] = {}
@@ -66,7 +66,7 @@ def remove_oldest_trimmed(files: FileSystem, folder: str, base_offset: int) -> b
 
 
 def cut_files(files: FileSystem, folder: str, cut_offset: int) -> None:
-    """Remove every byte of the log at or past `cut_offset`; durable on return, and may be repeated."""
+    """Remove every byte of the log at or after `cut_offset`; durable on return, and may be repeated."""
     remove_segments(files, folder, cut_offset)
     for offset in segment_offsets(files, folder)[-1:]:
         file = files.open(f"{folder}/{segment_name(offset)}")
@@ -79,15 +79,16 @@ def cut_files(files: FileSystem, folder: str, cut_offset: int) -> None:
 
 
 class LogFolder:
-    """Invariants: nothing at or past the manifest's cut is left when its intent is cleared; the epoch file
-    holds all epochs up to the durable point whenever that moves; no begin is named that is not durable."""
+    """Invariants: nothing at or after the manifest's truncation offset remains when the intent is cleared;
+    the epoch file holds all epochs up to the durable point when that moves; no begin is recorded before it is
+    durable."""
 
     def __init__(self, files: FileSystem, path: str, manifest_file: ManifestFile, manifest: Manifest) -> None:
         """manifest: as `manifest_file` holds it."""
         self.files = files
         self.path = path
-        self.generation = 0  # counts cuts: a sync that began before one proves nothing
-        self.epochs: tuple[Epoch, ...] | None = None  # that the epoch file holds, None: not known
+        self.generation = 0  # counts truncations: a sync that began before one proves nothing
+        self.epochs: tuple[Epoch, ...] | None = None  # content of the epoch file, None: unknown
         self._manifest_file = manifest_file
         self._manifest = manifest
         self._lock = threading.Lock()
@@ -95,7 +96,7 @@ class LogFolder:
 
     @contextmanager
     def _change(self, *, may_wait: bool = False) -> Iterator[None]:
-        """may_wait: when the disk is full nothing is lost by doing it later."""
+        """may_wait: if the disk is full, the change may be repeated later without loss."""
         with self._lock:
             if self._failed is not None:
                 raise SyncFailed(self.path, "sync", f"not after a failure: {self._failed}")
@@ -117,7 +118,7 @@ class LogFolder:
             self.epochs = epochs
 
     def verify_epochs(self) -> None:
-        """Write the epoch file anew when it does not hold what was written to it."""
+        """Rewrite the epoch file if it does not hold what was written to it."""
         with self._lock:
             path = f"{self.path}/{EPOCHS_NAME}"
             epochs = self.epochs
@@ -134,7 +135,7 @@ class LogFolder:
                     self.write_epochs(epochs)
 
     def _try_epochs(self, epochs: tuple[Epoch, ...]) -> None:
-        """The same, but on a full disk leave it to a sync: recovery drops what is too much in the file."""
+        """Write the epoch file; on a full disk leave it to a later sync: recovery ignores surplus epochs."""
         try:
             self.write_epochs(epochs)
         except StorageFull:
@@ -149,10 +150,11 @@ class LogFolder:
         entries: list[IndexWrite],
         mark: tuple[int, int] | None,
     ) -> bool:
-        """Make the segments durable; return whether there was room for epochs and durable point besides.
+        """Make the segments durable; return whether there was room for epochs and durable point too.
 
-        mark: (index, end offset) of the durable point from now on, `entries` the index entries up to it;
-        None: it stays. When the log was cut since `generation` nothing is done: the cut synced what it left.
+        mark: (index, end offset) of the new durable point, with `entries`, the index entries up to it; None
+        leaves it unchanged. If the log was truncated since `generation`, nothing is done: the truncation
+        synced what it left.
         """
         with self._change():
             if generation != self.generation:
@@ -171,7 +173,7 @@ class LogFolder:
                 if mark is not None:
                     self._save(replace(self._manifest, durable_index=mark[0], durable_offset=mark[1]))
             except StorageFull:
-                return False  # all of it can be made anew: tried again with the next sync
+                return False  # all of it can be rebuilt: repeated with the next sync
             return True
 
     def cut(
@@ -182,7 +184,7 @@ class LogFolder:
         kept: Sequence[Segment],
         epochs: tuple[Epoch, ...],
     ) -> None:
-        """Intent, cut, sync, clear: `last_index`, which ends at `cut_offset`, is the log's last one now."""
+        """Set the intent, truncate, sync, clear: the log now ends with `last_index`, at `cut_offset`."""
         with self._change():
             manifest = self._manifest
             if cut_offset < manifest.durable_offset:
@@ -201,7 +203,7 @@ class LogFolder:
     def reset(
         self, base_index: int, base_offset: int, removed: Sequence[Segment], epochs: tuple[Epoch, ...]
     ) -> None:
-        """Intent, removal, clear: the log is empty and begins at `base_index`.
+        """Set the intent, remove, clear: the log is empty and begins at `base_index`.
 
         epochs: none, or the one that began before the base.
         """
@@ -228,7 +230,7 @@ class LogFolder:
     ) -> None:
         """Make a new begin durable; may be repeated. `remove_oldest` removes what is before it.
 
-        epoch: that of `Manifest.epoch`. holder: the segment in which the begin stands.
+        epoch: as `Manifest.epoch`. holder: the segment that contains the begin.
         """
         with self._change(may_wait=True):
             for segment in removed:

@@ -1,7 +1,7 @@
-"""The reading half of a log (storage/log/commitlog.py): where it stands, and what stands where.
+"""Read half of a log (storage/log/commitlog.py): its position, and the batches it holds.
 
-Settled batches are read as views of the mapped file, the newest from memory; both checksums of every batch
-that comes from a file are verified.
+Settled batches are read as views of the mapped file, the newest from memory. Both checksums of every batch
+that is read from a file are verified.
 """
 
 from bisect import bisect_right
@@ -22,9 +22,10 @@ _TIMESTAMP: Final = READ_SCHEMA.get_field_index("timestamp")
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Where a stretch of the log stands: first_index to last_index, offset to end_offset (exclusive).
+    """A range of the log within one segment: first_index to last_index, offset to end_offset (exclusive).
 
-    generation: of the log when it was asked; what is settled is never cut, but it may be trimmed or reset.
+    generation: of the log at the time of the call; settled batches are never truncated, but may be trimmed or
+    reset.
     """
 
     segment: Segment
@@ -33,17 +34,21 @@ class Stretch:
     offset: int
     end_offset: int
     generation: int
-    index_position: int | None  # of its first entry in the index file, None: that may still be behind
+    index_position: (
+        int | None
+    )  # position of its first entry in the index file, None: the entry may not be written yet
 
 
 class LogView:
-    """What may be asked of a log by the thread that owns it. Indexes inclusive, NO_INDEX: none."""
+    """Read interface of a log for the thread that owns it. Indexes are inclusive; NO_INDEX: none."""
 
     def __init__(self, folder: str, log_id: int, tail_cache_bytes: int, recovered: Recovered) -> None:
         self._folder = folder
         self._log_id = log_id
         self._disk = recovered.folder
-        self._base_index = recovered.manifest.base_index  # of the first batch held, or to come
+        self._base_index = (
+            recovered.manifest.base_index
+        )  # of the first batch, or of the next one when the log is empty
         self._base_offset = recovered.manifest.base_offset
         self._segments = recovered.segments
         self._epochs = recovered.epochs
@@ -73,7 +78,7 @@ class LogView:
 
     @property
     def first_index(self) -> int:
-        """begin_index; of an empty log next_index. What precedes it was never here, trimmed or reset."""
+        """begin_index; of an empty log next_index. Records before it were never here, trimmed or reset."""
         return self._base_index
 
     @property
@@ -86,7 +91,7 @@ class LogView:
 
     @property
     def generation(self) -> int:
-        """How often the log was cut or reset since it was opened."""
+        """Number of truncations and resets since the log was opened."""
         return self._disk.generation
 
     @property
@@ -103,7 +108,7 @@ class LogView:
 
     @property
     def last_chain(self) -> bytes:
-        """What the next batch is chained to."""
+        """Chain that the next batch continues."""
         return FIRST_CHAIN if self._last is None else self._last.header.chain
 
     @property
@@ -149,7 +154,7 @@ class LogView:
         return entry.base_index - 1 if entry.base_index > self.begin_index else NO_INDEX
 
     def chain_at(self, index: int) -> bytes:
-        """Return the chain behind the batch that holds `index`: it stands for the whole log up to there.
+        """Return the chain of the batch that holds `index`: it identifies the whole log up to that batch.
 
         Only a header is read. Two replicas with the same chain at an index hold the same log up to it. Raises
         IndexError when the index is not held, CorruptLog, DiskError.
@@ -161,10 +166,10 @@ class LogView:
         return segment.header_of_row(segment.entry_of(index)[0]).chain
 
     def stretch(self, from_index: int, max_bytes: int, until_index: int | None = None) -> Stretch | None:
-        """Return where settled and durable batches from the one that holds `from_index` on stand.
+        """Return the place of settled and durable batches, from the one that holds `from_index`.
 
-        They are of one segment, at least one, else within `max_bytes` and `until_index`; None when there are
-        none. Raises CorruptLog, DiskError.
+        They are in one segment: at least one batch, otherwise within `max_bytes` and `until_index`; None if
+        there are none. Raises CorruptLog, DiskError.
         """
         end_index = min(self._settled_index, self._durable_index)
         if until_index is not None:
@@ -187,7 +192,7 @@ class LogView:
         )
 
     def holds(self, batch: Batch) -> bool:
-        """Whether this very batch stands in the log (D-17)."""
+        """Return whether this very batch is in the log (D-17)."""
         if not self.begin_index <= batch.base_index <= self.end_index:
             return False
         return self.batch_at(batch.base_index) == batch
@@ -197,9 +202,10 @@ class LogView:
         return self.read_batches(index, 0)[0]
 
     def read_batches(self, from_index: int, max_bytes: int, until_index: int | None = None) -> list[Batch]:
-        """Return whole batches from the one that holds `from_index`: at least one, else within `max_bytes`.
+        """Return whole batches from the one that holds `from_index`: at least one, otherwise within
+        `max_bytes`.
 
-        until_index: stop after the batch that holds it. Settled batches are views of the file, verified; the
+        until_index: stop after the batch that holds it. Settled batches are verified views of the file; the
         newest are those that were appended. Raises IndexError for an index not held, CorruptLog, DiskError.
         """
         self._check_range(from_index)
@@ -216,7 +222,7 @@ class LogView:
     def first_index_at_or_after(self, timestamp_ms: int) -> int | None:
         """Return the first index of a data record at or after the time, None when there is none.
 
-        Control records do not count: they carry the time of the leader, data records may carry any.
+        Control records are skipped: they carry the leader's time, while data records may carry any.
         """
         timestamp_us = timestamp_ms * 1000
         for segment in self._segments:
@@ -225,7 +231,7 @@ class LogView:
             segment.verify_order()
             row = segment.index.row_at_or_after(timestamp_us)
             if row == segment.index.count:
-                continue  # the peak was of what was trimmed
+                continue  # the peak belonged to a trimmed batch
             batch = segment.batch_of_row(row)
             times = read_columns(batch).column(_TIMESTAMP).view("int64").to_numpy()
             return batch.base_index + int((times >= timestamp_us).argmax())

@@ -1,4 +1,4 @@
-"""The manifest of a log's folder: where the log begins, how far it is surely durable, and a cut in progress.
+"""Manifest of a log's folder: the begin of the log, its durable point, and a truncation in progress.
 
 Payload of the slots (storage/log/slots.py), magic `CLMF`, little-endian:
     log_id u64 | base_index i64 | base_offset i64 | durable_index i64 | durable_offset i64 | intent u8
@@ -21,7 +21,7 @@ _PAYLOAD = struct.Struct("<QqqqqBq")
 
 
 class Intent(IntEnum):
-    """What was begun and must be finished before the log is used."""
+    """A change that was begun and must be completed before the log is used."""
 
     NONE = 0
     TRUNCATE = 1  # nothing at or past cut_offset may remain
@@ -32,9 +32,9 @@ class Intent(IntEnum):
 class Manifest:
     """base: of the first batch held, or of the next one when the log is empty.
 
-    durable_index, durable_offset: last index and exclusive end of a prefix that was synced: damage in it is
-    corruption, and recovery reads only what is past it. Never before the base.
-    epoch: the one that began before the base and holds it: after a trim the log no longer tells of it.
+    durable_index, durable_offset: last index and exclusive end of a synced prefix: damage in it is
+    corruption, and recovery scans only what is after it. Never before the base. epoch: the epoch of the base,
+    if it began before the base; after a trim the log no longer contains its start.
     """
 
     log_id: int

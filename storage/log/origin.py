@@ -1,11 +1,11 @@
-"""Durable note by which the copy of a log's folder is told from the folder itself.
+"""Durable note that distinguishes a log's folder from a copy of it.
 
-FOLDER/origin is one line: CRC32C in hexadecimal, a space, JSON. It names its own creation as the file system
-records it (FileSystem.created_at). A copy of the file is another file, which was created later. The note is
-replaced at each opening, so a copy that is put back over the files of a later run is found, too.
+FOLDER/origin is one line: CRC32C in hexadecimal, a space, JSON. It contains the creation of its own file as
+the file system records it (FileSystem.created_at). A copy of the file is another file, created later. The
+note is replaced at each opening, so a copy that is restored over the files of a later run is detected too.
 
-Not found: a volume that is rolled back to a snapshot of its blocks, a folder whose note was written by no
-version that knows it, and any copy where the file system does not record the creation of a file.
+Not detected: a volume that is rolled back to a snapshot of its blocks, a folder whose note was not written by
+a version with this check, and any copy on a file system that does not record the creation of a file.
 
     is_copy -> the caller makes its doubt durable -> opened -> the log is used
 """
@@ -25,13 +25,13 @@ UNKNOWN: Final = ""
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """created: of the file that holds this line."""
+    """created: creation of the file that holds this line."""
 
     created: str
 
 
 def is_copy(noted: str, created: str) -> bool:
-    """Return whether the note belongs to another file. PURE. UNKNOWN: not known, then it is not said."""
+    """Return whether the note belongs to another file; False if that is UNKNOWN. PURE."""
     return UNKNOWN not in (noted, created) and noted != created
 
 
@@ -58,8 +58,8 @@ class FolderOrigin:
     def opened(self) -> None:
         """Replace the note; durable on return.
 
-        Call it only after the doubt about a copy, if any, is durable elsewhere. Without room for it the note
-        stays as it is.
+        Call it only after a doubt about a copy is durable elsewhere. Without space for the note, the old one
+        stays.
         """
         temporary = f"{self._path}.tmp"
         with contextlib.suppress(StorageFull):
@@ -76,7 +76,7 @@ class FolderOrigin:
             self.files.sync_folder(self.folder)
 
     def forget(self) -> None:
-        """Let the folder pass for the original at its next opening; durable on return."""
+        """Make the folder pass as the original at its next opening; durable on return."""
         if self.files.exists(self._path):
             self.files.remove(self._path)
             self.files.sync_folder(self.folder)

@@ -1,12 +1,12 @@
-"""What happens to a log's folder before the log is used: unfinished cuts are finished, the tail made valid.
+"""Recovery of a log's folder before use: completes unfinished changes and makes the tail valid.
 
-    1. read the manifest; finish the truncation or reset that it announces
-    2. take the segments up to the durable point on trust of their index, with a check of its ends
+    1. read the manifest; complete the truncation or reset that it announces
+    2. accept the segments up to the durable point by name and size
     3. verify the last durable batch, then scan from there: the longest prefix of valid batches stays
-    4. cut what is behind it, by the same crash-safe steps as any truncation; sync; move the durable point up
+    4. truncate the rest, by the same crash-safe steps as any truncation; sync; move the durable point
 
-Nothing at or before the durable point is ever cut: damage there raises CorruptLog. A second recovery finds
-nothing to do and changes nothing.
+Nothing at or before the durable point is ever truncated: damage there raises CorruptLog. A second recovery
+changes nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -35,9 +35,9 @@ REWRITE_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(slots=True)
 class Recovered:
-    """A log's folder that is whole, and what is known of it. All batches are durable.
+    """A log's folder after recovery. All batches are durable.
 
-    manifest: as it stands on disk; on a full disk its durable point and the epoch file may be behind.
+    manifest: as saved on disk; on a full disk its durable point and the epoch file may lag.
     """
 
     folder: LogFolder
@@ -62,7 +62,7 @@ class Recovery:
         self._last: Batch | None = None
 
     def run(self) -> Recovered:
-        """Return the log as it is from now on. Raises CorruptLog, CorruptFile, DiskError."""
+        """Return the recovered log. Raises CorruptLog, CorruptFile, DiskError."""
         saved = self.prepare()
         self._take_durable_segments()
         self._read_epochs()
@@ -76,9 +76,9 @@ class Recovery:
         return Recovered(folder, self._manifest, self._segments, epochs, self._last)
 
     def has_torn_tail(self) -> bool:
-        """Return whether bytes that are no batch follow the last valid one; none are removed.
+        """Return whether bytes that are not a batch follow the last valid one; none are removed.
 
-        Without a checkpoint nothing tells whether they were committed. Raises as `run` does.
+        Without a checkpoint it is unknown whether they were committed. Raises as `run` does.
         """
         self.prepare()
         self._take_durable_segments()
@@ -89,7 +89,7 @@ class Recovery:
                 segment.close()
 
     def prepare(self) -> Manifest:
-        """Finish what was begun when the log was last used, and return its manifest. Raises as `run` does."""
+        """Complete an interrupted change, and return the manifest. Raises as `run` does."""
         self._files.make_folders(self._folder)
         self._read_manifest()
         self._finish_intent()
@@ -124,9 +124,10 @@ class Recovery:
         self._manifest_file.save(self._manifest)
 
     def _take_durable_segments(self) -> None:
-        """Take every segment that begins before the durable point; verify the batch that ends there.
+        """Accept every segment that begins before the durable point; verify the batch that ends there.
 
-        Sealed ones are known by name and size, none is opened. The first one may begin with what was trimmed.
+        Sealed segments are accepted by name and size; none is opened. The first one may begin with trimmed
+        batches.
         """
         manifest = self._manifest
         base_offset, durable_offset = manifest.base_offset, manifest.durable_offset
@@ -156,7 +157,7 @@ class Recovery:
                 )
 
     def _read_epochs(self) -> None:
-        """Take the epochs up to the durable point from their file, or make them anew from the log."""
+        """Read the epochs up to the durable point from their file, or rebuild them from the log."""
         path = f"{self._folder}/{EPOCHS_NAME}"
         manifest = self._manifest
         if manifest.epoch is not None:
@@ -183,7 +184,7 @@ class Recovery:
             self._epochs.append(epoch)
 
     def _scan_tail(self) -> None:
-        """Accept valid batches from the durable point on; cut the rest, unless it had been committed."""
+        """Accept valid batches from the durable point on; truncate the rest, unless it was committed."""
         end_offset, stopped_by, torn = self._walk_tail()
         next_index = self._manifest.base_index if self._last is None else self._last.next_index
         if next_index <= self._committed_index:
@@ -193,8 +194,8 @@ class Recovery:
             self._cut(end_offset)
 
     def _walk_tail(self) -> tuple[int, str, bool]:
-        """Accept valid batches from the durable point on. Return where they end, why, and whether bytes are
-        left over."""
+        """Accept valid batches from the durable point on. Return their end, the reason why the scan stopped,
+        and whether bytes are left over."""
         offsets = segment_offsets(self._files, self._folder)
         end_offset = self._manifest.durable_offset
         later = [offset for offset in offsets if offset >= end_offset]
@@ -213,7 +214,8 @@ class Recovery:
         return end_offset, stopped_by, torn or bool(later)
 
     def _scan_segment(self, segment: Segment) -> tuple[int, str, bool]:
-        """Accept what is valid. Return where it ends, why, and whether bytes are left over."""
+        """Accept valid batches. Return their end, the reason why the scan stopped, and whether bytes are left
+        over."""
         scan = Scan(segment.file, segment.base_offset, self._log_id, segment.end_offset)
         while (batch := scan.next_batch()) is not None:
             problem = self._problem(batch)
@@ -226,7 +228,7 @@ class Recovery:
         return segment.end_offset, scan.stopped_by, not scan.exhausted
 
     def _problem(self, batch: Batch) -> str | None:
-        """Why a batch that is valid by itself cannot follow the last one, None when it can."""
+        """Return why a batch that is valid by itself cannot follow the last one, None when it can."""
         last = self._last
         if last is None:
             if batch.base_index != self._manifest.base_index:
@@ -249,7 +251,7 @@ class Recovery:
         self._manifest_file.save(self._manifest)
 
     def _keep(self, manifest: Manifest, epochs: tuple[Epoch, ...]) -> bool:
-        """Make what the scan accepted durable and say so in the manifest; False: no room to say so."""
+        """Make the accepted batches durable and update the manifest; False: no space for the update."""
         dirty = [segment for segment in self._segments if segment.dirty]
         for segment in dirty:
             self._rewrite(segment)
@@ -266,21 +268,22 @@ class Recovery:
                 self._files.sync_folder(self._folder)
                 self._manifest_file.save(manifest)
                 self._manifest = manifest
-        except StorageFull:  # the log is durable without them, and a sync will write them when there is room
+        except StorageFull:  # the log is durable without them; a later sync writes them when there is space
             for segment in dirty:
                 segment.flush_anew()
             return False
         return True
 
     def _write_epochs(self, epochs: tuple[Epoch, ...]) -> None:
-        """Write the epoch file when it differs; its name is durable, as loading the manifest synced it."""
+        """Write the epoch file if it differs; its name is durable, because loading the manifest synced it."""
         path = f"{self._folder}/{EPOCHS_NAME}"
         data = encode_epochs(epochs)
         if not self._files.exists(path) or self._files.read(path) != data:
             write_durably(self._files, path, data)
 
     def _rewrite(self, segment: Segment) -> None:
-        """Write what was scanned once more: after a sync that failed, its pages may pass for clean (R-11)."""
+        """Write the scanned batches once more: after a failed sync the kernel may treat their pages as clean
+        (R-11)."""
         start = max(self._manifest.durable_offset, segment.base_offset)
         for offset in range(start, segment.end_offset, REWRITE_BYTES):
             size = min(REWRITE_BYTES, segment.end_offset - offset)

@@ -1,4 +1,4 @@
-"""Batches one after the other from a segment's file, and over damaged places to the next whole one."""
+"""Scanner of consecutive batches in a segment's file, which can skip damage to the next valid batch."""
 
 from typing import Final
 
@@ -8,16 +8,16 @@ from storage.format.batch import MAGIC, Batch, decode_batch
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 _ALIGNMENT: Final = 8
-_UNREADABLE_BYTES: Final = 4096  # lost at once where the disk cannot read
+_UNREADABLE_BYTES: Final = 4096  # bytes lost together where the disk cannot read
 
 
 class Scan:
-    """Reads from log offset `offset` on, by blocks, not by mapping; one that cannot be read is lost alone."""
+    """Reads from log offset `offset` on, in blocks, without a mapping; an unreadable block is lost alone."""
 
     def __init__(
         self, file: File, base_offset: int, log_id: int, offset: int, *, patient: bool = False
     ) -> None:
-        """base_offset: where the file begins in the log. patient: what cannot be read counts as zeros."""
+        """base_offset: log offset of the file's first byte. patient: unreadable bytes count as zeros."""
         self._file = file
         self._base_offset = base_offset
         self._log_id = log_id
@@ -34,7 +34,7 @@ class Scan:
         return self.offset == self._end_offset
 
     def next_batch(self) -> Batch | None:
-        """Return the batch at `offset` and go past it, None when no valid one is there: see `stopped_by`."""
+        """Return the batch at `offset` and advance, None if there is no valid one: see `stopped_by`."""
         if self.exhausted:
             self.stopped_by = "the segment ends here"
             return None
@@ -55,7 +55,7 @@ class Scan:
             return batch
 
     def skip(self) -> bool:
-        """Go to the next place past `offset` where a batch may begin; False: there is none."""
+        """Advance to the next place after `offset` where a batch may begin; False: there is none."""
         at = self.offset + _ALIGNMENT
         while at < self._end_offset:
             if not self._block_offset <= at < self._block_offset + len(self._block):

@@ -1,4 +1,4 @@
-"""One segment of a log and the index beside it (I/O through the seam only)."""
+"""One segment of a log and its index file (all I/O through storage/file_system.py)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ _HEAD_BYTES: Final = 4096  # a header and the appends section of most batches
 
 @dataclass(frozen=True, slots=True)
 class IndexWrite:
-    """Entries that an index file lacks; `write` in any thread."""
+    """Entries that are missing in an index file; `write` in any thread."""
 
     files: FileSystem
     path: str
     position: int
     data: bytes
-    end_offset: int  # of the log, behind the last of these batches
+    end_offset: int  # log offset after the last of these batches
 
     def write(self) -> None:
         """Write and sync them, and end the file there; a new name is durable after the folder's sync."""
@@ -44,11 +44,11 @@ class IndexWrite:
 class Segment:
     """A file of whole batches. Positions are log offsets; `end_offset` is exclusive.
 
-    start_offset: where its batches begin; past base_offset, where the file begins, when those between were
-    trimmed: nothing is asked of them any more, and their entries (`skipped`) stay only in the index file.
-    `dirty`: written since the last sync. `flushed`: entries that the index file holds already. `mapped`: all
-    batches are durable, and the index is the file's own bytes, which are looked at when they are first
-    needed: start-up opens no sealed segment.
+    start_offset: begin of its batches; after base_offset, the begin of the file, when batches between the two
+    were trimmed. Trimmed batches are never read, and their entries (`skipped`) stay only in the index file.
+    `dirty`: written since the last sync. `flushed`: number of entries that the index file holds. `mapped`:
+    all batches are durable, and the index is read from the file's bytes at its first use, so start-up opens
+    no sealed segment.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Segment:
         self.path = f"{folder}/{segment_name(base_offset)}"
         self.index_path = f"{folder}/{index_name(base_offset)}"
         self.mapped = False
-        self.ordered = True  # the order of the index was verified, or it was made here
+        self.ordered = True  # the order of the index was verified, or the index was built here
         self.dirty = False
         self.flushed = 0
         self.skipped = 0
@@ -77,7 +77,7 @@ class Segment:
 
     @property
     def index(self) -> SegmentIndex:
-        """Raises CorruptLog when it has to be made anew and the segment is damaged, DiskError."""
+        """Raises CorruptLog if it has to be rebuilt and the segment is damaged, DiskError."""
         if self._index is None:
             self._map_index()
         assert self._index is not None
@@ -88,7 +88,7 @@ class Segment:
         return self.entry(0).base_index
 
     def create(self) -> None:
-        """Make the empty file; its name is durable after the next sync of the folder."""
+        """Create the empty file; its name is durable after the next sync of the folder."""
         self._file = self._files.open(self.path, create=True)
 
     def write(self, batches: Sequence[Batch]) -> None:
@@ -100,14 +100,14 @@ class Segment:
         self.end_offset = batches[-1].next_offset
 
     def cut(self, end_offset: int) -> None:
-        """Forget, in memory, everything from `end_offset`, a batch boundary past the base, on."""
+        """Forget, in memory, everything from `end_offset` on, a batch boundary after the base."""
         self.verify_order()
         rows = self.index.rows_until(end_offset)
-        if self.mapped:  # its own bytes from now on: the file will be written
+        if self.mapped:  # not the file's bytes any more: the file will be written
             self._index = SegmentIndex(self.index.encoded(0, rows))
             self.mapped = False
         self.index.cut(rows)
-        self.flush_anew()  # a flush may have been on its way
+        self.flush_anew()  # a flush may have been in progress
         self.end_offset = end_offset
 
     def flush_anew(self) -> None:
@@ -125,12 +125,12 @@ class Segment:
             self.flush_anew()
 
     def sync(self) -> None:
-        """Make what was written durable; nothing when the segment was closed: it is no longer in the log."""
+        """Make written bytes durable; no effect if the segment was closed, because it left the log."""
         if self._file is not None:
             self._file.sync()
 
     def take_unflushed(self) -> IndexWrite | None:
-        """Return what the index file lacks, and count it as written; None when it lacks nothing."""
+        """Return the entries that the index file lacks, and count them as written; None if it lacks none."""
         first, self.flushed = self.flushed, self.index.count
         if first == self.index.count:
             return None
@@ -166,7 +166,7 @@ class Segment:
             return self.index.entry(row)
 
     def verify_order(self) -> None:
-        """Verify the order of an index that was mapped, once; a wrong one is made anew. Raises CorruptLog."""
+        """Verify the order of a mapped index, once; rebuild a wrong one. Raises CorruptLog."""
         if not self.ordered:
             try:
                 self.index.check_order(self.start_offset, self.end_offset)
@@ -175,7 +175,7 @@ class Segment:
                 self.rebuild_index()
 
     def read_rows(self, first: int, end: int, *, mapped: bool) -> list[Batch]:
-        """Return the batches of rows first..end-1, verified. mapped: views of the file, else copies.
+        """Return the batches of rows first..end-1, verified. mapped: views of the file, otherwise copies.
 
         Raises CorruptLog for damage, DiskError.
         """
@@ -241,13 +241,13 @@ class Segment:
             self.rebuild_index()
 
     def seal(self, end_offset: int) -> None:
-        """All is durable up to `end_offset`, the segment's end: use the index file from now on."""
+        """Use the index file from now on: all batches up to `end_offset`, the segment's end, are durable."""
         self.end_offset = end_offset
         self._index = None
         self.mapped = True
 
     def _map_index(self) -> None:
-        """Use the index file of a sealed segment where it is; only its ends are read now."""
+        """Use the index file of a sealed segment if it exists; only its ends are read now."""
         try:
             index = SegmentIndex(self._index_bytes(mapped=True))
             self.skipped = index.begin_at(self.start_offset)
@@ -260,7 +260,8 @@ class Segment:
             self.rebuild_index()
 
     def _index_bytes(self, *, mapped: bool = False) -> bytes | memoryview:
-        """Return the index file. Raises DamagedIndex when it is missing or, mapped, not of whole entries."""
+        """Return the index file. Raises DamagedIndex if it is missing or, mapped, does not have whole
+        entries."""
         if not self._files.exists(self.index_path):
             raise DamagedIndex("missing")
         if not mapped:
@@ -275,7 +276,7 @@ class Segment:
             file.close()
 
     def rebuild_index(self) -> None:
-        """Make the index anew from the durable batches up to `end_offset`. Raises CorruptLog."""
+        """Rebuild the index from the durable batches up to `end_offset`. Raises CorruptLog."""
         index, end_offset = SegmentIndex(), self.end_offset
         scan = Scan(self.file, self.base_offset, self._log_id, self.start_offset)
         while scan.offset < end_offset:
@@ -291,9 +292,9 @@ class Segment:
             write_durably(self._files, self.index_path, index.encoded(0, index.count))
             self.flushed = index.count
         except StorageFull:
-            pass  # written when the durable point moves; until then it is made anew at each start
+            pass  # written when the durable point moves; until then it is rebuilt at each start
 
     def accept(self, batch: Batch) -> None:
-        """Count a batch that stands at the end of what was recovered so far."""
+        """Count a batch at the end of what was recovered so far."""
         self.index.append(batch)
         self.end_offset = batch.next_offset

@@ -1,12 +1,12 @@
-"""A small value kept twice in one file, so that no single torn write or damaged sector loses it.
+"""A small value stored twice in one file, so that no single torn write or damaged sector loses it.
 
-Slot k stands at byte k * 4096, little-endian:
+Slot k is at byte k * 4096, little-endian:
 
     magic 4s | version u16 | zero u16 | sequence u64 | size u32 | payload | CRC32C u32 of all before it
 
-`save` writes the value to both slots, one after the other, each synced: a crash tears at most one, and once
-`save` has returned both hold the value. So the newest valid slot is right, whichever one is damaged. The
-file is made whole (temporary file, sync, rename): one that exists without a valid slot is damage, never news.
+`save` writes and syncs both slots, one after the other: a crash tears at most one, and once `save` has
+returned both hold the value. So the newest valid slot is right, whichever one is damaged. The file is created
+as a whole (temporary file, sync, rename): a file without a valid slot is damaged, never new.
 """
 
 import struct
@@ -19,7 +19,7 @@ from storage.format.checksum import crc32c
 SLOT_SIZE_BYTES: Final = 4096
 PAYLOAD_MAX_BYTES: Final = 2048
 _VERSION = 1
-_READS = 3  # of a file that may be written meanwhile
+_READS = 3  # reads of a file that may be written meanwhile
 _HEAD = struct.Struct("<4sHHQI")
 _CRC = struct.Struct("<I")
 
@@ -33,7 +33,7 @@ def encode_slot(magic: bytes, sequence: int, payload: bytes) -> bytes:
 
 
 def decode_slot(magic: bytes, data: Bytes) -> tuple[int, bytes] | None:
-    """Return (sequence, payload), None for anything that is not a whole, valid slot."""
+    """Return (sequence, payload), None for anything but a complete, valid slot."""
     if len(data) < _HEAD.size + _CRC.size:
         return None
     found, version, zero, sequence, size = _HEAD.unpack_from(data)
@@ -48,16 +48,16 @@ def decode_slot(magic: bytes, data: Bytes) -> tuple[int, bytes] | None:
 
 
 def heal_slots(files: FileSystem, path: str, magic: bytes) -> None:
-    """Write a slot that is damaged or old anew from the other one. Raises CorruptFile for two, DiskError.
+    """Rewrite a damaged or old slot from the other one. Raises CorruptFile if both are damaged, DiskError.
 
-    May run while the file's owner saves: what the owner has written to this slot it has written, or will
-    write, to the other one too, and the newest valid slot counts.
+    May run while the file's owner saves: the owner has written, or will write, the same value to the other
+    slot, and the newest valid slot counts.
     """
     for _ in range(_READS):
         data = memoryview(files.read(path))
         first, second = (decode_slot(magic, data[at : at + SLOT_SIZE_BYTES]) for at in (0, SLOT_SIZE_BYTES))
         if first == second is not None:
-            return  # and what was different at first was being written
+            return  # and a difference in the first read was a write in progress
     newest = max((slot for slot in (first, second) if slot is not None), default=None)
     if newest is None:
         raise CorruptFile(path, "neither of its two slots is valid")
@@ -79,7 +79,7 @@ class SlotFile:
         self._sequence = 0
 
     def load(self) -> bytes | None:
-        """Return the newest value, durable by now; None when none was ever saved. Raises CorruptFile."""
+        """Return the newest value, durable by now; None if none was ever saved. Raises CorruptFile."""
         if not self._files.exists(self.path):
             return None
         data = memoryview(self._files.read(self.path))
@@ -90,7 +90,7 @@ class SlotFile:
             raise CorruptFile(self.path, "neither of its two slots is valid")
         order = (1, 0) if sequences[0] > sequences[1] else (0, 1)
         self._sequence, payload = newest
-        # A killed process leaves what it wrote in the page cache: durable before it is believed.
+        # A killed process may leave its write in the page cache only: make it durable before it is used.
         self._write(encode_slot(self._magic, self._sequence, payload), order)
         self._files.sync_folder(self.path.rpartition("/")[0])
         return payload
@@ -106,7 +106,7 @@ class SlotFile:
         self._sequence = sequence
 
     def _write(self, slot: bytes, order: tuple[int, int]) -> None:
-        """Write both slots, each durable before the other; order: never the only good one first."""
+        """Write both slots, each durable before the other; order: never the only valid one first."""
         file = self._files.open(self.path)
         try:
             for k in order:

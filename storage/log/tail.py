@@ -1,4 +1,4 @@
-"""The newest batches of a log, kept in memory: followers and readers at the tail need no disk."""
+"""Cache of the newest batches of a log: followers and readers at the tail need no disk."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from storage.format.batch import Batch
 
 
 class Tail:
-    """Batches without a gap up to the log's end; at most about twice `limit_bytes` of them."""
+    """Consecutive batches up to the log's end; at most about twice `limit_bytes` of them."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -33,7 +33,7 @@ class Tail:
         self._drop(0, keep)
 
     def drop_from(self, index: int) -> None:
-        """Forget the batches whose base index is at or past `index`."""
+        """Forget the batches whose base index is at or after `index`."""
         self._drop(bisect_left(self._bases, index), len(self._bases))
 
     def drop_before(self, index: int) -> None:
@@ -45,15 +45,15 @@ class Tail:
         del self._batches[first:end], self._bases[first:end]
 
     def reaches(self, index: int) -> bool:
-        """Whether an index of the log, at most its end, is in here."""
+        """Return whether an index of the log, at most its end, is in the cache."""
         return bool(self._bases) and self._bases[0] <= index
 
     def batch_at(self, index: int) -> Batch:
-        """Return the batch that holds an index that is in here."""
+        """Return the batch that holds an index in the cache."""
         return self._batches[bisect_right(self._bases, index) - 1]
 
     def read(self, from_index: int, max_bytes: int, until_index: int | None) -> list[Batch]:
-        """Return batches as Commitlog.read_batches does, from an index that is in here."""
+        """Return batches as Commitlog.read_batches does, from an index in the cache."""
         first = bisect_right(self._bases, from_index) - 1
         end = len(self._batches)
         if until_index is not None:
