@@ -1,5 +1,4 @@
-"""File system of this machine (storage/file_system.py): writes by pwrite, reads by mmap, syncs by fdatasync.
-"""
+"""File system of this machine (storage/file_system.py): pwrite writes, mmap reads, fdatasync syncs."""
 
 import contextlib
 import errno

@@ -122,8 +122,7 @@ class Scrub:
         return None if follows_chain(batch, last.header.chain) else "the hash chain is broken"
 
     def _index_tells(self, stretch: Stretch, own: SegmentIndex) -> bool:
-        """Return whether the index file matches these batches, except for the running maximum of timestamps.
-        """
+        """Return whether the index file matches these batches, except for the running maximum of times."""
         path = stretch.segment.index_path
         if stretch.index_position is None:
             return True

@@ -79,7 +79,7 @@ def _invalid(error: BaseException) -> InvalidBody:
 
 
 def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches in BODY_SCHEMA, each verified; the schema is verified before the first read."""
+    """Yield the record batches in BODY_SCHEMA, each verified; the schema is verified first."""
     reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
     first = next(reader, None)
     if first is None or first.type != "schema":
@@ -141,9 +141,7 @@ def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
             columns.append(pa.nulls(rows.num_rows, field.type))
         else:
             column = rows.column(place)
-            if pa.types.is_integer(
-                column.type
-            ):  # only a timestamp may be an integer: milliseconds since 1970
+            if pa.types.is_integer(column.type):  # only a timestamp may be one: milliseconds since 1970
                 column = pc.multiply_checked(column.cast(pa.int64()), 1_000)
             columns.append(column.cast(field.type))
     cast = pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)

@@ -50,7 +50,7 @@ class HardStateFile:
         self._slots = SlotFile(files, path, MAGIC)
 
     def load(self) -> HardState:
-        """Return the last saved value; the initial state if there is none. Raises CorruptFile: do not vote."""
+        """Return the saved value; the initial state if there is none. Raises CorruptFile: do not vote."""
         payload = self._slots.load()
         if payload is None:
             return HardState()

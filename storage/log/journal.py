@@ -171,7 +171,7 @@ class Journal:
         return Event(batch.base_index, self._node, self._name, timestamp_ms, kind, term, data)
 
     def read(self, from_seq: int, limit: int) -> tuple[list[Event], int, bool]:
-        """Return at most `limit` durable events from `from_seq`, the next seq, and whether more events exist."""
+        """Return at most `limit` durable events from `from_seq`, the next seq, and whether more exist."""
         events: list[Event] = []
         at = max(from_seq, self._log.begin_index, 0)
         end = self._log.durable_index

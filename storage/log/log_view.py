@@ -34,9 +34,7 @@ class Stretch:
     offset: int
     end_offset: int
     generation: int
-    index_position: (
-        int | None
-    )  # position of its first entry in the index file, None: the entry may not be written yet
+    index_position: int | None  # of its first entry in the index file, None: not written yet
 
 
 class LogView:
@@ -46,9 +44,7 @@ class LogView:
         self._folder = folder
         self._log_id = log_id
         self._disk = recovered.folder
-        self._base_index = (
-            recovered.manifest.base_index
-        )  # of the first batch, or of the next one when the log is empty
+        self._base_index = recovered.manifest.base_index  # of the first batch held, or of the next one
         self._base_offset = recovered.manifest.base_offset
         self._segments = recovered.segments
         self._epochs = recovered.epochs
