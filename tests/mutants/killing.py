@@ -34,6 +34,6 @@ def killed_by_test(mutant: Mutant, folder: Path) -> str | None:
         mutant.patch(patch)
         try:
             mutant.killer(folder)
-        except (AssertionError, Violation) as failure:
+        except (AssertionError, Violation, pytest.fail.Exception) as failure:
             return f"test: {str(failure).splitlines()[0] if str(failure) else 'assertion'}"
     return None

@@ -63,8 +63,10 @@ from tests.unit.raft import (
     test_quorum,
     test_reads,
     test_removal,
+    test_transfer,
 )
 from tests.unit.raft import test_opening as test_raft_opening
+from tests.unit.storage import test_commitlog
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 Killer = Callable[[Path], None]
@@ -162,7 +164,10 @@ def an_ack_counts_whatever_its_session(patch: pytest.MonkeyPatch) -> None:
         original(self, answer, now_ms)
 
 
-@mutant("R-12")
+@mutant(
+    "R-12",
+    lambda _: test_entry_handler.test_the_committed_index_is_clamped_to_what_is_matched_with_this_leader(),
+)
 def the_committed_index_passes_what_is_matched(patch: pytest.MonkeyPatch) -> None:
     def adopt(self: EntryHandler, index: int) -> None:
         index = min(index, self._log.end_index)
@@ -404,7 +409,7 @@ def every_read_shows_uncommitted_records(patch: pytest.MonkeyPatch) -> None:
 # --- storage ---
 
 
-@mutant("R-11")
+@mutant("R-11", lambda _: test_commitlog.test_only_what_was_synced_is_durable())
 def a_failed_sync_passes_for_a_good_one(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, SyncTicket, "run")
     def run(original: Any, self: SyncTicket) -> None:
@@ -420,7 +425,7 @@ def what_recovery_scanned_is_not_written_again(patch: pytest.MonkeyPatch) -> Non
 # --- transfer, members, trims ---
 
 
-@mutant("R-09")
+@mutant("R-09", lambda _: test_transfer.test_the_target_is_asked_only_when_it_holds_everything_committed())
 def the_successor_gets_votes_whatever_it_lacks(patch: pytest.MonkeyPatch) -> None:
     """And is told to campaign before it is level."""
     original = core_module.grants
@@ -441,7 +446,7 @@ def the_successor_gets_votes_whatever_it_lacks(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Transfer, "go_on", go_on)
 
 
-@mutant("R-10")
+@mutant("R-10", lambda _: test_quorum.test_learners_receive_the_log_and_do_not_count())
 def a_learner_counts_for_the_quorum(patch: pytest.MonkeyPatch) -> None:
     def check(self: QuorumChecker, now_ms: int) -> None:
         self._watermarks[self._state.node_id] = self._state.held_index(self._log)
