@@ -252,7 +252,7 @@ class RaftCore(MemberCore):
                 self._campaign(now_ms, transfer=True)
         elif isinstance(message, ReadIndexRequest):
             if self._member.leads:
-                self._leader_reads.ask(PeerReader(source, message.id), now_ms)
+                self._leader_reads.ask(PeerReader(source, message.id, message.leadership), now_ms)
             else:
                 self._outbox.send(source, ReadIndexAnswer(self._member.term, message.id, None))
         else:

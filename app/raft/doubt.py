@@ -6,9 +6,10 @@ counts only when every voter grants (ballot.py). It becomes sound by one of
 - an election that it wins: by every voter, or by a majority of sound ones;
 - a leader whose log it holds, up to a record of the leader's term and to all that the leader has committed
   (EntryHandler.holds_all_committed). When it has lost its vote, too, it may have helped to elect a leader of
-  a newer term than this one's. That is ruled out when it has voted for this leader since, when there is no
-  other voter, or when a quorum of sound voters has confirmed this leader since: a majority that is in this
-  term now was in no newer one before.
+  a newer term than this one's. That is ruled out when there is no other voter, or when a quorum of sound
+  voters or every voter has confirmed this leader since: members that are in this term now were in no newer
+  one before. Its own vote for this leader rules out nothing: other votes of that term may be older than the
+  one that it has lost.
 """
 
 from app.raft.entry_handler import EntryHandler
@@ -57,5 +58,4 @@ class Doubt:
     def _leader_is_confirmed(self) -> bool:
         member = self._member
         others = [voter for voter in member.group.voters if voter not in (member.node_id, member.leader_id)]
-        confirmed = self._asked_term == member.term and self._confirmation.index is not None
-        return not others or member.voted_for == member.leader_id or confirmed
+        return not others or (self._asked_term == member.term and self._confirmation.index is not None)

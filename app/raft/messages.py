@@ -147,9 +147,13 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
 
 
 class ReadIndexRequest(Message, frozen=True, array_like=True, tag=7):
-    """A follower asks for a read index (R-08). `id` is drawn by chance: no answer to an earlier life fits."""
+    """A follower asks for a read index (R-08). `id` is drawn by chance: no answer to an earlier life fits.
+
+    leadership: only whether the receiver still leads (doubt.py). Older versions answer a read index.
+    """
 
     id: int
+    leadership: bool = False
 
 
 class ReadIndexAnswer(Message, frozen=True, array_like=True, tag=8):

@@ -24,10 +24,11 @@ def _deadline_ms(queued: tuple[int, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PeerReader:
-    """A follower that waits for a read index."""
+    """A follower that waits for a read index; with `leadership` only for a confirmation of the lead."""
 
     peer: str
     id: int
+    leadership: bool = False
 
 
 class Confirmation:
@@ -44,7 +45,9 @@ class Confirmation:
 class LeaderReads:
     """Hands out read indexes while its member leads. A reader is a driver's token or a PeerReader.
 
-    Invariant: a read index is a committed index of this term, taken before the round that confirms it.
+    Invariant: a read index is a committed index of this term, taken before the round that confirms it. It is
+    confirmed by a quorum of sound voters. A question about the lead alone needs no committed record, and all
+    voters together confirm it, too, sound or not.
     """
 
     def __init__(self, state: MemberState, log: ReplicaLog, outbox: Outbox, config: RaftConfig) -> None:
@@ -53,43 +56,57 @@ class LeaderReads:
         self._outbox = outbox
         self._config = config
         self._round = 0
-        self._answered: dict[str, int] = {}  # peer -> last round that it has answered
+        self._answered: dict[str, int] = {}  # peer -> last round that it has answered as a sound one
+        self._heard: dict[str, int] = {}  # peer -> last round that it has answered
+        self._asking: list[tuple[int, Any]] = []  # as _queued: about the lead alone
+        self._proving: list[tuple[int, list[tuple[int, Any]]]] = []  # (round, as asking)
         self._queued: list[tuple[int, Any]] = []  # (deadline, reader), in the order of deadlines
         self._confirming: list[tuple[int, int, list[tuple[int, Any]]]] = []  # (round, read index, as queued)
 
     def close_term(self) -> None:
         """The lead is lost: whoever waits must ask again."""
-        waiting = [each for _, _, readers in self._confirming for each in readers]
-        for _, reader in (*waiting, *self._queued):
-            self._give(reader, None)
+        for waiting in self._lists():
+            for _, reader in waiting:
+                self._give(reader, None)
         self._round = 0
         self._answered.clear()
-        self._queued, self._confirming = [], []
+        self._heard.clear()
+        self._queued, self._confirming, self._asking, self._proving = [], [], [], []
+
+    def _lists(self) -> list[list[tuple[int, Any]]]:
+        """All that wait."""
+        confirming = [readers for _, _, readers in self._confirming]
+        return [*confirming, self._queued, *(readers for _, readers in self._proving), self._asking]
 
     @property
     def waiting_count(self) -> int:
-        return len(self._queued) + sum(len(readers) for _, _, readers in self._confirming)
+        return sum(map(len, self._lists()))
 
     def ask(self, reader: Any, now_ms: int) -> None:
         if self.waiting_count >= self._config.max_waiting_reads:
             self._give(reader, None)
-        else:
-            self._queued.append((now_ms + self._config.read_index_timeout_ms, reader))
+            return
+        about_lead = isinstance(reader, PeerReader) and reader.leadership
+        queue = self._asking if about_lead else self._queued
+        queue.append((now_ms + self._config.read_index_timeout_ms, reader))
 
     def tick(self, now_ms: int) -> None:
         """Refuse the readers that were not confirmed in time: the term is not open, or voters that answer
         are not sound. Those keep the leader in its place (R-04), and confirm nothing."""
-        for waiting in (self._queued, *(readers for _, _, readers in self._confirming)):
+        for waiting in self._lists():
             late = bisect_right(waiting, now_ms, key=_deadline_ms)
             expired = waiting[:late]
             del waiting[:late]
             for _, reader in expired:
                 self._give(reader, None)
         self._confirming = [each for each in self._confirming if each[2]]
+        self._proving = [each for each in self._proving if each[1]]
 
     @property
     def wants_round(self) -> bool:
         """Whether readers wait for a round that can begin now."""
+        if self._asking and not self._proving:
+            return True
         return bool(self._queued) and not self._confirming and self.term_is_open
 
     def begin_round(self) -> int:
@@ -98,14 +115,19 @@ class LeaderReads:
         if self._queued and self.term_is_open:
             self._confirming.append((self._round, self._member.committed_index, self._queued))
             self._queued = []
-            self._settle()
+        if self._asking:
+            self._proving.append((self._round, self._asking))
+            self._asking = []
+        self._settle()
         return self._round
 
     def answered(self, peer: str, number: int, *, sound: bool) -> None:
-        """The peer has answered a heartbeat of this term; an unsound one confirms nothing: it may have
+        """The peer has answered a heartbeat of this term; an unsound one alone confirms nothing: it may have
         forgotten a newer term."""
         if sound and number > self._answered.get(peer, 0):
             self._answered[peer] = number
+        if number > self._heard.get(peer, 0):
+            self._heard[peer] = number
             self._settle()
 
     @property
@@ -114,15 +136,20 @@ class LeaderReads:
         return is_of_term(self._log, self._member.committed_index, self._member.term)
 
     def _settle(self) -> None:
-        if not self._confirming:
+        if not (self._confirming or self._proving):
             return
-        voters = self._member.group.voters
-        answered = {**self._answered, self._member.node_id: self._round}
+        voters, node_id = self._member.group.voters, self._member.node_id
+        answered = {**self._answered, node_id: self._round}
         confirmed = quorum_index(answered.get(voter, 0) for voter in voters)
         while self._confirming and self._confirming[0][0] <= confirmed:
             _, index, readers = self._confirming.pop(0)
             for _, reader in readers:
                 self._give(reader, index)
+        by_all = min(self._round if voter == node_id else self._heard.get(voter, 0) for voter in voters)
+        while self._proving and self._proving[0][0] <= max(confirmed, by_all):
+            _, readers = self._proving.pop(0)
+            for _, reader in readers:
+                self._give(reader, self._member.committed_index)
 
     def _give(self, reader: Any, index: int | None) -> None:
         if isinstance(reader, PeerReader):
@@ -192,7 +219,12 @@ class FollowerReads:
         if leader is None:
             self.fail()
             return
-        self._asking, self._queued = self._queued, []
+        about_lead = [token for token in self._queued if isinstance(token, Confirmation)]
+        if about_lead:
+            self._queued = [token for token in self._queued if not isinstance(token, Confirmation)]
+            self._asking = about_lead
+        else:
+            self._asking, self._queued = self._queued, []
         self._id = self._random.getrandbits(53)
         self._asked_ms = now_ms
-        self._outbox.send(leader, ReadIndexRequest(self._member.term, self._id))
+        self._outbox.send(leader, ReadIndexRequest(self._member.term, self._id, bool(about_lead)))

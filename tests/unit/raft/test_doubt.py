@@ -200,8 +200,8 @@ def test_a_ballot_is_won_by_sound_votes_or_by_all() -> None:
 
 @pytest.mark.rule("R-04")
 @pytest.mark.parametrize("count", [3, 5])
-def test_a_leader_that_only_replaced_disks_answer_is_elected_anew(count: int) -> None:
-    """Nobody could confirm the old leader to them, so that they would never count again."""
+def test_a_majority_of_replaced_disks_counts_again_once_every_voter_is_there(count: int) -> None:
+    """While a voter is away nothing confirms the leader to them: it stands down, and all elect one later."""
     group = Group(count)
     leader = group.elect("n1")
     leader.append()
@@ -209,9 +209,11 @@ def test_a_leader_that_only_replaced_disks_answer_is_elected_anew(count: int) ->
     for number in range(count // 2 + 1):
         wipe(group[f"n{count - number}"])
     group.take()
+    if count > 3:
+        group.pass_time(8_000, *(name for name in group.members if name != "n2"))
+        assert not any(member.leads for member in group.members.values())
     group.pass_time(8_000)
     leader = group.leader
-    assert leader.core.term > 1
     batch = leader.append()
     group.pass_time(500)
     assert leader.core.committed_index == batch.last_index
@@ -249,3 +251,48 @@ def test_a_late_heartbeat_answer_of_an_earlier_life_makes_no_acknowledgement_cou
     assert group["n3"].log.end_index == batch.last_index
     leader.step("n3", HeartbeatAnswer(leader.core.term, 1))
     assert leader.core.committed_index < batch.last_index
+
+
+@pytest.mark.rule("R-01", "R-02")
+def test_a_vote_for_a_candidate_of_an_older_term_does_not_end_the_doubt() -> None:
+    """n2 votes for n1 in term 2, and n1 stalls. n3 helps n2 to lead term 3, and loses its disk. Then n1 wakes
+    up and gets both votes of term 2, that of n3 too: it has forgotten term 3."""
+    group = Group(3)
+    stalled = group.elect("n1")
+    group.pass_time(300)
+    stalled.restart()
+    group.take()
+    group.now_ms += 5_000
+    stalled.tick()
+    group.take()
+    for voter in ("n2", "n3"):
+        stalled.step(voter, VoteAnswer(2, True, pre_vote=True))
+    requests = {voter: group.take(target=voter)[0] for voter in ("n2", "n3")}
+    group["n2"].step("n1", requests["n2"])
+    [vote] = group.take(source="n2", target="n1")
+    newer = group["n2"]
+    group.now_ms += 5_000
+    newer.tick()
+    group.settle("n2", "n3")
+    assert (newer.leads, newer.core.term) == (True, 3)
+    batch = newer.append()
+    group.settle("n2", "n3")
+    assert newer.core.committed_index == batch.last_index
+    wipe(group["n3"])
+    group.take()
+    group["n3"].step("n1", requests["n3"])
+    stalled.step("n2", vote)
+    group.settle("n1", "n3")
+    assert (stalled.leads, stalled.core.term) == (True, 2)
+    stale = stalled.append()
+    for _ in range(40):
+        group.now_ms += 20
+        stalled.tick()
+        group["n3"].tick()
+        group.settle("n1", "n3")
+    assert not group["n3"].core.sound
+    assert stalled.core.committed_index < stale.last_index
+    group.take()
+    group.pass_time(8_000)
+    assert group.leader.log.holds(batch)
+    assert all(member.core.sound for member in group.members.values())
