@@ -1,8 +1,8 @@
-"""HTTP/1.1 connections of the REST listener: uvicorn's protocol, with bounds on what a client can hold.
+"""HTTP/1.1 connections of the REST listener: uvicorn's protocol, with limits for clients.
 
-A client holds a connection by a request head or body that does not end, by an answer that it does not read,
-or by silence. Each of these ends after a time limit, a head also at a size limit, and the number of
-connections is limited: a client without a token must not take the node's memory or descriptors.
+A client occupies a connection by an incomplete request head or body, by an answer that it does not read, or
+by silence. Each of these ends after a time limit, a head also at a size limit, and the number of connections
+is limited: a client without a token must not exhaust the node's memory or descriptors.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Listener:
         self._connections: set[Connection] = set()
 
     def opened(self, connection: "Connection") -> bool:
-        """Take note of a connection; whether it may stay."""
+        """Register a connection; return whether it may stay."""
         self._connections.add(connection)
         self._meter.connections = len(self._connections)
         if len(self._connections) <= self.max_connections:
@@ -70,10 +70,10 @@ class Connection(HttpToolsProtocol):
         super().__init__(**given)
         self._listener = listener
         self._in_head = True
-        self._head_bytes = 0  # of the head that is coming in
+        self._head_bytes = 0  # of the incoming head
         self._head_since_s = 0.0
         self._received_s = 0.0
-        self._unsent_bytes = 0  # when last looked at
+        self._unsent_bytes = 0  # when last checked
         self._unsent_since_s = 0.0
         self._running: RequestResponseCycle | None = None
 
@@ -141,7 +141,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         elif self.transport.is_closing():
             return
-        elif self.flow.read_paused:  # the silence is ours: requests wait for the answers before them
+        elif self.flow.read_paused:  # the node is silent, not the client: requests wait for earlier answers
             self._head_since_s = self._received_s = now_s
         elif self._in_head:
             silent_s = now_s - self._head_since_s
@@ -156,11 +156,11 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _streams(self) -> bool:
-        """Whether the request that comes in is a stream of appends, which may pause for any time."""
+        """Return whether the incoming request is a stream of appends, which may pause for any time."""
         return self.scope["path"].endswith(STREAM_SUFFIX)
 
     def _unread_since(self, now_s: float) -> float:
-        """Seconds for which the client has read nothing of what is waiting to be sent; 0 when it reads."""
+        """Return for how many seconds the client has read nothing of the waiting answer; 0 while it reads."""
         unsent_bytes = self.transport.get_write_buffer_size()
         if not unsent_bytes or unsent_bytes < self._unsent_bytes:
             self._unsent_since_s = now_s
@@ -176,8 +176,8 @@ class Connection(HttpToolsProtocol):
     # --- refusals -----------------------------------------------------------------------------------------
 
     def _break_off(self, error: CommitlogError) -> None:
-        """Nothing that follows can be understood. Requests that are whole keep their answers: what breaks
-        off behind an append must not be taken for the append's refusal. Then the connection closes."""
+        """End the connection: bytes after this point cannot be parsed. Complete requests keep their
+        answers, because an append without an answer must not be taken for a refused one."""
         newest, running = self.cycle, self._running
         if running is None or running.response_complete:
             self._answer_and_close(error)
@@ -188,7 +188,7 @@ class Connection(HttpToolsProtocol):
             else:
                 self._answer_and_close(error)
             return
-        if newest.more_body:  # it has not begun: it waits for the answers before it
+        if newest.more_body:  # not begun: it waits for earlier answers
             self.pipeline.popleft()
             newest = self.pipeline[0][0] if self.pipeline else running
         newest.keep_alive = False

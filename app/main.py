@@ -1,4 +1,4 @@
-"""The front door of a node as one ASGI application. Importing this starts nothing."""
+"""The ASGI application of a node. Importing this module starts nothing."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -66,7 +66,7 @@ _DESCRIPTION: Final = (
 
 
 def build_app(settings: Settings, broker: Broker) -> ASGIApp:
-    """The application of a started node. Raises ConfigError for a tokens file that cannot be used."""
+    """Return the application of a started node. Raises ConfigError for a tokens file that cannot be used."""
     tokens = Tokens.load(settings.security.tokens_file)
     handler = AppendHandler(broker)
     front = AppendFront(handler, settings.limits, settings.http.body_timeout_ms)
@@ -95,7 +95,7 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
 
 
 def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:
-    """The methods of each `…:action` that a route has."""
+    """Return the methods of each `…:action` route."""
     actions: dict[str, tuple[str, ...]] = {}
     for route in routes:
         if isinstance(route, APIRoute):
@@ -125,7 +125,7 @@ def _append_router(front: AppendFront) -> APIRouter:
 
 
 def _complete_openapi(app: FastAPI) -> None:
-    """Add what FastAPI cannot know, once, when the document is first asked for."""
+    """Complete the OpenAPI document, once, when it is first requested."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The outermost ASGI layer: what holds for every call, whichever door answers it.
+"""The outermost ASGI layer: what applies to every call.
 
-Request id, tokens, HEAD as GET without a body, counting, and a problem document for whatever goes wrong.
-Appends go straight to their plain ASGI front (when that is chosen), everything else to FastAPI.
+Request id, tokens, HEAD as GET without a body, counting, and a problem document for every failure. Appends
+are passed to their plain ASGI front (if configured), all other calls to FastAPI.
 """
 
 import logging
@@ -25,7 +25,7 @@ _PROBES: Final = ("/healthz", "/readyz", "/metrics")
 
 
 class Edge:
-    """An ASGI application. `front` None: FastAPI takes the appends too."""
+    """An ASGI application. `front` None: FastAPI handles the appends too."""
 
     def __init__(
         self,
@@ -36,7 +36,8 @@ class Edge:
         room: Room,
         actions: Mapping[str, Sequence[str]],
     ) -> None:
-        """room: for everything but appends, which have their own, and probes. actions: methods by name."""
+        """room: limit of everything but probes and appends, which have their own. actions: methods by
+        name."""
         self._inner = inner
         self._front = front
         self._tokens = tokens
@@ -88,7 +89,7 @@ class Edge:
                 self._room.leave(reservation.bytes)
 
     def _check_action(self, method: str, path: str) -> None:
-        """A path's last part may end in `:action`, which must not be taken for a part of a name.
+        """The last part of a path may end in `:action`, which must not be taken for a part of a name.
 
         Raises NotFound, MethodNotAllowed.
         """
@@ -102,7 +103,7 @@ class Edge:
             raise MethodNotAllowed(method, (*methods, "HEAD") if "GET" in methods else methods)
 
     async def _through(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
-        """To FastAPI. A HEAD is a GET whose body nobody sees."""
+        """Pass the call to FastAPI. A HEAD is a GET whose body is dropped."""
         method = scope["method"]
         head = method == "HEAD"
         if head:
@@ -131,7 +132,7 @@ class Edge:
                 status = 500
                 answer = problem_response(Internal(), instance=scope["path"], request_id=request_id)
                 await _send_whole(answer, send, head=head)
-        if append_log_of(scope["path"]) is None or method != "POST":  # those count themselves
+        if append_log_of(scope["path"]) is None or method != "POST":  # streams count themselves
             route = getattr(scope.get("route"), "path", "unknown")
             self._meter.answered(method, route, status)
 
@@ -147,7 +148,7 @@ def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
 
 
 def _check_not_ours(method: str, path: str) -> None:
-    """The system's logs are for looking at. Raises Forbidden."""
+    """The system's logs are read-only for clients. Raises Forbidden."""
     if path.startswith("/v1/logs/__") and method not in ("GET", "HEAD"):
         raise Forbidden("the system alone writes to its logs")
 

@@ -1,9 +1,9 @@
-"""A node in this process: the broker, and uvicorn in front of it.
+"""A node in this process: the broker, with uvicorn as its HTTP server.
 
     python -m app.serve --config conf/three_nodes.toml --node n1
 
-Exit codes: 0 a clean stop (SIGTERM, SIGINT), 2 a configuration that cannot work, 1 anything else: a
-folder that is in use or damaged, an address that is taken, or a failed disk (R-11: at once).
+Exit codes: 0 a clean stop (SIGTERM, SIGINT), 2 an invalid configuration, 1 any other failure: a folder that
+is in use or damaged, an address in use, or a failed disk (R-11: at once).
 """
 
 import argparse
@@ -80,7 +80,7 @@ def _refusing(what: str) -> Iterator[None]:
 
 
 class _Front(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the node decides when it stops. Says when it is ready."""
+    """uvicorn without its own signal handlers: the node decides when it stops. Reports when it is ready."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -155,7 +155,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def _connections_allowed(settings: Settings) -> int:
-    """The connections of clients: they must leave descriptors for the logs' files and for other nodes."""
+    """Limit of client connections: descriptors must remain for the logs' files and for other nodes."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return settings.http.max_connections
@@ -163,10 +163,10 @@ def _connections_allowed(settings: Settings) -> int:
 
 
 def _calm_collector() -> None:
-    """Let the cycle collector pass over everything that stays: modules, routes, schemas.
+    """Freeze long-lived objects (modules, routes, schemas) for the cycle collector.
 
-    Hundreds of thousands of such objects made every full collection a pause of a tenth of a second, in
-    which no heartbeat leaves; and with many appends in flight the default thresholds collect all the time.
+    Hundreds of thousands of such objects made every full collection a pause of a tenth of a second, in which
+    no heartbeat is sent. With many appends in flight the default thresholds collect permanently.
     """
     gc.collect()
     gc.freeze()
@@ -174,7 +174,7 @@ def _calm_collector() -> None:
 
 
 def _bind(address: str) -> socket.socket:
-    """Take the REST address before anything is opened. Raises OSError when it is in use."""
+    """Bind the REST address before anything is opened. Raises OSError when it is in use."""
     host, port = split_address(address)
     family, kind, protocol, _, place = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -210,7 +210,7 @@ def _front_config(settings: Settings, broker: Broker, listener: Listener) -> uvi
 
 
 def _end_at_once(reason: str) -> None:
-    """Crash-only: nothing is flushed, so that nothing is written after what could not be (R-11)."""
+    """Crash-only: nothing is flushed, so nothing is written after the failed write (R-11)."""
     logger.critical("node stops at once: %s", reason)
     logging.shutdown()
     os._exit(EXIT_FAILED)

@@ -68,7 +68,7 @@ BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5
 
 
 class Meter:
-    """What the front door counts. Owned by the event loop."""
+    """Counters of the REST service. Owned by the event loop."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str, int], int] = {}  # (method, route, status) -> how many
@@ -89,7 +89,7 @@ class Meter:
         self.answers[key] = self.answers.get(key, 0) + 1
 
     def appended(self, seconds: float, records: int, size_bytes: int) -> None:
-        """An append was acknowledged `seconds` after it came in."""
+        """Count an append that was acknowledged `seconds` after it arrived."""
         self._append_buckets[bisect_left(BUCKETS_S, seconds)] += 1
         self._append_sum_s += seconds
         self.appended_records += records
@@ -145,7 +145,7 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 
 
 class LineFormatter(logging.Formatter):
-    """logfmt: whatever a message or traceback holds, a line stays a line."""
+    """logfmt: line breaks in a message or traceback are escaped, so each record is one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

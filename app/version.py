@@ -1,4 +1,4 @@
-"""The version of this package, as peers, journals and `/v1/cluster` say it."""
+"""Version of this package, as reported to peers, in journals and by `/v1/cluster`."""
 
 from importlib.metadata import version
 from typing import Final

@@ -1,12 +1,16 @@
 """Errors of storage. `app` maps them to answers; this package does not depend on HTTP.
 
-StorageError ├── CorruptBatch          bytes that are not a valid batch │   └── PartialBatch      ... because
-they end too early ├── CorruptLog            damage at or before the durable point of a log: reported, never
-truncated │   └── ForeignLog        the folder holds another log: it was moved there ├── PatchRefused
-batches that do not fit into the damage of a log ├── CorruptFile           a small file (vote, checkpoint,
-manifest, snapshot) is damaged ├── InvalidBody           a client's body does not have the declared format │
-├── BodyTooLarge      ... or exceeds a limit │   └── EmptyBody         ... or holds no record └── DiskError
-the operating system refused an operation
+StorageError
+├── CorruptBatch          bytes that are not a valid batch
+│   └── PartialBatch      ... because they end too early
+├── CorruptLog            damage at or before the durable point of a log: reported, never truncated
+│   └── ForeignLog        the folder holds another log: it was moved there
+├── PatchRefused          batches that do not fit into the damage of a log
+├── CorruptFile           a small file (vote, checkpoint, manifest, snapshot) is damaged
+├── InvalidBody           a client's body does not have the declared format
+│   ├── BodyTooLarge      ... or exceeds a limit
+│   └── EmptyBody         ... or holds no record
+└── DiskError             the operating system refused an operation
     ├── StorageFull       no space left; nothing was stored
     ├── SyncFailed        written data may be lost: the node stops (R-11)
     └── FolderLocked      another process owns the folder

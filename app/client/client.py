@@ -1,4 +1,4 @@
-"""A log's client: append exactly once, read, follow. Blocking; one object may be shared by threads."""
+"""Client of a log: append exactly once, read, follow. Blocking; one object may be shared by threads."""
 
 import json
 import uuid
@@ -34,7 +34,7 @@ class Appended:
 
 @dataclass(frozen=True)
 class Page:
-    """One answer of a read. next_index: where to go on; `document` is the whole answer."""
+    """One answer of a read. next_index: where the next read starts; `document` is the whole answer."""
 
     records: Sequence[Mapping[str, Any]]
     next_index: int
@@ -45,9 +45,9 @@ class Page:
 class CommitlogClient:
     """One log of a cluster.
 
-    endpoints: base URLs of some nodes. Appends go to the leader as the answers name it; every call is
-    repeated at other nodes for `give_up_s`. Without a key or a producer of its own an append gets a fresh
-    idempotency key, so a repeat never stores it twice.
+    endpoints: base URLs of some nodes. Appends are sent to the leader that the answers name; every call is
+    retried at other nodes for `give_up_s`. An append without a key or a producer gets a new idempotency key,
+    so a retry never stores it twice.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class CommitlogClient:
     # --- appends
 
     def append(self, records: Iterable[RecordLike], **options: Any) -> Appended:
-        """Append `records` as one: all are committed, next to one another, or none.
+        """Append `records` as one: all are committed, consecutively, or none.
 
         options: idempotency_key, acks, timeout_ms, match_index, match_term, fencing_token, and producer_id
-        with producer_epoch, producer_sequence and producer_allow_gap, as the service knows them.
-        Raises ClientError; after OutcomeUnknown or NoAnswer with outcome "unknown" the records may be stored.
+        with producer_epoch, producer_sequence and producer_allow_gap, as in the API. Raises ClientError;
+        after OutcomeUnknown or NoAnswer with outcome "unknown" the records may be stored.
         """
         return self.append_body(ndjson(records), NDJSON, **options)
 
@@ -105,7 +105,7 @@ class CommitlogClient:
         headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Appended:
-        """As `append`, from a body that is encoded already."""
+        """As `append`, from an encoded body."""
         sent = {**(headers or {}), "Content-Type": content_type}
         if idempotency_key is None and options.get("producer_id") is None:
             idempotency_key = str(uuid.uuid4())
@@ -128,9 +128,9 @@ class CommitlogClient:
     # --- reads ---
 
     def read(self, *, endpoint: str | None = None, wait_ms: int = 0, **query: Any) -> Page:
-        """One page of records; `query` as the service knows it: from_index, last, limit, include, ...
+        """Return one page of records; `query` as in the API: from_index, last, limit, include, ...
 
-        endpoint: ask this node and no other, once.
+        endpoint: ask only this node, once.
         """
         document = self._get("/records", endpoint, wait_s=wait_ms / 1000, wait_ms=wait_ms, **query)
         return Page(document["records"], document["next_index"], document["has_more"], document)
@@ -138,7 +138,7 @@ class CommitlogClient:
     def read_arrow(
         self, from_index: int, *, endpoint: str | None = None, **query: Any
     ) -> tuple[pa.Table, int, bool]:
-        """One page as an Arrow table, the index to go on at, and whether there was more at that moment."""
+        """Return one page as an Arrow table, the next index, and whether there were more records."""
         query = {"from_index": from_index, **query}
         headers = {"Accept": ARROW_STREAM}
         if endpoint is None:
@@ -158,44 +158,45 @@ class CommitlogClient:
         )
 
     def follow(self, from_index: int, **query: Any) -> Iterator[Mapping[str, Any]]:
-        """Records from `from_index` on, for ever, through fail-overs, each as soon as it is committed."""
+        """Yield records from `from_index` on, without end, through fail-overs, each as soon as it is
+        committed."""
         while True:
             page = self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, **query)
             yield from page.records
             from_index = page.next_index
 
     def tail(self, *, consistency: str = "linearizable") -> dict[str, Any]:
-        """Where the log begins and ends, and what is committed."""
+        """Return the begin and the end of the log, and its committed index."""
         return self._get("/tail", consistency=consistency)
 
     # --- what the nodes tell ---
 
     def status(self, endpoint: str | None = None) -> dict[str, Any]:
-        """A node's view of the log: of `endpoint`, asked once, or of any node."""
+        """Return a node's view of the log: of `endpoint`, asked once, or of any node."""
         return self._get("/status", endpoint)
 
     def ha_status(self, endpoint: str | None = None) -> dict[str, Any]:
-        """A node's view of the transfer between master and slaves."""
+        """Return a node's view of the transfer between master and slaves."""
         return self._get("/ha-status", endpoint)
 
     def epochs(self, endpoint: str | None = None) -> list[dict[str, Any]]:
-        """A node's epoch file."""
+        """Return a node's epoch file."""
         return list(self._get("/epochs", endpoint)["epochs"])
 
     def watermarks(self, term: int | None = None) -> dict[str, dict[str, int]]:
-        """The leader's watermarks by term and peer."""
+        """Return the leader's watermarks by term and peer."""
         return self._get("/watermarks", term=term)
 
     def events(self, endpoint: str | None = None, **query: Any) -> dict[str, Any]:
-        """A page of a node's journal."""
+        """Return a page of a node's journal."""
         return self._get("/events", endpoint, **query)
 
     def logs(self) -> list[dict[str, Any]]:
-        """The logs that the cluster hosts."""
+        """Return the logs of the cluster."""
         return list(_json(self.connection.call("GET", "/v1/logs"))["logs"])
 
     def cluster(self, endpoint: str | None = None) -> dict[str, Any]:
-        """Nodes and limits."""
+        """Return nodes and limits."""
         if endpoint is not None:
             return _json(self.connection.once("GET", endpoint, "/v1/cluster"))
         return _json(self.connection.call("GET", "/v1/cluster"))

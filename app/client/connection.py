@@ -1,4 +1,5 @@
-"""HTTP to whichever node answers: finds the leader, retries with growing pauses, gives up in the end."""
+"""HTTP calls to the nodes of a cluster: finds the leader, retries with growing pauses, gives up in the
+end."""
 
 import random
 import ssl
@@ -13,13 +14,13 @@ from app.client.errors import ClientError, NoAnswer, Problem, Untrusted, problem
 
 _CONNECT_TIMEOUT_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-AVOID_S = 1.0  # a node that did not answer is not taken for the leader for this long, whoever says so
-SLACK_S = 5.0  # how much longer than the service a call waits for its answer
+AVOID_S = 1.0  # for this time a node that did not answer is not used as leader, even if others report it
+SLACK_S = 5.0  # time that a call waits for its answer beyond the service's own time limit
 
 NEVER_SENT = (
     urllib3.exceptions.NewConnectionError,
     urllib3.exceptions.ConnectTimeoutError,
-    urllib3.exceptions.LocationValueError,  # not an address at all
+    urllib3.exceptions.LocationValueError,  # not an address
 )
 Answer = urllib3.BaseHTTPResponse
 
@@ -27,7 +28,8 @@ Answer = urllib3.BaseHTTPResponse
 class Connection:
     """Calls of one client to the nodes of a cluster. May be shared by threads.
 
-    endpoints: base URLs, at least one. give_up_s: how long a call is repeated before its error is raised.
+    endpoints: base URLs, at least one. give_up_s: time for which a call is retried before its error is
+    raised.
     """
 
     def __init__(
@@ -66,15 +68,16 @@ class Connection:
         to_leader: bool = False,
         wait_s: float = 5.0,
     ) -> Answer:
-        """The first good answer of any node. Raises ClientError: the last, or at once what no repeat mends.
+        """Return the first good answer of any node. Raises ClientError: the last one, or at once one that a
+        retry cannot fix.
 
-        The call is repeated even when the outcome of the one before is unknown: it must be one that does no
-        harm twice. to_leader: ask the leader directly when it is known. wait_s: how long the service itself
-        may take to answer.
+        The call is retried even when the outcome of the previous attempt is unknown, so it must be safe to
+        repeat. to_leader: ask the leader directly when it is known. wait_s: how long the service itself may
+        take to answer.
         """
         give_up_at = self._clock() + self.give_up_s
         pause_s = FIRST_PAUSE_S
-        doubtful: ClientError | None = None  # an attempt that may have been stored, whatever came after it
+        doubtful: ClientError | None = None  # an attempt that may have been stored, whatever followed
         tried = 0
         while True:
             endpoint = self._choose(to_leader)
@@ -110,7 +113,7 @@ class Connection:
         body: bytes | None = None,
         wait_s: float = 5.0,
     ) -> Answer:
-        """One answer of one node. Raises NoAnswer, Untrusted and Problem."""
+        """Return one answer of one node. Raises NoAnswer, Untrusted and Problem."""
         url = f"{endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
         timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=wait_s + SLACK_S)
         sent = {**self._headers, **(headers or {})}
@@ -140,7 +143,7 @@ class Connection:
         return self.endpoints[self._at % len(self.endpoints)]
 
     def _move_on(self, endpoint: str) -> None:
-        """After a failure: forget a leader that failed, else ask the next endpoint."""
+        """After a failure: forget a leader that failed, otherwise use the next endpoint."""
         if endpoint == self.leader:
             self.leader = None
         if endpoint == self.endpoints[self._at % len(self.endpoints)]:
@@ -158,6 +161,6 @@ class Connection:
 
 
 def _reason(error: Exception) -> str:
-    """The last clause of a chain of network errors: what a person wants to know."""
+    """Return the last clause of a chain of network errors: the part that a person needs."""
     text = str(error)
     return text.rsplit(": ", 1)[-1].strip("()'\" ") or type(error).__name__

@@ -1,4 +1,4 @@
-"""What operators and readers ask of a cluster beside appends and reads: logs, members, fences, cursors."""
+"""Operations on a cluster beside appends and reads: logs, members, fences, cursors."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from app.media_types import JSON
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where a reader goes on. version: for `if_match` of the next move."""
+    """Position of a reader. version: for `if_match` of the next move."""
 
     name: str
     index: int
@@ -22,7 +22,7 @@ class Cursor:
 
 
 class Operations:
-    """Calls of one client. Each may be repeated without harm; all raise ClientError."""
+    """Calls of one client. Each is safe to repeat; all raise ClientError."""
 
     def __init__(self, client: CommitlogClient) -> None:
         self._connection = client.connection
@@ -30,18 +30,18 @@ class Operations:
         self._log_name = client.log
 
     def members(self) -> list[dict[str, Any]]:
-        """The nodes of the cluster, learners included."""
+        """Return the nodes of the cluster, learners included."""
         return self._members("GET", "/v1/cluster/members")
 
     def add_member(
         self, node_id: str, url: str, peer_address: str, *, of: str | None = None
     ) -> list[dict[str, Any]]:
-        """Let a node join as a learner of every Raft log. of: of this log alone."""
+        """Add a node as a learner of every Raft log. of: of this log alone."""
         member = {"id": node_id, "url": url, "peer_address": peer_address}
         return self._members("POST", f"/v1/cluster/members{_of(of)}", member)
 
     def promote_member(self, node_id: str, *, of: str | None = None) -> list[dict[str, Any]]:
-        """Make a learner a voter, once it has caught up. of: of this log alone."""
+        """Promote a learner to a voter once it has caught up. of: of this log alone."""
         return self._members("POST", f"{_member(node_id)}:promote{_of(of)}")
 
     def demote_member(self, node_id: str, *, of: str) -> list[dict[str, Any]]:
@@ -51,25 +51,26 @@ class Operations:
     def remove_member(
         self, node_id: str, *, of: str | None = None, force: bool = False
     ) -> list[dict[str, Any]]:
-        """Remove a node. of: from this log alone. force: in controller mode at once, whatever is lost."""
+        """Remove a node. of: from this log alone. force: in controller mode at once, in spite of a loss of
+        records."""
         return self._members("DELETE", f"{_member(node_id)}{_of(of, force=force)}")
 
     def clean_member(self, node_id: str, *, of: str | None = None, force: bool = False) -> dict[str, Any]:
-        """Remove the metadata of a node that is gone, of one log or of all in controller mode. force: also of
-        a live node, or of the last copy in sync."""
+        """Remove the metadata of a lost node, of one log or of all in controller mode. force: also of a
+        live node, or of the last copy in sync."""
         return self._call("POST", f"{_member(node_id)}:clean{_of(of, force=force)}")[0]
 
     def transfer_leader(self, to: str | None = None) -> dict[str, Any]:
-        """Hand the lead of the client's log to `to`, or to the most up to date replica."""
+        """Transfer the leadership of the client's log to `to`, or to the most up-to-date replica."""
         asked = {"log": self._log_name} if to is None else {"log": self._log_name, "to": to}
         return self._call("POST", "/v1/cluster/leader:transfer", asked)[0]
 
     def create_log(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Create a log (docs/api.md §5: name, replication, replicas, ...); the same again is the same log."""
+        """Create a log (docs/api.md §5: name, replication, replicas, ...); a repeat returns the same log."""
         return self._call("POST", "/v1/logs", settings)[0]
 
     def change_log(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Change settings of a log (docs/api.md §5); those that are not named stay."""
+        """Change settings of a log (docs/api.md §5); the others stay."""
         return self._call("PATCH", f"/v1/logs/{quote(name, safe='')}", changes)[0]
 
     def delete_log(self, name: str) -> dict[str, Any]:
@@ -81,7 +82,8 @@ class Operations:
         return self._call("POST", f"{self._log}:elect", {"candidate": candidate, "unclean": unclean})[0]
 
     def set_fence(self, token: str | None, **match_token: str | None) -> dict[str, Any]:
-        """From now on every append needs `token` (None: none). match_token=...: only if that is set now."""
+        """From now on every append needs `token` (None: none). match_token=...: only if that token is set
+        now."""
         return self._call("POST", f"{self._log}:fence", {"token": token, **match_token})[0]
 
     def cursor(self, name: str) -> Cursor:
@@ -90,20 +92,21 @@ class Operations:
     def move_cursor(
         self, name: str, index: int, *, fence: bool = False, if_match: str | None = None
     ) -> Cursor:
-        """Let the reader go on at `index`. if_match: only from that version on; "": only if there is none."""
+        """Set the position of the reader to `index`. if_match: only from that version on; "": only if
+        there is none."""
         return self._cursor("PUT", name, {"index": index, "fence": fence}, if_match)
 
     def drop_cursor(self, name: str, *, if_match: str | None = None) -> Cursor:
         return self._cursor("DELETE", name, None, if_match)
 
     def trim(self, until_index: int, *, force: bool = False) -> dict[str, Any]:
-        """Remove the records below until_index. force: although a reader's fence stands before it."""
+        """Remove the records below until_index. force: even if a reader's fence is before it."""
         return self._call("POST", f"{self._log}:trim", {"until_index": until_index, "force": force})[0]
 
     def verify(
         self, from_index: int | None = None, until_index: int | None = None, *, deep: bool = False
     ) -> dict[str, Any]:
-        """Compare the replicas, for some seconds: with `has_more` go on at the answer's `until_index`."""
+        """Compare the replicas, for some seconds: with `has_more` continue at the answer's `until_index`."""
         asked = {"from_index": from_index, "until_index": until_index, "deep": deep}
         return self._call("POST", f"{self._log}:verify", asked, wait_s=60.0)[0]
 
@@ -143,6 +146,6 @@ def _member(node_id: str) -> str:
 
 
 def _of(log: str | None, *, force: bool = False) -> str:
-    """The query that names one log."""
+    """Return the query that names one log."""
     asked = ([] if log is None else [("log", log)]) + ([("force", "true")] if force else [])
     return f"?{urlencode(asked)}" if asked else ""

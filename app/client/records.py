@@ -25,11 +25,11 @@ class Record:
 
     @property
     def size_bytes(self) -> int:
-        """About what the record takes in a request."""
+        """Approximate size of the record in a request."""
         return len(self.value or b"") + len(self.key or b"") + 64 * (1 + len(self.headers))
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON takes it."""
+        """Return the record in JSON form."""
         document: dict[str, Any] = {**_field("value", self.value)}
         if self.key is not None:
             document.update(_field("key", self.key))
@@ -44,21 +44,21 @@ RecordLike = Record | str | bytes | Mapping[str, Any]
 
 
 def record_document(record: RecordLike) -> Mapping[str, Any]:
-    """A record's JSON object: of a Record, of a bare value, or a mapping that is one already."""
+    """Return a record's JSON object: from a Record, a bare value, or a mapping that is one already."""
     if isinstance(record, Mapping):
         return record
     return (record if isinstance(record, Record) else Record(record)).to_json()
 
 
 def ndjson(records: Iterable[RecordLike]) -> bytes:
-    """One JSON object a line."""
+    """Return one JSON object per line."""
     return msgspec.json.Encoder().encode_lines([record_document(record) for record in records])
 
 
 def in_batches(
     records: Iterable[Record], max_records: int = BATCH_RECORDS, max_bytes: int = BATCH_BYTES
 ) -> Iterator[list[Record]]:
-    """Cut a stream of records into appends of at most `max_records` and about `max_bytes`, in order."""
+    """Divide a stream of records into appends of at most `max_records` and about `max_bytes`, in order."""
     batch: list[Record] = []
     size = 0
     for record in records:

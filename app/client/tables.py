@@ -1,5 +1,5 @@
-"""What a client asks about the Delta tables of its log: are my records in them, and which versions belong to
-a point of the log?"""
+"""Queries about the Delta tables of a log: are records in them, and which versions belong to a point of
+the log?"""
 
 import json
 import time
@@ -15,12 +15,12 @@ from app.tables.digests import BLOCK, BlockSum
 from app.tables.names import ENTRIES
 
 LONGEST_WAIT_MS = 60_000  # of one call
-PAUSE_S = 0.2  # before the nodes are asked once more
+PAUSE_S = 0.2  # before the nodes are asked again
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table as it stands. The last three are None for tables that hold no records.
+    """State of one table. The last three are None for tables that hold no records.
 
     materialized_index: every committed record up to it is a row or a control record. lag_ms: age of the
     oldest record that is not in the table yet, 0 for none.
@@ -36,7 +36,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Cut:
-    """The versions that belong to the point up to `index`. exact: that of `entries` holds nothing past it."""
+    """The versions that belong to the point up to `index`. exact: that of `entries` holds nothing after
+    it."""
 
     index: int
     versions: Mapping[str, int]
@@ -45,7 +46,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class DigestPage:
-    """The sums of some blocks, by their first index; the last block may go on in the next page."""
+    """The sums of some blocks, by their first index; the next page may continue the last block."""
 
     sums: Mapping[int, BlockSum]
     next_index: int
@@ -59,7 +60,7 @@ class Tables:
         self._log = f"/v1/logs/{quote(client.log, safe='')}"
 
     def all(self) -> list[Table]:
-        """By name."""
+        """Return the tables by name."""
         return [Table(**table) for table in self._get("/tables")["tables"]]
 
     def find(self, name: str) -> Table:
@@ -67,7 +68,8 @@ class Tables:
         return Table(**self._get(f"/tables/{quote(name, safe='')}"))
 
     def wait(self, index: int, *, table: str = ENTRIES, timeout_ms: int = 5_000) -> Table:
-        """The table once it holds the record. Raises Unavailable (not-yet-materialized) after the time."""
+        """Return the table once it holds the record. Raises Unavailable (not-yet-materialized) after the
+        time."""
         path = f"{self._log}/tables/{quote(table, safe='')}:wait"
         deadline = time.monotonic() + timeout_ms / 1_000
         while True:

@@ -1,2 +1,1 @@
-"""What every replication mode shares, typed: the contract of cores and drivers, the log's state, its
-commands."""
+"""Shared by every replication mode: the contract of cores and drivers, the log's state, its commands."""

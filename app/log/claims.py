@@ -20,8 +20,8 @@ DIGEST_BYTES: Final = 16
 # first_index(8) count(4) term(8) first_offset(8) size_bytes(4) timestamp_ms(8) digest(16), little-endian
 _CLAIM = struct.Struct("<qIqqIq16s")
 CLAIM_BYTES: Final = _CLAIM.size
-_PLACE = struct.Struct("<qI")  # the front of a claim: which records it covers
-_COUNTS = struct.Struct("<HI")  # of a dumped partition: its number and how many claims follow
+_PLACE = struct.Struct("<qI")  # the front of a claim: the records that it covers
+_COUNTS = struct.Struct("<HI")  # of a dumped partition: its number, and the number of claims that follow
 
 
 class Claim(NamedTuple):
@@ -63,7 +63,7 @@ def unpack_claim(data: Bytes, position: int = 0) -> Claim:
 
 
 def key_hash(key: str) -> bytes:
-    """Return the HASH_BYTES that stand for an idempotency key."""
+    """Return the HASH_BYTES that represent an idempotency key."""
     return blake2b(key.encode(), digest_size=HASH_BYTES).digest()
 
 
@@ -201,7 +201,7 @@ class KeyTable:
         )
 
     def load(self, dumped: Bytes) -> None:
-        """Take in a dumped partition of committed claims. Raises ValueError for anything else."""
+        """Add a dumped partition of committed claims. Raises ValueError for anything else."""
         try:
             number, count = _COUNTS.unpack_from(dumped)
         except struct.error as error:

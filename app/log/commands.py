@@ -1,8 +1,7 @@
-"""What operators and readers ask of a log: each becomes one control record, or is refused (docs/api.md §3,
-§5).
+"""Commands of operators and readers: each becomes one control record or is refused (docs/api.md §3, §5).
 
-PURE. The leader decides against its own state, uncommitted records included, as it does for appends; the
-record says the outcome, not the condition, so that every replica takes it over without deciding anything.
+PURE. The leader decides against its own state, uncommitted records included, as it does for appends. The
+record contains the outcome, not the condition, so every replica adopts it without a decision of its own.
 """
 
 from dataclasses import dataclass
@@ -15,17 +14,17 @@ from app.log.state import Address, LogState
 
 
 class Unset(Enum):
-    """For what a request does not name, where null would mean something."""
+    """a field that the request does not name, where null has a meaning"""
 
     UNSET = "unset"
 
 
 UNSET = Unset.UNSET
-ABSENT = -1  # as a revision: there must be none yet
+ABSENT = -1  # as a revision: no cursor may exist yet
 
 
 class LeaderView(Protocol):
-    """What a command may look at beside the log's state."""
+    """Context of a command beside the log's state."""
 
     @property
     def begin_index(self) -> int: ...
@@ -34,19 +33,19 @@ class LeaderView(Protocol):
     @property
     def max_cursors(self) -> int: ...
     def changed_group(self, kind: ChangeKind, node_id: str) -> GroupConfig | None:
-        """app.raft.membership.changed: the group after the change, None when it is so already."""
+        """app.raft.membership.changed: the group after the change, None if it is already so."""
         ...
 
 
 class Command(Protocol):
     def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
-        """The value of the control record, None when all is so already. Raises CommitlogError."""
+        """Return the value of the control record, None if nothing has to change. Raises CommitlogError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """A command that is committed. index: of its record, or of the log's end when nothing had to change."""
+    """A committed command. index: of its record, or of the log's end when nothing had to change."""
 
     index: int
     term: int
@@ -55,7 +54,8 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Let every replica remove the records below `until_index`; no fence forbids it, or `force` overrides."""
+    """Let every replica remove the records below `until_index`, unless a fence forbids it; `force`
+    overrides."""
 
     until_index: int
     force: bool = False
@@ -74,7 +74,8 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class SetFence:
-    """From now on every append needs this token (None: none). match_token: what must be set before."""
+    """From now on every append needs this token (None: none). match_token: the token that must be set
+    before."""
 
     token: str | None
     match_token: str | Unset | None = UNSET
@@ -89,7 +90,8 @@ class SetFence:
 
 @dataclass(frozen=True, slots=True)
 class MoveCursor:
-    """Let the reader `name` go on at `position`. if_match: the revision to be found, or ABSENT; None: any."""
+    """Move the cursor of reader `name` to `position`. if_match: the expected revision, or ABSENT; None:
+    any."""
 
     name: str
     position: int
@@ -108,7 +110,7 @@ class MoveCursor:
 
 @dataclass(frozen=True, slots=True)
 class DropCursor:
-    """Forget the reader `name`. if_match: as for MoveCursor."""
+    """Delete the cursor of reader `name`. if_match: as for MoveCursor."""
 
     name: str
     if_match: int | None = None
@@ -129,7 +131,7 @@ def _check_revision(state: LogState, name: str, if_match: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMembers:
-    """One member more, promoted or less (R-10). address: where a new one is reached."""
+    """Add, promote or remove a member (R-10). address: of a new member."""
 
     kind: ChangeKind
     node_id: str

@@ -1,15 +1,16 @@
-"""The one interface behind which every replication mode of a log stands, and the seams of the driver.
+"""The interface of every replication mode, and the interfaces between a driver and its I/O.
 
-A *core* (raft/, and ha/ for controller and classic mode) is a pure state machine over a log. The driver
-feeds it events and carries out what it decides:
+A *core* (raft/, and ha/ for controller and classic mode) is a pure state machine over a log. The driver feeds
+it events and carries out its decisions:
 
-    core.step(source, message, now_ms)        something arrived, or time passed, or a disk finished
+    core.step(source, message, now_ms)        a message arrived; also: time passed, a sync ended
     while (ready := core.ready()) is not None:
         hard state on disk, truncation, batches written, messages sent, answers given, in this order
-        core.advance(ready, now_ms)           now the log is as the core asked: what follows from that?
+        core.advance(ready, now_ms)           the log now is as the core requested
 
-The driver carries out each `Ready` before it feeds the next event, so a core always sees its log as it is.
-Writing is not syncing: `core.synced` tells when `ReplicaLog.durable_index` has moved (R-11).
+The driver carries out each `Ready` before it feeds the next event, so a core always sees the current log. A
+written batch is not yet synced: the driver calls `core.synced` when `ReplicaLog.durable_index` has moved
+(R-11).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Role(StrEnum):
-    """What a replica is in its group (docs/api.md §2)."""
+    """Role of a replica in its group (docs/api.md §2)."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -40,7 +41,7 @@ class Role(StrEnum):
 
 
 class Acks(StrEnum):
-    """Who must hold an append before it is answered (docs/api.md §3)."""
+    """Replicas that must hold an append before it is answered (docs/api.md §3)."""
 
     LEADER = "leader"
     QUORUM = "quorum"
@@ -48,7 +49,7 @@ class Acks(StrEnum):
 
 
 class Durability(StrEnum):
-    """What `to hold` means in a log: on disk, or written to the operating system (docs/api.md §3)."""
+    """Meaning of `to hold` in a log: on disk, or written to the operating system (docs/api.md §3)."""
 
     FSYNC = "fsync"
     REPLICATED = "replicated"
@@ -58,8 +59,8 @@ class Durability(StrEnum):
 class LogOptions:
     """Settings of a log that may change while it runs. preferred: the node that should lead, in Raft mode.
 
-    min_in_sync_replicas: the floor of the SyncStateSet (C-12), 1 for none. durability: what is acknowledged
-    from the change on; a looser one before it stays as loose as it was.
+    min_in_sync_replicas: minimum size of the SyncStateSet (C-12), 1 for none. durability: of acknowledgements
+    after the change; appends acknowledged under a weaker durability keep that one.
     """
 
     durability: Durability
@@ -68,7 +69,7 @@ class LogOptions:
 
 
 class ReplicaLog(Protocol):
-    """What a core may read of its log. Indexes are inclusive, NO_INDEX for none; the driver alone writes."""
+    """Read access of a core to its log. Indexes are inclusive, NO_INDEX for none; only the driver writes."""
 
     @property
     def begin_index(self) -> int: ...
@@ -78,7 +79,7 @@ class ReplicaLog(Protocol):
     def durable_index(self) -> int: ...
     @property
     def next_index(self) -> int:
-        """end_index + 1; of an empty log the index that its first record will get."""
+        """end_index + 1; of an empty log the index of its first record."""
         ...
 
     @property
@@ -114,20 +115,20 @@ class ReplicaLog(Protocol):
         ...
 
     def holds(self, batch: Batch) -> bool:
-        """Whether this very batch (index, term, content) stands in the log (D-17)."""
+        """Return whether this very batch (index, term, content) is in the log (D-17)."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConfig:
-    """Who replicates a log. Order is the configuration's."""
+    """The replicas of a log, in the order of the configuration."""
 
     voters: tuple[str, ...]
     learners: tuple[str, ...] = field(default=())
 
 
 class ChangeKind(StrEnum):
-    """What can be done to a member of a group (R-10)."""
+    """A change of a group's membership (R-10)."""
 
     ADD = "add"  # as a learner
     PROMOTE = "promote"  # to a voter
@@ -146,7 +147,7 @@ class Producer:
 
 @dataclass(slots=True)
 class AppendStream:
-    """Appends that belong in this order. Once one failed, or its outcome is unknown, the stream is `broken`:
+    """Appends of one ordered stream. After one failed, or its outcome is unknown, the stream is `broken`:
     no later append of it enters the log."""
 
     broken: bool = False
@@ -154,11 +155,11 @@ class AppendStream:
 
 @dataclass(slots=True)
 class AppendRequest:
-    """One client's append: its records become neighbours in one batch, or none is stored.
+    """One client's append: its records are consecutive in one batch, or none is stored.
 
-    records: rows to be packed with those of other appends, or a table that stays a batch of its own.
-    digest: of the decoded records and conditions, 16 bytes; given with a key or a producer only.
-    timeout_ms: 1 to 60 000; after it the outcome is unknown (D-26).
+    records: rows to be packed with those of other appends, or a table that stays a batch of its own. digest:
+    of the decoded records and conditions, 16 bytes; only with a key or a producer. timeout_ms: 1 to 60 000;
+    after it the outcome is unknown (D-26).
     """
 
     records: RecordColumns | RecordTable
@@ -175,7 +176,8 @@ class AppendRequest:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """The answer to an append that is as durable as it says (docs/api.md §2). Offsets are byte positions."""
+    """Answer to an append that is as durable as `acks` requires (docs/api.md §2). Offsets are byte
+    positions."""
 
     first_index: int
     last_index: int
@@ -194,7 +196,7 @@ class AppendResult:
 
 @dataclass(slots=True)
 class PendingAppend:
-    """An append that is in the leader's log and waits for its acks. `token` is the driver's own."""
+    """An append that is in the leader's log and waits for its acks. `token` belongs to the driver."""
 
     first_index: int
     last_index: int
@@ -204,7 +206,7 @@ class PendingAppend:
 
 
 class AppendFate(StrEnum):
-    """How the wait of a pending append ended."""
+    """Result of the wait of a pending append."""
 
     ACKNOWLEDGED = "acknowledged"
     TERM_CHANGED = "term-changed"  # D-23, outcome unknown
@@ -215,14 +217,14 @@ class AppendFate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TruncateAfter:
-    """Remove every record past `index` (a batch's last index, or NO_INDEX: all)."""
+    """Remove every record after `index` (a batch's last index, or NO_INDEX: all)."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Empty the log; its next record has `base_index` and stands at byte `base_offset` (D-12 3, 4, 7)."""
+    """Empty the log; its next record has `base_index` and is at byte `base_offset` (D-12 3, 4, 7)."""
 
     base_index: int
     base_offset: int
@@ -230,7 +232,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class CoreEvent:
-    """Something worth telling in the node's journal (docs/api.md §2, kinds)."""
+    """An event for the node's journal (docs/api.md §2, kinds)."""
 
     kind: str
     term: int
@@ -239,7 +241,7 @@ class CoreEvent:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What must happen now, in the order of the fields. Empty parts are None or ()."""
+    """Actions of the driver, in the order of the fields. Empty fields are None or ()."""
 
     hard_state: HardState | None = None  # on disk (fsynced) before anything below (R-01)
     truncate: TruncateAfter | Reset | None = None  # durable before `batches`
@@ -252,7 +254,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """How far a leader has brought one peer (docs/api.md §2). `lag_bytes` is None when unknown."""
+    """Progress of one peer at its leader (docs/api.md §2). `lag_bytes` is None when unknown."""
 
     id: str
     state: str
@@ -260,9 +262,9 @@ class PeerStatus:
     pending: int
     lag_bytes: int | None
     acked_offset: int | None = None  # byte after what it has acknowledged (HA)
-    bytes_per_s: int | None = None  # sent to it, over about a second (HA)
+    bytes_per_s: int | None = None  # bytes per second sent to it, over about a second (HA)
     in_sync: bool | None = None
-    reason: str | None = None  # why it is refused
+    reason: str | None = None  # reason for which it is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,7 @@ class MasterLink:
 
 @dataclass(frozen=True, slots=True)
 class CoreStatus:
-    """One instant of a core, for status, routing and metrics."""
+    """State of a core at one instant, for status, routing and metrics."""
 
     role: Role
     term: int
@@ -299,7 +301,7 @@ class CoreStatus:
 
 
 class ReplicationCore(Protocol):
-    """A replication mode. Pure: same events, same decisions. Times are monotonic milliseconds."""
+    """A replication mode. Pure: the same events give the same decisions. Times are monotonic milliseconds."""
 
     @property
     def role(self) -> Role: ...
@@ -311,7 +313,7 @@ class ReplicationCore(Protocol):
     def committed_index(self) -> int: ...
     @property
     def accepts_appends(self) -> bool:
-        """Whether this replica may take appends now (it leads, and its term is open)."""
+        """Whether this replica accepts appends now (it leads, and its term is open)."""
         ...
 
     def start(self, now_ms: int) -> None: ...
@@ -330,35 +332,36 @@ class ReplicationCore(Protocol):
         ...
 
     def join(self, append: PendingAppend, now_ms: int) -> None:
-        """Wait for the acks of an append that is in the log already: a repeat by key (docs/api.md §3)."""
+        """Wait for the acks of an append that is already in the log: a retry by key (docs/api.md §3)."""
         ...
 
     @property
     def refusal(self) -> CommitlogError | None:
-        """Why new appends are refused although this replica leads (C-12); None when they are not."""
+        """The refusal of new appends although this replica leads (C-12); None when they are accepted."""
         ...
 
     @property
     def is_transferring(self) -> bool:
-        """Whether this leader is handing over the lead (R-09)."""
+        """Whether this leader is transferring leadership (R-09)."""
         ...
 
     @property
     def pauses_appends(self) -> bool:
-        """Whether appends wait until it is known which replica leads next (R-09)."""
+        """Whether appends wait until the next leader is known (R-09)."""
         ...
 
     @property
     def sound(self) -> bool:
-        """False while this replica may lack what it acknowledged before its disk was damaged: no votes."""
+        """False while this replica may lack what it acknowledged before its disk was damaged: it has no
+        vote."""
         ...
 
     @property
     def knows_vote(self) -> bool:
-        """False while this replica may have forgotten its term and vote; then it is not sound either."""
+        """False while this replica may have lost its term and vote; then it is not sound either."""
         ...
 
-    takes_unreplicated: bool  # appends with acks=leader are taken in spite of `refusal`
+    takes_unreplicated: bool  # appends with acks=leader are accepted in spite of `refusal`
 
     electable: bool
     """Set by the driver: false while this copy lacks what a leader needs: the log's state (keys, cursors),
@@ -366,22 +369,22 @@ class ReplicationCore(Protocol):
 
     @property
     def needs_all_records(self) -> bool:
-        """Whether a copy can begin after records that its leader holds: then it must not lead."""
+        """Whether a copy can begin after records that its leader holds: such a copy must not lead."""
         ...
 
-    has_room: bool  # set by the driver: false while its disk has no room for clients' records
+    has_room: bool  # set by the driver: false while its disk has no space for clients' records
 
-    may_truncate: bool  # whether an uncommitted record at a leader can be undone: not in classic mode
+    may_truncate: bool  # whether an uncommitted record at a leader can be truncated: not in classic mode
 
-    runs_ahead: bool  # its committed index may pass what its leader knows to be committed (H-08)
+    runs_ahead: bool  # its committed index may exceed what its leader knows to be committed (H-08)
 
     def transfer(self, to: str | None, now_ms: int) -> str:
-        """Hand the lead to `to`, or to the most up to date peer; return whom. Raises TransferFailed,
-        AlreadyLeader."""
+        """Transfer leadership to `to`, or to the most up-to-date peer; return its id. Raises
+        TransferFailed, AlreadyLeader."""
         ...
 
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
-        """The group after a change, for a membership record; None when it is so already (R-10).
+        """Return the group after a change, for a membership record; None if it is already so (R-10).
 
         Raises ChangeInProgress, NotCaughtUp, WouldLoseQuorum, NotFound, InvalidRequest.
         """
@@ -398,21 +401,21 @@ class ReplicationCore(Protocol):
 
     @property
     def notice(self) -> "GroupNotice | None":
-        """The group as a peer knows it that does not count this replica as a member; else None (R-10)."""
+        """The group as known by a peer that does not count this replica as a member, else None (R-10)."""
         ...
 
     def apply_options(self, options: LogOptions, now_ms: int) -> None:
-        """The settings of the log have changed; they count from now on. `synced` follows."""
+        """Adopt changed settings of the log from now on. A call of `synced` follows."""
         ...
 
     @property
     def waiting_reads(self) -> int:
-        """How many reads wait for a confirmation (R-08)."""
+        """Number of reads that wait for a confirmation (R-08)."""
         ...
 
     @property
     def pending_appends(self) -> int:
-        """How many appends wait for their acks (D-29)."""
+        """Number of appends that wait for their acks (D-29)."""
         ...
 
     def read_index(self, token: Any, now_ms: int) -> None:
@@ -423,11 +426,12 @@ class ReplicationCore(Protocol):
     def ready(self) -> Ready | None: ...
     def advance(self, ready: Ready, now_ms: int) -> None: ...
     def abandon(self, ready: Ready, now_ms: int) -> None:
-        """The batches of `ready` could not be written (disk full): as if they had never come."""
+        """The batches of `ready` could not be written (disk full): the core continues as if it had not
+        asked for them."""
         ...
 
     def stop(self, now_ms: int) -> None:
-        """Give up the lead and let everybody who waits know; nothing else is asked of this core."""
+        """Give up leadership and answer all waiting callers; the core is not used afterwards."""
         ...
 
     def status(self) -> CoreStatus: ...
@@ -443,7 +447,7 @@ class Clock(Protocol):
         ...
 
     def monotonic_ms(self) -> int:
-        """Never goes back: for timeouts."""
+        """Never decreases: for timeouts."""
         ...
 
 
@@ -454,23 +458,23 @@ class Scheduler(Protocol):
 
 
 class SyncSource(Protocol):
-    """Something with written but not yet durable bytes: a log or a journal."""
+    """A file with bytes that are written but not yet durable: a log or a journal."""
 
     def start_sync(self) -> Any: ...
     def finish_sync(self, ticket: Any) -> None: ...
 
 
 class Disk(Protocol):
-    """Everything of one log that waits for the disk: one piece of work at a time, in order."""
+    """The disk work of one log: one piece at a time, in order."""
 
     def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
-        """Do `work` on a disk thread; `then(result, error)` on the owner's loop."""
+        """Run `work` on a disk thread, then `then(result, error)` on the owner's loop."""
         ...
 
     def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
-        """Sync `source` soon, one sync of it at a time for whatever was written meanwhile (group commit).
+        """Sync `source` soon, one sync of it at a time for everything written meanwhile (group commit).
 
-        Requests for a source that already waits are merged. `then()` on the owner's loop, after
+        Requests for a source that already waits are merged. `then()` runs on the owner's loop, after
         `finish_sync`. A failed sync stops the node (R-11): `then` is never called.
         """
         ...
@@ -485,26 +489,26 @@ class Lanes(Protocol):
 
 
 class SpaceReserve(Protocol):
-    """Space that the node holds back on its disk (app/node/reserve.py)."""
+    """Disk space that the node holds back (app/node/reserve.py)."""
 
     @property
     def size_bytes(self) -> int: ...
     @property
     def in_use(self) -> bool: ...
     def release(self, *, keep_bytes: int = 0) -> bool:
-        """Give some of it back, down to keep_bytes; False when that much is all that is left."""
+        """Release a part of it, down to keep_bytes; return False if nothing more can be released."""
         ...
 
 
 class Transport(Protocol):
     def send(self, target: str, log_id: int, message: Any) -> None:
-        """Best effort: may be lost, doubled, late; never blocks, never raises."""
+        """Send a message, best effort: it may be lost, duplicated or late. Never blocks, never raises."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """Status of a log at this node, read at one instant: the core's view and the log's."""
+    """Status of a log at this node at one instant: of the core and of the log."""
 
     core: CoreStatus
     begin_index: int
@@ -515,13 +519,13 @@ class ReplicaStatus:
 
 
 class AppendLimits(Protocol):
-    """What may wait at a leader at most (D-29); the node's limits satisfy it."""
+    """Limits of what waits at a leader (D-29); the node's limits satisfy this protocol."""
 
     @property
     def max_pending_requests(self) -> int: ...
     @property
     def max_pending_bytes(self) -> int:
-        """Of records that were asked to be appended and are not answered yet."""
+        """Bytes of records of appends that are not answered yet."""
         ...
 
     @property
@@ -542,12 +546,12 @@ class AppendLimits(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DriverConfig:
-    """How a driver turns decisions into I/O. Milliseconds and bytes."""
+    """Settings of a driver. Milliseconds and bytes."""
 
     coalesce_max_bytes: int = 4 * 1024 * 1024  # appends of one turn share batches up to this size
     checkpoint_interval_ms: int = 3_000  # D-20
-    snapshot_interval_ms: int = 60_000  # of the log's state: bounds what a restart replays
-    hand_over_timeout_ms: int = 1_000  # a planned stop waits no longer for the next leader
-    state_chunk_bytes: int = 512 * 1024  # of the state that a replica asks its leader for
+    snapshot_interval_ms: int = 60_000  # of the log's state: limits what a restart replays
+    hand_over_timeout_ms: int = 1_000  # longest time that a planned stop waits for the next leader
+    state_chunk_bytes: int = 512 * 1024  # of the state that a replica requests from its leader
     read_timeout_ms: int = 10_000  # of a confirmed read whose index this replica does not reach
-    sync_interval_ms: int = 10  # with `replicated` durability nobody waits for the sync: at most this late
+    sync_interval_ms: int = 10  # with `replicated` durability no append waits for the sync: delay at most

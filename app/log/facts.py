@@ -1,4 +1,4 @@
-"""Small facts that control records of a log set: cursors and members (docs/api.md §5, R-10). PURE."""
+"""Small values that control records of a log set: cursors and members (docs/api.md §5, R-10). PURE."""
 
 from typing import NamedTuple
 

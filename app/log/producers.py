@@ -18,7 +18,7 @@ _ENTRY_BYTES: Final = _NUMBER.size + CLAIM_BYTES
 
 
 class Undo(NamedTuple):
-    """The history that producer `id` had before the batch that ends at last_index; None: it had none."""
+    """History of producer `id` before the batch that ends at last_index; None: it had none."""
 
     last_index: int
     id: str
@@ -49,10 +49,7 @@ def _last_index_of(history: bytes) -> int:
 
 
 class ProducerTable:
-    """The producers of one log, the one that wrote least recently first.
-
-    Invariant: `add` is called in the order of the log.
-    """
+    """The producers of one log, the least recent writer first."""
 
     def __init__(self) -> None:
         self._histories: dict[str, bytes] = {}
@@ -66,7 +63,7 @@ class ProducerTable:
 
     def add(self, id: str, epoch: int, sequence: int, claim: bytes, uncommitted_until: int | None) -> None:
         """Remember an append of the producer. claim: packed; uncommitted_until: as KeyTable.add."""
-        before = self._histories.pop(id, None)  # and to the end: the order is that of age
+        before = self._histories.pop(id, None)  # and to the end: the dict is ordered by age
         if uncommitted_until is not None:
             self._undo.append(Undo(uncommitted_until, id, before))
         entry = _NUMBER.pack(sequence) + claim
@@ -101,7 +98,7 @@ class ProducerTable:
             self._undo.popleft()
 
     def truncate_after(self, index: int) -> None:
-        """Take back the appends of uncommitted batches that end after `index`."""
+        """Undo the appends of uncommitted batches that end after `index`."""
         while self._undo and self._undo[-1].last_index > index:
             _, id, history = self._undo.pop()
             self._histories.pop(id, None)
@@ -120,11 +117,11 @@ class ProducerTable:
         return list(self._histories.items())
 
     def undo(self) -> list[Undo]:
-        """Return what `truncate_after` would take back, in the order of the log."""
+        """Return the changes that `truncate_after` would undo, in the order of the log."""
         return list(self._undo)
 
     def load(self, items: Iterable[tuple[str, bytes]], undo: Iterable[Undo] = ()) -> None:
-        """Take in what `items` and `undo` returned. Raises ValueError for anything else."""
+        """Add what `items` and `undo` returned. Raises ValueError for anything else."""
         for id, history in items:
             if not is_history(history):
                 raise ValueError("not a snapshot: a producer's history has the wrong size")

@@ -1,11 +1,10 @@
-"""Snapshots of a log's state, made and read piece by piece. PURE.
+"""Snapshots of a log's state, written and read in pieces. PURE.
 
     CLS2 | frames: size u32, kind u8, payload of `size` bytes | ... | an END frame, empty
 
 HEAD comes first: msgpack of SnapshotHead. KEYS: one partition (app/log/claims.py). PRODUCERS: msgpack of
-pairs
-(id, history). All numbers are little-endian. The format before was one msgpack array, `OldSnapshot`; a node
-still reads it.
+pairs (id, history). All numbers are little-endian. The previous format was one msgpack array, `OldSnapshot`;
+a node still reads it.
 """
 
 import struct
@@ -26,7 +25,8 @@ _PRODUCERS_A_FRAME: Final = 500
 
 
 class SnapshotHead(msgspec.Struct, array_like=True):
-    """Everything but committed keys and the producers; what may still be truncated is in `*undo`, keys."""
+    """Everything but committed keys and the producers; `*undo` and keys contain what may still be
+    truncated."""
 
     index: int
     committed_index: int
@@ -46,7 +46,7 @@ class SnapshotHead(msgspec.Struct, array_like=True):
 
 
 class OldClaim(msgspec.Struct, array_like=True):
-    """A claim as it was stored before it was packed."""
+    """A claim in the format before claims were packed."""
 
     first_index: int
     last_index: int
@@ -76,9 +76,9 @@ class OldSnapshot(msgspec.Struct, array_like=True):
 
 
 class Capture:
-    """The state of a log at `index`, to be taken away in pieces while the log goes on.
+    """The state of a log at `index`, to be read in pieces while the log continues.
 
-    Committed keys are read when their piece is taken: what was committed at the capture is never truncated,
+    Committed keys are read when their piece is read: what was committed at the capture is never truncated,
     and keys that expire meanwhile are left out.
     """
 
@@ -98,10 +98,11 @@ class Capture:
 
 
 def pieces_of(head: SnapshotHead, keys: KeyTable, producers: list[tuple[str, bytes]]) -> Iterator[bytes]:
-    """Return the pieces of a snapshot one by one. `head` is encoded at once: its values go on changing."""
+    """Return the pieces of a snapshot one by one. `head` is encoded at once, because its values change
+    later."""
     first_piece = MAGIC + _frame(HEAD, msgspec.msgpack.encode(head))
     until_index = head.committed_index
-    if head.keys:  # a batch that is committed in part is among the uncommitted
+    if head.keys:  # a partly committed batch is among the uncommitted ones
         until_index = min(until_index, unpack_claim(head.keys[0][2]).first_index - 1)
     return _pieces(first_piece, until_index, keys, producers)
 
@@ -132,16 +133,16 @@ class Frames:
 
     @property
     def rest(self) -> bytes:
-        """What belongs to no frame (yet): all of a snapshot in the old format."""
+        """Bytes that belong to no complete frame: all of a snapshot in the old format."""
         return bytes(self._buffer)
 
     @property
     def is_old(self) -> bool:
-        """Whether what has arrived is not in this format."""
+        """Whether the received bytes are not in this format."""
         return not self._begun
 
     def feed(self, data: Bytes) -> Iterable[tuple[int, bytes]]:
-        """Return the frames that are whole now: (kind, payload)."""
+        """Return the frames that are complete now: (kind, payload)."""
         buffer = self._buffer
         buffer += data
         position = 0

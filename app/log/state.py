@@ -1,11 +1,12 @@
-"""What a log holds beside its records: keys, producers, fence, cursors, members, trims (docs/api.md §3, §5).
+"""State that a log derives from its records: keys, producers, fence, cursors, members, trims (docs/api.md §3,
+§5).
 
-PURE. `apply` follows the log batch by batch as batches are stored, committed or not; `truncate_after` takes
-back exactly what the truncated batches did. So every replica that becomes leader answers a repeat as the old
-leader did. Uncommitted batches count when a later append is decided; readers get committed values.
+PURE. `apply` follows the log batch by batch as batches are stored, committed or not; `truncate_after` undoes
+exactly what the truncated batches did. So every replica that becomes leader answers a retry as the old leader
+did. Uncommitted batches count for decisions about later appends; readers get committed values.
 
 Keys and producers expire by elapsed time and by the log's own progress, never by a wall clock: `pass_time`
-notes from time to time how far the log is committed. What was committed before a note that is at least
+records periodically how far the log is committed. What was committed before a record that is at least
 `idempotency_ms` old may be forgotten. Time in which this replica does not run does not count.
 """
 
@@ -46,9 +47,9 @@ __all__ = [
 ]
 
 DAY_MS: Final = 24 * 60 * 60 * 1000
-NOTES: Final = 64  # of progress within idempotency_ms: what expires does so at most this fraction late
+NOTES: Final = 64  # of progress within idempotency_ms: expiry is late by at most this fraction
 EXPIRED_PARTITIONS: Final = 64  # visited by one call of `expire`
-EXPIRED_PRODUCERS: Final = 1_000  # looked at by one call of `expire`
+EXPIRED_PRODUCERS: Final = 1_000  # checked by one call of `expire`
 
 
 class _Undo(NamedTuple):
@@ -61,20 +62,20 @@ class _Undo(NamedTuple):
 
 
 _OLD_KEYS, _OLD_PRODUCERS, _CURSORS, _FENCE, _MEMBERSHIP = range(5)
-_ONE: Final = ""  # the name in a table of one value
+_ONE: Final = ""  # the key in a table with one value
 _VALUES: Final[Mapping[int, Any]] = {_CURSORS: Cursor, _FENCE: str, _MEMBERSHIP: Membership}
 _PRODUCERS_DECODER = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 _HEAD_DECODER = msgspec.msgpack.Decoder(SnapshotHead)
 
 
 class LogState:
-    """State derived from one log, by order and content of its batches alone.
+    """State derived from one log, from the order and content of its batches alone.
 
     Invariant: with the same batches applied and the same expiries, every replica holds the same state.
     """
 
     def __init__(self, *, idempotency_ms: int = DAY_MS) -> None:
-        """idempotency_ms: for how long at least a committed key or producer is remembered."""
+        """idempotency_ms: minimum time for which a committed key or producer is remembered."""
         self._idempotency_ms = idempotency_ms
         self._keys = KeyTable()
         self._producers = ProducerTable()
@@ -88,15 +89,15 @@ class LogState:
         self._data_ends: deque[int] = deque()  # the index after each uncommitted batch of data
         self._applied_index = NO_INDEX
         self._committed_index = NO_INDEX
-        self._age_ms = 0  # for how long replicas with this state have run
+        self._age_ms = 0  # running time of replicas with this state
         self._seen_ms: int | None = None  # monotonic, of the last pass_time
         self._notes: deque[tuple[int, int]] = deque()  # (age, committed index then), oldest first
-        self._horizon = NO_INDEX  # what ends at or before it has expired
+        self._horizon = NO_INDEX  # everything that ends at or before it has expired
         self._unvisited = 0  # partitions of keys that the current round of expiry has not visited
 
     @property
     def idempotency_ms(self) -> int:
-        """For how long at least a committed key or producer is remembered."""
+        """Minimum time for which a committed key or producer is remembered."""
         return self._idempotency_ms
 
     @property
@@ -106,7 +107,7 @@ class LogState:
 
     @property
     def committed_index(self) -> int:
-        """Nothing up to here is ever truncated; NO_INDEX for none."""
+        """Nothing up to this index is ever truncated; NO_INDEX for none."""
         return self._committed_index
 
     @property
@@ -116,12 +117,12 @@ class LogState:
 
     @property
     def key_count(self) -> int:
-        """Idempotency keys that are remembered; one that expired counts until `expire` has removed it."""
+        """Number of remembered idempotency keys; an expired one counts until `expire` has removed it."""
         return len(self._keys)
 
     @property
     def producer_count(self) -> int:
-        """Producers that are remembered."""
+        """Number of remembered producers."""
         return len(self._producers)
 
     @property
@@ -144,18 +145,19 @@ class LogState:
 
     @property
     def membership(self) -> Membership | None:
-        """The last one in the log, committed or not (R-10); None: the log has none."""
+        """The last membership in the log, committed or not (R-10); None: the log has none."""
         return self._membership.get(_ONE)
 
     @property
     def settled_membership(self) -> Membership | None:
-        """The last one that is committed; None: no committed record names one (R-10)."""
+        """The last committed membership; None: no committed record contains one (R-10)."""
         undone = (undo.value for undo in self._undo if undo.table == _MEMBERSHIP)
         return next(undone, self.membership)
 
     @property
     def trim_index(self) -> int:
-        """Every replica may remove the records below; 0 when nothing was trimmed. Committed trims only."""
+        """Index below which every replica may remove records; 0 when nothing was trimmed. Committed trims
+        only."""
         return self._trim_index
 
     def fenced_below(self, until_index: int) -> tuple[str, int] | None:
@@ -171,11 +173,11 @@ class LogState:
         return name, position
 
     def become(self, other: "LogState") -> None:
-        """Take over everything that `other` holds: the state of the same log at another replica."""
+        """Adopt everything that `other` holds: the state of the same log at another replica."""
         self.__dict__.update(other.__dict__)
 
     def pass_over(self, first_index: int) -> None:
-        """Go on at `first_index`: what precedes it is lost, and counts as trimmed."""
+        """Continue at `first_index`: records before it are lost, and count as trimmed."""
         self._applied_index = max(self._applied_index, first_index - 1)
         self._committed_index = max(self._committed_index, first_index - 1)
         self._trim_index = max(self._trim_index, first_index)
@@ -184,8 +186,8 @@ class LogState:
     # --- following the log
 
     def apply(self, batch: Batch) -> None:
-        """Apply the batch that follows. A batch that was applied before changes nothing, nor does one after a
-        gap: what lies in the gap must come from another replica first (`become`).
+        """Apply the next batch. A batch that was applied before, or one after a gap, changes nothing: the
+        state in a gap must first come from another replica (`become`).
 
         Raises CorruptBatch for unreadable marks or control records.
         """
@@ -212,7 +214,7 @@ class LogState:
                 self._set(index, _CURSORS, value["name"], cursor)
             case "membership":
                 self._set_membership(index, value)
-            case "term" if "voters" in value:  # of the log's first leader: its first group
+            case "term" if "voters" in value:  # the first leader's record contains the first group
                 self._set_membership(index, value)
             case "trim":
                 self._trims.append((index, value["until_index"]))
@@ -224,7 +226,7 @@ class LogState:
         self._set(index, _MEMBERSHIP, _ONE, membership)
 
     def _set(self, index: int, table: int, name: str, value: Any) -> None:
-        """Give `name` a value by the record at `index`; None removes it."""
+        """Set the value of `name` by the record at `index`; None removes it."""
         values = self._table(table)
         before = values.pop(name, None)
         if index > self._committed_index:
@@ -262,7 +264,7 @@ class LogState:
                 self._producers.add(mark.producer_id, epoch, sequence, claim, uncommitted_until)
 
     def truncate_after(self, index: int) -> None:
-        """Take back every batch after `index`. Raises ValueError below what was committed (R-07)."""
+        """Undo every batch after `index`. Raises ValueError below the committed index (R-07)."""
         if index >= self._applied_index:
             return
         if index < self._committed_index:
@@ -299,7 +301,8 @@ class LogState:
     # --- forgetting
 
     def pass_time(self, now_ms: int) -> None:
-        """Note the progress of the log, and find what has expired. now_ms: monotonic, of this process."""
+        """Record the progress of the log, and determine what has expired. now_ms: monotonic, of this
+        process."""
         if self._seen_ms is not None:
             self._age_ms += max(0, now_ms - self._seen_ms)
         self._seen_ms = now_ms
@@ -340,9 +343,9 @@ class LogState:
     # --- keeping
 
     def capture(self) -> Capture:
-        """Return the whole state at `applied_index`, what may still be truncated included, in pieces.
+        """Return the whole state at `applied_index`, including what may still be truncated, in pieces.
 
-        Once it is truncated below that index, the rest of the pieces must not be taken.
+        After a truncation below that index, the remaining pieces must not be read.
         """
         committed_index = min(self._committed_index, self._applied_index)
         head = SnapshotHead(
@@ -367,17 +370,17 @@ class LogState:
         )
 
     def snapshot(self) -> bytes:
-        """Return the state as one piece, however long that takes."""
+        """Return the state as one piece; may take long."""
         return b"".join(self.capture().take(1 << 62))
 
     @classmethod
     def restoring(cls, *, idempotency_ms: int = DAY_MS) -> "Restoring | WholeRestoring":
-        """Return what makes a state from the pieces of a snapshot."""
+        """Return the object that rebuilds a state from the pieces of a snapshot."""
         return Restoring(cls(idempotency_ms=idempotency_ms))
 
     @classmethod
     def restore(cls, data: Bytes, *, idempotency_ms: int = DAY_MS) -> "LogState":
-        """Invert `snapshot`; go on with the batch after `applied_index`. Raises ValueError."""
+        """Invert `snapshot`; continue with the batch after `applied_index`. Raises ValueError."""
         restoring = cls.restoring(idempotency_ms=idempotency_ms)
         restoring.feed(data)
         return restoring.finish()
@@ -402,7 +405,7 @@ class LogState:
             self._keys.add(hashed, claim, last_index)
 
     def _take_old(self, old: OldSnapshot) -> None:
-        """Take over a snapshot of versions that kept keys as text. Every record counts as data before it."""
+        """Adopt a snapshot of versions that kept keys as text. Every record before it counts as data."""
         undo = [each for each in old.undo if each[1] not in (_OLD_KEYS, _OLD_PRODUCERS)]
         self._take_head(
             SnapshotHead(
@@ -434,7 +437,7 @@ class LogState:
 
 
 class Restoring:
-    """Makes a state from a snapshot that arrives in pieces of any size."""
+    """Rebuilds a state from a snapshot that arrives in pieces of any size."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -443,7 +446,7 @@ class Restoring:
         self._ended = False
 
     def feed(self, data: Bytes) -> None:
-        """Take the next piece. Raises ValueError when it cannot be of a snapshot."""
+        """Add the next piece. Raises ValueError if it cannot belong to a snapshot."""
         for kind, payload in self._frames.feed(data):
             try:
                 self._take(kind, payload)
@@ -495,7 +498,7 @@ class WholeRestoring:
 
 
 def _undo_of(last_index: int, table: int, name: str, value: Any) -> _Undo:
-    """Give a decoded value the type that it had in its table."""
+    """Restore the type that a decoded value had in its table."""
     kind = _VALUES.get(table)
     if kind is None:
         raise ValueError(f"not a snapshot: unknown table {table}")

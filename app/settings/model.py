@@ -31,12 +31,12 @@ class Replication(StrEnum):
     """How a log is replicated (docs/api.md §5)."""
 
     RAFT = "raft"
-    CONTROLLER = "controller"  # a master that the controllers elect, and its SyncStateSet
-    CLASSIC = "classic"  # a master for ever, the first replica, and its slaves
+    CONTROLLER = "controller"  # a master elected by the controllers, and its SyncStateSet
+    CLASSIC = "classic"  # a fixed master, the first replica, and its slaves
 
 
 class AppendFront(StrEnum):
-    """Which door takes appends: the plain ASGI one, or the FastAPI route that is its reference."""
+    """Handler of appends: the plain ASGI one, or the FastAPI route that is its reference."""
 
     ASGI = "asgi"
     FASTAPI = "fastapi"
@@ -83,7 +83,7 @@ class LogSettings:
     unclean: bool = False
     preferred: str | None = None
     priorities: Mapping[str, int] = field(default_factory=dict)
-    retention: Mapping[str, Any] | None = None  # {"ms", "bytes"}, null: for ever; None: as [retention] says
+    retention: Mapping[str, Any] | None = None  # {"ms", "bytes"}, null: no limit; None: as [retention]
     sync_slaves: int = 1
     auto_in_sync_replicas: bool = False
     ha_listen: str | None = None
@@ -91,7 +91,7 @@ class LogSettings:
 
     @property
     def spec(self) -> LogSpec:
-        """The same as the controllers keep it."""
+        """The settings of the log as the controllers store them."""
         return LogSpec(
             replication=self.replication.value,
             replicas=self.replicas,
@@ -106,7 +106,7 @@ class LogSettings:
 
     @property
     def options(self) -> LogOptions:
-        """What an open replica takes up while it runs."""
+        """Settings of an open replica."""
         return LogOptions(
             durability=self.durability,
             min_in_sync_replicas=self.min_in_sync_replicas,
@@ -114,7 +114,7 @@ class LogSettings:
         )
 
     def changed_by(self, spec: LogSpec) -> "LogSettings":
-        """The settings with those of the spec that may change while the log exists (CHANGEABLE).
+        """Return the settings, with those of the spec that may change while the log exists (CHANGEABLE).
 
         Raises ValueError for a durability that this version does not know.
         """
@@ -331,7 +331,7 @@ class TablesSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything one node needs to know before it starts."""
+    """All settings of one node."""
 
     cluster_id: str
     node: NodeSettings

@@ -1,1 +1,1 @@
-"""What the service and the command line know of a log's Delta tables, without Spark (docs/api.md §5, §6)."""
+"""Delta tables of a log, read by the service and the command line without Spark (docs/api.md §5, §6)."""

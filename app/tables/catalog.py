@@ -1,7 +1,7 @@
-"""The Delta tables of one log: which there are, how far `entries` goes, and which versions belong to a point.
+"""The Delta tables of one log: their list, the progress of `entries`, and the versions of a point of the log.
 
-A commit of `entries` notes the range of indexes that it brings (`until_index`, exclusive): the table holds
-every data record before it. Compaction and the like bring nothing and note nothing. Blocks on I/O.
+A commit of `entries` records the range of indexes that it adds (`until_index`, exclusive): the table holds
+every data record before it. Compaction and similar commits add and record nothing. Blocks on I/O.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,13 +13,13 @@ from app.tables.names import ENTRIES, LOG_ID_PROPERTY
 
 KEY: Final = "index"
 NONE: Final = -1
-RESTORE: Final = "RESTORE"  # Delta's name for a commit that takes a table back to an earlier version
+RESTORE: Final = "RESTORE"  # Delta's name for a commit that restores an earlier version
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """One table as it stands. held_index: of `entries`, every data record up to it is a row; inclusive.
-    log_id: of `entries`, whose records those are, None when it does not say."""
+    """State of one table. held_index: of `entries`, every data record up to it is a row; inclusive.
+    log_id: of `entries`, the log of its records, None if it is not recorded."""
 
     name: str
     path: str
@@ -30,7 +30,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The tables at a point of the log. exact: that version of `entries` holds nothing past the point."""
+    """The tables at a point of the log. exact: that version of `entries` holds nothing after the point."""
 
     versions: Mapping[str, int]
     exact: bool
@@ -42,23 +42,24 @@ class LogTables:
     def __init__(self, root: str, log: str) -> None:
         self._folder = f"{root.rstrip('/')}/{log}"
         self._logs: dict[str, DeltaLog] = {}
-        self._held = (NONE, NONE)  # the newest version of `entries` that was looked at, and what it holds
+        self._held = (NONE, NONE)  # the newest checked version of `entries`, and what it holds
 
     def all(self) -> list[TableState]:
-        """By name. Raises DeltaLogError."""
+        """Return the tables by name. Raises DeltaLogError."""
         found = [self._state(name) for name in table_folders(self._folder)]
         return [state for state in found if state is not None]
 
     def find(self, name: str) -> TableState | None:
-        """None when there is no such table, or nothing was committed to it. Raises DeltaLogError."""
+        """Return the table, None if it does not exist or has no commit. Raises DeltaLogError."""
         return self._state(name) if name in table_folders(self._folder) else None
 
     def cut(self, index: int, held_index: int) -> Cut | None:
-        """The first version of `entries` that holds every data record up to `index`, and of each other table
-        the newest one before `entries` went on: they follow it by seconds. None for no such version.
+        """Return the first version of `entries` that holds every data record up to `index`, and of each other
+        table the newest one before `entries` advanced: they follow it by seconds. None if there is no such
+        version.
 
-        held_index: what the newest version holds, control records behind its last row included.
-        Raises DeltaLogError.
+        held_index: what the newest version holds, including control records after its last row. Raises
+        DeltaLogError.
         """
         entries = self._log(ENTRIES)
         if ENTRIES not in table_folders(self._folder) or index > held_index:
@@ -66,7 +67,7 @@ class LogTables:
         history = entries.versions()
         position = _first(history, lambda version: _held(entries, history.start, version) >= index)
         if position == history.stop:
-            position -= 1  # control records alone stand between its end and the point
+            position -= 1  # only control records are between its end and the point
         if entries.commit(position) is None:
             return None
         until_ms = _followed_at(entries, range(position + 1, history.stop))
@@ -96,12 +97,12 @@ class LogTables:
 
 
 def last_index(snapshot: Snapshot) -> int:
-    """The largest index of a version of `entries`, NONE for none."""
+    """Return the largest index of a version of `entries`, NONE for none."""
     return max((int(file.most.get(KEY, NONE)) for file in snapshot.files.values()), default=NONE)
 
 
 def _first(versions: range, holds: Callable[[int], bool]) -> int:
-    """The first version of which `holds` is true, by bisection; the end of the range for none."""
+    """Return the first version for which `holds` is true, by bisection; the end of the range for none."""
     low, high = versions.start, versions.stop
     while low < high:
         middle = (low + high) // 2
@@ -113,8 +114,8 @@ def _first(versions: range, holds: Callable[[int], bool]) -> int:
 
 
 def _bringing(log: DeltaLog, first: int, version: int) -> Commit | None:
-    """The last commit of [first, version] that brought rows; None when history tells of none, or when rows
-    went since: then the rows that there are tell."""
+    """Return the last commit of [first, version] that added rows; None if there is none in the history, or
+    if rows were removed since: then the remaining rows decide."""
     for earlier in range(version, first - 1, -1):
         commit = log.commit(earlier)
         if commit is None or "until_index" in commit.note:
@@ -135,7 +136,7 @@ def _last_row(log: DeltaLog, first: int, version: int) -> int:
 
 
 def _followed_at(log: DeltaLog, versions: range) -> int | None:
-    """When the first of the versions that brought rows was committed; None when none did."""
+    """Return the time of the first of the versions that added rows; None if none did."""
     for version in versions:
         commit = log.commit(version)
         if commit is not None and "until_index" in commit.note:
@@ -144,7 +145,7 @@ def _followed_at(log: DeltaLog, versions: range) -> int | None:
 
 
 def _newest_before(log: DeltaLog, timestamp_ms: int | None) -> int | None:
-    """The newest version that was committed before that time, None for any time."""
+    """Return the newest version that was committed before that time, None for any time."""
 
     def later(version: int) -> bool:
         commit = log.commit(version)

@@ -1,10 +1,11 @@
-"""A Delta table as its transaction log tells: no Spark, no Java, at once.
+"""Reader of a Delta table's transaction log, without Spark and Java.
 
-TABLE/_delta_log/00000000000000000007.json          one commit: an action a line
-TABLE/_delta_log/00000000000000000100.checkpoint.parquet  the actions that hold after a commit
+TABLE/_delta_log/00000000000000000007.json          one commit: one action per line
+TABLE/_delta_log/00000000000000000100.checkpoint.parquet  the actions that are valid after a commit
 
-Source: the Delta transaction log protocol, sections Actions and Checkpoints; the classic checkpoints that our
-tables have (spark_jobs/tables/table.py). A table is a folder or a URL that pyarrow can open. Blocks on I/O.
+Source: the Delta transaction log protocol, sections Actions and Checkpoints; classic checkpoints, as this
+project writes them (spark_jobs/tables/table.py). A table is a folder or a URL that pyarrow can open. Blocks
+on I/O.
 """
 
 import json
@@ -20,11 +21,11 @@ from pyarrow import fs
 LOG_FOLDER = "_delta_log"
 CHECKPOINT = ".checkpoint.parquet"
 CHECKPOINT_ACTIONS = ("add", "remove", "metaData", "protocol")
-MAX_LOOKS = 3  # a commit may be cleaned up between the listing and the reading
+MAX_LOOKS = 3  # a commit may be removed between the listing and the reading
 
 
 class DeltaLogError(Exception):
-    """What stands in a Delta log cannot be read; the message names the table and says why."""
+    """A Delta log cannot be read; the message names the table and the reason."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"the Delta log of {path}: {reason}")
@@ -32,7 +33,7 @@ class DeltaLogError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a table. rows: None when its statistics do not tell. least, most: by column."""
+    """One file of a table. rows: None without statistics. least, most: by column."""
 
     path: str
     size_bytes: int
@@ -43,8 +44,8 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit says of itself. operation: as Delta names it, such as WRITE. note: the JSON object that
-    its writer left, empty for none. added: its files."""
+    """Content of a commit. operation: as Delta names it, such as WRITE. note: the JSON object that its
+    writer left, empty for none. added: its files."""
 
     version: int
     timestamp_ms: int
@@ -53,7 +54,7 @@ class Commit:
     added: tuple[DataFile, ...] = field(repr=False)
 
     def largest(self, column: str) -> list[Any]:
-        """The largest value of a column in each file that it added, where statistics tell."""
+        """Return the largest value of a column in each added file with statistics."""
         return [file.most[column] for file in self.added if column in file.most]
 
 
@@ -73,7 +74,7 @@ class Snapshot:
 
     @property
     def rows(self) -> int | None:
-        """None when the statistics of a file do not tell."""
+        """None if the statistics of a file are missing."""
         counts = [file.rows for file in self.files.values()]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
@@ -86,7 +87,7 @@ class DeltaLog:
         self.path = path.rstrip("/")
         self._files, root = file_system_of(self.path)
         self._folder = f"{root.rstrip('/')}/{LOG_FOLDER}"
-        self._stamp: tuple[Any, ...] | None = None  # of the newest commit's file: the table is still the same
+        self._stamp: tuple[Any, ...] | None = None  # of the newest commit's file: identifies the table
         self._forget()
 
     def _forget(self) -> None:
@@ -97,7 +98,7 @@ class DeltaLog:
         self._snapshot: Snapshot | None = None
 
     def snapshot(self) -> Snapshot | None:
-        """The newest version; None while there is none. Raises DeltaLogError."""
+        """Return the newest version; None while there is none. Raises DeltaLogError."""
         for look in range(1, MAX_LOOKS + 1):
             try:
                 if self._stamp is None or self._stamp != self._stamp_of(self._version):
@@ -122,7 +123,7 @@ class DeltaLog:
         return self._snapshot
 
     def commit(self, version: int) -> Commit | None:
-        """A commit by its version; None when it is not there, or not any more. Raises DeltaLogError."""
+        """Return a commit by its version; None if it does not exist or was removed. Raises DeltaLogError."""
         try:
             actions = self._read_commit(version)
         except FileNotFoundError:
@@ -132,7 +133,7 @@ class DeltaLog:
         return _commit_of(self.path, version, actions)
 
     def versions(self) -> range:
-        """The versions that can be opened still: history is cleaned up from its beginning."""
+        """Return the versions that can still be read: history is removed from its beginning."""
         names = self._listed()
         commits = [_number(name) for name in names if _is_commit(name)]
         whole = [_number(name) for name in names if name.endswith(CHECKPOINT)]
@@ -142,7 +143,7 @@ class DeltaLog:
     # --- replay
 
     def _replay(self) -> None:
-        """Everything since the last checkpoint, the checkpoint first."""
+        """Read everything since the last checkpoint, the checkpoint first."""
         names = self._listed()
         checkpoints = sorted(name for name in names if name.endswith(CHECKPOINT))
         if checkpoints:
@@ -161,7 +162,7 @@ class DeltaLog:
         self._stamp = self._stamp_of(self._version)
 
     def _follow(self) -> None:
-        """The commits that have come since the last look."""
+        """Read the commits since the last call."""
         while (stamp := self._stamp_of(self._version + 1)) is not None:
             self._take(self._version + 1)
             self._stamp = stamp
@@ -201,7 +202,7 @@ class DeltaLog:
 
 
 def file_system_of(path: str) -> tuple[fs.FileSystem, str]:
-    """Where a path or URL leads, and what it is called there."""
+    """Return the file system of a path or URL, and the path there."""
     if "://" in path:
         files, name = fs.FileSystem.from_uri(path)
         return files, str(name)
@@ -209,14 +210,14 @@ def file_system_of(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def folders(root: str) -> list[str]:
-    """The names of the folders right below a folder or URL, in order; none of one that is not there."""
+    """Return the names of the folders directly below a folder or URL, in order; none if it does not exist."""
     files, name = file_system_of(root)
     found = files.get_file_info(fs.FileSelector(name, allow_not_found=True))
     return sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
 
 
 def table_folders(root: str) -> Iterator[str]:
-    """The names of the tables right below a folder or URL, in order."""
+    """Return the names of the tables directly below a folder or URL, in order."""
     files, name = file_system_of(root)
     for folder in folders(root):
         inner = files.get_file_info(f"{name.rstrip('/')}/{folder}/{LOG_FOLDER}")
@@ -225,7 +226,7 @@ def table_folders(root: str) -> Iterator[str]:
 
 
 def _number(name: str) -> int:
-    """The version that a file of the log is named by."""
+    """Return the version in the name of a file of the log."""
     return int(name.partition(".")[0])
 
 

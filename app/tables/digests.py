@@ -1,8 +1,8 @@
-"""Log against table: a digest of each data record, summed by blocks of indexes. PURE.
+"""Comparison of log and table: a digest of each data record, summed by blocks of indexes. PURE.
 
-The service takes it of what the log holds, Spark of what the table `entries` holds. Sums do not depend on any
-order and add up, so both sides work in pieces; a record that is missing, doubled or other makes its block
-unequal.
+The service computes it from the log, Spark from the table `entries`. Sums do not depend on any order and can
+be added, so both sides work in pieces. A record that is missing, duplicated or different makes the sum of its
+block differ.
 """
 
 import struct
@@ -24,7 +24,7 @@ _NULL: Final = _LENGTH.pack(-1)
 
 @dataclass(frozen=True, slots=True)
 class BlockSum:
-    """Of the records of one block: how many, and the sum of their digests modulo 2^64."""
+    """Sums of the records of one block: their number, and their digests modulo 2^64."""
 
     count: int = 0
     digest: int = 0
@@ -34,7 +34,8 @@ class BlockSum:
 
 
 def block_sums(records: pa.RecordBatch | pa.Table, block: int = BLOCK) -> dict[int, BlockSum]:
-    """By the first index of each block that has a record. records: data records, COLUMNS at least."""
+    """Return the sums by the first index of each block that has a record. records: data records, with at
+    least COLUMNS."""
     sums: dict[int, BlockSum] = {}
     micros = records.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     numbers = [records.column(name).to_pylist() for name in ("index", "term", "offset")]
@@ -57,8 +58,8 @@ def digest_of(
     value: bytes | None,
     headers: Iterable[Mapping[str, Any]] | None,
 ) -> int:
-    """Of one record: numbers in 8 bytes, little-endian; bytes after their length, -1 for null; headers after
-    their count, each as name and value."""
+    """Return the digest of one record: numbers in 8 bytes, little-endian; bytes after their length, -1 for
+    null; headers after their number, each as name and value."""
     content = blake2b(_NUMBERS.pack(index, term, offset, timestamp_us), digest_size=_DIGEST_BYTES)
     for part in (key, value):
         content.update(_NULL if part is None else _LENGTH.pack(len(part)) + part)
@@ -74,7 +75,7 @@ def digest_of(
 
 
 def first_unequal(log: Mapping[int, BlockSum], table: Mapping[int, BlockSum]) -> int | None:
-    """The first index of the first block in which the two differ; None when there is none."""
+    """Return the first index of the first block in which the two differ; None if there is none."""
     for first in sorted(log.keys() | table.keys()):
         if log.get(first, BlockSum()) != table.get(first, BlockSum()):
             return first

@@ -1,4 +1,4 @@
-"""Names shared by the job that writes the table `entries` and by all who read it."""
+"""Names shared by the job that writes the table `entries` and all its readers."""
 
 from typing import Final
 

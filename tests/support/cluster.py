@@ -1,4 +1,4 @@
-"""Real nodes for tests: processes on 127.0.0.1 with free ports; conditions are awaited, never slept for."""
+"""Real nodes for tests: processes on 127.0.0.1 with free ports. Tests await conditions and never sleep."""
 
 import contextlib
 import os
@@ -20,7 +20,8 @@ _POLL_S = 0.02
 
 
 def eventually(condition: Callable[[], T | None], *, what: str, timeout_s: float = 15.0) -> T:
-    """Return the first true result of `condition`; fail after `timeout_s`. No connection means not yet."""
+    """Return the first true result of `condition`; fail after `timeout_s`. A refused connection counts as
+    false."""
     deadline = time.monotonic() + timeout_s
     last: object = None
     while time.monotonic() < deadline:
@@ -36,7 +37,7 @@ def eventually(condition: Callable[[], T | None], *, what: str, timeout_s: float
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody used a moment ago, all different, and none that a connection gets as its own end."""
+    """Return ports that were free a moment ago, all different, outside the range of ephemeral ports."""
     found: list[int] = []
     with contextlib.ExitStack() as stack:
         while len(found) < count:
@@ -88,9 +89,11 @@ class Cluster:
         cluster_id: str = "test",
         joining: int = 0,
     ) -> None:
-        """sections: more of the configuration. peer_addresses: of proxies before the peer listeners.
+        """sections: additional sections of the configuration. peer_addresses: of proxies in front of the peer
+        listeners.
 
-        joining: the last so many nodes are not known to the others; their own configuration names them all.
+        joining: the last nodes, by number, that the others do not know; their own configuration has all
+        nodes.
         """
         self.folder = folder
         self.ids = [f"n{number}" for number in range(1, nodes + 1)]
@@ -139,12 +142,12 @@ class Cluster:
                 self._processes[node] = subprocess.Popen(self.command(node), stdout=lines, stderr=lines)
 
     def command(self, node: str) -> list[str]:
-        """The command line of a node."""
+        """Return the command line of a node."""
         config = self.folder / f"{node}.toml" if node in self.joining else self.config
         return [sys.executable, "-m", "app.serve", "--config", str(config), "--node", node]
 
     def kill(self, node: str) -> None:
-        """End a node by SIGKILL, and wait until it is gone."""
+        """End a node by SIGKILL, and wait until it has ended."""
         process = self._processes.pop(node)
         process.send_signal(signal.SIGKILL)
         process.wait(10)
@@ -205,7 +208,7 @@ class Cluster:
         return answer
 
     def values(self, node: str, log: str = "default", **params: Any) -> list[str]:
-        """The values of all data records, page by page."""
+        """Return the values of all data records, page by page."""
         found: list[str] = []
         start: dict[str, Any] = {"from": "earliest"}
         while True:
@@ -230,7 +233,7 @@ class Cluster:
             eventually(ready, what=f"{node} is ready", timeout_s=START_TIMEOUT_S)
 
     def leader(self, log: str = "default", timeout_s: float = 15.0) -> str:
-        """The node that leads, once it says so itself and every running node agrees."""
+        """Return the node that leads, once it reports this and every running node agrees."""
 
         def agreed() -> str | None:
             seen = [self.status(node, log) for node in self.running]

@@ -1,5 +1,5 @@
-"""What stands in the committed part of a replica's log, and whether every acknowledged value is where it was
-promised: for the checkers of simulated groups."""
+"""The committed part of a replica's log, and whether every acknowledged value is at its promised index:
+for the checkers of simulated groups."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,10 +20,10 @@ def broken_promise(
     promised: Mapping[str, int],
     may_lack: Callable[[str], bool],
 ) -> str | None:
-    """The promise that the log of the replica `name` does not keep, None when it keeps all.
+    """Return the promise that the log of the replica `name` does not keep, None if it keeps all.
 
-    committed: by base index, what any replica ever saw as committed. promised: by value, the index at which
-    it was acknowledged. may_lack: whether a value may be missing all the same.
+    committed: by base index, the committed batches of any replica. promised: by value, the index at which it
+    was acknowledged. may_lack: whether a value may be missing nevertheless.
     """
     places: dict[str, int] = {}
     index = max(log.begin_index, 0)

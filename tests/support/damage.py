@@ -1,7 +1,8 @@
-"""Ways in which a disk damages the files of a log, for tests that want to see the log come back.
+"""Kinds of damage of a log's files, for tests of repairs.
 
-Everything happens behind the node's back, to files in its data folder. `IN_PLACE` damages may be done to a
-node that runs; the others cut or remove files, which a running process would not notice, or die of.
+The damage is done to files in the data folder, without the node's knowledge. `IN_PLACE` damages may be done
+to a running node; the others truncate or remove files, which a running process would not notice, or would
+crash on.
 """
 
 from collections.abc import Callable
@@ -11,26 +12,27 @@ from random import Random
 PAGE_BYTES = 4096
 
 Injury = Callable[[Path, Random], str]
-"""(folder of a log, chance) -> what was done, in words; "" when the log has nothing to damage so."""
+"""(folder of a log, chance) -> description of the damage; "" if the log has nothing to damage in this way."""
 
 
 def log_folder(data: Path, log: str = "default") -> Path:
-    """The folder of a log in a node's data folder."""
+    """Return the folder of a log in a node's data folder."""
     return data / "logs" / log
 
 
 def segments(folder: Path) -> list[Path]:
-    """The segment files that hold anything, oldest first."""
+    """Return the segment files that are not empty, oldest first."""
     return sorted(path for path in folder.glob("*.log") if path.stat().st_size)
 
 
 def bytes_of_log(folder: Path) -> bytes:
-    """What the segments hold, one behind the other; equal on replicas that were rolled alike or not."""
+    """Return the concatenated content of the segments; equal on replicas with different segment
+    boundaries."""
     return b"".join(path.read_bytes() for path in segments(folder))
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:
-    """Change bytes where they stand: mapped or open, the file stays the same one."""
+    """Overwrite bytes in place: a mapped or open file stays the same file."""
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(data)
@@ -47,7 +49,7 @@ def flip_bit(path: Path, offset: int, bit: int = 0) -> None:
 
 
 def flip_in_segment(folder: Path, chance: Random) -> str:
-    """One bit, anywhere in any segment."""
+    """Flip one bit anywhere in any segment."""
     path = chance.choice(segments(folder))
     offset = chance.randrange(path.stat().st_size)
     flip_bit(path, offset, chance.randrange(8))
@@ -55,12 +57,12 @@ def flip_in_segment(folder: Path, chance: Random) -> str:
 
 
 def zero_page(folder: Path, chance: Random) -> str:
-    """A page of zeros in any segment."""
+    """Write a page of zeros into any segment."""
     return _fill_page(folder, chance, "zeros", lambda size: bytes(size))
 
 
 def noise_page(folder: Path, chance: Random) -> str:
-    """A page of noise in any segment."""
+    """Write a page of noise into any segment."""
     return _fill_page(folder, chance, "noise", chance.randbytes)
 
 
@@ -73,7 +75,7 @@ def _fill_page(folder: Path, chance: Random, what: str, make: Callable[[int], by
 
 
 def misplaced_page(folder: Path, chance: Random) -> str:
-    """A page holds what belongs to another place: a misdirected write."""
+    """Replace a page by bytes of another place: a misdirected write."""
     path = chance.choice(segments(folder))
     data = path.read_bytes()
     if len(data) < 2 * PAGE_BYTES:
@@ -84,7 +86,7 @@ def misplaced_page(folder: Path, chance: Random) -> str:
 
 
 def cut_segment(folder: Path, chance: Random) -> str:
-    """Any segment ends too early."""
+    """Truncate any segment."""
     path = chance.choice(segments(folder))
     size = chance.randrange(path.stat().st_size)
     with path.open("r+b") as file:
@@ -139,7 +141,7 @@ STOPPED: tuple[Injury, ...] = (
 
 
 def injure(folder: Path, chance: Random, kinds: tuple[Injury, ...] = STOPPED) -> str:
-    """Do one damage, drawn by chance among those that the log offers; return what it was."""
+    """Do one possible damage, chosen at random; return its description."""
     while True:
         injury = chance.choice(kinds)
         if done := injury(folder, chance):

@@ -1,4 +1,4 @@
-"""Delta tables written by hand, commit by commit, as the protocol says: for tests that need no Spark."""
+"""Delta tables written commit by commit according to the protocol: for tests without Spark."""
 
 import json
 from pathlib import Path

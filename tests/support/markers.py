@@ -1,4 +1,4 @@
-"""The note of a doubt, removed as a node removes it when its replica is sound again."""
+"""Removal of a doubt's note as a node does it when its replica is sound again."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A file system in memory that loses at a crash whatever it may (storage/file_system.py says what)."""
+"""A file system in memory that loses at a crash everything that it may (see storage/file_system.py)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ SECTOR_BYTES = 512
 
 
 class PowerCut(BaseException):
-    """The machine stops before the operation; nothing may catch it but the test."""
+    """The machine stops before the operation; only the test may catch this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One write, or with `data` None a cut to `offset`, that no sync has covered yet."""
+    """One unsynced write or, with `data` None, a truncation to `offset`."""
 
     offset: int
     data: bytes | None
@@ -32,7 +32,7 @@ class Change:
 
 @dataclass(slots=True, eq=False)
 class Content:
-    """What a file holds now, and what it surely holds. created: the same for no other file of a disk."""
+    """Content of a file, and its durable content. created: unique for each file of a disk."""
 
     now: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
@@ -49,7 +49,7 @@ class Content:
         self.changes.clear()
 
     def crash(self, random: Random) -> None:
-        """Each unsynced change may have reached the disk whole, in part, or not at all."""
+        """Each unsynced change may have reached the disk completely, in part, or not at all."""
         for change in self.changes:
             fate = random.random()
             if fate < 0.4:
@@ -64,7 +64,8 @@ class Content:
 
 
 def _torn(offset: int, data: bytes, random: Random) -> list[Change]:
-    """A prefix of the data, or all of it but one sector: there stays what was, zeros past the old end."""
+    """Return a prefix of the data, or all of it but one sector: that keeps its old bytes, zeros after the
+    old end."""
     if random.random() < 0.7:
         return [Change(offset, data[: random.randrange(len(data) + 1)])]
     hole = random.randrange(len(data) // SECTOR_BYTES + 1) * SECTOR_BYTES
@@ -87,7 +88,7 @@ class MemoryFile:
         self._files.operate("extend" if grows else "write", self.path)
         fits = len(whole)
         if self._files.space_bytes is not None:
-            room = max(0, self._files.free_bytes())  # what is overwritten needs none
+            room = max(0, self._files.free_bytes())  # an overwrite needs no space
             fits = max(0, min(fits, room + len(self._content.now) - offset))
         self._content.change(Change(offset, bytes(whole[:fits])))
         if fits < len(whole):
@@ -106,7 +107,7 @@ class MemoryFile:
         return memoryview(bytes(self._content.now[offset : offset + size]))
 
     def drop_cache(self, offset: int, size: int) -> None:
-        """What is in memory is the disk."""
+        """A view of the memory."""
 
     def size(self) -> int:
         return len(self._content.now)
@@ -115,7 +116,7 @@ class MemoryFile:
         try:
             self._files.operate("sync", self.path)
         except SyncFailed:
-            self._content.changes.clear()  # the pages pass for clean, and are lost all the same
+            self._content.changes.clear()  # the pages count as clean, but are lost
             raise
         if self._files.syncs_fail:
             self._content.changes.clear()
@@ -132,7 +133,7 @@ class MemoryFile:
             self.pwrite(bytes(size - held), held)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """No effect: no file stays open."""
 
 
 @dataclass(eq=False)
@@ -148,15 +149,15 @@ class MemoryFiles:
     """storage.file_system.FileSystem. Names change in the order of their folder's operations, or not yet."""
 
     def __init__(self, random: Random | None = None) -> None:
-        """random: decides what a crash takes."""
-        self.operations = 0  # writes, syncs, cuts and changes of names so far
+        """random: decides what a crash loses."""
+        self.operations = 0  # number of writes, syncs, truncations and changes of names
         self.power_cut_at: int | None = None  # the operation before which the power fails
         self.space_bytes: int | None = None  # of all files together
         self.syncs_fail = False
         self.refuse: Callable[[str, str], None] | None = None  # (operation, path): raises what it meets
-        self.bytes_read = 0  # by `read` alone: a view is read where it is looked at
-        self.opened = 0  # files opened so far
-        self.creations = 0  # files created so far
+        self.bytes_read = 0  # by `read` alone: a view is checked at its access
+        self.opened = 0  # number of files opened
+        self.creations = 0  # number of files created
         self.random = random or Random(0)
         self.boots = 0  # power failures survived: the run of the operating system that `boot_id` names
         self._names: dict[str, Content] = {}
@@ -217,7 +218,7 @@ class MemoryFiles:
         }
 
     def make_folders(self, path: str) -> None:
-        """A folder is there as soon as something is in it."""
+        """A folder exists as soon as something is in it."""
 
     def rename(self, source: str, target: str) -> None:
         content = self._found(source)
@@ -250,7 +251,7 @@ class MemoryFiles:
         return self._locks[path]
 
     def crash(self) -> None:
-        """The power fails: what no sync has covered is there, torn, or gone. All locks are free."""
+        """Cut the power: unsynced changes are kept, torn, or lost. All locks are free."""
         for changes in self._renames.values():
             for name, content in changes[: self.random.randrange(len(changes) + 1)]:
                 _put(self._durable, name, content)
