@@ -439,9 +439,7 @@ class ActiveController:
         """Let the nodes go that a change has taken out, once the log can do without them; whether something
         happened. A leaving master gives up its lease first, as for an operator's election."""
         if not replica_changes.may_leave(log, self.liveness, now_ms):
-            if log.name in self._handing_over:
-                del self._handing_over[log.name]
-                self._withheld.pop(log.name, None)
+            self._stop_handing_over(log)
             return False
         if not replica_changes.is_master_leaving(log):
             happen(replica_changes.left(log))
@@ -449,17 +447,24 @@ class ActiveController:
         try:
             event = elect_master.elect(log, self.liveness, now_ms, avoided=self._avoided(log))
         except Refused:
+            self._stop_handing_over(log)
             return False
         winner = log.replica(event.master)
         if winner is None or winner.node in log.leaving:
+            self._stop_handing_over(log)
             return False
         if self.liveness.may_be_leased(log.name, now_ms):
             self._withheld[log.name] = self._handing_over[log.name] = None
             return False
-        self._handing_over.pop(log.name, None)
-        self._withheld.pop(log.name, None)
+        self._stop_handing_over(log)
         self._elected(log, msgspec.structs.replace(event, reason=elect_master.REASON_LEAVING), happen)
         return True
+
+    def _stop_handing_over(self, log: Log) -> None:
+        """Grant leases again; a master that has given its own up asks for an election."""
+        if log.name in self._handing_over:
+            del self._handing_over[log.name]
+            self._withheld.pop(log.name, None)
 
     def _look_after_master(self, state: Metadata, log: Log, happen: Callable[..., None], now_ms: int) -> None:
         """Replace a master that is gone, or that does not open its epoch; note when it has."""

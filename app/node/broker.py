@@ -62,7 +62,7 @@ from app.raft.messages import PushRequest
 from app.settings.model import LOG_NAME, LogSettings, NodeSettings, Replication, Settings
 from app.telemetry import Meter
 from app.version import VERSION
-from storage.errors import CorruptFile, CorruptLog, ForeignLog
+from storage.errors import CorruptFile, CorruptLog, ForeignLog, StorageError
 from storage.file_system import FileSystem, Lock
 from storage.files import OsFileSystem
 from storage.format.batch import log_id_of
@@ -509,7 +509,11 @@ class Broker:
         if hosted.deleting:
             return
         if hosted.generation >= 0:
-            self._folders.prepare(hosted.name, hosted.generation)
+            try:
+                self._folders.prepare(hosted.name, hosted.generation)
+            except StorageError as error:
+                logger.error("log %s cannot be opened: %s", hosted.name, error)
+                return
         hosted.journal = self._open_journal(hosted.settings)
         result = self._recover(hosted)
         if isinstance(result, LogDriver):

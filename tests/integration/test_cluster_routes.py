@@ -107,6 +107,7 @@ def test_logs(cluster: Cluster) -> None:
         "epoch": None,
         "sync_state_set": None,
         "set_epoch": None,
+        "leaving": [],
     }
 
 

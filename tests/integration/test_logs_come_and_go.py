@@ -91,7 +91,10 @@ def test_settings_change_by_their_version(cluster: Cluster) -> None:
         headers={"If-Match": changed.headers["etag"]},
     )
     assert right.json()["retention"] is None
-    refused(cluster.call("PATCH", "n3", "/v1/logs/changes", json={"replicas": 3}), 422, "invalid-request")
+    for bad in ({"replicas": 9}, {"replicas": []}, {"replicas": ["n1", "n9"]}, {"learners": ["n9"]}):
+        refused(cluster.call("PATCH", "n3", "/v1/logs/changes", json=bad), 422, "invalid-request")
+    same = cluster.call("PATCH", "n3", "/v1/logs/changes", json={"replicas": 3})
+    assert (same.status_code, same.json()["replicas"]) == (200, cluster.ids), same.text
     floor = {"min_in_sync_replicas": 2}
     refused(cluster.call("PATCH", "n3", "/v1/logs/changes", json=floor), 422, "invalid-request")  # of Raft
 

@@ -18,7 +18,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     nodes = Cluster(tmp_path_factory.mktemp("replicas"), 4, joining=1)
     try:
         nodes.start("n1", "n2", "n3")
-        nodes.wait_ready("n1", "n2", "n3")
+        eventually(
+            lambda: all(nodes.get(node, "/readyz").status_code == 200 for node in ("n1", "n2", "n3")),
+            what="the nodes are ready",
+            timeout_s=90,
+        )
         for name, replication in (("elected", "controller"), ("led", "raft")):
             created = nodes.call("POST", "n1", "/v1/logs", json={"name": name, "replication": replication})
             assert created.status_code == 201, created.text

@@ -67,7 +67,7 @@ def fake_service(answer: Callable[[Asked], Told]) -> Iterator[FakeService]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_POST = do_GET
+        do_POST = do_PATCH = do_DELETE = do_GET
 
         def log_message(self, *_: object) -> None:
             """Tests read `asked`; nothing is printed."""

@@ -219,3 +219,41 @@ def test_tables_are_read_from_their_transaction_logs(tmp_path: Path) -> None:
     assert (table["name"], table["version"], table["rows"], table["files"]) == ("default/entries", 1, 4, 1)
     assert "default/entries" in CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path)]).output
     assert CliRunner().invoke(cli, ["tables", "--tables", str(tmp_path / "none")]).exit_code == 4
+
+
+def test_replicas_change_until_nothing_is_leaving_any_more() -> None:
+    """In Raft mode the call is repeated while the new member catches up; then the log is read."""
+    log = {"name": "a", "replicas": ["n1", "n4"], "leaving": ["n2"]}
+    told = [
+        problem("not-caught-up", 409, "not_applied", retryable=False),
+        Told(200, log),
+        Told(200, {"logs": [{**log, "leaving": []}]}),
+    ]
+    with fake_service(lambda _: told.pop(0)) as node:
+        change = ["logs", "change", "a", "--replicas", "n1,n4", "--learners", "", "--wait-s", "20"]
+        result = run(*change, url=node.url)
+        assert result.exit_code == 0, result.output
+        assert [asked.method for asked in node.asked] == ["PATCH", "PATCH", "GET"]
+        assert json.loads(node.asked[0].body) == {"replicas": ["n1", "n4"], "learners": []}
+    assert "leaving" not in result.output
+
+
+def test_members_of_one_log_and_the_metadata_of_dead_nodes() -> None:
+    with fake_service(lambda _: Told(200, {"members": [], "node": "n3", "logs": ["a"]})) as node:
+        for arguments in (
+            ["promote", "n3", "--of", "a"],
+            ["demote", "n3", "--of", "a"],
+            ["remove", "n3", "--of", "a", "--force"],
+            ["clean", "n3"],
+        ):
+            assert run("members", *arguments, url=node.url).exit_code == 0
+        asked = [
+            (asked.method, asked.path.removeprefix("/v1/cluster/members/"), asked.query)
+            for asked in node.asked
+        ]
+    assert asked == [
+        ("POST", "n3:promote", {"log": "a"}),
+        ("POST", "n3:demote", {"log": "a"}),
+        ("DELETE", "n3", {"log": "a", "force": "true"}),
+        ("POST", "n3:clean", {}),
+    ]

@@ -120,6 +120,20 @@ def test_a_leaving_master_gives_its_lease_up_before_another_is_elected() -> None
     assert quorum.log().of_node("n1") is None
 
 
+@pytest.mark.rule("C-05", "A-11")
+def test_a_leaving_master_is_granted_its_lease_again_when_no_other_can_be_elected() -> None:
+    quorum = in_sync()
+    quorum.heartbeat("n1")
+    change(quorum, "n2", "n3")
+    quorum.scan()
+    assert quorum.heartbeat("n1").withheld == ("a",)
+    for node in ("n2", "n3"):
+        quorum.active.liveness.disconnected(node)
+    quorum.scan()
+    answer = quorum.heartbeat("n1")
+    assert (answer.withheld, answer.granted) == ((), (("a", quorum.log().master_epoch),))
+
+
 @pytest.mark.rule("C-12")
 def test_the_last_copies_in_sync_and_the_floor_stay_until_others_are_in_sync() -> None:
     quorum = in_sync(min_in_sync_replicas=2)

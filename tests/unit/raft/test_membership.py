@@ -4,6 +4,7 @@ import pytest
 
 from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound, WouldLoseQuorum
 from app.log.contract import ChangeKind, GroupConfig, Role
+from app.raft.membership import GroupView, changed, next_change
 from app.raft.messages import PushRequest, PushType, VoteRequest
 from storage.log.hard_state import HardState
 from tests.unit.raft.support import Group, Member
@@ -260,3 +261,29 @@ def test_a_learner_without_the_logs_state_is_not_promoted() -> None:
     leader.append()
     group.pass_time(100)
     assert leader.core.change(ChangeKind.PROMOTE, "n4", group.now_ms) is not None
+
+
+@pytest.mark.rule("R-10")
+@pytest.mark.parametrize(
+    ("voters", "learners", "steps"),
+    [
+        ("n1 n2 n4", "", ["add n4", "promote n4", "remove n3"]),
+        ("n2 n3", "", ["remove n1"]),
+        ("n4", "n5", ["add n4", "add n5", "promote n4", "remove n2", "remove n3", "remove n1"]),
+        ("n1 n2", "n3", ["remove n3", "add n3"]),
+        ("n1 n2 n3", "", []),
+    ],
+)
+def test_a_group_becomes_another_one_by_single_changes_the_leader_last(
+    voters: str, learners: str, steps: list[str]
+) -> None:
+    wanted = GroupConfig(voters=tuple(voters.split()), learners=tuple(learners.split()))
+    group, done = GroupConfig(voters=("n1", "n2", "n3")), []
+    while (change := next_change(group, wanted, "n1")) is not None:
+        kind, node = change
+        view = GroupView(group, settled=True, level=("n4", "n5"), awake=("n1", "n2", "n3", "n4", "n5"))
+        after = changed(view, kind, node)
+        assert after is not None
+        group, done = after, [*done, f"{kind.value} {node}"]
+    assert (set(group.voters), set(group.learners)) == (set(wanted.voters), set(wanted.learners))
+    assert done == steps
