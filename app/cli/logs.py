@@ -56,6 +56,11 @@ def list_logs(target: Target) -> None:
 @click.option("--retention-ms", type=click.IntRange(1), help="Remove records older than this.")
 @click.option("--retention-bytes", type=click.IntRange(1), help="Remove the oldest records beyond this size.")
 @click.option("--min-in-sync-replicas", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--in-sync-replicas",
+    type=click.IntRange(1),
+    help="Members of the SyncStateSet that must hold a record before it is acknowledged. Default: all.",
+)
 @click.option("--learner", "learners", multiple=True, help="Replica that does not vote. May be repeated.")
 @click.option("--preferred", help="Preferred master.")
 @click.option(
@@ -93,6 +98,11 @@ def create_log(
 @click.argument("name")
 @click.option("--durability", type=click.Choice(["fsync", "replicated"]))
 @click.option("--min-in-sync-replicas", type=click.IntRange(1))
+@click.option(
+    "--in-sync-replicas",
+    type=click.IntRange(0),
+    help="Members of the SyncStateSet that must hold an acknowledged record; 0 for all of them.",
+)
 @click.option("--preferred", help='Preferred master; "" for none.')
 @click.option(
     "--priority",
@@ -124,6 +134,8 @@ def change_log(target: Target, name: str, wait_s: float, **settings: Any) -> Non
         changes["replicas"] = _replicas(changes["replicas"])
     if "learners" in changes:
         changes["learners"] = [node for node in changes["learners"].split(",") if node]
+    if changes.get("in_sync_replicas") == 0:
+        changes["in_sync_replicas"] = None
     if changes.get("preferred") == "":
         changes["preferred"] = None
     if not changes:

@@ -30,6 +30,7 @@ from app.controller.commands import (
     ReplicaChange,
     StepDown,
 )
+from app.controller.complete_copies import may_become_complete
 from app.controller.config import ControllerConfig
 from app.controller.events import (
     AnyEvent,
@@ -136,6 +137,8 @@ class ActiveController:
                 withheld_epochs.append(log.master_epoch)
             elif report is None or log.is_opening or not (may_be_granted and self._may_act(log)):
                 continue
+            elif self.liveness.is_given_up(log.name):
+                continue  # it acts no more in this epoch: a lease would only delay the election
             elif not self._is_electing(log.name):
                 granted.append((log.name, log.master_epoch))
                 leases.append(counted_lease_ms(self._lease_ms_of(log.name)))
@@ -234,20 +237,31 @@ class ActiveController:
 
     def _must_wait(self, state: Metadata, command: AnyCommand, now_ms: int) -> bool:
         """An operator's election away from a master that may hold a lease: the lease is not granted again,
-        and the election waits until it has ended or the master has given it up (A-11)."""
+        and the election waits until it has ended or the master has given it up (A-11). Then it waits for a
+        moment until enough members have reported what they hold, where the set does not count all (C-12)."""
         if not isinstance(command, ElectMaster):
             return False
         self._withheld.pop(command.log, None)
         log = state.log(command.log)
         if log is None or not log.elects or log.master_epoch > command.seen_epoch:
             return False
-        if not self._moves_master(log, command, now_ms) or not self.liveness.may_be_leased(log.name, now_ms):
+        if not self._moves_master(log, command, now_ms):
             return False
-        try:
-            elect_master.elect(log, self.liveness, now_ms, command=command)
-        except Refused:
+        if not self.liveness.may_be_leased(log.name, now_ms):
+            over_ms = self.liveness.lease_over_ms(log.name)
+            if now_ms - over_ms >= self._config.broker_timeout_ms or self._can_elect(log, command, now_ms):
+                return False
+        if not self._can_elect(log, command, now_ms, provisional=True):
             return False  # it will be refused, at once
         self._withheld[command.log] = None
+        return True
+
+    def _can_elect(self, log: Log, command: ElectMaster, now_ms: int, *, provisional: bool = False) -> bool:
+        """provisional: whether it might be possible later, when members have reported."""
+        try:
+            elect_master.elect(log, self.liveness, now_ms, command=command, provisional=provisional)
+        except Refused:
+            return False
         return True
 
     def _moves_master(self, log: Log, command: ElectMaster, now_ms: int) -> bool:
@@ -382,7 +396,7 @@ class ActiveController:
             return Done(state.applied_index)  # carried out before, or overtaken
         if command.leaving and log.master_node is not None:
             self.liveness.disconnected(log.master_node)
-        self.liveness.given_up(log.name, now_ms)
+        self.liveness.given_up(log.name, now_ms, log.master_epoch, command.confirmed)
         if not command.leaving:
             failed = self._openings_failed.setdefault(log.name, {})
             failed[command.master] = failed.get(command.master, 0) + 1
@@ -444,8 +458,11 @@ class ActiveController:
         if not replica_changes.is_master_leaving(log):
             happen(replica_changes.left(log))
             return True
+        is_leased = self.liveness.may_be_leased(log.name, now_ms)
         try:
-            event = elect_master.elect(log, self.liveness, now_ms, avoided=self._avoided(log))
+            event = elect_master.elect(
+                log, self.liveness, now_ms, avoided=self._avoided(log), provisional=is_leased
+            )
         except Refused:
             self._stop_handing_over(log)
             return False
@@ -453,7 +470,7 @@ class ActiveController:
         if winner is None or winner.node in log.leaving:
             self._stop_handing_over(log)
             return False
-        if self.liveness.may_be_leased(log.name, now_ms):
+        if is_leased:
             self._withheld[log.name] = self._handing_over[log.name] = None
             return False
         self._stop_handing_over(log)
@@ -477,6 +494,7 @@ class ActiveController:
                         master_epoch=log.master_epoch,
                         sync_state_set=log.sync_state_set,
                         set_epoch=log.set_epoch + 1,
+                        acks=log.set_acks,
                     )
                 )
                 return
@@ -525,7 +543,7 @@ class ActiveController:
                 avoided=self._avoided(log),
             )
         except Refused:
-            if log.master is not None and not elect_master.members_may_live(log, self.liveness, now_ms):
+            if log.master is not None and not may_become_complete(log, self.liveness, now_ms):
                 happen(MasterLost(log=log.name, master_epoch=log.master_epoch))
             return
         if event.master != stays:

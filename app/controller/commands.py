@@ -45,26 +45,32 @@ class RegisterReplica(Command, frozen=True, array_like=True, tag="register-repli
 
 
 class AlterSyncStateSet(Command, frozen=True, array_like=True, tag="alter-sync-state-set"):
-    """C-06: master, its epoch, the epoch of the set it goes from, and the set it wants (replica ids)."""
+    """C-06: master, its epoch, the epoch of the set it goes from, and the set it wants (replica ids).
+
+    acks: how many members of the set it will count, 0 for all. Every member holds all that is acknowledged.
+    """
 
     generation: int
     master: int
     master_epoch: int
     set_epoch: int
     wanted: tuple[int, ...]
+    acks: int = 0
 
 
 class StepDown(Command, frozen=True, array_like=True, tag="step-down"):
     """The master of this epoch has stopped being it: it acknowledges nothing any more, and wants an election.
 
     It does so when it was told that its lease is withheld, when it stops, or when it cannot take up its epoch
-    (a restarted process never resumes one). leaving: its node stops, and is not to be elected.
+    (a restarted process never resumes one). leaving: its node stops, and is not to be elected. confirmed:
+    byte after the last record that it has acknowledged; None: this process was not master in the epoch.
     """
 
     generation: int
     master: int
     master_epoch: int
     leaving: bool = False
+    confirmed: int | None = None
 
 
 class ElectMaster(Command, frozen=True, array_like=True, tag="elect-master"):

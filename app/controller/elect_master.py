@@ -1,8 +1,9 @@
 """ElectMaster: who becomes master of a log (C-05).
 
 A clean election is won by a replica that holds everything that was ever acknowledged: a member of the
-SyncStateSet. While the last winner has not opened its epoch the members of the set before it qualify as well:
-it is granted no lease until then, so nothing can have been acknowledged since (A-11). Before one of them is
+SyncStateSet, and where the set does not count all of its members, one of which that is proven
+(complete_copies.py). While the last winner has not opened its epoch the set before it qualifies as well: it
+is granted no lease until then, so nothing can have been acknowledged since (A-11). Before one of them is
 elected the set before is restored, and so every clean election is won by a member of the set.
 """
 
@@ -10,6 +11,13 @@ from collections.abc import Collection
 from typing import Any
 
 from app.controller.commands import ElectMaster, Reason, Refused
+from app.controller.complete_copies import (
+    complete_copies,
+    counted_acks,
+    counts_all,
+    may_become_complete,
+    reports_needed,
+)
 from app.controller.events import MasterElected, SyncStateSetChanged
 from app.controller.liveness import Liveness
 from app.controller.metadata import Log, Replica
@@ -26,12 +34,6 @@ def has_living_master(log: Log, liveness: Liveness, now_ms: int) -> bool:
     if replica is None or not log.is_current(replica.id):
         return False
     return liveness.may_have_copy(log, replica, now_ms)
-
-
-def members_may_live(log: Log, liveness: Liveness, now_ms: int) -> bool:
-    """Whether a replica that may win a clean election may lead, or had no time yet to report so."""
-    members = (log.replica(member) for member in log.holders if log.is_current(member))
-    return any(each is not None and liveness.may_come_to_lead(log, each, now_ms) for each in members)
 
 
 def has_opened(log: Log, liveness: Liveness) -> bool:
@@ -58,12 +60,14 @@ def elect(
     command: ElectMaster | None = None,
     heard_after_ms: int | None = None,
     avoided: Collection[int] = (),
+    provisional: bool = False,
 ) -> MasterElected:
     """Choose a new master: of the SyncStateSet, or unclean where that is allowed and no member of it lives.
 
     command: of an operator, None when the controller acts by itself. heard_after_ms: who was not heard after
     that is not elected, None for no limit. avoided: replicas that could not open an epoch, elected only when
-    there is no other. Raises Refused.
+    there is no other. provisional: take every member for one that holds everything, to see who could be
+    elected once that is proven. Raises Refused.
     """
     living = [
         each
@@ -76,10 +80,11 @@ def elect(
     if log.master_epoch == 0 or (log.master in avoided and _never_held_anything(log, liveness)):
         clean = able
     else:
-        clean = [each for each in able if each.id in log.holders]
+        complete = log.holders if provisional else complete_copies(log, liveness)
+        clean = [each for each in able if each.id in complete]
     candidates = clean
     unclean_asked = command is not None and command.unclean
-    if not (clean or members_may_live(log, liveness, now_ms)) and (log.spec.unclean or unclean_asked):
+    if not (clean or may_become_complete(log, liveness, now_ms)) and (log.spec.unclean or unclean_asked):
         candidates = living
     wanted = None if command is None else command.candidate
     if wanted is not None:
@@ -87,7 +92,7 @@ def elect(
             candidates = living
         candidates = [each for each in candidates if each.node == wanted]
     if not candidates:
-        raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_nobody(log, living))
+        raise Refused(Reason.NO_ELIGIBLE_REPLICA, _why_nobody(log, liveness, living))
     candidates = [each for each in candidates if each.id not in avoided] or candidates
     candidates = [each for each in candidates if each.node not in log.leaving] or candidates
     chosen = min(candidates, key=lambda each: _rank(log, liveness, each))
@@ -105,6 +110,7 @@ def elect(
         unclean=unclean,
         lost=_what_is_lost(log, liveness, chosen) if unclean else None,
         former_set=_former_set(log, chosen, unclean=unclean),
+        former_acks=0 if unclean else counted_acks(log),
     )
 
 
@@ -118,6 +124,7 @@ def restored_set(log: Log, event: MasterElected) -> SyncStateSetChanged | None:
         sync_state_set=tuple(sorted({*log.holders, event.master})),
         set_epoch=log.set_epoch + 1,
         restored=True,
+        acks=counted_acks(log),
     )
 
 
@@ -162,7 +169,11 @@ def _what_is_lost(log: Log, liveness: Liveness, chosen: Replica) -> dict[str, An
     return lost
 
 
-def _why_nobody(log: Log, living: list[Replica]) -> str:
+def _why_nobody(log: Log, liveness: Liveness, living: list[Replica]) -> str:
     members = ", ".join(log.nodes_of(log.holders)) or "none"
     alive = ", ".join(each.node for each in living) or "none"
-    return f"in sync: {members}; alive and able to lead: {alive}"
+    detail = f"in sync: {members}; alive and able to lead: {alive}"
+    if counts_all(log):
+        return detail
+    held = ", ".join(log.nodes_of(complete_copies(log, liveness))) or "none"
+    return f"{detail}; {reports_needed(log)} members must be heard; proven to hold everything: {held}"

@@ -72,7 +72,8 @@ class MasterElected(Event, frozen=True, kw_only=True, tag="master-elected"):
 
     lost: of an unclean election: what is known of that which the new master does not have.
     former_set: replicas that may be elected while the master has not opened the epoch (metadata.py); empty
-    when there are none but the master. lease_ms: of the leases in this epoch.
+    when there are none but the master. former_acks: how many of them hold each acknowledged record, 0 for
+    all. lease_ms: of the leases in this epoch.
     """
 
     master: int
@@ -83,6 +84,7 @@ class MasterElected(Event, frozen=True, kw_only=True, tag="master-elected"):
     lost: dict[str, Any] | None = None
     former_set: tuple[int, ...] = ()
     lease_ms: int = 0
+    former_acks: int = 0
 
 
 class MasterLost(Event, frozen=True, kw_only=True, tag="master-lost"):
@@ -94,13 +96,15 @@ class MasterLost(Event, frozen=True, kw_only=True, tag="master-lost"):
 class SyncStateSetChanged(Event, frozen=True, kw_only=True, tag="sync-state-set-changed"):
     """C-06: the master of this epoch asked for it, or has opened its epoch: then the set is the same.
 
-    restored: the master never opened its epoch, and the set before its election holds again.
+    restored: the master never opened its epoch, and the set before its election holds again. acks: how many
+    members hold each acknowledged record from now on, 0 for all.
     """
 
     master_epoch: int
     sync_state_set: tuple[int, ...]
     set_epoch: int
     restored: bool = False
+    acks: int = 0
 
 
 class MetadataRebuilt(Event, frozen=True, kw_only=True, tag="metadata-rebuilt"):

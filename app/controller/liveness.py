@@ -58,10 +58,21 @@ class _Node:
 
     answers: (heartbeat id, when it was answered), as far as the node may still confirm them. answered_ms:
     when the newest answer left that the node has confirmed; before the first one, its first heartbeat.
-    hears: whether it has confirmed any.
+    hears: whether it has confirmed any. confirmed: the newest answer that it has confirmed, (id, when it
+    left). reports_after_ms: the present reports were written after that moment; None when that is not known.
     """
 
-    __slots__ = ("answered_ms", "answers", "connected", "heard_ms", "hears", "metadata_index", "reports")
+    __slots__ = (
+        "answered_ms",
+        "answers",
+        "confirmed",
+        "connected",
+        "heard_ms",
+        "hears",
+        "metadata_index",
+        "reports",
+        "reports_after_ms",
+    )
 
     def __init__(self, connected: bool) -> None:
         self.connected = connected
@@ -69,6 +80,8 @@ class _Node:
         self.answers: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_ANSWERS)
         self.answered_ms = 0
         self.hears = False
+        self.confirmed: tuple[int, int] | None = None
+        self.reports_after_ms: int | None = None
         self.metadata_index = -1
         self.reports: dict[str, Report] = {}
 
@@ -93,6 +106,8 @@ class Liveness:
         self._granted_ms: dict[str, int] = {}  # log -> when its master was last granted a lease
         self._confirmed: dict[tuple[str, int, int], Confirmed] = {}  # by log, generation, replica id
         self._given_up: dict[str, int] = {}  # log -> the last lease of its master was given up at
+        self._handed_over: dict[str, tuple[int, int]] = {}  # log -> master epoch, what was acknowledged
+        self._over_ms: dict[str, int] = {}  # log -> the last lease was over then, before its last election
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -120,7 +135,11 @@ class Liveness:
         if answered is None:
             known.answered_ms, known.hears = now_ms, True
         while known.answers and any(id == answered for id, _ in known.answers):
-            known.answered_ms, known.hears = known.answers.popleft()[1], True
+            known.confirmed = known.answers.popleft()
+            known.answered_ms, known.hears = known.confirmed[1], True
+        # A heartbeat that was overtaken by a later one names another answer than the newest.
+        names_newest = known.confirmed is not None and known.confirmed[0] == answered
+        known.reports_after_ms = known.confirmed[1] if known.confirmed and names_newest else None
         known.metadata_index = metadata_index
         known.reports = {report.log: report for report in reports}
         for report in known.reports.values():
@@ -254,14 +273,49 @@ class Liveness:
         """A lease leaves for the master of a log."""
         self._granted_ms[log] = now_ms
         self._given_up.pop(log, None)
+        self._handed_over.pop(log, None)
+        self._over_ms.pop(log, None)
 
-    def given_up(self, log: str, now_ms: int) -> None:
-        """The master says that it acts no more: whatever lease it had is over."""
-        self._given_up[log] = now_ms
+    def given_up(self, log: str, now_ms: int, master_epoch: int = 0, confirmed: int | None = None) -> None:
+        """The master says that it acts no more: whatever lease it had is over. It may say so again.
+
+        confirmed: byte after the last record that it has acknowledged in that epoch, None when it does not
+        know.
+        """
+        self._given_up.setdefault(log, now_ms)
+        if confirmed is not None:
+            self._handed_over.setdefault(log, (master_epoch, confirmed))
+
+    def is_given_up(self, log: str) -> bool:
+        """Whether the master has given its epoch up, and no other is elected since."""
+        return log in self._given_up
+
+    def handed_over(self, log: str, master_epoch: int) -> int | None:
+        """Byte after the last record that was acknowledged in that epoch or before, if its master has
+        reported that when it gave the epoch up."""
+        epoch, confirmed = self._handed_over.get(log, (0, 0))
+        return confirmed if epoch == master_epoch else None
 
     def elected(self, log: str) -> None:
         """A master is elected: whoever replaces it next must not take the lease before for given up."""
+        self._over_ms[log] = self.lease_over_ms(log)
         self._given_up.pop(log, None)
+        self._handed_over.pop(log, None)
+
+    def lease_over_ms(self, log: str) -> int:
+        """From when on no master acts by a lease that was granted up to now, by this controller or the one
+        before."""
+        if log in self._over_ms:
+            return self._over_ms[log]
+        lease_end_ms = self._granted_ms.get(log, self._began_ms) + self._lease_ms_of(log)
+        return min(lease_end_ms, self._given_up.get(log, lease_end_ms))
+
+    def was_written_after_lease(self, node: str, log: str) -> bool:
+        """Whether the node's present reports were written after the last lease of the log's master had
+        ended: it had received an answer by then that left after that."""
+        known = self._nodes.get(node)
+        after_ms = None if known is None else known.reports_after_ms
+        return after_ms is not None and after_ms > self.lease_over_ms(log)
 
     def may_be_leased(self, log: str, now_ms: int) -> bool:
         """Whether a master of the log may still hold a lease, of this controller or the one before."""

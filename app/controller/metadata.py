@@ -5,9 +5,12 @@ comes back with an empty disk is another replica, with another id, for ever (C-0
 ids, ascending.
 """
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import msgspec
+
+from app.ha.roles import acks_needed
 
 CONTROLLER_LOG: Final = "__controller"  # the log that holds the metadata of all logs
 LOG_CREATED: Final = "created"
@@ -36,10 +39,12 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     replicas: nodes that keep the log; classic: the first one is the master. learners: those of them that
     neither join the SyncStateSet nor are elected (C-11). min_in_sync_replicas: appends are refused while
-    the set is smaller (C-12). unclean: a replica that is not in the set may be elected when nobody of it
-    lives, losing what it does not have. preferred: elected where epoch and offset are equal. priorities: by
-    node, from 0 to PRIORITY_MAX, the lower number wins (RocketMQ: brokerElectionPriority); they decide where
-    epoch and offset are equal and no candidate is preferred, a node without one comes last.
+    the set is smaller (C-12). in_sync_replicas: how many members of the set, the master included, must hold
+    a record before it is acknowledged; None: all of them. unclean: a replica that is not in the set may be
+    elected when nobody of it lives, losing what it does not have. preferred: elected where epoch and offset
+    are equal. priorities: by node, from 0 to PRIORITY_MAX, the lower number wins (RocketMQ:
+    brokerElectionPriority); they decide where epoch and offset are equal and no candidate is preferred, a
+    node without one comes last.
     """
 
     replication: str
@@ -51,6 +56,7 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
     unclean: bool = False
     preferred: str | None = None
     priorities: dict[str, int] = {}
+    in_sync_replicas: int | None = None
 
     def preference(self, node: str) -> tuple[int, int, int]:
         """Rank of a replica among equal copies, the smallest wins: preferred, priority, order (C-05). A node
@@ -70,6 +76,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     former_set: the set before the last election, while the master has not opened its epoch: until then it is
         granted no lease, so nothing was acknowledged in this epoch, and each of these members holds all that
         ever was. Empty once the epoch is open.
+    set_acks, former_acks: how many members of sync_state_set and of former_set hold each record that was
+        acknowledged, at least; 0: all of them.
     configured: of a log of the configuration file that was changed since: what the file had; None: `spec` is
         what it has.
     lease_ms: of the leases that are granted in this epoch, the same whichever controller is active; 0: the
@@ -96,6 +104,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     former_set: tuple[int, ...] = ()
     lease_ms: int = 0
     configured: LogSpec | None = None
+    set_acks: int = 0
+    former_acks: int = 0
     leaving: tuple[str, ...] = ()
     arriving: tuple[str, ...] = ()
 
@@ -125,8 +135,15 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The replicas that hold everything that was acknowledged: who may win a clean election (C-05)."""
+        """The replicas among which what was acknowledged is: one of them may win a clean election (C-05)."""
         return tuple(sorted({*self.sync_state_set, *self.former_set}))
+
+    def set_without(self, gone: Collection[int]) -> tuple[int, ...]:
+        """The SyncStateSet when these copies exist no more. They stay in it while nobody else is, or while a
+        record may be on fewer than all members: an election then has to count them as not heard."""
+        left = tuple(member for member in self.sync_state_set if member not in gone)
+        size = len(self.sync_state_set)
+        return left if left and acks_needed(size, self.set_acks) == size else self.sync_state_set
 
     def replica(self, replica_id: int) -> Replica | None:
         return next((replica for replica in self.replicas if replica.id == replica_id), None)

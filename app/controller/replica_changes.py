@@ -50,6 +50,7 @@ def without(spec: LogSpec, node: str) -> dict[str, Any]:
     return {
         "replicas": tuple(each for each in spec.replicas if each != node),
         "learners": tuple(each for each in spec.learners if each != node),
+        "priorities": {each: number for each, number in spec.priorities.items() if each != node},
     }
 
 

@@ -36,6 +36,7 @@ from app.ha.roles import (
     SlaveRole,
     SyncStateSetChanged,
 )
+from app.log.contract import Role
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
@@ -116,6 +117,7 @@ class ReplicasManager:
         self._has_left = False
         self._silent_since_ms: int | None = None  # a member keeps the core's wish from being asked for
         self._has_opened_epoch = 0  # the controller was notified at once that this epoch is open here
+        self._acted_epoch = 0  # the newest epoch in which the core here has been master
         self._is_opened_epoch = 0  # ... and that this node knows that the metadata have it open
 
     @property
@@ -200,6 +202,8 @@ class ReplicasManager:
         """log: the metadata as this node knows them, None for none. view: the core between two turns."""
         if log is None or log.generation != self.generation or not log.elects:
             return []
+        if view.role is Role.MASTER:
+            self._acted_epoch = view.epoch
         actions: list[Action] = self._register(view, now_ms)
         if self._has_news:
             self._has_news = False
@@ -274,7 +278,14 @@ class ReplicasManager:
             return SlaveRole(log.master, log.master_epoch, replicas, log.unclean_epoch, log.sync_state_set)
         if log.master_epoch == self._given_up_epoch:
             return SlaveRole(None, log.master_epoch, replicas, log.unclean_epoch)
-        return MasterRole(log.master_epoch, log.sync_state_set, log.set_epoch, replicas, log.unclean_epoch)
+        return MasterRole(
+            log.master_epoch,
+            log.sync_state_set,
+            log.set_epoch,
+            replicas,
+            log.unclean_epoch,
+            log.set_acks,
+        )
 
     def _tell_role(self, log: Log, actions: list[Action]) -> None:
         """The role, when anything but the set has changed; of the set its news alone."""
@@ -287,7 +298,8 @@ class ReplicasManager:
             actions.append(Tell(role))
             self._told, self._told_set_epoch = _without_set(role), log.set_epoch
         elif isinstance(role, MasterRole) and log.set_epoch > self._told_set_epoch:
-            actions.append(Tell(SyncStateSetChanged(log.master_epoch, log.set_epoch, log.sync_state_set)))
+            changed = SyncStateSetChanged(log.master_epoch, log.set_epoch, log.sync_state_set, log.set_acks)
+            actions.append(Tell(changed))
             self._told_set_epoch = log.set_epoch
 
     def _tell_lease(self, log: Log, actions: list[Action]) -> None:
@@ -323,18 +335,46 @@ class ReplicasManager:
         # A core that has not heard of this epoch yet speaks of one before: it may take this one up.
         cannot = view.needs_election and view.epoch == log.master_epoch
         if log.master_epoch == self._given_up_epoch or cannot:
-            command = StepDown(self.log, self.generation, self.replica_id, log.master_epoch, self._leaving)
-            actions.append(self._ask(command))
+            self._step_down(log, view, actions)
             return
-        wanted = self._wanted_set(log, view, now_ms)
-        if wanted is not None:
+        request, wanted = view.set_request, self._wanted_set(log, view, now_ms)
+        if request is not None and wanted is not None:
             actions.append(
                 self._ask(
                     AlterSyncStateSet(
-                        self.log, self.generation, self.replica_id, log.master_epoch, log.set_epoch, wanted
+                        self.log,
+                        self.generation,
+                        self.replica_id,
+                        log.master_epoch,
+                        log.set_epoch,
+                        wanted,
+                        request.acks,
                     )
                 )
             )
+
+    def _step_down(self, log: Log, view: HaView, actions: list[Action]) -> None:
+        """Ask for an election, once the core acts as master no more: what it acknowledges after the
+        controllers were notified could be unknown to those that are asked what they hold (C-12).
+
+        What a core that was master has acknowledged ends at its confirm offset; one that started again after
+        that does not know it.
+        """
+        if view.role is Role.MASTER and view.epoch == log.master_epoch:
+            return
+        confirmed = view.confirm_offset if self._acted_epoch == log.master_epoch else None
+        actions.append(
+            self._ask(
+                StepDown(
+                    self.log,
+                    self.generation,
+                    self.replica_id,
+                    log.master_epoch,
+                    self._leaving,
+                    confirmed,
+                )
+            )
+        )
 
     def _wanted_set(self, log: Log, view: HaView, now_ms: int) -> tuple[int, ...] | None:
         """The core's wish, without those who cannot join, as they are not alive.
@@ -386,4 +426,6 @@ class ReplicasManager:
 
 def _without_set(role: MasterRole | SlaveRole) -> MasterRole | SlaveRole:
     """The role without what SyncStateSetChanged tells."""
-    return replace(role, sync_state_set=(), sync_state_set_epoch=0) if isinstance(role, MasterRole) else role
+    if not isinstance(role, MasterRole):
+        return role
+    return replace(role, sync_state_set=(), sync_state_set_epoch=0, acks=0)

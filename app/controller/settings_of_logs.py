@@ -14,6 +14,7 @@ CHANGEABLE: Final = (
     "durability",
     "retention",
     "min_in_sync_replicas",
+    "in_sync_replicas",
     "unclean",
     "preferred",
     "priorities",
@@ -51,6 +52,7 @@ def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str,
     ):
         complaints.append(("/preferred", "preferred is a replica that is no learner"))
     complaints += _about_priorities(spec)
+    complaints += _about_acks(spec, voters)
     if spec.replication == "raft" and spec.min_in_sync_replicas > 1:
         detail = "min_in_sync_replicas is a setting of controller mode; Raft waits for a majority"
         complaints.append(("/min_in_sync_replicas", detail))
@@ -64,13 +66,31 @@ def _about_priorities(spec: LogSpec) -> list[tuple[str, str]]:
     if spec.priorities and spec.replication != "controller":
         complaints.append(("/priorities", "priorities are a setting of controller mode"))
     for node, priority in spec.priorities.items():
-        if node not in spec.replicas or node in spec.learners:
-            detail = f"{node} is not a replica that can be elected"
+        if node not in spec.replicas:
+            detail = f"{node} keeps no replica of the log"
             complaints.append((f"/priorities/{node}", detail))
         elif not 0 <= priority <= PRIORITY_MAX:
             detail = f"a priority is from 0 to {PRIORITY_MAX}, got {priority}"
             complaints.append((f"/priorities/{node}", detail))
     return complaints
+
+
+def _about_acks(spec: LogSpec, voters: int) -> list[tuple[str, str]]:
+    """With one holder of a record only its return, or an unclean election, could end a failure of the master:
+    who wants that appends with acks=leader."""
+    acks = spec.in_sync_replicas
+    if acks is None:
+        return []
+    if spec.replication != "controller":
+        return [("/in_sync_replicas", "in_sync_replicas is a setting of controller mode")]
+    least = min(2, voters)
+    if not least <= acks <= max(least, voters):
+        detail = (
+            f"in_sync_replicas is from {least} to {voters}, the number of replicas that are not learners; "
+            f"null for the whole SyncStateSet; got {acks}"
+        )
+        return [("/in_sync_replicas", detail)]
+    return []
 
 
 def check_spec(spec: LogSpec, brokers: Collection[str]) -> None:

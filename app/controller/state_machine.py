@@ -23,6 +23,7 @@ from app.controller.events import (
     SyncStateSetChanged,
 )
 from app.controller.metadata import LOG_CREATED, LOG_DELETING, Log, Replica
+from app.ha.roles import acks_needed
 from storage.units import NO_INDEX
 
 CHANGES_MAX: Final = 4_096  # remembered: a repeat of an older one may have an effect again
@@ -160,13 +161,19 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
                 unclean_epoch=event.master_epoch if event.unclean else log.unclean_epoch,
                 former_set=event.former_set,
                 lease_ms=event.lease_ms,
+                set_acks=0,
+                former_acks=event.former_acks,
             )
         case MasterLost() if event.master_epoch == log.master_epoch:
             return replace(log, master=None)
         case SyncStateSetChanged() if _may_change_set(log, event):
-            former = log.former_set if event.restored else ()
             return replace(
-                log, sync_state_set=event.sync_state_set, set_epoch=event.set_epoch, former_set=former
+                log,
+                sync_state_set=event.sync_state_set,
+                set_epoch=event.set_epoch,
+                set_acks=event.acks,
+                former_set=log.former_set if event.restored else (),
+                former_acks=log.former_acks if event.restored else 0,
             )
     return log
 
@@ -174,12 +181,17 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
 def _without_gone(log: Log) -> Log:
     """The log after a change of its nodes: no copy of a node that it does not name, no learner in the set.
 
-    The set may be empty then (a change by force): only an unclean election brings another master.
+    The set may be empty then (a change by force): only an unclean election brings another master. A set of
+    which a part acknowledges keeps them: a record may be on them and fewer others than its acks say, until
+    the master has asked for a set without them.
     """
     replicas = tuple(each for each in log.replicas if each.node in log.nodes)
     voting = {each.id for each in replicas if not log.is_learner(each.node)}
-    members = tuple(member for member in log.sync_state_set if member in voting)
-    former = tuple(member for member in log.former_set if member in voting)
+    members, former = log.sync_state_set, log.former_set
+    if acks_needed(len(members), log.set_acks) == len(members):
+        members = tuple(member for member in members if member in voting)
+    if acks_needed(len(former), log.former_acks) == len(former):
+        former = tuple(member for member in former if member in voting)
     if (replicas, members, former) == (log.replicas, log.sync_state_set, log.former_set):
         return log
     return msgspec.structs.replace(
@@ -201,6 +213,7 @@ def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:
         master_epoch=log.master_epoch + event.skipped_epochs,
         set_epoch=log.set_epoch + event.skipped_epochs,
         former_set=(),
+        former_acks=0,
     )
 
 
@@ -219,7 +232,7 @@ def _registered(log: Log, event: ReplicaRegistered) -> Log:
         return log
     registered = msgspec.structs.replace(replica, address=event.address)
     gone = [each.id for each in log.replicas if each.node == replica.node and each.id < replica.id]
-    members = tuple(member for member in log.sync_state_set if member not in gone) or log.sync_state_set
+    members = log.set_without(gone)
     replicas = tuple(
         registered if each is replica else each
         for each in log.replicas

@@ -27,10 +27,13 @@ def alter(
         )
     if command.master != log.master:
         raise Refused(Reason.NOT_MASTER, f"the master is replica {log.master}, not {command.master}")
-    if command.set_epoch == log.set_epoch - 1 and wanted == log.sync_state_set:
+    is_this = wanted == log.sync_state_set and command.acks == log.set_acks
+    if command.set_epoch == log.set_epoch - 1 and is_this:
         return None
     if command.set_epoch != log.set_epoch:
         raise Refused(Reason.STALE_SET_EPOCH, f"set epoch {log.set_epoch} holds, not {command.set_epoch}")
+    if command.acks < 0:
+        raise Refused(Reason.INVALID, f"acks must be 0 for all members, or positive, got {command.acks}")
     if log.master not in wanted:
         raise Refused(Reason.MASTER_NOT_IN_SET, "the master is not in the set")
     for member in wanted:
@@ -40,6 +43,7 @@ def alter(
         master_epoch=log.master_epoch,
         sync_state_set=wanted,
         set_epoch=log.set_epoch + 1,
+        acks=command.acks,
     )
 
 

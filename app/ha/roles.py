@@ -39,6 +39,14 @@ class Replica:
     learner: bool = False
 
 
+def acks_needed(size: int, acks: int) -> int:
+    """Return how many members of a set of `size` hold every acknowledged record at least (C-12).
+
+    acks: as the set was recorded with, 0 for all of them.
+    """
+    return size if acks == 0 else min(acks, size)
+
+
 @dataclass(frozen=True, slots=True)
 class MasterRole:
     """The controller's metadata name this replica as master.
@@ -49,6 +57,7 @@ class MasterRole:
     that are registered by then: the connection of one that is not ends.
     unclean_epoch: the newest epoch of this log that an unclean election opened, NO_EPOCH for none: what was
     confirmed before it may have been lost, and a slave that still holds it gives it up by a loss receipt.
+    acks: how many members of the set must hold an append, as the controllers have it recorded; 0 for all.
 
     A master epoch is opened once, by one life of one process: a core that has been master of `master_epoch`
     in an earlier life (it is in its vote file), or whose log has records of it or of a newer one, does not
@@ -61,6 +70,7 @@ class MasterRole:
     sync_state_set_epoch: int
     replicas: tuple[Replica, ...]
     unclean_epoch: int = NO_EPOCH
+    acks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ class SyncStateSetChanged:
     """The set as the controller has committed it: the answer to a request, or learned from its metadata.
 
     master_epoch: of the master it belongs to; of another epoch than the core's it is ignored. epoch: of the
-    set; an older one, or the one that the core has, changes nothing.
+    set; an older one, or the one that the core has, changes nothing. acks: as in MasterRole.
 
     A refusal is no message. A request of the core rests on the set epoch that it knows, so a refused or
     unanswered one may still be in flight, and could be accepted later: the core counts acks by the union of
@@ -100,6 +110,7 @@ class SyncStateSetChanged:
     master_epoch: int
     epoch: int
     members: tuple[int, ...]
+    acks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +145,7 @@ class SetRequest:
     master_epoch: int
     sync_state_set_epoch: int  # the one it rests on
     members: tuple[int, ...]  # replica ids: this one first, the others ascending
+    acks: int = 0  # how many of them must hold an append from then on, 0 for all
 
 
 class HaView(Protocol):

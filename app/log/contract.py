@@ -59,13 +59,15 @@ class Durability(StrEnum):
 class LogOptions:
     """Settings of a log that may change while it runs. preferred: the node that should lead, in Raft mode.
 
-    min_in_sync_replicas: minimum size of the SyncStateSet (C-12), 1 for none. durability: of acknowledgements
-    after the change; appends acknowledged under a weaker durability keep that one.
+    min_in_sync_replicas: minimum size of the SyncStateSet (C-12), 1 for none. in_sync_replicas:
+    number of members of the set that must hold an append, 0 for all. durability: of acknowledgements after
+    the change; appends acknowledged under a weaker durability keep that one.
     """
 
     durability: Durability
     min_in_sync_replicas: int = 1
     preferred: str | None = None
+    in_sync_replicas: int = 0
 
 
 class ReplicaLog(Protocol):

@@ -87,6 +87,9 @@ class _Log(_Table):
     min_in_sync_replicas: int = 1
     """Replicas in sync, the master included, below which appends are refused (controller and classic
     mode)."""
+    in_sync_replicas: int | None = None
+    """Members of the SyncStateSet, the master included, that must hold a record before it is acknowledged,
+    at least 2; absent: all members (controller mode)."""
     unclean: bool = False
     """Allow a master that may lack acknowledged records (C-05); classic mode: open an epoch without
     hearing the others."""
@@ -266,6 +269,7 @@ def _log(table: _Log, replicas: tuple[str, ...], node_ids: list[str]) -> LogSett
         unclean=table.unclean,
         preferred=table.preferred,
         priorities=table.priorities,
+        in_sync_replicas=table.in_sync_replicas,
         retention=_retention(table),
         sync_slaves=sync_slaves,
         auto_in_sync_replicas=bool(table.auto_in_sync_replicas),

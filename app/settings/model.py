@@ -83,6 +83,7 @@ class LogSettings:
     unclean: bool = False
     preferred: str | None = None
     priorities: Mapping[str, int] = field(default_factory=dict)
+    in_sync_replicas: int | None = None
     retention: Mapping[str, Any] | None = None  # {"ms", "bytes"}, null: no limit; None: as [retention]
     sync_slaves: int = 1
     auto_in_sync_replicas: bool = False
@@ -102,6 +103,7 @@ class LogSettings:
             unclean=self.unclean,
             preferred=self.preferred,
             priorities=dict(self.priorities),
+            in_sync_replicas=self.in_sync_replicas,
         )
 
     @property
@@ -111,6 +113,7 @@ class LogSettings:
             durability=self.durability,
             min_in_sync_replicas=self.min_in_sync_replicas,
             preferred=self.preferred,
+            in_sync_replicas=self.in_sync_replicas or 0,
         )
 
     def changed_by(self, spec: LogSpec) -> "LogSettings":
@@ -128,6 +131,7 @@ class LogSettings:
             unclean=spec.unclean,
             preferred=spec.preferred,
             priorities=spec.priorities,
+            in_sync_replicas=spec.in_sync_replicas,
             retention=spec.retention,
         )
 
@@ -144,6 +148,7 @@ class LogSettings:
             unclean=spec.unclean,
             preferred=spec.preferred,
             priorities=spec.priorities,
+            in_sync_replicas=spec.in_sync_replicas,
             retention=spec.retention,
             sync_slaves=min(1, len(spec.replicas) - 1),
         )

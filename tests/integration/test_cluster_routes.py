@@ -102,6 +102,7 @@ def test_logs(cluster: Cluster) -> None:
         "unclean": False,
         "preferred": None,
         "priorities": {},
+        "in_sync_replicas": None,
         "state": "created",
         "master": None,
         "epoch": None,

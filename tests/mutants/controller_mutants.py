@@ -3,7 +3,7 @@
 `make mutants` also asks the simulator of the mode (tests/simulation/ha).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from app.controller import active as active_module
-from app.controller import elect_master, registration, state_machine
+from app.controller import complete_copies, elect_master, registration, state_machine
 from app.controller import sync_state_set as alter_module
 from app.controller.active import ActiveController
 from app.controller.commands import AlterSyncStateSet, Reason, StepDown
@@ -46,6 +46,9 @@ from tests.unit.controller import (
     test_replicas_manager,
     test_sync_state_set,
 )
+from tests.unit.controller import (
+    test_partial_acks as test_elections_by_part,
+)
 from tests.unit.ha.auto_switch import (
     test_electable,
     test_master,
@@ -53,6 +56,9 @@ from tests.unit.ha.auto_switch import (
     test_master_set,
     test_replaced_copy,
     test_slave,
+)
+from tests.unit.ha.auto_switch import (
+    test_partial_acks as test_master_partial_acks,
 )
 from tests.unit.ha.classic import test_classic
 
@@ -526,6 +532,154 @@ def the_larger_priority_number_wins(patch: pytest.MonkeyPatch) -> None:
         return preferred, -priority, order
 
     patch.setattr(LogSpec, "preference", preference)
+
+
+@mutant(
+    "C-05",
+    lambda _: test_elections_by_part.test_a_member_alone_may_lack_what_was_acknowledged_and_is_not_elected(),
+    mode="controller",
+)
+def any_member_of_the_set_is_elected(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(elect_master, "complete_copies", lambda log, liveness: log.holders)
+
+
+@mutant(
+    "A-11",
+    lambda _: test_elections_by_part.test_a_report_from_before_the_end_of_the_lease_proves_nothing(),
+    mode="controller",
+)
+def a_report_from_before_the_end_of_the_lease_counts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Liveness, "was_written_after_lease", lambda self, node, log: True)
+
+
+@mutant(
+    "A-11",
+    lambda _: (
+        test_elections_by_part.test_a_heartbeat_that_was_overtaken_proves_nothing_about_what_it_reports()
+    ),
+    mode="controller",
+)
+def any_heartbeat_is_as_new_as_the_last_confirmed_answer(patch: pytest.MonkeyPatch) -> None:
+    def was_written_after_lease(self: Liveness, node: str, log: str) -> bool:
+        return self._nodes[node].answered_ms > self.lease_over_ms(log)
+
+    patch.setattr(Liveness, "was_written_after_lease", was_written_after_lease)
+
+
+@mutant(
+    "C-03",
+    lambda _: test_elections_by_part.test_a_member_whose_disk_was_replaced_counts_as_not_heard(),
+    mode="controller",
+)
+def a_replaced_copy_leaves_a_set_that_counts_a_part(patch: pytest.MonkeyPatch) -> None:
+    def set_without(self: Log, gone: Collection[int]) -> tuple[int, ...]:
+        left = tuple(member for member in self.sync_state_set if member not in gone)
+        return left or self.sync_state_set
+
+    patch.setattr(Log, "set_without", set_without)
+
+
+@mutant(
+    "C-05",
+    lambda _: (
+        test_elections_by_part.test_the_set_before_counts_by_its_acks_while_the_winner_has_not_opened_its_epoch()
+    ),
+    mode="controller",
+)
+def the_set_before_forgets_its_acks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(elect_master, "counted_acks", lambda log: 0)
+
+
+@mutant(
+    "C-05",
+    lambda _: test_elections_by_part.test_what_a_master_hands_over_counts_in_its_epoch_only(),
+    mode="controller",
+)
+def what_a_master_hands_over_counts_in_every_epoch(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, complete_copies, "_report_of")
+    def _report_of(original: Any, log: Log, member: int, liveness: Liveness) -> Any:
+        report = original(log, member, liveness)
+        return report and msgspec.structs.replace(report, epoch=log.master_epoch)
+
+
+@mutant(
+    "A-11",
+    lambda _: test_elections_by_part.test_a_master_that_gave_its_epoch_up_is_granted_no_lease(),
+    mode="controller",
+)
+def a_master_that_gave_its_epoch_up_is_granted_leases(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Liveness, "is_given_up", lambda self, log: False)
+
+
+@mutant(
+    "C-12",
+    lambda _: (
+        test_replicas_manager.test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_more_and_where_it_ends()
+    ),
+    mode="controller",
+)
+def a_mastership_is_given_up_while_the_core_still_acts(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ReplicasManager, "_step_down")
+    def _step_down(original: Any, self: ReplicasManager, log: Log, view: Any, actions: list[Action]) -> None:
+        role, view.role = view.role, None
+        original(self, log, view, actions)
+        view.role = role
+
+
+@mutant(
+    "C-12",
+    lambda _: (
+        test_replicas_manager.test_a_process_that_was_not_master_in_the_epoch_does_not_say_what_was_acknowledged()
+    ),
+    mode="controller",
+)
+def a_restarted_master_says_what_it_acknowledged(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, ReplicasManager, "_step_down")
+    def _step_down(original: Any, self: ReplicasManager, log: Log, view: Any, actions: list[Action]) -> None:
+        self._acted_epoch = log.master_epoch
+        original(self, log, view, actions)
+
+
+@mutant(
+    "C-12",
+    lambda _: (
+        test_master_partial_acks.test_a_smaller_set_is_asked_for_only_once_each_of_its_members_holds_what_is_confirmed()
+    ),
+    mode="controller",
+)
+def a_set_is_asked_for_although_a_member_lacks_what_is_confirmed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MasterSide, "_hold_all", lambda self, members: True)
+
+
+@mutant(
+    "C-12",
+    lambda _: (
+        test_master_partial_acks.test_while_a_change_is_unanswered_each_member_of_the_new_set_counts_and_enough_of_the_old()
+    ),
+    mode="controller",
+)
+def only_the_old_set_counts_while_a_change_is_unanswered(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, SyncStateSet, "confirmed")
+    def confirmed(original: Any, self: SyncStateSet, marks: Any) -> int:
+        asked, self._asked = self._asked, {}
+        try:
+            return int(original(self, marks))
+        finally:
+            self._asked = asked
+
+
+@mutant(
+    "C-12",
+    lambda _: test_master_partial_acks.test_the_whole_set_counts_until_the_controllers_have_recorded_fewer(),
+    mode="controller",
+)
+def a_part_of_the_set_counts_before_the_controllers_know(patch: pytest.MonkeyPatch) -> None:
+    @planted(patch, SyncStateSet, "want")
+    def want(
+        original: Any, self: SyncStateSet, members: tuple[int, ...], acks: int = 0, *, ready: bool = True
+    ) -> None:
+        self.acks = acks
+        original(self, members, acks, ready=ready)
 
 
 @mutant(

@@ -122,6 +122,7 @@ LOG_EXAMPLE: Final[dict[str, Any]] = {
     "unclean": False,
     "preferred": None,
     "priorities": {},
+    "in_sync_replicas": None,
     "state": "created",
     "master": None,
     "epoch": None,

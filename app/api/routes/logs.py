@@ -53,6 +53,7 @@ class LogIn(msgspec.Struct, forbid_unknown_fields=True):
     unclean: bool = False
     preferred: str | None = None
     priorities: Priorities = {}
+    in_sync_replicas: Positive | None = None
 
 
 class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,6 +69,7 @@ class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
     unclean: bool | msgspec.UnsetType = msgspec.UNSET
     preferred: str | msgspec.UnsetType | None = msgspec.UNSET
     priorities: Priorities | msgspec.UnsetType = msgspec.UNSET
+    in_sync_replicas: Positive | msgspec.UnsetType | None = msgspec.UNSET
     replicas: Positive | NodeIds | msgspec.UnsetType = msgspec.UNSET
     learners: NodeIds | msgspec.UnsetType = msgspec.UNSET
     force: bool = False
@@ -233,6 +235,7 @@ def _spec_of(broker: Broker, asked: LogIn) -> LogSpec:
         unclean=asked.unclean,
         preferred=asked.preferred,
         priorities=asked.priorities,
+        in_sync_replicas=asked.in_sync_replicas,
     )
 
 
@@ -294,6 +297,7 @@ def _unsupported_object(log: Log) -> dict[str, Any]:
         "unclean": log.spec.unclean,
         "preferred": log.spec.preferred,
         "priorities": dict(log.spec.priorities),
+        "in_sync_replicas": log.spec.in_sync_replicas,
         "state": UNSUPPORTED,
         "master": None,
         "epoch": None,
@@ -320,6 +324,7 @@ def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
         "unclean": settings.unclean,
         "preferred": settings.preferred,
         "priorities": dict(settings.priorities),
+        "in_sync_replicas": settings.in_sync_replicas,
         "state": LOG_DELETING if hosted.deleting else LOG_CREATED,
         "master": None,
         "epoch": None,

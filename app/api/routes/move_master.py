@@ -38,9 +38,9 @@ def transfer_target(log: Log, peers: Sequence[PeerStatus], to: str | None) -> st
         if not able:
             raise TransferFailed("the SyncStateSet has no other member that is connected")
         return min(able, key=lambda node: (able[node], log.spec.preference(node)))
-    if to not in log.spec.replicas:
+    if to not in log.nodes:
         raise TransferFailed(f"{to} keeps no replica of this log")
-    if to in log.spec.learners:
+    if log.is_learner(to):
         raise TransferFailed(f"{to} is a learner, which is never elected")
     if to not in able:
         raise TransferFailed(f"{to} is not in the SyncStateSet, or not connected to the master")

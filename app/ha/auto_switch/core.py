@@ -82,6 +82,7 @@ class AutoSwitchCore(StaticGroup):
         self._log_id = log_id
         self._config = config
         self._min_in_sync = min_in_sync_replicas
+        self._in_sync = 0
         super().__init__(
             MemberState(
                 node_id=node_id,
@@ -217,7 +218,7 @@ class AutoSwitchCore(StaticGroup):
             self._take_lease(message)
         elif isinstance(message, SyncStateSetChanged):
             if message.master_epoch == self._member.term:
-                self.sync_state_set_changed(message.epoch, message.members, now_ms)
+                self.sync_state_set_changed(message.epoch, message.members, now_ms, message.acks)
         else:
             self.change_role(message, now_ms)
 
@@ -322,8 +323,10 @@ class AutoSwitchCore(StaticGroup):
 
     def apply_options(self, options: LogOptions, now_ms: int) -> None:
         self._min_in_sync = options.min_in_sync_replicas
+        self._in_sync = options.in_sync_replicas
         if self._master is not None:
             self._master.min_in_sync_replicas = options.min_in_sync_replicas
+            self._master.in_sync_replicas = options.in_sync_replicas
             self._master.needs_check = True
         super().apply_options(options, now_ms)
 
@@ -339,10 +342,12 @@ class AutoSwitchCore(StaticGroup):
         else:
             self._become_slave(role, now_ms)
 
-    def sync_state_set_changed(self, epoch: int, members: tuple[int, ...], now_ms: int) -> None:
+    def sync_state_set_changed(
+        self, epoch: int, members: tuple[int, ...], now_ms: int, acks: int = 0
+    ) -> None:
         """The controller's set; until it answers, old and new count together (C-12)."""
         if self._master is not None:
-            self._master.set_changed(epoch, members, now_ms)
+            self._master.set_changed(epoch, members, now_ms, acks)
 
     def _take_lease(self, lease: Lease) -> None:
         """A lease of an epoch is of no use in another one (A-11)."""
@@ -361,7 +366,7 @@ class AutoSwitchCore(StaticGroup):
         member, master = self._member, self._master
         if master is not None and role.master_epoch == member.term:
             master.replicas_changed(role.replicas)
-            master.set_changed(role.sync_state_set_epoch, role.sync_state_set, now_ms)
+            master.set_changed(role.sync_state_set_epoch, role.sync_state_set, now_ms, role.acks)
             return
         had_it = role.master_epoch == member.term and member.voted_for == member.node_id
         self._end_roles("this replica is master of a newer epoch", now_ms)
@@ -387,7 +392,10 @@ class AutoSwitchCore(StaticGroup):
             outbox=self._outbox,
             config=self._config,
             min_in_sync_replicas=self._min_in_sync,
-            sync_state_set=SyncStateSet(self._me.id, role.sync_state_set, role.sync_state_set_epoch),
+            sync_state_set=SyncStateSet(
+                self._me.id, role.sync_state_set, role.sync_state_set_epoch, role.acks
+            ),
+            in_sync_replicas=self._in_sync,
             replicas=role.replicas,
             now_ms=now_ms,
         )

@@ -15,7 +15,7 @@ from app.ha.frames import Ack, EpochStart, Frame, Handshake, HandshakeAnswer, Ha
 from app.ha.log import HaLog, epoch_starts, held_index, index_before, offset_after
 from app.ha.messages import Disconnect
 from app.ha.pending import PendingAppends
-from app.ha.roles import Replica, SetRequest, nodes_of
+from app.ha.roles import Replica, SetRequest, acks_needed, nodes_of
 from app.ha.sending import Sender, Trimmed
 from app.log.contract import NO_INDEX, Acks, AppendFate, PeerStatus
 from app.raft.state import MemberState, Outbox
@@ -53,17 +53,20 @@ class MasterSide:
         outbox: Outbox,
         config: HaConfig,
         min_in_sync_replicas: int,
+        in_sync_replicas: int,
         sync_state_set: SyncStateSet,
         replicas: tuple[Replica, ...],
         now_ms: int,
     ) -> None:
-        """me: the replica id of this copy."""
+        """me: the replica id of this copy. in_sync_replicas: how many members of the set must hold an
+        append, 0 for all; it counts once the controllers have it recorded with the set."""
         self._member = member
         self._me = me
         self._log = log
         self._outbox = outbox
         self._config = config
         self.min_in_sync_replicas = min_in_sync_replicas
+        self.in_sync_replicas = in_sync_replicas
         self.set = sync_state_set
         self._replicas = replicas
         self.open = False
@@ -71,6 +74,7 @@ class MasterSide:
         self.confirm_offset = offset_after(log, member.committed_index)
         self._connections: dict[str, SlaveConnection] = {}
         self._caught_up_ms = {replica.id: now_ms for replica in replicas}  # C-07; learners have none
+        self._acked_most: dict[int, int] = {}  # replica id -> the most that it has acknowledged, byte end
         self._epochs: tuple[EpochStart, ...] = ()
         self._epoch_starts: dict[int, int] = {}  # the same by epoch
         self.needs_check = False
@@ -89,7 +93,9 @@ class MasterSide:
     @property
     def set_request(self) -> SetRequest | None:
         wanted = self.set.wanted
-        return None if wanted is None else SetRequest(self._member.term, self.set.epoch, wanted)
+        if wanted is None:
+            return None
+        return SetRequest(self._member.term, self.set.epoch, wanted, self.set.wanted_acks)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -287,6 +293,8 @@ class MasterSide:
             return
         assert sender is not None
         assert replica is not None
+        most = self._acked_most.get(replica.id, 0)
+        self._acked_most[replica.id] = max(most, sender.acked_offset)
         while connection.notes and sender.acked_offset >= connection.notes[0][0]:
             noted_ms = connection.notes.popleft()[1]
             self._caught_up_ms[replica.id] = max(self._caught_up_ms.get(replica.id, 0), noted_ms)
@@ -396,6 +404,7 @@ class MasterSide:
             "set_epoch": self.set.epoch,
             "master": self._member.node_id,
             "members": list(self.set_nodes),
+            "acks": acks_needed(len(self.set.members), self.set.acks),
             "confirm_offset": self.confirm_offset,
         }
         self._outbox.tell("sync_state_set", self._member.term, data)
@@ -417,15 +426,25 @@ class MasterSide:
             if replica.id == self._me:
                 continue
             if replica.id in self.set.members:
-                fell_back = offset is not None and offset < self.confirm_offset
+                # A member of a set that counts all holds what is confirmed, else what it has acknowledged.
+                held = self.confirm_offset if self.set.counts_all else self._acked_most.get(replica.id, 0)
+                fell_back = offset is not None and offset < held
                 fell_back = fell_back or replica.id in learners
                 keeps = self._caught_up_ms.get(replica.id, 0) >= oldest_ms and not fell_back
             else:
                 keeps = may_grow and offset is not None and offset >= self.confirm_offset
             if keeps:
                 wanted.append(replica.id)
-        self.set.want(tuple(wanted))
+        self.set.want(tuple(wanted), self.in_sync_replicas, ready=self._hold_all(wanted))
         self.confirm(now_ms, fenced=fenced)
+
+    def _hold_all(self, members: list[int]) -> bool:
+        """Whether each of them holds everything that is confirmed. While the set counts all, its members do,
+        those without a connection too; the others were asked before (C-08)."""
+        if self.set.counts_all:
+            return True
+        marks = self._marks()
+        return all(marks.get(member, NO_INDEX) >= self._member.committed_index for member in members)
 
     def _learners(self) -> frozenset[int]:
         """Replicas that receive the log and do not count, some of them only until they may lead."""
@@ -440,10 +459,10 @@ class MasterSide:
             if connection.replica is not None and connection.sender is not None and not connection.is_learner
         }
 
-    def set_changed(self, epoch: int, members: tuple[int, ...], now_ms: int) -> None:
+    def set_changed(self, epoch: int, members: tuple[int, ...], now_ms: int, acks: int) -> None:
         """The controller's set (C-12). Whoever joined has its time to catch up from now on."""
         before = self.set.members
-        if self.set.changed(epoch, members):
+        if self.set.changed(epoch, members, acks):
             for member in self.set.members:
                 if member not in before:
                     self._caught_up_ms[member] = now_ms
@@ -453,17 +472,20 @@ class MasterSide:
     # --- confirm offset and acks ---------------------------------------------------------------------------
 
     def confirm(self, now_ms: int, *, fenced: bool) -> None:
-        """The confirm offset is the least that all who count hold (C-08); it never falls. Answer (C-12)."""
+        """The confirm offset is what enough of those who count hold (C-08); it never falls. Answer (C-12)."""
         self.needs_check = False
         if fenced or not self.open:
             return
         marks = self._marks()
         marks.update(dict.fromkeys(self._learners(), NO_INDEX))
-        index = min(marks.get(member, NO_INDEX) for member in self.set.counted)
+        index = self.set.confirmed(marks)
         if index > self._member.committed_index:
             self._member.committed_index = index
             self.confirm_offset = offset_after(self._log, index)
         if not self.below_floor:
             committed = self._member.committed_index
-            reached = {Acks.LEADER: self._held_index, Acks.QUORUM: committed, Acks.ALL: committed}
+            held_by_all = committed
+            if not self.set.counts_all:
+                held_by_all = min(committed, *(marks.get(member, NO_INDEX) for member in self.set.counted))
+            reached = {Acks.LEADER: self._held_index, Acks.QUORUM: committed, Acks.ALL: held_by_all}
             self._outbox.answers += self.pending.release(reached)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.controller.events import AnyEvent, MasterElected, decode_event, encode_event
 from app.controller.state_machine import Metadata
+from app.ha.roles import acks_needed
 from app.log.contract import NO_INDEX, AppendResult
 from storage.format.batch import Batch
 from tests.simulation.checks import Violation
@@ -158,9 +159,12 @@ class HaChecker:
             self._problem = f"{node.name} acknowledges while it is fenced"
         elif len(log.sync_state_set) < self._plan.min_in_sync and not result.replayed:
             self._problem = f"{result} with the set {log.set_nodes} below its floor"
-        for member in log.set_nodes:
-            if self._cluster.nodes[member].held_index < result.last_index:
-                self._problem = f"{result.last_index} is acknowledged, {member} of {log.set_nodes} lacks it"
+        holders = [
+            member for member in log.set_nodes if self._cluster.nodes[member].held_index >= result.last_index
+        ]
+        if len(holders) < acks_needed(len(log.sync_state_set), log.set_acks):
+            self._problem = f"{result.last_index} is acknowledged, of {log.set_nodes} only {holders} hold it"
+        self.counts["acks by a part"] += len(holders) < len(log.sync_state_set)
 
     def finish(self, promised: dict[str, int]) -> None:
         """At the end, of the logs as they are: what was acknowledged is there, or in a receipt."""

@@ -34,6 +34,8 @@ WEIGHTS = {
     "storm": 1,
     "hang up": 2,  # a connection closes and comes back: a node lives that is held for dead
 }
+LAG_WEIGHT = 24  # of `_lag`, where a part of the set acknowledges
+LAG_US = (40_000, 350_000)  # shorter than the time in which a slave leaves the set
 STORM = LinkFaults(max_delay_us=40_000, loss=0.3, duplication=0.2, holding=0.2)
 
 
@@ -84,7 +86,8 @@ class HaCluster:
         world.after(world.between(PAUSE_US), self._strike)
         name = chance.choice(self.plan.names)
         lasting_us = world.between(LASTING_US)
-        kind = chance.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]
+        weights = WEIGHTS if self.plan.in_sync is None else {**WEIGHTS, "lag": LAG_WEIGHT}
+        kind = chance.choices(list(weights), weights=list(weights.values()))[0]
         world.note(f"{kind} {name}")
         self.faults += 1
         match kind:
@@ -105,6 +108,8 @@ class HaCluster:
                 world.after(lasting_us, self._calm)
             case "hang up":
                 self.hang_up(name)
+            case "lag":
+                self._lag(lasting_us)
             case _:
                 self.cut(kind, name, lasting_us)
 
@@ -137,6 +142,28 @@ class HaCluster:
             node.leave()
             pause_us = self.world.between((1_000, 300_000))
             self.world.after(pause_us, lambda: self._down(name, lasting_us), node.life)
+
+    def _lag(self, lasting_us: int) -> None:
+        """Some members fall behind while the others acknowledge; then the master dies, sometimes with a
+        holder of the last records."""
+        log = self.checker.truth.log(LOG_NAME)
+        if log is None or log.master_node is None or len(log.set_nodes) < 3:
+            return
+        chance, master = self.world.random, log.master_node
+        others = [node for node in log.set_nodes if node != master]
+        chance.shuffle(others)
+        late = others[: chance.randint(1, len(others) - 1)]
+        dying = [master, *(others[-1:] if chance.random() < 0.5 else ())]
+        for node in late:
+            self.streams.cuts[(master, node)] = None
+
+        def fall() -> None:
+            for node in late:
+                self.streams.cuts.pop((master, node), None)
+            for node in dying:
+                self._down(node, lasting_us)
+
+        self.world.after(self.world.between(LAG_US), fall)
 
     def hang_up(self, name: str) -> None:
         """The others hear that the connection of a node has closed."""

@@ -197,6 +197,7 @@ class HaSimNode:
         driver = self.driver = opened.driver
         self.core, self.log = opened.core, driver.log
         driver.start()
+        driver.change_options(plan.options)
         self.managers.attach(
             LOG_NAME, GENERATION, driver, self.core, self.name, lambda: self.driver is driver
         )

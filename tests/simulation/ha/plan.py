@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from app.controller.config import ControllerConfig
 from app.controller.metadata import LogSpec
 from app.ha.config import HaConfig
-from app.log.contract import DriverConfig, Durability
+from app.log.contract import DriverConfig, Durability, LogOptions
 from app.raft.config import RaftConfig
 from storage.log.commitlog import CommitlogConfig
 from tests.simulation.network import LinkFaults
@@ -50,10 +50,11 @@ STORMY_LINKS = LinkFaults(max_delay_us=15_000, loss=0.08, duplication=0.1, holdi
 class HaPlan:
     """brokers: how many nodes keep the log. own_controllers: three nodes that keep nothing else; otherwise
     the brokers, and with two of them one node more, are the controllers. unclean: elections of that kind are
-    allowed."""
+    allowed. in_sync: how many members of the set must hold an append; None: all."""
 
     brokers: int = 3
     min_in_sync: int = 1
+    in_sync: int | None = None
     unclean: bool = False
     own_controllers: bool = False
     learner: bool = False
@@ -76,15 +77,38 @@ class HaPlan:
         return tuple(dict.fromkeys((*self.broker_names, *self.controller_names)))
 
     @property
+    def options(self) -> LogOptions:
+        return LogOptions(
+            durability=self.durability,
+            min_in_sync_replicas=self.min_in_sync,
+            in_sync_replicas=self.in_sync or 0,
+        )
+
+    @property
     def spec(self) -> LogSpec:
         return LogSpec(
             replication="controller",
             replicas=self.broker_names,
             durability=self.durability.value,
             min_in_sync_replicas=self.min_in_sync,
+            in_sync_replicas=self.in_sync,
             learners=self.broker_names[-1:] if self.learner else (),
             unclean=self.unclean,
         )
+
+
+def plan_with_acks(seed: int) -> HaPlan:
+    """Three to five brokers of which two or three acknowledge: fewer than all, and not always a majority."""
+    brokers = 3 + seed % 3
+    return HaPlan(
+        brokers=brokers,
+        in_sync=3 if brokers == 5 and seed % 2 else 2,
+        min_in_sync=2 if seed % 4 == 1 else 1,
+        own_controllers=seed % 5 == 2,
+        learner=seed % 7 == 3 and brokers > 3,
+        durability=Durability.REPLICATED if seed % 6 == 4 else Durability.FSYNC,
+        links=STORMY_LINKS if seed % 3 == 1 else QUIET_LINKS,
+    )
 
 
 def plan_of(seed: int) -> HaPlan:

@@ -3,13 +3,15 @@
 The full size, 5 000 master changes: `commitlog sim --mode controller --full`.
 """
 
+from collections import Counter
+
 import pytest
 
 from app.controller.commands import ElectMaster
 from app.log.contract import NO_INDEX
 from tests.simulation.ha import classic
 from tests.simulation.ha.cluster import HaCluster
-from tests.simulation.ha.plan import LOG_NAME, HaPlan
+from tests.simulation.ha.plan import LOG_NAME, HaPlan, plan_with_acks
 from tests.simulation.ha.run import run_seed, run_seeds
 
 SEEDS, SECONDS = 12, 24.0
@@ -65,6 +67,18 @@ def test_a_controller_that_was_overtaken_grants_no_lease() -> None:
         cluster.run(1.5)
         assert cluster.checker.counts["elections"] >= 2
         cluster.settle()
+
+
+@pytest.mark.rule("C-05", "C-07", "C-12", "A-11")
+def test_what_a_part_of_the_set_acknowledged_survives_every_clean_election() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(4):
+        cluster = HaCluster(seed, plan_with_acks(seed))
+        cluster.run(12)
+        cluster.settle()
+        counts.update(cluster.checker.counts)
+    assert counts["acks by a part"] >= 50
+    assert counts["master changes"] >= 10
 
 
 @pytest.mark.rule("H-01", "H-04", "H-07", "H-08")

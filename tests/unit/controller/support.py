@@ -43,6 +43,9 @@ class Quorum:
         self.connected = set(self.nodes)
         self.offsets: dict[tuple[str, str], tuple[int, int, int]] = {}  # (node, log) -> epoch, max, confirm
         self.lacking: set[str] = set()  # nodes whose copies lack what a master needs
+        self.confirms = False  # whether heartbeats name the last answer that their node has received
+        self._heartbeat_id = 1
+        self._received: dict[str, int] = {}
         self.fail_over()
 
     def fail_over(self) -> None:
@@ -128,7 +131,12 @@ class Quorum:
                 epoch, end, confirm = self.offsets.get((node, log.name), (log.master_epoch, 0, 0))
                 able = node not in self.lacking
                 reports.append(Report(log.name, log.generation, replica.id, epoch, end, confirm, able))
-        return self.active.heartbeat(1, node, len(self.events) - 1, reports, self.now_ms)
+        answered = self._received.get(node, 0) if self.confirms else None
+        self._heartbeat_id += 1
+        self._received[node] = self._heartbeat_id
+        return self.active.heartbeat(
+            self._heartbeat_id, node, len(self.events) - 1, reports, self.now_ms, answered
+        )
 
     def heartbeats(self, *nodes: str) -> None:
         for node in nodes or self.nodes:

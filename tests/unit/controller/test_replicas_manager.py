@@ -441,3 +441,26 @@ def test_older_metadata_do_not_take_a_copy_out() -> None:
     replica_id = bench.manager.replica_id
     bench.manager.step(before, bench.view, bench.quorum.now_ms)
     assert bench.manager.replica_id == replica_id
+
+
+@pytest.mark.rule("A-11", "C-12")
+def test_the_controllers_hear_of_a_mastership_given_up_when_the_core_acts_no_more_and_where_it_ends() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    bench.view.role, bench.view.epoch, bench.view.confirm_offset = Role.MASTER, 1, 40
+    bench.step()
+    bench.manager.leave()
+    assert [type(action) for action in bench.step()] == [Tell]  # the core has not taken it in yet
+    bench.view.role, bench.view.confirm_offset = Role.SLAVE, 45
+    command = bench.ask(StepDown)
+    assert (command.leaving, command.confirmed) == (True, 45)
+
+
+@pytest.mark.rule("C-12")
+def test_a_process_that_was_not_master_in_the_epoch_does_not_say_what_was_acknowledged() -> None:
+    bench = Bench()
+    bench.become_master()
+    bench.told()
+    bench.view.needs_election, bench.view.epoch, bench.view.confirm_offset = True, 1, 40
+    assert bench.ask(StepDown).confirmed is None

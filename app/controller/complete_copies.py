@@ -1,0 +1,120 @@
+"""Which replicas hold everything that was acknowledged, as far as the controllers can prove it (C-05, C-12).
+
+A set counts all of its members, or `acks` of them: then each acknowledged record is on at least so many of
+them, and a single member may lack it. PURE.
+
+With n members of which k hold each record, any n - k + 1 of them include a holder. So a member holds
+everything when so many members, itself included, are known to hold no more than it does. Logs compare by the
+epoch of their last record, then by their end: a copy whose last record is of a newer epoch follows a master
+that held everything, and two copies that end in one epoch are prefixes of one master's log. What a member
+reported counts only if it was written after the last lease had ended: from then on nothing was acknowledged,
+so the report covers every acknowledgement that the member was part of (A-11).
+
+A master that gives its epoch up reports the end of what it has acknowledged. A member whose log reaches that
+point in the master's epoch holds everything; no other report is needed.
+"""
+
+from collections.abc import Sequence
+
+from app.controller.liveness import Liveness, Report
+from app.controller.metadata import Log
+from app.ha.roles import acks_needed
+
+
+def complete_copies(log: Log, liveness: Liveness) -> tuple[int, ...]:
+    """Return the ids of the replicas that a clean election can make master, ascending.
+
+    While the master has not opened its epoch: itself, as it was elected so, and the complete copies of the
+    set before.
+    """
+    found = {*_complete(log, log.sync_state_set, log.set_acks, liveness, handed_over=not log.is_opening)}
+    if log.is_opening:
+        found.update(_complete(log, log.former_set, log.former_acks, liveness, handed_over=False))
+    return tuple(sorted(found))
+
+
+def counts_all(log: Log) -> bool:
+    """Whether every member of the sets that count holds everything: no proof is needed."""
+    sets = [(log.sync_state_set, log.set_acks), (log.former_set, log.former_acks)]
+    return all(acks_needed(len(members), acks) == len(members) for members, acks in sets)
+
+
+def reports_needed(log: Log) -> int:
+    """Return how many members must be heard after the last lease for a clean election; 1 for any member."""
+    members, acks = _counted_set(log)
+    return len(members) - acks_needed(len(members), acks) + 1
+
+
+def may_become_complete(log: Log, liveness: Liveness, now_ms: int) -> bool:
+    """Whether so many members of the set live, or had no time yet to report, that one may win a clean
+    election; who has reported after the last lease counts too, dead or alive."""
+    members, _acks = _counted_set(log)
+    heard = _reports(log, members, liveness)
+    likely = 0
+    for member in members:
+        replica = log.replica(member) if log.is_current(member) else None
+        likely += member in heard or (replica is not None and liveness.may_have_copy(log, replica, now_ms))
+    able = (log.replica(member) for member in log.holders if log.is_current(member))
+    may_lead = any(each is not None and liveness.may_come_to_lead(log, each, now_ms) for each in able)
+    return may_lead and (likely >= reports_needed(log) or _winner_may_lead(log, liveness, now_ms))
+
+
+def _winner_may_lead(log: Log, liveness: Liveness, now_ms: int) -> bool:
+    """Whether the winner of the last election, whose epoch is not open yet, may win the next one too."""
+    winners = [log.replica(member) for member in log.sync_state_set if log.is_current(member)]
+    return log.is_opening and any(
+        winner is not None and liveness.may_come_to_lead(log, winner, now_ms) for winner in winners
+    )
+
+
+def counted_acks(log: Log) -> int:
+    """Return how many members of the set that counts hold each acknowledged record, 0 for all."""
+    return _counted_set(log)[1]
+
+
+def _counted_set(log: Log) -> tuple[tuple[int, ...], int]:
+    """The set by which the last acknowledgements were counted, and its acks."""
+    return (log.former_set, log.former_acks) if log.is_opening else (log.sync_state_set, log.set_acks)
+
+
+def _complete(
+    log: Log, members: Sequence[int], acks: int, liveness: Liveness, *, handed_over: bool
+) -> list[int]:
+    """handed_over: whether the master's word about what it has acknowledged is about this set."""
+    needed = acks_needed(len(members), acks)
+    if needed == len(members):
+        return list(members)
+    confirmed = liveness.handed_over(log.name, log.master_epoch) if handed_over else None
+    heard = _reports(log, members, liveness)
+    found = []
+    for member in members:
+        report = _report_of(log, member, liveness)
+        if report is None:
+            continue
+        reaches = (
+            confirmed is not None and report.epoch == log.master_epoch and report.max_offset >= confirmed
+        )
+        not_ahead = sum(end <= heard[member] for end in heard.values()) if member in heard else 0
+        if reaches or not_ahead > len(members) - needed:
+            found.append(member)
+    return found
+
+
+def _reports(log: Log, members: Sequence[int], liveness: Liveness) -> dict[int, tuple[int, int]]:
+    """By member that was heard after the last lease had ended: epoch and end of its log."""
+    heard = {}
+    for member in members:
+        replica, report = log.replica(member), _report_of(log, member, liveness)
+        if replica is None or report is None:
+            continue
+        if liveness.was_written_after_lease(replica.node, log.name):
+            heard[member] = (report.epoch, report.max_offset)
+    return heard
+
+
+def _report_of(log: Log, member: int, liveness: Liveness) -> Report | None:
+    """The last report of a copy that exists still."""
+    replica = log.replica(member)
+    if replica is None or not log.is_current(member):
+        return None
+    return liveness.report(replica.node, log.name, log.generation, member)

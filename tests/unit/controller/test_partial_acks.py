@@ -1,0 +1,194 @@
+"""Elections of a log whose records are acknowledged by a part of the SyncStateSet (C-05, C-12)."""
+
+import pytest
+
+from app.controller.commands import ElectMaster, RegisterReplica, StepDown
+from app.controller.config import ControllerConfig
+from app.controller.events import MasterElected, MasterLost, decode_event, encode_event
+from app.controller.liveness import Liveness, Report
+from tests.unit.controller.support import CONFIG, Quorum
+
+STEP_MS = CONFIG.broker_timeout_ms // 10
+
+
+def by_two_of_three(**settings: object) -> Quorum:
+    """n1 is master of {n1, n2, n3}; each acknowledged record is on two of them, n2 holds more than n3."""
+    quorum = Quorum()
+    quorum.confirms = True
+    quorum.with_master(in_sync_replicas=2, **settings)
+    quorum.offsets.update({("n1", "a"): (1, 30, 20), ("n2", "a"): (1, 20, 20), ("n3", "a"): (1, 10, 10)})
+    quorum.heartbeats()
+    quorum.alter("n1", "n2", "n3", acks=2)
+    assert quorum.log().set_acks == 2
+    quorum.heartbeats()
+    return quorum
+
+
+def live(quorum: Quorum, *nodes: str, steps: int = 14) -> None:
+    """Only these are heard, for longer than a lease and the time until a silent node is dead."""
+    for _ in range(steps):
+        quorum.pass_time(STEP_MS)
+        quorum.heartbeats(*nodes)
+        quorum.turn()
+
+
+def elected(quorum: Quorum) -> str | None:
+    """The master of a newer epoch than the first."""
+    log = quorum.log()
+    return log.master_node if log.master_epoch > 1 else None
+
+
+@pytest.mark.rule("C-05", "C-12")
+def test_the_most_advanced_of_enough_members_is_elected() -> None:
+    quorum = by_two_of_three(priorities={"n1": 0, "n3": 1})
+    live(quorum, "n2", "n3")
+    assert elected(quorum) == "n2"
+    event = [event for event in quorum.events if isinstance(event, MasterElected)][-1]
+    assert (event.unclean, event.former_set, event.former_acks) == (False, (1, 2, 3), 2)
+
+
+@pytest.mark.rule("C-05", "C-12")
+def test_a_member_alone_may_lack_what_was_acknowledged_and_is_not_elected() -> None:
+    for survivor in ("n2", "n3"):
+        quorum = by_two_of_three()
+        live(quorum, survivor)
+        assert elected(quorum) is None
+        assert isinstance(quorum.events[-1], MasterLost)  # nobody can be elected, and the group is told so
+        live(quorum, "n2", "n3")
+        assert elected(quorum) == "n2"
+
+
+@pytest.mark.rule("C-05", "A-11")
+def test_a_report_from_before_the_end_of_the_lease_proves_nothing() -> None:
+    """n2 held 20 when it was last heard; then it may have acknowledged more, and died with the master."""
+    quorum = by_two_of_three()
+    quorum.offsets["n3", "a"] = (1, 25, 20)
+    live(quorum, "n1", "n2", "n3", steps=2)
+    live(quorum, "n3")
+    assert elected(quorum) is None
+
+
+@pytest.mark.rule("C-05", "A-11")
+def test_heartbeats_that_confirm_no_answer_prove_nothing() -> None:
+    quorum = by_two_of_three()
+    quorum.confirms = False  # as nodes of an earlier version do
+    live(quorum, "n2", "n3")
+    assert elected(quorum) is None
+
+
+@pytest.mark.rule("C-05", "A-11")
+def test_a_heartbeat_that_was_overtaken_proves_nothing_about_what_it_reports() -> None:
+    liveness = Liveness(ControllerConfig(), ("n1", "n2"), ("n1", "n2"), 0)
+    report = Report("a", 0, 2, 1, 10, 10)
+
+    def hear(now_ms: int, answered: int) -> None:
+        liveness.heard("n2", 0, [report], now_ms, answered)
+
+    liveness.granted("a", 0)
+    hear(100, 0)
+    liveness.answers("n2", 1, 100)
+    hear(1_600, 1)
+    liveness.answers("n2", 2, 1_600)
+    assert not liveness.was_written_after_lease("n2", "a")  # written after the answer of 100 ms
+    hear(1_700, 2)
+    assert liveness.was_written_after_lease("n2", "a")
+    hear(1_710, 1)  # the one of 1 600 ms, once more
+    assert not liveness.was_written_after_lease("n2", "a")
+    hear(1_720, 2)
+    assert liveness.was_written_after_lease("n2", "a")
+
+
+@pytest.mark.rule("C-05", "C-12")
+def test_what_a_master_hands_over_makes_other_reports_unnecessary() -> None:
+    for confirmed, winner in ((10, "n3"), (15, None)):
+        quorum = by_two_of_three()
+        quorum.active.liveness.disconnected("n2")
+        log = quorum.log()
+        quorum.done(StepDown("a", log.generation, 1, 1, leaving=True, confirmed=confirmed))
+        assert elected(quorum) == winner
+
+
+@pytest.mark.rule("C-05", "C-12")
+def test_what_a_master_hands_over_counts_in_its_epoch_only() -> None:
+    quorum = by_two_of_three()
+    quorum.offsets["n3", "a"] = (0, 99, 10)  # of an earlier epoch: another history
+    quorum.heartbeats()
+    quorum.active.liveness.disconnected("n2")
+    log = quorum.log()
+    quorum.done(StepDown("a", log.generation, 1, 1, leaving=True, confirmed=10))
+    assert elected(quorum) is None
+
+
+@pytest.mark.rule("A-11")
+def test_a_master_that_gave_its_epoch_up_is_granted_no_lease() -> None:
+    quorum = by_two_of_three()
+    log = quorum.log()
+    assert quorum.heartbeat("n1").granted
+    quorum.done(StepDown("a", log.generation, 1, 1))
+    assert quorum.heartbeat("n1").granted == ()
+    quorum.done(StepDown("a", log.generation, 1, 1))  # it asks again: the proof is not put off by that
+    live(quorum, "n1", "n2", "n3", steps=4)
+    quorum.done(StepDown("a", log.generation, 1, 1))
+    assert quorum.log().master_epoch == 2
+
+
+@pytest.mark.rule("C-05")
+@pytest.mark.parametrize("catches_up", [True, False])
+def test_an_operators_election_waits_for_the_proof_and_is_refused_without_one(catches_up: bool) -> None:
+    quorum = by_two_of_three()
+    command = ElectMaster("a", "n3", False, 1)
+    quorum.active.ask(command, command)
+    quorum.turn()
+    down = StepDown("a", quorum.log().generation, 1, 1)
+    quorum.active.ask(down, down)
+    quorum.turn()
+    live(quorum, "n1", "n2", "n3", steps=3)
+    assert elected(quorum) is None  # n1 and n2 hold more: a record may be on these two
+    if catches_up:
+        quorum.offsets["n3", "a"] = (1, 20, 20)
+        live(quorum, "n1", "n2", "n3", steps=3)
+        assert elected(quorum) == "n3"
+        return
+    live(quorum, "n1", "n2", "n3", steps=9)
+    assert quorum.done(down)  # the operator's time is over: the best is elected
+    assert elected(quorum) == "n1"
+
+
+@pytest.mark.rule("C-03", "C-05")
+def test_a_member_whose_disk_was_replaced_counts_as_not_heard() -> None:
+    """A record may have been on n1 and n2 only. n2 comes back empty: n3 must not be elected without n1."""
+    quorum = by_two_of_three()
+    quorum.register("n2", code="another disk")
+    assert quorum.log().sync_state_set == (1, 2, 3)
+    live(quorum, "n2", "n3")
+    assert elected(quorum) is None
+    live(quorum, "n1", "n2", "n3", steps=3)
+    assert quorum.log().master_node == "n1"
+
+
+@pytest.mark.rule("C-05", "C-12")
+def test_the_set_before_counts_by_its_acks_while_the_winner_has_not_opened_its_epoch() -> None:
+    quorum = by_two_of_three()
+    live(quorum, "n2", "n3")
+    assert elected(quorum) == "n2"
+    live(quorum, "n3")  # the winner dies before it opens epoch 2
+    assert quorum.log().master_node in (None, "n2")
+    live(quorum, "n1", "n3")
+    log = quorum.log()
+    assert (log.master_node, log.master_epoch, log.former_acks) == ("n1", 3, 2)
+
+
+@pytest.mark.rule("C-05")
+def test_an_unclean_election_needs_no_proof_and_says_so() -> None:
+    quorum = by_two_of_three(unclean=True)
+    live(quorum, "n3")
+    assert elected(quorum) == "n3"
+    assert quorum.log().unclean_epoch == 2
+
+
+def test_the_acks_of_a_set_are_in_the_events_and_in_the_snapshot() -> None:
+    quorum = by_two_of_three()
+    changed = quorum.events[-1]
+    assert decode_event(encode_event(changed)) == changed
+    assert type(quorum.metadata).restore(quorum.metadata.snapshot()).log("a") == quorum.log()
+    assert RegisterReplica("a", 0, "n1", 1, "c", "x").max_offset is None
