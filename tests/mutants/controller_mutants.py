@@ -582,6 +582,17 @@ def a_replaced_copy_leaves_a_set_that_counts_a_part(patch: pytest.MonkeyPatch) -
 @mutant(
     "C-05",
     lambda _: (
+        test_elections_by_part.test_a_node_that_is_taken_out_by_force_counts_as_not_heard_until_the_set_changes()
+    ),
+    mode="controller",
+)
+def a_node_that_is_taken_out_leaves_a_set_that_counts_a_part(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(state_machine, "acks_needed", lambda size, acks: size)
+
+
+@mutant(
+    "C-05",
+    lambda _: (
         test_elections_by_part.test_the_set_before_counts_by_its_acks_while_the_winner_has_not_opened_its_epoch()
     ),
     mode="controller",

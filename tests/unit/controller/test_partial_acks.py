@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.controller.commands import ElectMaster, RegisterReplica, StepDown
+from app.controller.commands import ChangeLog, ElectMaster, RegisterReplica, StepDown
 from app.controller.config import ControllerConfig
 from app.controller.events import MasterElected, MasterLost, decode_event, encode_event
 from app.controller.liveness import Liveness, Report
@@ -192,3 +192,29 @@ def test_the_acks_of_a_set_are_in_the_events_and_in_the_snapshot() -> None:
     assert decode_event(encode_event(changed)) == changed
     assert type(quorum.metadata).restore(quorum.metadata.snapshot()).log("a") == quorum.log()
     assert RegisterReplica("a", 0, "n1", 1, "c", "x").max_offset is None
+
+
+@pytest.mark.rule("C-05", "C-12")
+def test_a_node_that_is_taken_out_by_force_counts_as_not_heard_until_the_set_changes() -> None:
+    quorum = by_two_of_three()
+    generation = quorum.log().generation
+    quorum.done(ChangeLog("a", {"replicas": ("n1", "n3")}, "out", None, generation, force=True))
+    log = quorum.log()
+    assert (log.nodes, log.sync_state_set) == (("n1", "n3"), (1, 2, 3))
+    live(quorum, "n3")
+    assert elected(quorum) is None
+    live(quorum, "n1", "n3", steps=3)
+    assert quorum.log().master_node == "n1"
+
+
+@pytest.mark.rule("C-05")
+def test_a_master_that_leaves_the_log_hands_over_to_a_member_that_holds_everything() -> None:
+    quorum = by_two_of_three()
+    generation = quorum.log().generation
+    quorum.done(ChangeLog("a", {"replicas": ("n2", "n3")}, "out", None, generation))
+    quorum.scan()
+    assert "a" in quorum.heartbeat("n1").withheld
+    down = StepDown("a", generation, 1, 1, confirmed=20)
+    quorum.done(down)
+    quorum.scan()
+    assert elected(quorum) == "n2"
