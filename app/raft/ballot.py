@@ -1,4 +1,5 @@
-"""One election as a candidate sees it, and how a member judges somebody else's (R-01 to R-03, R-09)."""
+"""One election from the view of its candidate, and the rule by which a member grants its vote (R-01 to
+R-03, R-09)."""
 
 from app.log.contract import ReplicaLog
 from app.raft.messages import VoteAnswer, VoteRequest
@@ -6,7 +7,7 @@ from app.raft.state import MemberState, Outbox
 
 
 class Ballot:
-    """Asks every voter once and counts what they say. `pre_vote`: nothing is decided yet (R-03)."""
+    """Requests every voter's vote once and counts the answers. `pre_vote`: nothing is decided yet (R-03)."""
 
     def __init__(self, member: MemberState, log: ReplicaLog, outbox: Outbox) -> None:
         self._member = member
@@ -17,7 +18,7 @@ class Ballot:
         self.pre_vote = False
 
     def open(self, term: int, *, pre_vote: bool = False, transfer: bool = False) -> None:
-        """Ask for `term`, starting with the own vote. transfer: the leader itself wants it so (R-09)."""
+        """Request votes for `term`, starting with the own vote. transfer: requested by the leader (R-09)."""
         member, log = self._member, self._log
         self._term, self.pre_vote = term, pre_vote
         self._votes = {member.node_id: VoteAnswer(term, True, pre_vote, sound=member.sound)}
@@ -27,17 +28,17 @@ class Ballot:
                 self._outbox.send(voter, request)
 
     def count(self, source: str, answer: VoteAnswer) -> None:
-        """Take in an answer; one of another election changes nothing."""
+        """Count an answer; one of another election changes nothing."""
         if answer.pre_vote is self.pre_vote and (not answer.granted or answer.term == self._term):
             self._votes[source] = answer
 
     @property
     def is_won(self) -> bool:
-        """Whether a majority of the present voters has granted it, all of them sound; or every voter has.
+        """Whether a majority of the present voters, all of them sound, has granted it; or every voter has.
 
-        An unsound member may have forgotten what it acknowledged or voted, so it is no witness. When every
-        voter grants, no log that is left holds more than the candidate's, and no other candidate of the term
-        can have been elected: so a group begins, and so it comes back after a common loss.
+        An unsound member may have lost what it acknowledged or voted, so it proves nothing. When every voter
+        grants, no remaining log holds more than the candidate's, and no other candidate of the term can have
+        been elected: so a new group starts, and so a group recovers from a common loss.
         """
         voters = self._member.group.voters
         granted = [vote for voter in voters if (vote := self._votes.get(voter)) and vote.granted]
@@ -47,9 +48,9 @@ class Ballot:
 def grants(
     member: MemberState, log: ReplicaLog, source: str, request: VoteRequest, *, hears_leader: bool
 ) -> bool:
-    """Whether the member's vote may go to the candidate; the term of a real request is adopted before.
+    """Return whether the member's vote may go to the candidate; the term of a real request is adopted before.
 
-    An unsound member grants nothing to a candidate that would take it for a witness (R-01, R-02).
+    An unsound member grants nothing to a candidate that would count it as sound (R-01, R-02).
     """
     if not (member.sound or request.weighs):
         return False

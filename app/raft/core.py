@@ -1,8 +1,9 @@
-"""Raft's core of one log at one member: terms, votes and leadership; the other files here do the rest.
+"""Raft core of one log at one member: terms, votes and leadership; the other files of this folder do the
+rest.
 
-Pure (app/log/contract.py says how a driver runs it). Elections: a follower that misses its leader asks for
-pre-votes (R-03), then for votes (R-02); a leader that misses its majority stands down (R-04). What a member
-may do that lost what it had promised (`sound` is false): doubt.py.
+Pure (app/log/contract.py describes how a driver runs it). Elections: a follower that misses its leader asks
+for pre-votes (R-03), then for votes (R-02); a leader that misses its majority stands down (R-04). Rules for a
+member that may have lost data (`sound` is false): doubt.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,7 @@ from storage.log.hard_state import HardState
 class RaftCore(MemberCore):
     """One member of one Raft group. Satisfies ReplicationCore.
 
-    Invariants: the term never falls; whatever rests on a term or vote leaves in the same Ready as the hard
+    Invariants: the term never falls; what depends on a term or vote leaves in the same Ready as the hard
     state that holds it, or later (R-01); the committed index never falls.
     """
 
@@ -75,7 +76,7 @@ class RaftCore(MemberCore):
         knows_vote: bool = True,
         preferred_leader: str | None = None,
     ) -> None:
-        """committed_index: of the checkpoint. random: draws timeouts, and ids that no other life uses.
+        """committed_index: of the checkpoint. random: draws timeouts, and ids that no other incarnation uses.
 
         sound: false when this member's disk may have lost what it acknowledged or voted. knows_vote: false
         when it may have lost its term and vote; then it is not sound either.
@@ -143,7 +144,7 @@ class RaftCore(MemberCore):
 
     @property
     def refusal(self) -> CommitlogError | None:
-        """Refuse records that no majority of the voters has room for; its own disk is asked by the driver."""
+        """Refuse records for which no majority of the voters has space; the driver checks its own disk."""
         rooms = [self._peers.has_room.get(voter, True) for voter in self._member.group.voters]
         return None if sum(rooms) >= self._member.majority else StorageFull()
 
@@ -153,7 +154,7 @@ class RaftCore(MemberCore):
 
     @property
     def leader_id(self) -> str | None:
-        """The leader that this member follows; for a removed one the leader that a peer named."""
+        """The leader that this member follows; for a removed member the leader that a peer reported."""
         notice = self._standing.notice
         return self._member.leader_id if notice is None else notice.leader_id
 
@@ -195,7 +196,7 @@ class RaftCore(MemberCore):
     # --- events --------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> None:
-        if self._standing.index == NO_INDEX:  # else the log has named the group, and it is told
+        if self._standing.index == NO_INDEX:  # otherwise the log contains the group, which was adopted
             self._standing.tell()
         self._restart_election_timer(now_ms)
         if self._member.group.voters == (self._member.node_id,) and self._standing.may_campaign:
@@ -203,8 +204,8 @@ class RaftCore(MemberCore):
         self._settle(now_ms)
 
     def step(self, source: str, message: RaftMessage, now_ms: int) -> None:
-        """Take a message of another node. One that this log does not know as a member yet may lead or ask for
-        a vote, as its group may be newer than ours (R-10); anything else of a stranger is dropped."""
+        """Handle a message of another node. A node that this log does not know as a member yet may lead or
+        ask for a vote, because its group may be newer (R-10); other messages of non-members are dropped."""
         if source not in self._peers.dispatchers and not isinstance(
             message, (VoteRequest, PushRequest, Heartbeat, TimeoutNow)
         ):
@@ -235,7 +236,7 @@ class RaftCore(MemberCore):
                 self._peers.hear(source, now_ms)
                 self._peers.set_trust(source, message.trusts, now_ms)
                 self._peers.has_room[source] = message.has_room
-                if not message.sound:  # that it is again, only a push's answer of this session tells
+                if not message.sound:  # only a push's answer of this session shows that it is one again
                     self._quorum.set_sound(source, False)
                 self._leader_reads.answered(source, message.round, sound=message.sound)
         elif isinstance(message, VoteRequest):
@@ -284,7 +285,7 @@ class RaftCore(MemberCore):
         self._settle(now_ms)
 
     def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
-        """Take a batch that the driver stamped for the log's end, in this term; appends: those in it."""
+        """Adopt a batch that the driver stamped for the log's end, in this term; appends: those in it."""
         if not self._member.leads or batch.term != self._member.term:
             raise InvariantError("a batch was proposed to a member that does not lead its term")
         if batch.is_control:
@@ -318,7 +319,7 @@ class RaftCore(MemberCore):
         self._settle(now_ms)
 
     def change(self, kind: ChangeKind, node_id: str, now_ms: int) -> GroupConfig | None:
-        """Return the group with one member more, promoted or less; None when it is so already (R-10).
+        """Return the group after the change of one member; None if it is already so (R-10).
 
         The driver writes it into the log. Raises what membership.changed raises.
         """
@@ -358,7 +359,7 @@ class RaftCore(MemberCore):
         if not self._member.leads:
             self._handler.not_written()
         elif self._log.last_term != self._member.term:
-            self._stand_down(now_ms)  # a leader that cannot open its term is of no use
+            self._stand_down(now_ms)  # a leader that cannot open its term is useless
         else:
             self._quorum.drop(ready.batches[0].base_index)
         self._settle(now_ms)
@@ -370,7 +371,7 @@ class RaftCore(MemberCore):
         self._announce()
 
     def _settle(self, now_ms: int) -> None:
-        """What follows from whatever has just happened."""
+        """Derive the next actions from whatever has changed."""
         if self._member.leads:
             if self._quorum.needs_check:
                 self._quorum.check(now_ms)
@@ -387,14 +388,15 @@ class RaftCore(MemberCore):
     # --- terms and votes -----------------------------------------------------------------------------------
 
     def _adopt_term(self, message: RaftMessage, now_ms: int) -> bool:
-        """A newer term: take it over (D-21), unless it is only asked about. Whether the message counts."""
+        """Adopt a newer term (D-21), unless the message only asks about it. Return whether the message
+        counts."""
         if isinstance(message, VoteRequest):
             if message.pre_vote:
                 return True
             if not message.transfer and self._hears_leader(now_ms):
                 return False  # a healthy group is not disturbed
         elif isinstance(message, VoteAnswer) and message.pre_vote and message.granted:
-            return True  # the term that we asked about
+            return True  # the term of our own question
         self._become_follower(message.term, now_ms)
         return True
 
@@ -415,7 +417,7 @@ class RaftCore(MemberCore):
         self._restart_election_timer(now_ms)
 
     def _idle(self) -> None:
-        """Take the role of a member that neither leads nor campaigns; a leader goes on."""
+        """Take the role of a member that neither leads nor campaigns; a leader continues."""
         if not self._member.leads:
             self._member.role = self._standing.idle_role
 
@@ -425,7 +427,7 @@ class RaftCore(MemberCore):
         self._follower_reads.fail()
 
     def _stand_down(self, now_ms: int) -> None:
-        """Stop leading without a newer term: the others will elect one."""
+        """Stop leading without a newer term: the others will elect a leader."""
         self._close_term(now_ms)
         self._lose_leader()
         self._member.role = self._standing.idle_role
@@ -445,8 +447,8 @@ class RaftCore(MemberCore):
         self._timer.restart(now_ms, removed=self._standing.notice is not None)
 
     def _ask_pre_votes(self, now_ms: int) -> None:
-        """Find out whether an election could be won before any term is raised (R-03). To a member that may
-        not campaign the answers tell only whether it is still a member (R-10)."""
+        """Determine whether an election could be won before any term is raised (R-03). For a member that
+        may not campaign, the answers only show whether it is still a member (R-10)."""
         if (member := self._member).leader_id is not None:
             self._lose_leader()
         member.role = Role.CANDIDATE if self._standing.may_campaign else self._standing.idle_role
@@ -488,10 +490,10 @@ class RaftCore(MemberCore):
             self._lead(now_ms)
 
     def _lead(self, now_ms: int) -> None:
-        """Open the term: first a control record (R-05), and every peer is compared (D-02)."""
+        """Open the term: first a control record (R-05), then a comparison with every peer (D-02)."""
         member = self._member
         member.role, member.leader_id = Role.LEADER, member.node_id
-        member.sound, self._doubt = True, None  # what the voters have let it lead with is the log
+        member.sound, self._doubt = True, None  # this leader's log is the log from now on
         self._handler.reset()
         self._opening = {"kind": "term", "leader": member.node_id}
         if (
@@ -515,7 +517,7 @@ class RaftCore(MemberCore):
             self._outbox.send(peer, heartbeat)
 
     def _follow(self, source: str, leader_id: str, now_ms: int) -> bool:
-        """Whether the sender is the one leader of this term (D-21); if so, it has been heard now."""
+        """Return whether the sender is the leader of this term (D-21); if so, record that it was heard."""
         member = self._member
         if member.leads or source != leader_id or member.leader_id not in (None, leader_id):
             return False

@@ -24,7 +24,7 @@ class DispatcherState(StrEnum):
 
 @dataclass(slots=True)
 class Push:
-    """Batches in flight, up to `last_index`; `next_offset` is the byte position behind them."""
+    """Batches in flight, up to `last_index`; `next_offset` is the byte position after them."""
 
     last_index: int
     next_offset: int
@@ -33,10 +33,10 @@ class Push:
 
 
 class Dispatcher:
-    """Brings one peer to the leader's log. `step` does what can be done now; calling it often is harmless.
+    """Brings one peer to the leader's log. `step` does what can be done now; repeated calls are harmless.
 
-    Invariants: pending pushes are neighbours in index order and end at write_index - 1; a watermark is set
-    only from an answer of this term and session.
+    Invariants: pending pushes are consecutive and end at write_index - 1; a watermark is set only from an
+    answer of this term and session.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Dispatcher:
         self._term = -1
         self._leader_id: str | None = None
         self.session = session
-        self.peer_may_lead = False  # as its last answer of this term says
+        self.peer_may_lead = False  # from its last answer of this term
         self._peer_is_sound = True  # the same
         self._life = 0
-        self._asked_ms: int | None = None  # when the COMPARE or TRUNCATE under way was sent
+        self._asked_ms: int | None = None  # when the COMPARE or TRUNCATE in flight was sent
         self._compare_index = NO_INDEX
         self._truncate_index = NO_INDEX
         self._reset = False
         self._write_index = 0
         self._pending: dict[int, Push] = {}  # by base index
         self._pending_bytes = 0
-        self._acked_offset = 0  # byte position behind the watermark, to the push
+        self._acked_offset = 0  # byte position after the watermark, to the push
         self._told_committed = NO_INDEX
         self._last_push_ms = 0
         self._last_leak_check_ms = 0
@@ -79,7 +79,7 @@ class Dispatcher:
         self._quota_used_bytes = 0
 
     def step(self, now_ms: int, fresh: Sequence[Batch] = ()) -> None:
-        """Do what can be done now. fresh: batches just written, to be pushed without reading them back."""
+        """Do what can be done now. fresh: batches just written, pushed without reading them back."""
         if not self._refresh():
             return
         if self.state is DispatcherState.APPEND:
@@ -90,7 +90,7 @@ class Dispatcher:
             self._truncate(now_ms)
 
     def answer(self, answer: PushAnswer, now_ms: int) -> None:
-        """Take in an answer of the current term; a stale one, of an earlier session, changes nothing."""
+        """Handle an answer of the current term; a stale one, of an earlier session, changes nothing."""
         if not self._refresh() or answer.session != self.session:
             return
         self.peer_may_lead, self._peer_is_sound = answer.may_lead, answer.sound
@@ -106,7 +106,7 @@ class Dispatcher:
         self.step(now_ms)
 
     def revive(self) -> None:
-        """The peer speaks again after a silence: what was under way is probably lost, so repeat it."""
+        """The peer answers again after a silence: requests in flight are probably lost, so repeat them."""
         self._asked_ms = None
         self._last_push_ms = -self._config.idle_commit_interval_ms
         if (push := self._first_pending()) is not None:
@@ -120,7 +120,7 @@ class Dispatcher:
 
     @property
     def is_level(self) -> bool:
-        """Whether the peer could lead soon: it holds nearly all of the log, by `level_lag_bytes`."""
+        """Return whether the peer could lead soon: it holds nearly all of the log, by `level_lag_bytes`."""
         lag_bytes = self._log.end_offset - self._acked_offset
         near = self.state is DispatcherState.APPEND and lag_bytes <= self._config.level_lag_bytes
         return near and self.peer_may_lead
@@ -128,7 +128,7 @@ class Dispatcher:
     # --- D-01 to D-03: the state ---------------------------------------------------------------------------
 
     def _refresh(self) -> bool:
-        """Whether this node leads; a new term or leader starts the comparison anew (D-02)."""
+        """Return whether this node leads; a new term or leader starts the comparison again (D-02)."""
         member = self._member
         if not member.leads:
             return False
@@ -156,11 +156,11 @@ class Dispatcher:
         self._compare_index = NO_INDEX
         self._asked_ms = None
         self._truncate_index, self._reset = index, reset
-        if reset:  # what the peer has acknowledged goes with the log that it gives up
+        if reset:  # its acknowledgements end with the log that it gives up
             self._quorum.set_watermark(self.peer, NO_INDEX)
 
     def _enter_append(self, index: int) -> None:
-        if index < self._log.begin_index:  # trimmed since it was asked about
+        if index < self._log.begin_index:  # trimmed since the question was sent
             self._enter_compare()
             return
         self._change(DispatcherState.APPEND)
@@ -181,7 +181,7 @@ class Dispatcher:
             self._last_leak_check_ms = now_ms
             self._drop_acknowledged()
         while self._write_index <= log.end_index:
-            if self._write_index < log.begin_index:  # trimmed meanwhile: begin again at what is left (D-12 7)
+            if self._write_index < log.begin_index:  # trimmed meanwhile: restart at the begin (D-12 7)
                 self._enter_compare()
                 self._compare(now_ms)
                 return
@@ -205,7 +205,7 @@ class Dispatcher:
         return self._log.end_offset - self._acked_offset > self._config.peer_push_throttle_point_bytes
 
     def _throttle(self, now_ms: int) -> None:
-        """A peer that has filled its window and lies far behind gets a limited stream from now on (D-09)."""
+        """Limit the rate of a peer that has filled its window and lags far behind (D-09)."""
         if not self._throttled and self._is_far_behind():
             self._throttled = True
             self._quota_from_ms, self._quota_used_bytes = now_ms, 0
@@ -230,7 +230,7 @@ class Dispatcher:
             self._pending[first.base_index] = Push(last.last_index, last.next_offset, size_bytes, now_ms)
 
     def _commit(self, now_ms: int) -> None:
-        """Everything is pushed: tell the committed index, and check that the peer holds what it said."""
+        """Everything is pushed: send the committed index, and check that the peer holds what it reported."""
         news = self._told_committed < self._member.committed_index or not self._peer_is_sound
         config = self._config
         interval_ms = config.commit_interval_ms if news else config.idle_commit_interval_ms
@@ -244,7 +244,7 @@ class Dispatcher:
         return next(iter(self._pending.values()), None)
 
     def _retry_lost(self, now_ms: int) -> None:
-        """Push again what lies right behind the watermark, if its answer is overdue (D-07)."""
+        """Repeat the push directly after the watermark if its answer is overdue (D-07)."""
         push = self._first_pending()
         if push is None or now_ms - push.sent_ms <= self._config.max_push_timeout_ms:
             return
@@ -258,7 +258,7 @@ class Dispatcher:
             self._send(PushType.APPEND, index, index_term, now_ms, batches=tuple(batches))
 
     def _drop_acknowledged(self) -> None:
-        """Take pushes at or below the watermark out of the window (D-08, D-10)."""
+        """Remove pushes at or below the watermark from the window (D-08, D-10)."""
         watermark = self._quorum.watermarks[self.peer]
         for base_index, push in list(self._pending.items()):
             if push.last_index > watermark:
@@ -273,7 +273,7 @@ class Dispatcher:
             self._quorum.raise_watermark(self.peer, answer.index)
             self._drop_acknowledged()
         elif answer.code in (PushCode.SUCCESS, PushCode.INCONSISTENT_STATE):
-            self._enter_compare()  # an ack past the leader's end is of a log that is not the leader's
+            self._enter_compare()  # an ack beyond the leader's end belongs to another log
 
     # --- D-11 to D-13: COMPARE -----------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Dispatcher:
         self._send(PushType.COMPARE, self._compare_index, log.term_at(self._compare_index), now_ms)
 
     def _is_waiting(self, now_ms: int) -> bool:
-        """Whether a COMPARE or TRUNCATE is under way and not yet overdue."""
+        """Return whether a COMPARE or TRUNCATE is in flight and not yet overdue."""
         return self._asked_ms is not None and now_ms - self._asked_ms < self._config.compare_timeout_ms
 
     def _compared(self, answer: PushAnswer) -> None:
@@ -313,10 +313,10 @@ class Dispatcher:
                 self._enter_truncate(log.begin_index, reset=True)  # (7)
 
     def _further_back(self, answer: PushAnswer) -> int:
-        """The next index to compare: one step a term, not one a record (D-13).
+        """Return the next index to compare: one step per term, not per record (D-13).
 
-        Behind the follower's conflict index its terms are past ours, and behind our last record of its
-        conflict term ours are past its: nothing there can agree.
+        After the follower's conflict index its terms are newer than ours, and after our last record of its
+        conflict term ours are newer than its: no record there can match.
         """
         if answer.conflict_index == NO_INDEX:
             return NO_INDEX
@@ -340,7 +340,7 @@ class Dispatcher:
         self._send(PushType.TRUNCATE, index, index_term, now_ms, reset=self._reset, batches=(batch,))
 
     def _truncated(self, answer: PushAnswer) -> None:
-        """Only the truncate index as the peer's end leads to APPEND; anything else stays and tries again."""
+        """Enter APPEND only if the peer's end is the truncate index; otherwise stay and repeat."""
         if answer.code is PushCode.SUCCESS and answer.end_index == self._truncate_index:
             self._enter_append(self._truncate_index)
         elif answer.code is PushCode.INCONSISTENT_STATE:
@@ -349,7 +349,7 @@ class Dispatcher:
     # --- D-06: every push ----------------------------------------------------------------------------------
 
     def _before(self, base_index: int) -> tuple[int, int]:
-        """Index and term of the record before `base_index`; term 0 when the leader does not hold it."""
+        """Return index and term of the record before `base_index`; term 0 if the leader does not hold it."""
         index = base_index - 1
         return index, self._log.term_at(index) if index >= max(self._log.begin_index, 0) else 0
 

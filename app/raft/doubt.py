@@ -1,15 +1,15 @@
-"""A member that may have lost what it acknowledged or voted, and how it becomes as good as any other. PURE.
+"""A member that may have lost what it acknowledged or voted, and the ways to become sound again. PURE.
 
 An unsound member follows; its acknowledgements and confirmed reads do not count at the leader, and its vote
 counts only when every voter grants (ballot.py). It becomes sound by one of
 
 - an election that it wins: by every voter, or by a majority of sound ones;
 - a leader whose log it holds, up to a record of the leader's term and to all that the leader has committed
-  (EntryHandler.holds_all_committed). When it has lost its vote, too, it may have helped to elect a leader of
-  a newer term than this one's. That is ruled out when there is no other voter, or when a quorum of sound
-  voters or every voter has confirmed this leader since: members that are in this term now were in no newer
-  one before. Its own vote for this leader rules out nothing: other votes of that term may be older than the
-  one that it has lost.
+  (EntryHandler.holds_all_committed). If it has lost its vote too, it may have helped to elect a leader of a
+  newer term than this one's. That is excluded when there is no other voter, or when a quorum of sound voters
+  or every voter has confirmed this leader since: members that are in this term now were in no newer one
+  before. Its own vote for this leader excludes nothing: other votes of that term may be older than the one
+  that it has lost.
 """
 
 from app.raft.entry_handler import EntryHandler
@@ -18,7 +18,7 @@ from app.raft.state import MemberState
 
 
 class Doubt:
-    """Of one member that is not sound."""
+    """Doubt about one member that is not sound."""
 
     def __init__(
         self, member: MemberState, handler: EntryHandler, reads: FollowerReads, knows_vote: bool
@@ -48,7 +48,7 @@ class Doubt:
 
     @property
     def trusts_leader(self) -> bool:
-        """Whether it is excluded that this member once helped to elect the leader of a newer term.
+        """Whether this member certainly did not help to elect the leader of a newer term.
 
         A leader that no majority of such members answers stands down (R-04); all elect the next one.
         """

@@ -1,4 +1,4 @@
-"""When a member without a leader asks for votes (R-01, R-03). PURE."""
+"""Election timer: when a member without a leader asks for votes (R-01, R-03). PURE."""
 
 from random import Random
 from typing import Final
@@ -10,7 +10,7 @@ REMOVED_PAUSE: Final = 10  # election timeouts between two questions of a remove
 
 
 class ElectionTimer:
-    """`due_ms`: then the member asks for votes, or a removed one for the leader."""
+    """`due_ms`: the time at which the member asks for votes, or a removed one for the leader."""
 
     def __init__(self, config: RaftConfig, random: Random) -> None:
         self._timeout_ms = config.election_timeout_ms
@@ -22,14 +22,14 @@ class ElectionTimer:
         self.due_ms = now_ms + self._random.randint(*self._timeout_ms) * (REMOVED_PAUSE if removed else 1)
 
     def saving(self, now_ms: int) -> None:
-        """Term or vote are on their way to the disk."""
+        """Term or vote are being written."""
         self._saving_since_ms = now_ms
 
     def saved(self, now_ms: int) -> None:
-        """Restart when term or vote are on disk: what rests on them leaves only now.
+        """Restart when term or vote are on disk: messages that depend on them leave only now.
 
-        The wait for votes, or for the leader that was voted for, is longer by the time that this disk took:
-        the disks of the other voters have about as much to do.
+        The wait for votes, or for the leader that got the vote, is extended by the time that this disk took:
+        the disks of the other voters are probably as slow.
         """
         self.restart(now_ms)
         self.due_ms += min(now_ms - self._saving_since_ms, DISK_WAITS_MAX * self._timeout_ms[1])

@@ -10,7 +10,7 @@ from app.raft.state import MemberState, Outbox, is_of_term
 
 @dataclass(slots=True)
 class Waiting:
-    """An append that came before the one it follows (D-16)."""
+    """An append that arrived before its predecessor (D-16)."""
 
     request: PushRequest
     received_ms: int
@@ -25,16 +25,16 @@ class Deferred:
 
 
 class EntryHandler:
-    """Pushes of the current leader only: core.py has refused all others (D-21).
+    """Handles pushes of the current leader only: core.py has refused all others (D-21).
 
-    Invariants: `matched_index` is the last index known to be the leader's, too; the committed index never
-    passes it (R-12), and no acknowledgement names more than what is both matched and held.
+    Invariants: `matched_index` is the last index that is known to be the leader's, too; the committed index
+    never exceeds it (R-12), and no acknowledgement names more than what is both matched and held.
     """
 
     def __init__(
         self, state: MemberState, log: ReplicaLog, outbox: Outbox, config: RaftConfig, life: int
     ) -> None:
-        """life: drawn by chance; tells a leader's pushes to this process from those to an earlier one."""
+        """life: drawn at random; distinguishes pushes to this incarnation from those to an earlier one."""
         self._life = life
         self._term = NO_INDEX
         self._session = 0
@@ -45,9 +45,9 @@ class EntryHandler:
         self.reset()
 
     def reset(self) -> None:
-        """A new term, or its leader is lost or found: nothing is matched yet, nothing waits any more.
+        """Start again after a change of term or leader: nothing is matched yet, nothing waits.
 
-        The session stays for the whole term: also after a silence a late TRUNCATE must be known for one.
+        The session stays for the whole term: a late TRUNCATE must be recognized also after a silence.
         """
         if self._term != self._member.term:
             self._term, self._session = self._member.term, 0
@@ -55,19 +55,19 @@ class EntryHandler:
         self._waiting: dict[int, Waiting] = {}  # by base index
         self._waiting_bytes = 0
         self._deferred: Deferred | None = None
-        self._storing: PushRequest | None = None  # its batches are on their way to the log
+        self._storing: PushRequest | None = None  # its batches are being written
         self._truncating = False
         self._owes_ack = False
-        self._acked_index = NO_INDEX  # the last one told since the last comparison
+        self._acked_index = NO_INDEX  # the last one received since the last comparison
         self._leader_committed = NO_INDEX
         self._is_vouched = False
         self._vouched_index = NO_INDEX  # the committed index, told to this very life after a comparison
         self._last_check_ms = 0
 
     def handle(self, request: PushRequest, now_ms: int) -> None:
-        """Take a push of the leader that this member follows."""
+        """Handle a push of the leader that this member follows."""
         if request.session < self._session:
-            return  # late: the leader has compared again since, a TRUNCATE would take away what counts by now
+            return  # late: the leader has compared again since; a TRUNCATE would remove what counts by now
         if request.life != self._life and request.type is not PushType.COMPARE:
             self._answer(request, PushCode.INCONSISTENT_STATE, request.index)
             return
@@ -100,18 +100,19 @@ class EntryHandler:
 
     @property
     def holds_all_committed(self) -> bool:
-        """Whether nothing that is committed could be missing here: what an unsound member must reach.
+        """Whether no committed record can be missing here: the condition that an unsound member must reach.
 
-        A record of the leader's term follows everything that was committed before that term. What its own
-        term has committed with the help of an earlier life of this member the leader told after it had
-        compared with this one: from then on it counts no acknowledgement of the earlier life.
+        A record of the leader's term follows everything that was committed before that term. What the
+        leader's own term has committed with acknowledgements of an earlier incarnation of this member is
+        covered too: the leader sent its committed index after the comparison with this incarnation, and from
+        then on counts no acknowledgement of the earlier one.
         """
         index = self._acknowledged_index
         vouched = self._is_vouched and index >= self._vouched_index
         return vouched and is_of_term(self._log, index, self._member.term)
 
     def written(self, now_ms: int) -> None:
-        """The log is as the last push asked; not necessarily on disk."""
+        """The log is as the last push requires; not necessarily on disk."""
         request, self._storing = self._storing, None
         if request is None:
             return
@@ -129,7 +130,7 @@ class EntryHandler:
             self._take_waiting(self._log.next_index, now_ms)
 
     def not_written(self) -> None:
-        """The disk had no room: nothing of the last push stays, and the leader will try again (D-07)."""
+        """The disk is full: nothing of the last push stays, and the leader will repeat it (D-07)."""
         request, self._storing = self._storing, None
         self._truncating = False
         self.matched_index = min(self.matched_index, self._log.end_index)
@@ -137,12 +138,12 @@ class EntryHandler:
             self._answer(request, PushCode.BUSY, request.index)
 
     def synced(self) -> None:
-        """More of the log is on disk: what was held back for it may be answered (D-14, R-11)."""
+        """More of the log is on disk: send the answers that waited for it (D-14, R-11)."""
         self._answer_deferred()
         self._acknowledge()
 
     def tick(self, now_ms: int) -> None:
-        """Look after appends that wait, at most each `fast_forward_timeout_ms` (D-17, D-18)."""
+        """Check waiting appends, at most every `fast_forward_timeout_ms` (D-17, D-18)."""
         timeout_ms = self._config.fast_forward_timeout_ms
         if not self._waiting or now_ms - self._last_check_ms < timeout_ms:
             return
@@ -185,7 +186,7 @@ class EntryHandler:
                 self._owes_ack = True
 
     def _wait(self, request: PushRequest, now_ms: int) -> None:
-        """Keep an append until the one before it has come; a second push takes the first's place (D-16)."""
+        """Keep an append until its predecessor has arrived; a second push replaces the first (D-16)."""
         first_index = request.batches[0].base_index
         replaced = self._waiting.get(first_index)
         size_bytes = _size_bytes(request) - (0 if replaced is None else _size_bytes(replaced.request))
@@ -206,7 +207,8 @@ class EntryHandler:
         self._append(request, now_ms)
 
     def _agrees(self, index: int, term: int) -> bool:
-        """Whether the record at `index` is the leader's, so that everything before it is, too (R-06)."""
+        """Return whether the record at `index` is the leader's, so that everything before it is, too
+        (R-06)."""
         log = self._log
         if index == NO_INDEX:
             return log.next_index == 0 or log.begin_index == 0
@@ -215,7 +217,8 @@ class EntryHandler:
     # --- COMPARE, TRUNCATE, COMMIT ------------------------------------------------------------------------
 
     def _commit(self, request: PushRequest) -> None:
-        """The leader names what it believes us to hold: more than we do, and it must compare again."""
+        """Check the index that the leader believes this member to hold: if it is too high, it must compare
+        again."""
         if request.index != NO_INDEX and not self._agrees(request.index, request.index_term):
             self._answer(request, PushCode.INCONSISTENT_STATE, request.index)
             return
@@ -223,7 +226,8 @@ class EntryHandler:
         self._answer(request, PushCode.SUCCESS, self._acknowledged_index)
 
     def _truncate(self, request: PushRequest) -> None:
-        """Make the log end with the carried batch (D-14), if that takes away nothing committed (R-07)."""
+        """Let the log end with the carried batch (D-14), unless that would remove a committed record
+        (R-07)."""
         log, batch, committed = self._log, request.batches[0], self._member.committed_index
         if log.holds(batch):
             keep_index, carried = batch.last_index, False
@@ -235,7 +239,7 @@ class EntryHandler:
             self._answer(request, PushCode.INCONSISTENT_STATE, request.truncate_index)
             return
         resets = carried and request.reset
-        if resets:  # an empty log has nothing that a reset could take away
+        if resets:  # an empty log has nothing that a reset could remove
             allowed = NO_INDEX in (committed, log.end_index) or request.leader_begin > committed
         else:
             allowed = keep_index >= committed
@@ -283,7 +287,7 @@ class EntryHandler:
             self._answer_conflict(request)
 
     def _answer_conflict(self, request: PushRequest) -> None:
-        """Say where, at the latest, the logs may still agree (D-13)."""
+        """Report the last place where the logs may still match (D-13)."""
         log = self._log
         index = min(request.index, log.last_index_of_term_at_most(request.index_term))
         term = log.term_at(index) if index >= log.begin_index != NO_INDEX else 0
@@ -293,7 +297,7 @@ class EntryHandler:
 
     @property
     def _acknowledged_index(self) -> int:
-        """What may be acknowledged now: the leader's, and as durable as the log asks for."""
+        """The index that may be acknowledged now: matched, and as durable as the log requires."""
         return min(self.matched_index, self._member.held_index(self._log))
 
     def _acknowledge(self) -> None:

@@ -1,11 +1,11 @@
-"""What every core says of its member in the same way, whatever the replication mode. PURE."""
+"""Shared part of every core, whatever the replication mode. PURE."""
 
 from app.log.contract import Ready, Role
 from app.raft.state import MemberState, Outbox
 
 
 class MemberCore:
-    """The plain part of ReplicationCore: over the member as it stands, and what must leave next."""
+    """The common part of ReplicationCore, over the member's state and its next Ready."""
 
     runs_ahead = False
     takes_unreplicated = False
@@ -38,7 +38,7 @@ class MemberCore:
         return self._outbox.take()
 
     def _announce(self) -> None:
-        """Tell the journal of a new leader, term or role."""
+        """Record a new leader, term or role in the journal."""
         member = self._member
         role, leader_id, term = self._announced
         if (member.role, member.leader_id, member.term) == self._announced:

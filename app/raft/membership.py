@@ -1,4 +1,4 @@
-"""Who is in the group, as the log itself says it (R-10): learner first, then voter, one change at a time.
+"""Members of a group as the log defines them (R-10): learner first, then voter, one change at a time.
 
 Majorities of two groups that differ in one voter overlap, so no joint phase is needed (Raft thesis 4.1).
 """
@@ -11,10 +11,10 @@ from app.log.contract import ChangeKind, GroupConfig
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What the leader knows of its group at one instant.
+    """The leader's view of its group at one instant.
 
     settled: the last change and a record of this term are committed. level: peers that hold nearly all of the
-    log. awake: members heard within an election timeout, the leader among them.
+    log. awake: members heard within an election timeout, including the leader.
     """
 
     group: GroupConfig
@@ -26,8 +26,8 @@ class GroupView:
 def changed(view: GroupView, kind: ChangeKind, node_id: str) -> GroupConfig | None:
     """Return the group after the change, None when it is so already.
 
-    Raises ChangeInProgress, NotCaughtUp (promotion of one that lags), WouldLoseQuorum (the voters that are
-    awake would be no majority), NotFound, InvalidRequest (the last voter).
+    Raises ChangeInProgress, NotCaughtUp (promotion of a member that lags), WouldLoseQuorum (the reachable
+    voters would not be a majority), NotFound, InvalidRequest (the last voter).
     """
     group = view.group
     voters, learners = group.voters, group.learners

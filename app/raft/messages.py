@@ -1,7 +1,7 @@
-"""What Raft nodes say to each other about one log. How it looks on the wire: wire.py.
+"""Messages between Raft nodes about one log. Encoding: app/node/network/wire.py.
 
-DLedger's push family (D-06) and Raft's votes. The log id stands in the frame, source and target are the
-connection's, so every message has them. All indexes are inclusive.
+DLedger's push family (D-06) and Raft's votes. The frame contains the log id; source and target are those of
+the connection. All indexes are inclusive.
 """
 
 from enum import IntEnum
@@ -24,17 +24,17 @@ class PushCode(IntEnum):
     INCONSISTENT_STATE = 1  # the leader must compare again (D-10)
     REPEATED_PUSH = 2  # D-16
     REFUSED = 3  # older term, other leader (D-21), below the committed index (R-07)
-    BUSY = 4  # no room for it now: D-07 tries again
+    BUSY = 4  # no space for it now: D-07 repeats it
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
-    """`term` is the sender's, but in a pre-vote the term it would campaign in."""
+    """`term` is the sender's; in a pre-vote the term in which it would campaign."""
 
     term: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class VoteRequest(Message, frozen=True, array_like=True, tag=1):
-    """last_index, last_term: the candidate's log (R-02). transfer: its leader told it to (R-09).
+    """last_index, last_term: the candidate's log (R-02). transfer: its leader requested it (R-09).
 
     weighs: the candidate counts votes of unsound members only when every voter grants its vote.
     """
@@ -50,7 +50,7 @@ class GroupNotice(msgspec.Struct, frozen=True, array_like=True):
     """The committed group of a log, for a node outside of it (R-10).
 
     index: of its membership record. leader_id: None while the sender knows no leader. nodes: id -> (base URL,
-    host:port for peers) of the members whose addresses the log had to teach.
+    host:port for peers) of the members whose addresses are in the log alone.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0)]
@@ -79,9 +79,9 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=3):
 
 
 class HeartbeatAnswer(Message, frozen=True, array_like=True, tag=4):
-    """round: NO_INDEX when the heartbeat was of an older term. has_room: on this member's disk. sound:
-    whether the follower is. trusts: false while it may have forgotten that it helped to elect the leader of
-    a newer term; such an answer does not keep a leader in its place (R-04)."""
+    """round: NO_INDEX when the heartbeat was of an older term. has_room: whether this member's disk has
+    space. sound: whether the follower is sound. trusts: false while it may have lost a vote for the leader
+    of a newer term; such an answer does not keep a leader in office (R-04)."""
 
     round: int
     has_room: bool = True
@@ -122,15 +122,15 @@ class PushRequest(PushHead, frozen=True, array_like=True, tag=5):
 
 
 class PushAnswer(Message, frozen=True, array_like=True, tag=6):
-    """Cumulative: SUCCESS says that the follower holds the leader's log up to `index`, as durably as the log
-    asks for; so does `end_index` after a TRUNCATE (D-14).
+    """Cumulative: SUCCESS confirms that the follower holds the leader's log up to `index`, as durably as the
+    log requires; so does `end_index` after a TRUNCATE (D-14).
 
-    index: with SUCCESS as above (COMPARE: the compare index); else the index that the answer is about.
-    life: drawn by chance when the follower started.
-    conflict_term, conflict_index: with INCONSISTENT_STATE to a COMPARE, the follower's last index at or below
+    index: with SUCCESS as above (COMPARE: the compare index); otherwise the index that the answer is about.
+    life: drawn at random when the follower started. conflict_term, conflict_index: with INCONSISTENT_STATE to
+    a COMPARE, the follower's last index at or below
         the compare index whose term is at most the leader's there, and that record's term (D-13).
-    may_lead: false while the follower lacks the log's state, or something that it once acknowledged.
-    sound: false while it may lack something that it once acknowledged or voted: its answers do not count.
+    may_lead: false while the follower lacks the log's state, or something that it once acknowledged. sound:
+    false while it may lack something that it once acknowledged or voted: its answers do not count.
     """
 
     type: PushType
@@ -147,7 +147,8 @@ class PushAnswer(Message, frozen=True, array_like=True, tag=6):
 
 
 class ReadIndexRequest(Message, frozen=True, array_like=True, tag=7):
-    """A follower asks for a read index (R-08). `id` is drawn by chance: no answer to an earlier life fits.
+    """Request of a follower for a read index (R-08). `id` is random: no answer to an earlier incarnation
+    matches.
 
     leadership: only whether the receiver still leads (doubt.py). Older versions answer a read index.
     """
@@ -164,11 +165,11 @@ class ReadIndexAnswer(Message, frozen=True, array_like=True, tag=8):
 
 
 class TimeoutNow(Message, frozen=True, array_like=True, tag=9):
-    """The leader hands over: campaign at once, without a pre-vote (R-09)."""
+    """Transfer of leadership: start an election at once, without a pre-vote (R-09)."""
 
 
 class StateRequest(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=10):
-    """A replica whose log begins after the past asks for the log's state, from a byte of it on.
+    """Request for the log's state, from a byte of it on, by a replica that lacks earlier records.
 
     id: of the transfer, by which the pieces of one snapshot belong together.
     """

@@ -1,4 +1,4 @@
-"""The other members as a leader sees them: a dispatcher each, and when it last heard them. PURE."""
+"""The other members from the leader's view: a dispatcher each, and when each was last heard. PURE."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from storage.format.batch import Batch
 
 
 class Peers:
-    """All members of the group but this one.
+    """All members of the group except this one.
 
     dispatchers: by peer, at every member, whether it leads or not. heard_ms: when each peer last answered
-    this leader; from the beginning of its term on, or since the peer is a member. has_room: what peers have
-    answered about their disks in this term.
+    this leader; at the beginning of its term or of the peer's membership, that time. has_room: the peers'
+    reports about their disks in this term.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class Peers:
         self._set_dispatchers()
 
     def _set_dispatchers(self) -> None:
-        """One for every other member; those who stay keep theirs, who returns goes on with its sessions."""
+        """Keep one dispatcher per other member; existing ones stay, a returning member continues its
+        sessions."""
         member, known = self._member, self.dispatchers
         for peer, dispatcher in known.items():
             self._sessions[peer] = dispatcher.session
@@ -60,7 +61,7 @@ class Peers:
         }
 
     def regroup(self, now_ms: int) -> None:
-        """The group is another one."""
+        """Adopt another group."""
         self._set_dispatchers()
         if self._member.leads:
             self.heard_ms = {peer: self.heard_ms.get(peer, now_ms) for peer in self.dispatchers}
@@ -78,7 +79,7 @@ class Peers:
         self.heard_ms[peer] = now_ms
 
     def set_trust(self, peer: str, trusts: bool, now_ms: int) -> None:
-        """The peer has told whether it can exclude that it helped to elect the leader of a newer term."""
+        """Record whether the peer excludes that it helped to elect the leader of a newer term."""
         if trusts:
             self._doubting_ms.pop(peer, None)
         else:
@@ -89,7 +90,7 @@ class Peers:
             dispatcher.step(now_ms, batches)
 
     def majority_heard_ms(self, now_ms: int) -> int:
-        """When a majority of the voters, this leader among them, was last heard (R-04).
+        """Return when a majority of the voters, including this leader, was last heard (R-04).
 
         A peer in doubt does not count: with such peers and a minority nothing could be committed, and the
         doubt could never end.
@@ -98,14 +99,14 @@ class Peers:
         return quorum_index(heard[voter] for voter in self._member.group.voters)
 
     def is_awake(self, peer: str, now_ms: int) -> bool:
-        """Whether it was heard within the shortest election timeout."""
+        """Return whether it was heard within the shortest election timeout."""
         return now_ms - self.heard_ms[peer] <= self._config.election_timeout_ms[0]
 
     def view(self, now_ms: int, *, settled: bool) -> GroupView:
-        """What a change of the group depends on. settled: nothing of an earlier change is under way."""
+        """Return the conditions of a change of the group. settled: no earlier change is in progress."""
         member, marks = self._member, self._quorum.watermarks
         awake_ms = now_ms - self._config.election_timeout_ms[1]
-        awake = tuple(  # without a watermark a peer has not answered in this term: it may be gone
+        awake = tuple(  # without a watermark a peer has not answered in this term: it may be down
             peer
             for peer, heard_ms in self.heard_ms.items()
             if heard_ms >= awake_ms and marks.get(peer, NO_INDEX) != NO_INDEX

@@ -1,4 +1,4 @@
-"""The quorum ack checker (D-22 to D-29): watermarks of the peers, committed index, appends that wait."""
+"""Quorum ack checker (D-22 to D-29): watermarks of the peers, committed index, waiting appends."""
 
 from bisect import insort
 from collections import deque
@@ -13,7 +13,7 @@ from storage.units import NEVER_MS
 def quorum_index(watermarks: Iterable[int]) -> int:
     """Return the highest index that a majority of the voters holds (D-24).
 
-    watermarks: one a voter, the leader's among them; inclusive, NO_INDEX for none. The record at the result
+    watermarks: one per voter, including the leader; inclusive, NO_INDEX for none. The record at the result
     may still be of an older term: the caller checks R-05.
     """
     ordered = sorted(watermarks, reverse=True)
@@ -25,7 +25,7 @@ def _last_index(append: PendingAppend) -> int:
 
 
 class QuorumChecker:
-    """Works while its member leads; watermarks and waiting appends belong to the current term only (D-23).
+    """Active while its member leads; watermarks and waiting appends belong to the current term only (D-23).
 
     Invariant: no waiting append is at or below what its acks need, once `check` has run.
     """
@@ -54,9 +54,9 @@ class QuorumChecker:
         return self._watermarks
 
     def open_term(self, now_ms: int) -> None:
-        """This member leads from now on: nobody has acknowledged anything in this term."""
+        """This member starts to lead: there are no acknowledgements in this term yet."""
         group = self._state.group
-        self._unsound = {}  # no peer has a watermark before its first answer, which tells
+        self._unsound = {}  # a peer has no watermark before its first answer
         self._watermarks = dict.fromkeys((*group.voters, *group.learners), NO_INDEX)
         self._watermarks[self._state.node_id] = self._state.held_index(self._log)
         self._last_leak_check_ms = now_ms
@@ -64,7 +64,8 @@ class QuorumChecker:
         self.publish(now_ms)
 
     def regroup(self) -> None:
-        """The group has changed: newcomers have acknowledged nothing, who left does not count (R-10)."""
+        """The group has changed: new members have acknowledged nothing, former members do not count
+        (R-10)."""
         group, marks = self._state.group, self._watermarks
         own = {self._state.node_id: marks[self._state.node_id]}
         peers = {peer: marks.get(peer, NO_INDEX) for peer in (*group.voters, *group.learners)}
@@ -72,7 +73,7 @@ class QuorumChecker:
         self.needs_check = True
 
     def close_term(self, now_ms: int) -> None:
-        """The lead is lost: nobody knows what becomes of what still waits (D-23)."""
+        """Leadership is lost: the outcome of waiting appends is unknown (D-23)."""
         self.publish(now_ms)
         for append in self._all_pending():
             self._outbox.answers.append((append, AppendFate.TERM_CHANGED))
@@ -82,7 +83,7 @@ class QuorumChecker:
         self.needs_check = False
 
     def set_watermark(self, peer: str, index: int) -> None:
-        """The dispatcher has found out what the peer holds (D-03); less than before, if it was wiped."""
+        """Record what the peer holds (D-03); less than before, if its log was lost."""
         self._watermarks[peer] = index
         self.needs_check = True
 
@@ -93,7 +94,7 @@ class QuorumChecker:
             self.needs_check = True
 
     def set_sound(self, peer: str, sound: bool) -> None:
-        """The peer has told whether its acknowledgements count."""
+        """Record whether the peer's acknowledgements count."""
         if sound is not (peer not in self._unsound):
             if sound:
                 del self._unsound[peer]
@@ -105,25 +106,25 @@ class QuorumChecker:
         return NO_INDEX if voter in self._unsound else self._watermarks[voter]
 
     def add(self, appends: Sequence[PendingAppend]) -> None:
-        """New appends of one batch, in index order, behind all that wait."""
+        """Add new appends of one batch, in index order, after all that wait."""
         for append in appends:
             self._pending[append.acks].append(append)
             self._note_deadline(append)
 
     def join(self, append: PendingAppend) -> None:
-        """An append that was in the log before: it takes its place among those that wait."""
+        """Add an append that is already in the log at its place among those that wait."""
         insort(self._pending[append.acks], append, key=_last_index)
         self._note_deadline(append)
         self.needs_check = True
 
     def drop(self, first_index: int) -> None:
-        """The batch from `first_index` on was never stored: its appends are refused."""
+        """The batch from `first_index` on was never stored: refuse its appends."""
         for waiting in self._pending.values():
             while waiting and waiting[-1].first_index >= first_index:
                 self._outbox.answers.append((waiting.pop(), AppendFate.REFUSED))
 
     def check(self, now_ms: int) -> None:
-        """Commit what a majority holds (D-24, R-05) and answer whoever waited for it (D-25)."""
+        """Commit what a majority holds (D-24, R-05) and answer the appends that waited for it (D-25)."""
         self.needs_check = False
         state = self._state
         self._watermarks[state.node_id] = state.held_index(self._log)
@@ -146,7 +147,7 @@ class QuorumChecker:
             self.publish(now_ms)
 
     def publish(self, now_ms: int) -> None:
-        """Tell the journal where everybody stands (D-22)."""
+        """Record the position of every member in the journal (D-22)."""
         state, log = self._state, self._log
         self._published_ms = now_ms
         self._published = (state.committed_index, dict(self._watermarks))
@@ -186,7 +187,7 @@ class QuorumChecker:
         self._outbox.answers.extend((append, AppendFate.ACKNOWLEDGED) for append in done)
 
     def _time_out(self, now_ms: int) -> None:
-        """Tell those who waited too long that nobody knows yet (D-26)."""
+        """Answer the appends that waited too long: their outcome is unknown (D-26)."""
         for acks, waiting in self._pending.items():
             late = [append for append in waiting if append.deadline_ms <= now_ms]
             if late:

@@ -1,9 +1,9 @@
-"""Linearizable reads without trusting a clock (R-08): the leader asks a quorum whether it still leads.
+"""Linearizable reads that do not depend on clocks (R-08): a quorum confirms that the leader still leads.
 
-Reads that come while a round of heartbeats is under way wait for the next one, so that many readers share it.
-A follower gathers its readers in the same way and asks the leader for all of them at once. At most
-`max_waiting_reads` wait, and each at most `read_index_timeout_ms`, so that callers that gave up leave nothing
-behind while a leader cannot confirm.
+Reads that arrive while a round of heartbeats is in flight wait for the next one, so that many readers share
+it. A follower collects its readers in the same way and sends one request for all of them to the leader. At
+most `max_waiting_reads` wait, each at most `read_index_timeout_ms`, so that abandoned reads do not accumulate
+while a leader cannot confirm.
 """
 
 from bisect import bisect_right
@@ -43,11 +43,11 @@ class Confirmation:
 
 
 class LeaderReads:
-    """Hands out read indexes while its member leads. A reader is a driver's token or a PeerReader.
+    """Issues read indexes while its member leads. A reader is a driver's token or a PeerReader.
 
     Invariant: a read index is a committed index of this term, taken before the round that confirms it. It is
-    confirmed by a quorum of sound voters. A question about the lead alone needs no committed record, and all
-    voters together confirm it, too, sound or not.
+    confirmed by a quorum of sound voters. A question about leadership alone needs no committed record, and
+    all voters together confirm it too, sound or not.
     """
 
     def __init__(self, state: MemberState, log: ReplicaLog, outbox: Outbox, config: RaftConfig) -> None:
@@ -56,7 +56,7 @@ class LeaderReads:
         self._outbox = outbox
         self._config = config
         self._round = 0
-        self._answered: dict[str, int] = {}  # peer -> last round that it has answered as a sound one
+        self._answered: dict[str, int] = {}  # peer -> last round that it has answered as a sound member
         self._heard: dict[str, int] = {}  # peer -> last round that it has answered
         self._asking: list[tuple[int, Any]] = []  # as _queued: about the lead alone
         self._proving: list[tuple[int, list[tuple[int, Any]]]] = []  # (round, as asking)
@@ -64,7 +64,7 @@ class LeaderReads:
         self._confirming: list[tuple[int, int, list[tuple[int, Any]]]] = []  # (round, read index, as queued)
 
     def close_term(self) -> None:
-        """The lead is lost: whoever waits must ask again."""
+        """Leadership is lost: refuse all readers; they must ask again."""
         for waiting in self._lists():
             for _, reader in waiting:
                 self._give(reader, None)
@@ -74,7 +74,7 @@ class LeaderReads:
         self._queued, self._confirming, self._asking, self._proving = [], [], [], []
 
     def _lists(self) -> list[list[tuple[int, Any]]]:
-        """All that wait."""
+        """Number of waiting readers."""
         confirming = [readers for _, _, readers in self._confirming]
         return [*confirming, self._queued, *(readers for _, readers in self._proving), self._asking]
 
@@ -91,8 +91,8 @@ class LeaderReads:
         queue.append((now_ms + self._config.read_index_timeout_ms, reader))
 
     def tick(self, now_ms: int) -> None:
-        """Refuse the readers that were not confirmed in time: the term is not open, or voters that answer
-        are not sound. Those keep the leader in its place (R-04), and confirm nothing."""
+        """Refuse the readers that were not confirmed in time: the term is not open, or the voters that
+        answer are not sound. Such voters keep the leader in office (R-04), but confirm nothing."""
         for waiting in self._lists():
             late = bisect_right(waiting, now_ms, key=_deadline_ms)
             expired = waiting[:late]
@@ -104,13 +104,13 @@ class LeaderReads:
 
     @property
     def wants_round(self) -> bool:
-        """Whether readers wait for a round that can begin now."""
+        """Return whether readers wait for a round that can begin now."""
         if self._asking and not self._proving:
             return True
         return bool(self._queued) and not self._confirming and self.term_is_open
 
     def begin_round(self) -> int:
-        """A round of heartbeats leaves now; return its number."""
+        """Begin a round of heartbeats; return its number."""
         self._round += 1
         if self._queued and self.term_is_open:
             self._confirming.append((self._round, self._member.committed_index, self._queued))
@@ -122,8 +122,8 @@ class LeaderReads:
         return self._round
 
     def answered(self, peer: str, number: int, *, sound: bool) -> None:
-        """The peer has answered a heartbeat of this term; an unsound one alone confirms nothing: it may have
-        forgotten a newer term."""
+        """Record a peer's answer to a heartbeat of this term. An unsound peer alone confirms nothing: it
+        may have forgotten a newer term."""
         if sound and number > self._answered.get(peer, 0):
             self._answered[peer] = number
         if number > self._heard.get(peer, 0):
@@ -132,7 +132,7 @@ class LeaderReads:
 
     @property
     def term_is_open(self) -> bool:
-        """Whether a record of the leader's own term is committed."""
+        """Return whether a record of the leader's own term is committed."""
         return is_of_term(self._log, self._member.committed_index, self._member.term)
 
     def _settle(self) -> None:
@@ -159,7 +159,7 @@ class LeaderReads:
 
 
 class FollowerReads:
-    """Asks the leader on behalf of this member's readers, one request at a time."""
+    """Sends requests to the leader for this member's readers, one at a time."""
 
     def __init__(self, state: MemberState, outbox: Outbox, config: RaftConfig, random: Random) -> None:
         self._member = state
@@ -176,7 +176,7 @@ class FollowerReads:
         return len(self._queued) + len(self._asking)
 
     def ask(self, token: Any, now_ms: int) -> None:
-        """Gather a reader; with no leader to ask, or too many waiting, it is refused at once."""
+        """Add a reader; without a leader, or with too many waiting readers, it is refused at once."""
         if self._member.leader_id is None or self.waiting_count >= self._config.max_waiting_reads:
             self._give(token, None)
             return
@@ -198,7 +198,7 @@ class FollowerReads:
                 self._send(now_ms)
 
     def fail(self) -> None:
-        """The leader changed: whoever waits must ask again."""
+        """The leader changed: refuse all readers; they must ask again."""
         self._asking += self._queued
         self._queued = []
         self._finish(None)

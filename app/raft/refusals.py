@@ -1,4 +1,4 @@
-"""What a member answers to a sender that it does not follow (D-21): the sender learns the term, no more."""
+"""Answers of a member to a sender that it does not follow (D-21): they carry the term, nothing else."""
 
 from app.log.contract import NO_INDEX, ReplicaLog
 from app.raft.messages import (
@@ -19,7 +19,7 @@ from app.raft.state import MemberState, Outbox
 def refuse_older(
     member: MemberState, log: ReplicaLog, outbox: Outbox, source: str, message: RaftMessage
 ) -> None:
-    """The sender lives in an older term: tell it ours."""
+    """Answer a sender of an older term with the current one."""
     if isinstance(message, PushRequest):
         refuse_push(member, log, outbox, source, message)
     elif isinstance(message, Heartbeat):

@@ -1,7 +1,7 @@
-"""This member's place in its group (R-10): voter, learner, removed, or voter of the group before the newest.
+"""The place of this member in its group (R-10): voter, learner, removed, or voter of the previous group.
 
-PURE. A membership record counts from its append. Until it is known to be committed, the voters of the group
-before it still campaign: the removed leader may be the only member that can get the record committed (Raft
+PURE. A membership record counts from its append. Until it is known to be committed, the voters of the
+previous group still campaign: the removed leader may be the only member that can commit the record (Raft
 thesis 4.2.2). A member that its leader no longer pushes to learns of its removal from its peers: they refuse
 its pre-vote with a GroupNotice.
 """
@@ -24,7 +24,7 @@ class Standing:
         self._former: GroupConfig | None = None  # the group that the newest one replaced
         self._nodes = NO_NODES
         self.index = NO_INDEX
-        self.notice: GroupNotice | None = None  # a peer's, until a leader or the own log knows better
+        self.notice: GroupNotice | None = None  # from a peer, until a leader or the own log knows better
 
     def configure(self, group: GroupConfig, index: int, nodes: Mapping[str, tuple[str, str]]) -> bool:
         """Adopt the group of the log's newest membership record; return whether the members changed."""
@@ -39,7 +39,7 @@ class Standing:
         return changed
 
     def tell(self) -> None:
-        """Record in the journal which members count from here on: readers judge watermarks by it."""
+        """Record in the journal which members count from now on: readers judge watermarks by it."""
         group = self._member.group
         data = {"voters": list(group.voters), "learners": list(group.learners), "index": self.index}
         self._outbox.tell("membership", self._member.term, data)
@@ -58,8 +58,8 @@ class Standing:
     def may_campaign(self) -> bool:
         """Whether the group may need this member as its leader.
 
-        An unsound member may ask: it is elected by all, or by sound voters (ballot.py). One that knows of no
-        other voter may have lost the record that named them.
+        An unsound member may campaign: it is elected by all, or by sound voters (ballot.py). One that knows
+        no other voter may have lost the record that named them.
         """
         member, former = self._member, self._former
         if self.notice is not None or not member.electable:
@@ -71,8 +71,8 @@ class Standing:
 
     @property
     def idle_role(self) -> Role:
-        """The role of a member that neither leads nor campaigns. A leader pushes to members alone, so that
-        one whose log does not name it yet is a learner while it has a leader."""
+        """Role of a member that neither leads nor campaigns. A leader pushes to members only, so a member
+        whose log does not contain it yet is a learner while it has a leader."""
         member = self._member
         if self.notice is not None:
             return Role.REMOVED
@@ -84,7 +84,7 @@ class Standing:
         return Role.LEARNER
 
     def notice_for(self, source: str, leader_id: str | None) -> GroupNotice | None:
-        """Return what a node outside the committed group should know; None for a member, or in doubt."""
+        """Return the notice for a node outside the committed group; None for a member, or in doubt."""
         group = self._member.group
         members = (*group.voters, *group.learners)
         if self.index == NO_INDEX or self.notice is not None or not self.is_settled:
@@ -94,7 +94,8 @@ class Standing:
         return GroupNotice(self.index, group.voters, group.learners, leader_id, dict(self._nodes))
 
     def take(self, notice: GroupNotice) -> None:
-        """Believe a peer that this member is outside the group, unless its own log knows a newer group."""
+        """Adopt a peer's notice that this member is outside the group, unless its own log has a newer
+        group."""
         if self._member.node_id in (*notice.voters, *notice.learners) or notice.index < self.index:
             return
         if self.notice is None or notice.index >= self.notice.index:

@@ -1,4 +1,4 @@
-"""What all parts of one Raft core share: who this member is now, and what must leave in the next Ready."""
+"""Shared state of all parts of one Raft core: the member, and the contents of its next Ready."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from storage.log.hard_state import HardState
 
 @dataclass(slots=True)
 class MemberState:
-    """The member as it stands. core.py alone sets role, term, vote and leader; committed_index grows.
+    """State of the member. Only core.py sets role, term, vote and leader; committed_index never decreases.
 
     sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
     reads do not count, and its vote counts only when every voter grants (ballot.py). electable: it holds the
@@ -46,11 +46,11 @@ class MemberState:
 
     @property
     def majority(self) -> int:
-        """How many voters are a quorum."""
+        """Number of voters that form a quorum."""
         return len(self.group.voters) // 2 + 1
 
     def held_index(self, log: ReplicaLog) -> int:
-        """The last index that this member may acknowledge: on disk with `fsync`, else written (R-11)."""
+        """The last index that this member may acknowledge: on disk with `fsync`, otherwise written (R-11)."""
         return log.durable_index if self.durability is Durability.FSYNC else log.end_index
 
 
@@ -58,14 +58,15 @@ def committed_at_open(log: ReplicaLog, committed_index: int) -> int:
     """Return the index up to which an opened log is known to be committed (D-20).
 
     committed_index: of the checkpoint, which may be seconds old. Only committed records are trimmed, and a
-    reset names a begin before which the leader has trimmed: what precedes the first record was committed.
+    reset has a begin before which the leader has trimmed, so everything before the first record was
+    committed.
     """
     begin_index = log.next_index if log.end_index == NO_INDEX else log.begin_index
     return max(min(committed_index, log.end_index), begin_index - 1)
 
 
 def is_of_term(log: ReplicaLog, index: int, term: int) -> bool:
-    """Return whether the log holds the record at `index` and `term` wrote it. NO_INDEX is no record."""
+    """Return whether the log holds the record at `index`, written in `term`. NO_INDEX is not a record."""
     return index != NO_INDEX and log.begin_index <= index <= log.end_index and log.term_at(index) == term
 
 
@@ -83,7 +84,7 @@ class Outbox:
 
     @property
     def is_writing(self) -> bool:
-        """Whether the log is about to change: what it says is not yet what it will say."""
+        """Whether a change of the log is pending: its present content is out of date."""
         return bool(self.truncate or self.batches)
 
     def send(self, target: str, message: Any) -> None:
@@ -93,7 +94,7 @@ class Outbox:
         self.events.append(CoreEvent(kind, term, data))
 
     def take(self) -> Ready | None:
-        """Return everything collected and start anew; None when there is nothing."""
+        """Return everything collected and start empty; None if there is nothing."""
         if not (
             self.messages
             or self.batches

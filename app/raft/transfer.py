@@ -1,8 +1,9 @@
-"""Handing the lead to a chosen voter (R-09): let it catch up, take no more appends, let it campaign.
+"""Transfer of leadership to a chosen voter (R-09): it catches up, appends pause, it campaigns.
 
-Appends go on while the target catches up, in rounds: a round ends when the target holds what the leader held
-at its beginning. A short round shows that the rest takes no longer: only then appends wait (Raft thesis 3.10,
-and the rounds of 4.2.1). A target that makes no progress, as with a disk that hangs, never stops an append.
+Appends continue while the target catches up, in rounds: a round ends when the target holds what the leader
+held at its beginning. A short round shows that the rest will take no longer: only then appends wait (Raft
+thesis 3.10, and the rounds of 4.2.1). A target without progress, as with a disk that hangs, never stops
+appends.
 """
 
 from contextlib import suppress
@@ -31,10 +32,10 @@ class Attempt:
 
 
 class Transfer:
-    """The leader's attempt under way, at most one: the lead is lost, or after `deadline_ms` all goes on.
+    """The leader's transfer in progress, at most one. It ends when leadership is lost, or at `deadline_ms`.
 
-    A preferred leader that did not take over, or lost the lead within `preferred_leader_kept_ms`, is offered
-    it again after a pause that doubles each time.
+    A preferred leader that did not take over, or lost leadership within `preferred_leader_kept_ms`, is
+    offered it again after a pause that doubles each time.
     """
 
     def __init__(
@@ -54,15 +55,15 @@ class Transfer:
         self._peers = peers
         self._config = config
         self._preferred_leader = preferred_leader
-        self._offer_ms = 0  # the preferred leader is considered next
-        self._failures = 0  # of the preferred leader, in a row
+        self._offer_ms = 0  # time of the next attempt for the preferred leader
+        self._failures = 0  # of the preferred leader, consecutive
         self._reign_ms: int | None = None  # since when it has led
         self._attempt: Attempt | None = None
-        self._full_since_ms: int | None = None  # since when this leader's disk has no room
+        self._full_since_ms: int | None = None  # since when this leader's disk has had no space
         self._leaving = False
 
     def change_preferred(self, node_id: str | None) -> None:
-        """Another node should lead, None for no preference."""
+        """Set the node that should lead, None for no preference."""
         self._preferred_leader = node_id
 
     @property
@@ -71,14 +72,14 @@ class Transfer:
 
     @property
     def pauses_appends(self) -> bool:
-        """Whether appends wait until it is known which member leads next."""
+        """Whether appends wait until the next leader is known."""
         return self._attempt is not None and self._attempt.paused
 
     def begin(self, to: str | None, now_ms: int) -> str:
-        """Choose the voter and begin; return it. to: None for the most up to date one.
+        """Choose the voter and begin; return it. to: None for the most up-to-date one.
 
-        Raises AlreadyLeader, and TransferFailed for one that is no voter, is silent or could not lead. An
-        attempt to another voter that is under way is given up.
+        Raises AlreadyLeader, and TransferFailed for a target that is not a voter, is silent or could not
+        lead. A transfer to another voter in progress is given up.
         """
         member = self._member
         if to == member.node_id:
@@ -102,7 +103,8 @@ class Transfer:
         return target
 
     def go_on(self, now_ms: int) -> None:
-        """Ask the target once it holds everything, all of it committed; give up when that takes too long."""
+        """Start the target's election once it holds everything, all of it committed; give up after the
+        time limit."""
         attempt, end_index = self._attempt, self._log.end_index
         if attempt is None:
             return
@@ -124,7 +126,7 @@ class Transfer:
             self._outbox.send(attempt.target, TimeoutNow(self._member.term))
 
     def leaves(self, now_ms: int) -> bool:
-        """Hand over to a member: this leader is outside its group. False: it failed, or took too long."""
+        """Transfer to a member, because this leader is outside its group. False: failed, or took too long."""
         if not self._leaving:
             self._leaving = True
             with suppress(TransferFailed):
@@ -134,7 +136,7 @@ class Transfer:
     # --- the preferred leader ------------------------------------------------------------------------------
 
     def prefer(self, now_ms: int) -> None:
-        """Hand over to the preferred leader once it could lead at once; considered now and then."""
+        """Transfer to the preferred leader once it could lead at once; checked periodically."""
         if now_ms < self._offer_ms or self._attempt:
             return
         self._offer_ms = now_ms + self._config.preferred_leader_interval_ms
@@ -157,7 +159,8 @@ class Transfer:
         self._offer_ms = now_ms + min(pause_ms, config.preferred_leader_pause_max_ms)
 
     def found_leader(self, leader_id: str, now_ms: int) -> None:
-        """A member, this one or another, begins to lead. Every member judges the preferred one's reigns."""
+        """A member, this one or another, begins to lead. Every member judges how long the preferred leader
+        leads."""
         if leader_id == self._preferred_leader:
             self._reign_ms = now_ms
         elif self._reign_ms is not None:
@@ -168,9 +171,9 @@ class Transfer:
     # --- terms ---------------------------------------------------------------------------------------------
 
     def leave_full_disk(self, has_room: bool, now_ms: int) -> None:
-        """Hand over to a voter with room on its disk once this leader has had none for some time (R-09).
+        """Transfer to a voter with disk space once this leader has had none for some time (R-09).
 
-        A shorter lack of room (retention may be at work) is not worth a change of the leader.
+        A shorter lack of space (retention may be freeing some) is not worth a change of the leader.
         """
         if has_room:
             self._full_since_ms = None
@@ -179,7 +182,7 @@ class Transfer:
             self._full_since_ms = now_ms
         if self._attempt or now_ms - self._full_since_ms < self._config.full_disk_transfer_ms:
             return
-        self._full_since_ms = now_ms  # and try again as late if it does not succeed
+        self._full_since_ms = now_ms  # and retry after the same time if it does not succeed
         roomy = [peer for peer, room in self._peers.has_room.items() if room]
         level = [peer for peer in roomy if peer in self._peers.dispatchers and self._is_next(peer, now_ms)]
         if level:
@@ -191,12 +194,12 @@ class Transfer:
         return may_lead and dispatcher.is_level and self._peers.is_awake(peer, now_ms)
 
     def open_term(self, now_ms: int) -> None:
-        """This member begins to lead; the preferred leader gets time to come level."""
+        """This member begins to lead; the preferred leader gets time to catch up."""
         self.found_leader(self._member.node_id, now_ms)
         self._pause(now_ms)
         self._full_since_ms = None
 
     def close_term(self) -> None:
-        """This member leads no more."""
+        """This member stops leading."""
         self._attempt = None
         self._leaving = False
