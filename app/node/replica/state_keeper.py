@@ -4,7 +4,16 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from app.log.contract import NO_INDEX, Clock, CoreEvent, GroupConfig, ReplicationCore, Reset, TruncateAfter
+from app.log.contract import (
+    NO_INDEX,
+    Clock,
+    CoreEvent,
+    GroupConfig,
+    ReplicationCore,
+    Reset,
+    Role,
+    TruncateAfter,
+)
 from app.log.state import Address, LogState, Membership
 from app.node.replica.checkpoints import Checkpointer
 from app.node.replica.state_transfer import StateTransfer
@@ -41,6 +50,7 @@ class StateKeeper:
         self.transfer = StateTransfer(
             files.log_id, files.log, state, services.transport, self._become_whole, config.state_chunk_bytes
         )
+        self._node_id = services.node_id
         self._log_name = files.log_name
         self._log = files.log
         self._core = core
@@ -57,11 +67,20 @@ class StateKeeper:
     def tick(self, now_ms: int) -> None:
         """Do what is due. now_ms: monotonic."""
         core = self._core
-        self.transfer.tick(core.leader_id, now_ms)
+        self.transfer.tick(core.leader_id, now_ms, self._peers)
         self.trimmer.trim()
         self.checkpointer.tick(self.state, core.committed_index, now_ms)
         self.state.pass_time(now_ms)
         self.state.expire()
+
+    @property
+    def _peers(self) -> tuple[str, ...]:
+        """Members that may send the state while there is no leader. In the modes with a master a slave may
+        take for committed what the next master does not hold."""
+        if self._core.role in (Role.MASTER, Role.SLAVE):
+            return ()
+        group = self.group.group
+        return tuple(name for name in (*group.voters, *group.learners) if name != self._node_id)
 
     def save_all(self) -> None:
         """Save the state and the checkpoint at a clean stop. The log must be durable by then."""

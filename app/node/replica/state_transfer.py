@@ -1,13 +1,14 @@
 """The log's state (keys, producers, fence, cursors, members) for a replica whose log begins after the past.
 
 A log that was reset to begin at B > 0 has no record of what was claimed before B. Its replica asks its leader
-for the state, piece by piece, and may not lead until it has it. The state that comes is of a committed index
-of the leader: what lies between B and there is in it already, and LogState.apply passes over it. Both sides
-work in slices: copying, decoding and replaying a large state never holds the loop.
+for the state, piece by piece, or its peers while there is no leader, and may not lead until it has it. The
+state that comes is of a committed index of its sender: what lies between B and there is in it already, and
+LogState.apply passes over it. Both sides work in slices: copying, decoding and replaying a large state never
+holds the loop.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -83,6 +84,7 @@ class StateTransfer:
         self._crc = 0
         self._taken: LogState | None = None  # the leader's state, to which this log is applied
         self._asked_ms: int | None = None
+        self._turn = 0  # whose it is among the peers
         self._served: dict[str, _Served] = {}  # by the asking node, oldest first
 
     @property
@@ -103,8 +105,12 @@ class StateTransfer:
         while not self._apply_next(self._state):
             continue
 
-    def tick(self, leader_id: str | None, now_ms: int) -> None:
-        """Ask the leader, if need be; a lost question or answer is asked for again from the beginning."""
+    def tick(self, leader_id: str | None, now_ms: int, peers: Sequence[str] = ()) -> None:
+        """Ask the leader, if need be; a lost question or answer is asked for again from the beginning.
+
+        peers: that are asked in turn while there is no leader. What is sent is committed, whoever sends it;
+        and this may be the one copy with records that the next leader must hold.
+        """
         self._now_ms = now_ms
         for source in [each for each, served in self._served.items() if now_ms - served.used_ms > SERVED_MS]:
             del self._served[source]
@@ -115,12 +121,13 @@ class StateTransfer:
             self._asked_ms = self._taken = None
         elif self._taken is not None:
             self._replay(self._taken)
-        elif leader_id is None:
+        elif leader_id is None and not peers:
             self._asked_ms = None
         elif self._asked_ms is None or now_ms - self._asked_ms >= ASK_AGAIN_MS:
             self._id = max(self._id + 1, now_ms)  # as no earlier incarnation has asked
             self._begin()
-            self._ask(leader_id, 0, now_ms)
+            self._turn += 1
+            self._ask(leader_id or peers[self._turn % len(peers)], 0, now_ms)
 
     def _begin(self) -> None:
         self._restoring = type(self._state).restoring(idempotency_ms=self._state.idempotency_ms)

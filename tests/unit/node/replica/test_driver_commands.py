@@ -295,3 +295,28 @@ def test_a_snapshot_is_thrown_away_when_the_log_is_truncated_while_it_is_copied(
     for _ in range(20):
         node.tick(20)
     assert checkpointer.safe_index == -1
+
+
+@pytest.mark.rule("D-12")
+def test_without_a_leader_the_peers_are_asked_for_the_state_in_turn(tmp_path: Path) -> None:
+    """This copy may hold the longest log, and nobody else can be elected."""
+    source, copy = Node(tmp_path / "source"), Node(tmp_path / "copy", "n1", "n2", "n3")
+    for number in range(4):
+        result(source.append(idempotency_key=f"k{number}"))
+    log = source.driver.log
+    copy.driver.log.reset(3, log.batch_at(3).offset)
+    copy.driver.log.append(log.read_batches(3, 1 << 20))
+    keeper = copy.driver._state
+    keeper.judge_electable()
+    assert copy.driver.leader_id is None
+    assert not copy.driver._core.electable
+    asked = []
+    for _ in range(3):
+        copy.seams.sent.clear()
+        keeper.tick(copy.seams.now)
+        asked += [(peer, sent) for peer, sent in copy.seams.sent if isinstance(sent, StateRequest)]
+        copy.seams.now += 1_000
+    assert [peer for peer, _ in asked] in (["n2", "n3", "n2"], ["n3", "n2", "n3"])
+    transferred(source, copy)
+    assert copy.driver.state.find_key("k0") is not None
+    assert copy.driver._core.electable
