@@ -10,9 +10,12 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.rules import read_rules
+from tests.support.cluster import Cluster
 
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")  # a busy machine is slow, and that is no failure
+
+Cluster.forked = True
 
 SPARK = "tests/spark/"
 SPARKS = f"{SPARK}own"

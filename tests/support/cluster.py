@@ -6,13 +6,14 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+
+from tests.support.forked_node import SERVE, ForkedNode
 
 T = TypeVar("T")
 START_TIMEOUT_S = 30.0
@@ -76,7 +77,12 @@ def configuration(
 
 
 class Cluster:
-    """Nodes n1, n2, …; each in DATA/nK with its lines in DATA/nK.log."""
+    """Nodes n1, n2, …; each in DATA/nK with its lines in DATA/nK.log.
+
+    forked: start nodes from a process that has the imports (forked_node.py); pytest sets it.
+    """
+
+    forked = False
 
     def __init__(
         self,
@@ -102,7 +108,7 @@ class Cluster:
         self.peer_ports = dict(zip(self.ids, ports[nodes:], strict=True))
         self.config = folder / "cluster.toml"
         self.joining = self.ids[nodes - joining :]
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes] | ForkedNode] = {}
         self._client = httpx.Client(timeout=30.0)
         self._write(cluster_id, logs, sections or {}, peer_addresses or {})
 
@@ -138,13 +144,18 @@ class Cluster:
         """Start nodes (all, if none is named); `wait_ready` waits for them."""
         for node in nodes or self.ids:
             assert node not in self._processes
-            with (self.folder / f"{node}.log").open("ab") as lines:
-                self._processes[node] = subprocess.Popen(self.command(node), stdout=lines, stderr=lines)
+            self._processes[node] = self._spawn(self.command(node), self.folder / f"{node}.log")
+
+    def _spawn(self, command: list[str], log: Path) -> "subprocess.Popen[bytes] | ForkedNode":
+        if self.forked and command[: len(SERVE)] == SERVE:
+            return ForkedNode(command[len(SERVE) :], log)
+        with log.open("ab") as lines:
+            return subprocess.Popen(command, stdout=lines, stderr=lines)
 
     def command(self, node: str) -> list[str]:
         """Return the command line of a node."""
         config = self.folder / f"{node}.toml" if node in self.joining else self.config
-        return [sys.executable, "-m", "app.serve", "--config", str(config), "--node", node]
+        return [*SERVE, "--config", str(config), "--node", node]
 
     def kill(self, node: str) -> None:
         """End a node by SIGKILL, and wait until it has ended."""
@@ -224,10 +235,9 @@ class Cluster:
 
     def wait_ready(self, *nodes: str) -> None:
         for node in nodes or self.ids:
-            process = self._processes[node]
 
-            def ready(node: str = node, process: subprocess.Popen[bytes] = process) -> bool:
-                assert process.poll() is None, f"{node} has ended:\n{self.lines(node)}"
+            def ready(node: str = node) -> bool:
+                assert self._processes[node].poll() is None, f"{node} has ended:\n{self.lines(node)}"
                 return self.get(node, "/readyz").status_code == 200
 
             eventually(ready, what=f"{node} is ready", timeout_s=START_TIMEOUT_S)
