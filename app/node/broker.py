@@ -457,10 +457,12 @@ class Broker:
 
     async def close_log(self, hosted: HostedLog) -> None:
         """End a log's driver at once and give its files back; the log stays known. Raises StorageError."""
-        await self.end_driver(hosted)
-        journal, hosted.journal = hosted.journal, None
-        if journal is not None:
-            journal.close()
+        journal, hosted.journal = hosted.journal, None  # first: no repair begins any more
+        try:
+            await self.end_driver(hosted)
+        finally:
+            if journal is not None:
+                journal.close()
 
     async def end_driver(self, hosted: HostedLog) -> None:
         """End a log's driver at once and close the log; its journal stays open. Raises StorageError."""

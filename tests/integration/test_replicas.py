@@ -126,5 +126,23 @@ def test_a_lost_node_is_replaced_in_raft_mode(cluster: Cluster) -> None:
         )
     appended(cluster, "led", "after")
     assert cluster.values("n4", log="led") == ["before", "after"]
-    cluster.kill("n2" if cluster.leader("led") == "n1" else "n1")
-    appended(cluster, "led", "by-the-new-members", cluster.running[0])
+
+
+@pytest.mark.rule("C-03")
+@pytest.mark.timeout(180)
+def test_a_lost_node_that_returns_removes_its_copy(cluster: Cluster) -> None:
+    """It was taken out of the log while it was down, and knows older metadata when it starts."""
+    at = cluster.running[0]
+    left = [each for each in look(cluster, "elected", at)["replicas"] if each != "n3"]
+    assert cluster.call("PATCH", at, "/v1/logs/elected", json={"replicas": left}).status_code == 200
+    eventually(lambda: not look(cluster, "elected", at)["leaving"], what="n3 is taken out", timeout_s=WAIT_S)
+    folder = cluster.folder / "n3/logs/elected"
+    assert (folder / "vote").exists()
+    cluster.start("n3")
+    eventually(lambda: not (folder / "vote").exists(), what="its copy is removed", timeout_s=90)
+    eventually(lambda: cluster.get("n3", "/readyz").status_code == 200, what="n3 is ready", timeout_s=90)
+    before = cluster.values(at, log="elected")
+    assert cluster.values("n3", log="elected") == before
+    appended(cluster, "elected", "by-way-of-n3", "n3")
+    cluster.kill("n2")
+    appended(cluster, "led", "by-the-new-members")
