@@ -6,6 +6,7 @@ are stored exactly behind the state they were decided for, or not at all. Answer
 applied; what became of a round that was lost is unknown, and nobody is told anything.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -107,6 +108,8 @@ class ActiveController:
         self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
         self._opening_since: dict[str, tuple[int, int]] = {}  # log -> epoch that is not open yet, since when
         self._scanned_ms = now_ms - config.scan_interval_ms
+        self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason)
+        self._refused_epochs: dict[str, int] = {}  # log -> epoch after which an election was refused
 
     # --- heartbeats -------------------------------------------------------------------------------------
 
@@ -212,6 +215,8 @@ class ActiveController:
                 answer: Answer = self._decide(state, command, round_, happen, now_ms)
             except Refused as refused:
                 answer = refused.refusal
+                if isinstance(command, ElectMaster):
+                    self.refused_elections[command.log, answer.reason.value] += 1
             round_.answers.append((token, answer))
             round_.asked.append((token, command))
         self._look_after_logs(state, round_, happen, now_ms)
@@ -447,6 +452,7 @@ class ActiveController:
         self._openings_failed.pop(name, None)
         self._opening_since.pop(name, None)
         self._handing_over.pop(name, None)
+        self._refused_epochs.pop(name, None)
         self._withheld.pop(name, None)
 
     def _let_leave(self, log: Log, happen: Callable[..., None], now_ms: int) -> bool:
@@ -542,12 +548,20 @@ class ActiveController:
                 heard_after_ms=missed_ms,
                 avoided=self._avoided(log),
             )
-        except Refused:
-            if log.master is not None and not may_become_complete(log, self.liveness, now_ms):
-                happen(MasterLost(log=log.name, master_epoch=log.master_epoch))
+        except Refused as refused:
+            if not may_become_complete(log, self.liveness, now_ms):
+                self._note_refused(log, refused)
+                if log.master is not None:
+                    happen(MasterLost(log=log.name, master_epoch=log.master_epoch))
             return
         if event.master != stays:
             self._elected(log, event, happen)
+
+    def _note_refused(self, log: Log, refused: Refused) -> None:
+        """Count it once for each epoch, not at each scan."""
+        if self._refused_epochs.get(log.name) != log.master_epoch:
+            self._refused_epochs[log.name] = log.master_epoch
+            self.refused_elections[log.name, refused.refusal.reason.value] += 1
 
     def _avoided(self, log: Log) -> list[int]:
         """Replicas that were elected and did not open their epoch, again and again."""

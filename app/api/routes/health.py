@@ -16,6 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from app import telemetry
 from app.api.http.dependencies import Node, Nothing, body_answer, json_answer
 from app.api.http.openapi import answers
+from app.api.metrics.controller_mode import controller_mode_metrics
 from app.errors import PROBLEMS, CommitlogError, NotFound
 from app.log.contract import ReplicaStatus, Role
 from app.node.broker import Broker
@@ -151,6 +152,7 @@ class NodeCollector:
             [((log, peer.id), peer.pending) for log, status in seen for peer in status.core.peers],
         )
         yield from self._ha(seen)
+        yield from controller_mode_metrics(broker)
         yield telemetry.gauge(
             telemetry.READS_WAITING, "Linearizable reads that wait for a quorum", ("log",),
             [((driver.log_name,), driver.waiting_reads) for driver in drivers],

@@ -104,6 +104,10 @@ class AutoSwitchCore(StaticGroup):
         self._opening_index = NO_INDEX
         self._lease_ms: int | None = None
         self._lease_is_bound = False  # to the epoch that it was granted for
+        self.lease_lapses = 0  # leases that ended while this replica was master, since it was opened
+        self.below_floor_ms = 0  # time as master with fewer than min_in_sync_replicas in the set
+        self._ticked_ms: int | None = None
+        self._had_lease = False  # at the last tick, as master
         self._now_ms = 0
         self._connections = 0
         self._needs_election = False
@@ -249,12 +253,26 @@ class AutoSwitchCore(StaticGroup):
 
     def tick(self, now_ms: int) -> None:
         self._now_ms = now_ms
+        self._measure(now_ms)
         if self._master is not None:
             self._master.tick(now_ms, fenced=self._is_fenced(now_ms))
         if self._slave is not None:
             self._slave.tick(now_ms)
         self._reads.tick(now_ms)
         self._settle(now_ms)
+
+    def _measure(self, now_ms: int) -> None:
+        """Count lapsed leases and the time below the floor, for metrics."""
+        is_open, passed_ms = self._is_open, now_ms - (self._ticked_ms or now_ms)
+        has_lease = is_open and not self._is_fenced(now_ms)
+        self.lease_lapses += is_open and self._had_lease and not has_lease
+        if self._master is not None and is_open and self._master.below_floor:
+            self.below_floor_ms += passed_ms
+        self._ticked_ms, self._had_lease = now_ms, has_lease
+
+    def lease_remaining_ms(self, now_ms: int) -> int:
+        """Time left of the lease, 0 without one."""
+        return 0 if self._lease_ms is None else max(0, self._lease_ms - now_ms)
 
     def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
         """Take a batch that the driver stamped for the log's end, in this epoch; appends: those in it."""

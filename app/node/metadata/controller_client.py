@@ -72,6 +72,7 @@ class ControllerClient:
         self._heartbeat_due_ms = 0
         self._is_unheard = False  # no active controller has answered the last heartbeat
         self._stopped = False
+        self.missed_heartbeats = 0  # that no active controller answered before the next one was due
         self.silent = False  # send no heartbeats for now: this node is not a member of the cluster
 
     def ask(self, command: AnyCommand, answered: Answered, timeout_ms: int) -> None:
@@ -95,6 +96,8 @@ class ControllerClient:
         if now_ms >= self._heartbeat_due_ms and not (self._stopped or self.silent):
             if self._is_unheard:
                 self._hint = None  # whoever it named did not answer
+                sent_ms = self._heartbeats[-1][1]
+                self.missed_heartbeats += now_ms - sent_ms >= self._config.retry_interval_ms
             self._heartbeat(now_ms)
         for id, asked in list(self._asked.items()):
             if now_ms >= asked.deadline_ms:

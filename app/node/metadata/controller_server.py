@@ -5,6 +5,7 @@ everything before its term is committed here. Callback style, as the driver: no 
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
@@ -65,6 +66,7 @@ class ControllerServer:
         self._clock = clock
         self._scheduler = scheduler
         self._active: ActiveController | None = None
+        self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason), since the start
         self._lead: tuple[LogDriver, int] | None = None  # driver and term of `_active`
         self._lost_history: tuple[LogDriver, int] | None = None  # the lead in which that was proved
         self._open: dict[Token, None] = {}
@@ -187,6 +189,7 @@ class ControllerServer:
                 connected=self._connected(),
                 now_ms=self._clock.monotonic_ms(),
             )
+            self._active.refused_elections = self.refused_elections
             logger.info("controller active", extra={"node": self._node_id, "term": driver.term})
 
     def _advance(self) -> None:

@@ -6,7 +6,7 @@ metadata reach every node by replication, and what a node knows is committed, if
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from random import Random
@@ -100,6 +100,7 @@ class MetadataService:
         self._log_id = log_id_of(settings.cluster_id, CONTROLLER_LOG)
         self.followed_index = -1  # up to where the logs of this node are as the metadata say
         self.is_current = False  # since the start it has known, for once, all that was committed
+        self.elections: Counter[tuple[str, str, str]] = Counter()  # (log, clean, unclean or lost, reason)
         self._seen_index: tuple[int, int] | None = None
         self._news: deque[tuple[int, AnyEvent]] = deque(maxlen=NEWS_MAX)
         self.changed = asyncio.Event()  # the metadata may have changed: whoever waits clears it
@@ -231,7 +232,16 @@ class MetadataService:
         while self._news and self._news[0][0] <= self.followed_index:  # the logs are open by then
             index, event = self._news.popleft()
             if isinstance(event, MasterElected | MasterLost):
+                self._count_election(event)
                 self._tell_election(state.metadata, index, event)
+
+    def _count_election(self, event: MasterElected | MasterLost) -> None:
+        """What a restart reads again is not counted."""
+        if self.is_current:
+            kind, reason = "lost", "no-eligible-replica"
+            if isinstance(event, MasterElected):
+                kind, reason = "unclean" if event.unclean else "clean", event.reason
+            self.elections[event.log, kind, reason] += 1
 
     def _tell_election(self, metadata: Metadata, index: int, event: AnyEvent) -> None:
         """Write an election to the journal of the log, as every node that keeps it does (docs/api.md §2).

@@ -152,3 +152,18 @@ def test_a_heartbeat_reports_the_last_one_that_was_answered() -> None:
     bench.client.take("c1", BrokerHeartbeatAnswer(first.id, "c1"))  # late
     bench.pass_time(CONFIG.heartbeat_interval_ms)
     assert bench.last(BrokerHeartbeat).answered == second.id
+
+
+def test_heartbeats_without_an_answer_are_counted() -> None:
+    bench = Bench()
+    bench.client.tick()
+    bench.client.heartbeat_now()  # before an answer can be there
+    bench.client.tick()
+    assert bench.client.missed_heartbeats == 0
+    bench.pass_time(3 * CONFIG.retry_interval_ms)
+    assert bench.client.missed_heartbeats >= 2
+    missed = bench.client.missed_heartbeats
+    id = bench.last(BrokerHeartbeat).id
+    bench.client.take("c1", BrokerHeartbeatAnswer(id, "c1"))
+    bench.pass_time(CONFIG.heartbeat_interval_ms)
+    assert bench.client.missed_heartbeats == missed

@@ -1,0 +1,1 @@
+"""Metrics that need more than a line each. Names are defined in app/telemetry.py."""
