@@ -267,6 +267,8 @@ class MasterSide:
             if offset_after(log, held) != max_offset:
                 self._drop(connection.key, f"no record ends at {max_offset}")
                 return
+            if held == NO_INDEX:  # it ends exactly where this log begins
+                held = log.begin_index - 1
             connection.sender = Sender(log, held + 1, max_offset, held)
         connection.state = HaState.TRANSFER
         self._caught_up(connection, now_ms)

@@ -329,3 +329,23 @@ def test_status_and_journal_tell_the_story() -> None:
     ]
     assert master.told("watermarks")[-1]["peers"] == {"n1": 1, "n2": 1, "n3": -1}
     assert master.told("role")[-1] == {"role": "master", "leader": "n1"}
+
+
+@pytest.mark.rule("A-05", "A-08")
+def test_a_slave_that_ends_exactly_where_a_trimmed_log_begins_goes_on_there() -> None:
+    master = Replicated()
+    master.lead()
+    for number in range(6):
+        master.append(b"%d" % number)
+    ticket = master.log.start_trim(4)
+    assert ticket is not None
+    ticket.move_begin()
+    assert (master.log.begin_index, master.log.begin_offset > 0) == (4, True)
+    master.take()
+    key = join(master, at=master.log.begin_offset)
+    frames = master.frames(key, Transfer)
+    assert frames[0].offset == master.log.begin_offset
+    assert sum(len(frame.body) for frame in frames) == master.log.end_offset - master.log.begin_offset
+    assert master.core.watermarks()[1]["n2"] == 3
+    ack_all(master, key)
+    assert master.core.watermarks()[1]["n2"] == master.log.end_index
