@@ -160,6 +160,11 @@ class LogState:
         only."""
         return self._trim_index
 
+    @property
+    def logged_trim_index(self) -> int:
+        """As `trim_index`, with the trims in the log that are not known here to be committed."""
+        return max(self._trim_index, max((until for _, until in self._trims), default=0))
+
     def fenced_below(self, until_index: int) -> tuple[str, int] | None:
         """Return the cursor with a fence that is furthest below `until_index`: (name, position)."""
         fences = [

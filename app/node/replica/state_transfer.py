@@ -94,9 +94,13 @@ class StateTransfer:
 
     @property
     def holds_untrimmed(self) -> bool:
-        """Whether the log holds every record that no committed trim has removed. A copy that began with its
-        master's last segment does not, until a trim reaches its own begin."""
-        return self._log.first_index <= self._state.trim_index
+        """Whether the log holds every record that no trim has removed. A copy that began with its master's
+        last segment does not, until a trim reaches its own begin.
+
+        A trim in this log counts although it is not known to be committed: after a crash the checkpoint may
+        be older than a trim that was carried out. Whichever copy leads with it in its log commits it.
+        """
+        return self._log.first_index <= self._state.logged_trim_index
 
     def accept_loss(self) -> None:
         """Go on without what precedes the log: an operator has accepted that it is lost (C-05)."""
