@@ -106,6 +106,7 @@ class ActiveController:
         self._handing_over: dict[str, None] = {}  # of those: a node that leaves the log is its master
         self._unmastered_ms: dict[str, int] = {}  # log that never had a master -> since when it is known
         self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
+        self._recorded_ms: dict[str, int] = {}  # log -> when its metadata got what its copies have confirmed
         self._opening_since: dict[str, tuple[int, int]] = {}  # log -> epoch that is not open yet, since when
         self._scanned_ms = now_ms - config.scan_interval_ms
         self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason)
@@ -201,6 +202,8 @@ class ActiveController:
 
         def happen(*events: AnyEvent) -> None:
             for event in events:
+                if isinstance(event, SyncStateSetChanged):
+                    event = self._with_confirmed(state, event, now_ms)
                 state.apply(round_.last_index + 1, event)
                 round_.events.append(_timed(event, time_ms))
                 if isinstance(event, MasterElected):
@@ -451,6 +454,7 @@ class ActiveController:
         self._unmastered_ms.pop(name, None)
         self._openings_failed.pop(name, None)
         self._opening_since.pop(name, None)
+        self._recorded_ms.pop(name, None)
         self._handing_over.pop(name, None)
         self._refused_epochs.pop(name, None)
         self._withheld.pop(name, None)
@@ -490,10 +494,11 @@ class ActiveController:
             self._withheld.pop(log.name, None)
 
     def _look_after_master(self, state: Metadata, log: Log, happen: Callable[..., None], now_ms: int) -> None:
-        """Replace a master that is gone, or that does not open its epoch; note when it has."""
+        """Replace a master that is gone, or that does not open its epoch; note when it has, and from time to
+        time what the copies have confirmed."""
         if elect_master.has_opened(log, self.liveness):
             self._openings_failed.pop(log.name, None)
-            if log.is_opening:
+            if log.is_opening or self._is_record_due(log, now_ms):
                 happen(
                     SyncStateSetChanged(
                         log=log.name,
@@ -510,6 +515,22 @@ class ActiveController:
             assert log.master is not None
             self._openings_failed.setdefault(log.name, {})[log.master] = _OPENINGS_TRIED
             self._replace_master(state, log, happen, now_ms, stays=log.master)
+
+    def _is_record_due(self, log: Log, now_ms: int) -> bool:
+        """Whether the copies of an open log have confirmed more than its metadata record, for long enough."""
+        since_ms = now_ms - self._recorded_ms.get(log.name, self._began_ms)
+        return since_ms >= self._config.confirmed_interval_ms and bool(self.liveness.news_of_confirmed(log))
+
+    def _with_confirmed(
+        self, state: Metadata, event: SyncStateSetChanged, now_ms: int
+    ) -> SyncStateSetChanged:
+        """The event with what copies have confirmed: the next active controller must refuse copies that hold
+        less than that (C-03)."""
+        log = state.log(event.log)
+        if log is None:
+            return event
+        self._recorded_ms[log.name] = now_ms
+        return msgspec.structs.replace(event, confirmed=self.liveness.news_of_confirmed(log))
 
     def _opens_too_slowly(self, log: Log, now_ms: int) -> bool:
         """Whether the master lives, and does not get its first record onto its disk."""

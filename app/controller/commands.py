@@ -33,7 +33,8 @@ class RegisterReplica(Command, frozen=True, array_like=True, tag="register-repli
     """C-03: the id has been made durable; the copy takes part from now on. Repeated at each start.
 
     max_offset: byte after the last record that this copy holds durably at its start, None from an earlier
-    version: a copy that reported more as confirmed has lost records since.
+    version: a copy that reported more as confirmed has lost records since. log_epoch: of the last of these
+    records, 0 for none; None from an earlier version.
     """
 
     generation: int
@@ -42,6 +43,7 @@ class RegisterReplica(Command, frozen=True, array_like=True, tag="register-repli
     check_code: str
     address: str
     max_offset: int | None = None
+    log_epoch: int | None = None
 
 
 class AlterSyncStateSet(Command, frozen=True, array_like=True, tag="alter-sync-state-set"):

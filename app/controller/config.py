@@ -32,6 +32,11 @@ class ControllerConfig:
     """Records of `__controller` covered by a snapshot after which that log is trimmed (C-09)."""
 
     @property
+    def confirmed_interval_ms(self) -> int:
+        """Interval at which the metadata record what a log's copies report as confirmed, if that moves."""
+        return 5 * self.broker_timeout_ms
+
+    @property
     def opening_timeout_ms(self) -> int:
         """How long a living master may take to open its epoch before another member is elected."""
         return 3 * self.broker_timeout_ms

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from app.controller.metadata import LogSpec
+from app.controller.metadata import Confirmed, LogSpec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str):
@@ -97,7 +97,8 @@ class SyncStateSetChanged(Event, frozen=True, kw_only=True, tag="sync-state-set-
     """C-06: the master of this epoch asked for it, or has opened its epoch: then the set is the same.
 
     restored: the master never opened its epoch, and the set before its election holds again. acks: how many
-    members hold each acknowledged record from now on, 0 for all.
+    members hold each acknowledged record from now on, 0 for all. confirmed: what copies have reported as
+    confirmed since it was recorded last; a set that stays as it is comes with that alone.
     """
 
     master_epoch: int
@@ -105,6 +106,7 @@ class SyncStateSetChanged(Event, frozen=True, kw_only=True, tag="sync-state-set-
     set_epoch: int
     restored: bool = False
     acks: int = 0
+    confirmed: tuple[Confirmed, ...] = ()
 
 
 class MetadataRebuilt(Event, frozen=True, kw_only=True, tag="metadata-rebuilt"):

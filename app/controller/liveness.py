@@ -14,12 +14,12 @@ master epoch is equally long (`Log.lease_ms`), whatever the settings of the cont
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from app.controller.config import ControllerConfig
-from app.controller.metadata import Log, Replica
+from app.controller.metadata import Confirmed, Log, Replica
 
 _REMEMBERED_ANSWERS: Final = 64
 
@@ -44,13 +44,6 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     max_offset: int
     confirm_offset: int
     electable: bool = True
-
-
-class Confirmed(NamedTuple):
-    """The most that a copy has reported as confirmed and held: byte end, exclusive; the epoch it was in."""
-
-    offset: int
-    epoch: int
 
 
 class _Node:
@@ -146,19 +139,23 @@ class Liveness:
             self._note_confirmed(report)
 
     def _note_confirmed(self, report: Report) -> None:
-        """Remember how much of its log a copy had confirmed: a later incarnation must hold it still.
-
-        Heartbeats may arrive late, so less in the same epoch changes nothing.
-        """
+        """Remember how much of its log a copy had confirmed: a later incarnation must hold it still."""
         key = (report.log, report.generation, report.replica_id)
-        held = Confirmed(min(report.confirm_offset, report.max_offset), report.epoch)
-        before = self._confirmed.get(key)
-        if report.replica_id and (before is None or held.offset > before.offset or held.epoch > before.epoch):
+        held = Confirmed(report.replica_id, min(report.confirm_offset, report.max_offset), report.epoch)
+        if report.replica_id and held.exceeds(self._confirmed.get(key)):
             self._confirmed[key] = held
 
     def confirmed(self, log: Log, replica_id: int) -> Confirmed | None:
-        """The most that the copy has reported to this controller as confirmed, None without a report."""
-        return self._confirmed.get((log.name, log.generation, replica_id))
+        """The most that the copy has reported as confirmed: to this controller, or what its log records of
+        reports to those before; None without a report."""
+        heard = self._confirmed.get((log.name, log.generation, replica_id))
+        recorded = log.confirmed_by(replica_id)
+        return heard if heard is not None and heard.exceeds(recorded) else recorded
+
+    def news_of_confirmed(self, log: Log) -> tuple[Confirmed, ...]:
+        """What the copies of a log have reported as confirmed and its metadata do not record."""
+        found = (self.confirmed(log, replica.id) for replica in log.replicas)
+        return tuple(each for each in found if each and each.exceeds(log.confirmed_by(each.replica_id)))
 
     def answers(self, node: str, id: int, now_ms: int) -> None:
         """The answer to the heartbeat `id` leaves."""

@@ -34,6 +34,19 @@ class Replica(msgspec.Struct, frozen=True, array_like=True):
         return self.address is not None
 
 
+class Confirmed(msgspec.Struct, frozen=True, array_like=True):
+    """The most that a copy has reported as confirmed and held: byte end, exclusive; the epoch it was in."""
+
+    replica_id: int
+    offset: int
+    epoch: int
+
+    def exceeds(self, other: "Confirmed | None") -> bool:
+        """Whether this is more than what was known. Heartbeats may arrive late, so less in the same epoch
+        changes nothing."""
+        return other is None or self.offset > other.offset or self.epoch > other.epoch
+
+
 class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a client chooses when it creates a log; replication, durability: as docs/api.md §2 spells them.
 
@@ -80,6 +93,10 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         acknowledged, at least; 0: all of them.
     configured: of a log of the configuration file that was changed since: what the file had; None: `spec` is
         what it has.
+    opened_epoch: the newest epoch that is known to be open, 0: none. Every member of the set held the record
+        that opened it when it joined.
+    confirmed: the most that copies had reported as confirmed when the set was changed or noted last: a copy
+        that has less at its next start has lost records, whichever controller is active then (C-03).
     lease_ms: of the leases that are granted in this epoch, the same whichever controller is active; 0: the
         election of an earlier version, which recorded none.
     leaving: nodes that `spec` no longer names as replicas, or names as learners, and that act as replicas
@@ -103,6 +120,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     unclean_epoch: int = 0
     former_set: tuple[int, ...] = ()
     lease_ms: int = 0
+    opened_epoch: int = 0
+    confirmed: tuple[Confirmed, ...] = ()
     configured: LogSpec | None = None
     set_acks: int = 0
     former_acks: int = 0
@@ -151,6 +170,10 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     def of_node(self, node: str) -> Replica | None:
         """The registered replica that the node has now: the newest of its ids."""
         return next((each for each in reversed(self.replicas) if each.node == node and each.registered), None)
+
+    def confirmed_by(self, replica_id: int) -> Confirmed | None:
+        """What is recorded of the copy's confirmed records, None for nothing."""
+        return next((each for each in self.confirmed if each.replica_id == replica_id), None)
 
     def is_current(self, replica_id: int) -> bool:
         """Whether the replica exists still: registered, and its node has registered no later one."""

@@ -8,8 +8,7 @@ the SyncStateSet, is never taken for it.
 
 from app.controller.commands import ApplyForReplicaId, Reason, Refused, RegisterReplica
 from app.controller.events import ReplicaIdApplied, ReplicaRegistered
-from app.controller.liveness import Confirmed
-from app.controller.metadata import Log, Replica
+from app.controller.metadata import Confirmed, Log, Replica
 
 
 def apply_for_id(log: Log, command: ApplyForReplicaId) -> tuple[int, ReplicaIdApplied | None]:
@@ -47,6 +46,7 @@ def register(
         raise Refused(Reason.CHECK_CODE, f"replica {command.replica_id} is another copy")
     if confirmed is not None:
         _check_confirmed(log, command, confirmed)
+    _check_epoch(log, command)
     if found.address == command.address:
         return None
     return ReplicaRegistered(log=log.name, replica_id=found.id, address=command.address)
@@ -63,6 +63,20 @@ def _check_confirmed(log: Log, command: RegisterReplica, confirmed: Confirmed) -
             f" {command.max_offset}: its folder is an older copy, or its disk lost records;"
             " it has to register as another replica",
         )
+
+
+def _check_epoch(log: Log, command: RegisterReplica) -> None:
+    """A member of the set held the record that opened the newest epoch. One that has older epochs alone is an
+    older copy: as master it would open that epoch again (A-01). Raises Refused."""
+    is_excused = command.log_epoch is None or log.unclean_epoch > log.opened_epoch
+    if is_excused or command.replica_id not in log.holders or (command.log_epoch or 0) >= log.opened_epoch:
+        return
+    raise Refused(
+        Reason.LOST_RECORDS,
+        f"replica {command.replica_id} held records of epoch {log.opened_epoch} and its newest are of epoch"
+        f" {command.log_epoch}: its folder is an older copy, or its disk lost records; it has to register as"
+        " another replica",
+    )
 
 
 def _check_node(log: Log, node: str) -> None:

@@ -249,6 +249,7 @@ class ReplicasManager:
                     code,
                     self._address,
                     view.max_offset,
+                    view.log_epoch,
                 )
             )
         ]

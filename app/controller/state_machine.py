@@ -22,7 +22,7 @@ from app.controller.events import (
     ReplicaRegistered,
     SyncStateSetChanged,
 )
-from app.controller.metadata import LOG_CREATED, LOG_DELETING, Log, Replica
+from app.controller.metadata import LOG_CREATED, LOG_DELETING, Confirmed, Log, Replica
 from app.ha.roles import acks_needed
 from storage.units import NO_INDEX
 
@@ -174,6 +174,8 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
                 set_acks=event.acks,
                 former_set=log.former_set if event.restored else (),
                 former_acks=log.former_acks if event.restored else 0,
+                opened_epoch=log.opened_epoch if event.restored else event.master_epoch,
+                confirmed=_with_confirmed(log, event.confirmed),
             )
     return log
 
@@ -215,6 +217,12 @@ def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:
         former_set=(),
         former_acks=0,
     )
+
+
+def _with_confirmed(log: Log, news: tuple[Confirmed, ...]) -> tuple[Confirmed, ...]:
+    """What is recorded of the copies that are known still."""
+    found = {each.replica_id: each for each in (*log.confirmed, *news)}
+    return tuple(each for replica_id, each in sorted(found.items()) if log.replica(replica_id) is not None)
 
 
 def _may_change_set(log: Log, event: SyncStateSetChanged) -> bool:

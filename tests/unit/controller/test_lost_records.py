@@ -37,6 +37,54 @@ def test_a_copy_that_lacks_what_it_had_confirmed_is_refused_with_both_numbers() 
     quorum.done(start_of(quorum, "n3", 0))
 
 
+@pytest.mark.rule("C-03")
+def test_a_later_controller_refuses_a_copy_that_lacks_what_was_recorded_as_confirmed() -> None:
+    """What was heard since the last record is the memory of one active controller; the record is not."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.offsets["n1", "a"] = (1, 900, 700)
+    quorum.offsets["n2", "a"] = (1, 900, 700)
+    for _ in range(24):  # 12 s: heartbeats of all, 500 ms apart
+        quorum.heartbeats()
+        quorum.pass_time(500)
+        quorum.scan()
+    recorded = quorum.log().confirmed_by(quorum.id_of("n2"))
+    assert recorded is not None
+    assert (recorded.offset, recorded.epoch) == (700, 1)
+    set_epoch = quorum.log().set_epoch
+    for _ in range(24):
+        quorum.heartbeats()
+        quorum.pass_time(500)
+        quorum.scan()
+    assert quorum.log().set_epoch == set_epoch  # nothing has moved
+    quorum.fail_over()
+    assert quorum.refused(start_of(quorum, "n2", 699)) is Reason.LOST_RECORDS
+    quorum.done(start_of(quorum, "n2", 700))
+
+
+@pytest.mark.rule("C-03", "A-01")
+def test_a_member_without_the_record_that_opened_the_epoch_is_an_older_copy() -> None:
+    """A restored master would open its epoch again, with other records."""
+    quorum = Quorum()
+    quorum.with_master()
+    quorum.join_all()
+    let_die(quorum, "n1")
+    quorum.heartbeats("n2", "n3")
+    master = quorum.log().master_node
+    assert master is not None
+    quorum.offsets[master, "a"] = (2, 100, 0)
+    quorum.heartbeats("n2", "n3")
+    quorum.scan()
+    assert (quorum.log().opened_epoch, quorum.log().is_opening) == (2, False)
+    quorum.fail_over()
+    older = msgspec.structs.replace(start_of(quorum, master, 100), log_epoch=1)
+    assert quorum.refused(older) is Reason.LOST_RECORDS
+    quorum.done(msgspec.structs.replace(older, log_epoch=2))
+    quorum.done(msgspec.structs.replace(older, log_epoch=None))  # a node of an earlier version
+    other = "n3" if master == "n2" else "n2"  # not in the set: it follows, whatever it holds
+    quorum.done(msgspec.structs.replace(start_of(quorum, other, 100), log_epoch=1))
+
+
 @pytest.mark.rule("C-03", "A-04")
 def test_what_an_unclean_election_has_lost_is_no_loss_of_the_copy() -> None:
     quorum = Quorum()
