@@ -76,7 +76,7 @@ class NodeReads:
         """Answer GET /v1/logs/{log}/cursors/{name} at the leader."""
         try:
             driver = self._here().driver
-            if driver.role is not Role.LEADER:
+            if driver.role not in (Role.LEADER, Role.MASTER):
                 raise NotLeader(driver.leader_id or "")
             await self._waits.read_index(self._here().hosted)
             found = driver.state.committed_cursor(name)

@@ -12,6 +12,17 @@ def values_of(batch: Batch) -> list[str]:
     return [value.decode() for value in decode_body(batch.header, batch.body).column("value").to_pylist()]
 
 
+def values_in(log: Commitlog) -> list[str]:
+    """The values of all records that the log holds."""
+    found: list[str] = []
+    index = max(log.begin_index, 0)
+    while index <= log.end_index:
+        batch = log.batch_at(index)
+        found += [] if batch.is_control else values_of(batch)
+        index = batch.next_index
+    return found
+
+
 def broken_promise(
     name: str,
     log: Commitlog,

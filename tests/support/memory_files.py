@@ -230,6 +230,22 @@ class MemoryFiles:
         self._found(path)
         self._set("remove", path, None)
 
+    def copy_folder(self, path: str) -> dict[str, bytes]:
+        """A backup of what is in the folder and below it now, by path."""
+        below = path + "/"
+        return {name: bytes(each.now) for name, each in self._names.items() if name.startswith(below)}
+
+    def put_folder(self, path: str, contents: dict[str, bytes]) -> None:
+        """Replace the folder by a backup of it, durably."""
+        below = path + "/"
+        for names in (self._names, self._durable):
+            for name in [each for each in names if each.startswith(below)]:
+                del names[name]
+        for folder in [each for each in self._renames if f"{each}/".startswith(below)]:
+            del self._renames[folder]
+        for name, data in contents.items():
+            self._names[name] = self._durable[name] = Content(bytearray(data), bytearray(data))
+
     def sync_folder(self, path: str) -> None:
         self.operate("sync", path)
         if self.syncs_fail:

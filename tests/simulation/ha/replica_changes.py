@@ -50,6 +50,7 @@ def changing_plan_of(seed: int) -> ChangingPlan:
         own_controllers=base.own_controllers,
         durability=base.durability,
         links=base.links,
+        operates=False,
     )
 
 
@@ -96,6 +97,7 @@ class ChangingNode(HaSimNode):
     def _close_copy(self) -> None:
         """Its files are removed when the disk threads have done what they were given."""
         self._cluster.checker.counts["copies removed"] += 1
+        self.lose_copy()
         self.is_broker, self._dropping = False, True
         self.driver.abandon()
         self.managers.detach(LOG_NAME)
@@ -221,7 +223,7 @@ class ChangingCluster(HaCluster):
 
     def settle(self, seconds: float = 30) -> None:
         """End all faults and changes: soon the nodes that are wanted keep the log, and all are in sync."""
-        self._changing = self._faulty = False
+        self._changing = self.nemesis.active = False
         self.network.heal()
         self.streams.mend()
         self._apart.clear()

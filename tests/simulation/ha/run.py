@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tests.simulation.checks import Violation
 from tests.simulation.ha.cluster import HaCluster
-from tests.simulation.ha.plan import plan_of
+from tests.simulation.ha.plan import long_plan_of, plan_of
 
 SECONDS = 40.0  # simulated, of one seed
 FULL_SEEDS = 400
 FULL_MASTER_CHANGES = 5_000
 
 
-def run_seed(seed: int, seconds: float, *, tell: bool = False) -> tuple[HaCluster, Violation | None]:
-    cluster = HaCluster(seed, plan_of(seed), tell=tell)
+def run_seed(
+    seed: int, seconds: float, *, tell: bool = False, usual: bool = False
+) -> tuple[HaCluster, Violation | None]:
+    """usual: at the times of the defaults."""
+    cluster = HaCluster(seed, long_plan_of(seed) if usual else plan_of(seed), tell=tell)
     try:
         cluster.run(seconds)
         cluster.settle()
@@ -27,21 +30,32 @@ def run_seed(seed: int, seconds: float, *, tell: bool = False) -> tuple[HaCluste
     return cluster, None
 
 
+def counts_of(cluster: HaCluster) -> Counter[str]:
+    """What happened in one cluster: what was seen, each event, each reason for being without a master."""
+    counts = cluster.checker.counts + cluster.nemesis.counts
+    counts.update({"seeds": 1, "reads": cluster.ledger.reads})
+    counts["simulated seconds"] += cluster.world.now_us // 1_000_000
+    if cluster.liveness is not None:
+        looks = cluster.liveness.masterless
+        counts.update({f"masterless: {reason}": number for reason, number in looks.items()})
+        counts["masterless: looks"] += cluster.liveness.looks
+    return counts
+
+
 def run_seeds(
     seeds: Iterable[int],
     seconds: float = SECONDS,
     *,
     until: int | None = None,
+    usual: bool = False,
     progress: Callable[[Counter[str]], None] = lambda _counts: None,
 ) -> tuple[Counter[str], list[str]]:
     """What happened in all of them, and what broke. until: so many master changes are enough."""
     counts: Counter[str] = Counter()
     violations: list[str] = []
     for seed in seeds:
-        cluster, violation = run_seed(seed, seconds)
-        counts.update(cluster.checker.counts)
-        counts.update({"seeds": 1, "faults": cluster.faults, "reads": cluster.ledger.reads})
-        counts.update({"simulated seconds": cluster.world.now_us // 1_000_000})
+        cluster, violation = run_seed(seed, seconds, usual=usual)
+        counts.update(counts_of(cluster))
         if violation is not None:
             violations.append(f"seed {seed} at {cluster.world.now_us / 1e6:.3f} s: {violation}")
         progress(counts)
@@ -57,21 +71,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="simulated seconds of a seed")
     parser.add_argument("--full", action="store_true", help=f"until {FULL_MASTER_CHANGES} master changes")
+    parser.add_argument("--usual", action="store_true", help="at the times of the defaults: longer, cheaper")
     options = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
     started = time.process_time()
     if options.seed is not None:
-        cluster, violation = run_seed(options.seed, options.seconds, tell=True)
+        cluster, violation = run_seed(options.seed, options.seconds, tell=True, usual=options.usual)
         for line in (cluster.world.lines or ()) if violation else ():
             sys.stderr.write(f"  {line}\n")
-        counts, violations = cluster.checker.counts, [] if violation is None else [str(violation)]
+        counts, violations = counts_of(cluster), [] if violation is None else [str(violation)]
         counts["trace"] = cluster.world.trace_digest  # type: ignore[assignment]
     elif options.full:
         counts, violations = run_seeds(range(FULL_SEEDS), options.seconds, until=FULL_MASTER_CHANGES)
         if counts["master changes"] < FULL_MASTER_CHANGES:
             violations.append(f"only {counts['master changes']} master changes")
     else:
-        counts, violations = run_seeds(range(options.first, options.first + options.seeds), options.seconds)
+        seeds = range(options.first, options.first + options.seeds)
+        counts, violations = run_seeds(seeds, options.seconds, usual=options.usual)
     figures = {**counts, "cpu_s": round(time.process_time() - started, 1), "violations": violations}
     sys.stdout.write(json.dumps(figures) + "\n")
     return 1 if violations else 0

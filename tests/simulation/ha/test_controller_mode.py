@@ -14,7 +14,7 @@ from tests.simulation.ha.cluster import HaCluster
 from tests.simulation.ha.plan import LOG_NAME, HaPlan, plan_with_acks
 from tests.simulation.ha.run import run_seed, run_seeds
 
-SEEDS, SECONDS = 12, 24.0
+SEEDS, SECONDS = 9, 18.0
 
 
 @pytest.mark.rule(
@@ -24,10 +24,11 @@ SEEDS, SECONDS = 12, 24.0
 def test_groups_keep_every_promise_under_faults() -> None:
     counts, violations = run_seeds(range(SEEDS), SECONDS)
     assert not violations, "\n".join(violations)
-    assert counts["master changes"] >= 100
-    assert counts["set changes"] >= 200
+    assert counts["master changes"] >= 25
+    assert counts["set changes"] >= 80
     assert counts["appends"] >= 1_000
-    for rare in ("truncations", "unclean elections", "reads"):
+    operations = ("trim all", "replaced disk", "copy set aside", "rebuilt controllers", "changed settings")
+    for rare in ("reads", "page-read", "cursor-read", "stall", "suspend", "hung disk", *operations):
         assert counts[rare], f"a run without {rare} proves little"
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from app.errors import CommitlogError
-from tests.simulation.ha import node as node_module
 from tests.simulation.ha.cluster import HaCluster
 from tests.simulation.ha.node import HaSimNode
 from tests.simulation.ha.operations import (
@@ -18,14 +17,20 @@ from tests.simulation.ha.operations import (
     truth,
     try_append,
 )
-from tests.simulation.ha.plan import HA, HaPlan
+from tests.simulation.ha.plan import FAST, HA, HaPlan, Timing
 from tests.simulation.network import LinkFaults
 from tests.support.committed import values_of
 
 
-def quiet(seed: int, brokers: int, *, unclean: bool = False) -> HaCluster:
+def quiet(seed: int, brokers: int, *, unclean: bool = False, timing: Timing = FAST) -> HaCluster:
     plan = HaPlan(
-        brokers=brokers, unclean=unclean, faults=False, clients=0, links=LinkFaults(), own_controllers=True
+        brokers=brokers,
+        unclean=unclean,
+        faults=False,
+        clients=0,
+        links=LinkFaults(),
+        own_controllers=True,
+        timing=timing,
     )
     cluster = HaCluster(seed, plan)
     cluster.run(2)
@@ -108,15 +113,9 @@ def test_an_unclean_election_of_a_copy_without_state_goes_on_and_brings_others_i
     assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 2, 8)
 
 
-@pytest.fixture
-def last_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "HA", replace(HA, ha_sync_from_last_file=True))
-
-
 @pytest.mark.rule("A-09", "C-08", "C-11")
-@pytest.mark.usefixtures("last_file")
 def test_a_copy_that_began_with_the_last_segment_joins_once_the_rest_is_trimmed() -> None:
-    cluster = quiet(1, 2)
+    cluster = quiet(1, 2, timing=replace(FAST, ha=replace(HA, ha_sync_from_last_file=True)))
     master = master_of(cluster)
     slave = next(node for node in cluster.brokers if node is not master)
     kill(cluster, slave)
@@ -172,3 +171,25 @@ def test_a_tail_that_was_never_confirmed_gives_way_to_a_trimmed_masters_log() ->
         index = batch.next_index
     assert served
     assert not [value for value in served if value.startswith("never")]
+
+
+@pytest.mark.rule("C-05", "A-09")
+def test_a_trim_and_a_crash_before_the_next_checkpoint_leave_the_only_copy_able_to_lead() -> None:
+    """The trim was carried out, so it was committed; after the crash the checkpoint is older than that."""
+    cluster = quiet(1, 2)
+    master = master_of(cluster)
+    slave = next(node for node in cluster.brokers if node is not master)
+    for number in range(30):
+        append_at(cluster, master, b"%d " % number + b"x" * 1_500)
+    kill(cluster, slave)
+    assert cluster.run_until(lambda: len(truth(cluster).set_nodes) == 1, 3)
+    end = append_at(cluster, master, b"kept").last_index
+    cluster.run(2.2)  # until the state is saved
+    trim(cluster, master, end - 8)
+    cluster.run(0.02)  # until it is durable
+    kill(cluster, master)
+    master.start()
+    assert master.log.begin_index > 0
+    assert master.driver.committed_index == end  # the trim comes after it
+    assert cluster.run_until(lambda: master.is_master and master.acknowledges, 4)
+    assert append_at(cluster, master, b"after").last_index > end

@@ -1,6 +1,6 @@
 """Simulated TCP for HA cores: real bytes through the real codecs, in pieces, late, or gone with the line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from app.ha.frames import (
@@ -67,7 +67,7 @@ class StreamNetwork:
         self.max_delay_us = max_delay_us
         self.hosts: dict[str, Host] = {}
         self.connections = 0
-        self.cuts: dict[tuple[str, str], None] = {}
+        self.cuts: dict[tuple[str, str], int | None] = {}  # lines, by how many faults they are cut
 
     def attach(self, name: str, life: Life, deliver: Deliver) -> Host:
         self.hosts[name] = host = Host(self, name, life, deliver)
@@ -75,6 +75,17 @@ class StreamNetwork:
 
     def is_cut(self, one: str, other: str) -> bool:
         return (one, other) in self.cuts or (other, one) in self.cuts
+
+    def cut(self, lines: Iterable[tuple[str, str]]) -> None:
+        for line in lines:
+            self.cuts[line] = (self.cuts.get(line) or 0) + 1
+
+    def mend_lines(self, lines: Iterable[tuple[str, str]]) -> None:
+        """End one cut of each of the lines."""
+        for line in lines:
+            left = (self.cuts.pop(line, None) or 1) - 1
+            if left:
+                self.cuts[line] = left
 
     def mend(self) -> None:
         self.cuts.clear()
