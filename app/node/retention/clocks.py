@@ -14,7 +14,7 @@ from app.node.network.repair_messages import PeerCall, TermAnswer, TermRequest
 
 logger = logging.getLogger(__name__)
 
-ANSWER_TIMEOUT_S: Final = 2.0
+CLOCK_ANSWER_TIMEOUT_S: Final = 2.0
 AHEAD_MS: Final = 60_000  # a difference that is worth a warning
 
 
@@ -67,7 +67,7 @@ class PeerClocks:
         return agreed_ms
 
     async def _ask(self, peer: str, log_id: int) -> int | None:
-        answer = await self._calls.ask(peer, log_id, TermRequest, ANSWER_TIMEOUT_S)
+        answer = await self._calls.ask(peer, log_id, TermRequest, CLOCK_ANSWER_TIMEOUT_S)
         if not isinstance(answer, TermAnswer) or answer.clock_ms is None:
             return None
         return answer.clock_ms - self._clock.now_ms()
