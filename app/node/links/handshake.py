@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 
 MAGIC: Final = b"\xffCLS"
-VERSION: Final = 1
+HANDSHAKE_VERSION: Final = 1
 NONCE_BYTES: Final = 32
 MESSAGE_MAX_BYTES: Final = 2_048  # one message of the handshake, its size not counted
 _SIZE: Final = struct.Struct(">H")
@@ -171,7 +171,7 @@ class DiallerHandshake(_Side):
         super().__init__(identity, nonce)
         self._target = target
         self._secret = secret
-        hello = _Hello(VERSION, identity.purpose, identity.cluster, identity.node_id, target, nonce)
+        hello = _Hello(HANDSHAKE_VERSION, identity.purpose, identity.cluster, identity.node_id, target, nonce)
         self._transcript = [msgspec.json.encode(hello)]
         self.hello = MAGIC + _framed(self._transcript[0])
         self._expected = b""
@@ -223,8 +223,10 @@ class AcceptorHandshake(_Side):
     def _check(self, hello: _Hello) -> None:
         own = self._identity
         _check_nonce(hello.nonce)
-        if hello.version != VERSION:
-            raise HandshakeFailed("identity", f"handshake version {hello.version}, this node has {VERSION}")
+        if hello.version != HANDSHAKE_VERSION:
+            raise HandshakeFailed(
+                "identity", f"handshake version {hello.version}, this node has {HANDSHAKE_VERSION}"
+            )
         if hello.cluster != own.cluster:
             raise HandshakeFailed("identity", "a node of another cluster")
         if hello.purpose != own.purpose:
