@@ -29,6 +29,8 @@ from app.errors import ConfigError
 from app.http_protocol import Listener
 from app.main import build_app
 from app.node.broker import Broker
+from app.node.descriptors import DESCRIPTORS_MAX, descriptors_allowed
+from app.node.links.credentials import load_link_security
 from app.settings.addresses import split_address
 from app.settings.file import load
 from app.settings.model import SecuritySettings, Settings
@@ -37,7 +39,6 @@ from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTORS_MAX: Final = 1 << 20
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
@@ -62,6 +63,7 @@ def serve(config_path: str | Path, node_id: str, ready: Callable[[Settings], Non
 def check_security(security: SecuritySettings) -> None:
     """Raise ConfigError for a file that cannot be used, before a peer or a client sees this node."""
     Tokens.load(security.tokens_file)
+    load_link_security(security)
     certificate, key, authority = security.tls_certificate, security.tls_key, security.tls_ca
     if certificate is not None:
         with _refusing(f"tls_certificate {certificate} and tls_key {key}"):
@@ -156,10 +158,7 @@ def _raise_descriptor_limit() -> None:
 
 def _connections_allowed(settings: Settings) -> int:
     """Limit of client connections: descriptors must remain for the logs' files and for other nodes."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        return settings.http.max_connections
-    return min(settings.http.max_connections, descriptors // 4)
+    return min(settings.http.max_connections, descriptors_allowed() // 4)
 
 
 def _calm_collector() -> None:

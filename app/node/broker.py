@@ -32,8 +32,12 @@ from app.errors import (
 )
 from app.log.state import Address
 from app.node.clock import LoopScheduler, SystemClock
+from app.node.descriptors import ha_room_size, peer_room_size
 from app.node.disk import DiskThreads
 from app.node.hosted_log import HostedLog
+from app.node.links.credentials import load_link_security
+from app.node.links.handshake import Identity, Purpose
+from app.node.links.links import Links
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.logs import MetadataLogs, Unsupported
 from app.node.metadata.service import MetadataService, controller_log
@@ -106,6 +110,7 @@ class Broker:
         self._by_id: dict[int, HostedLog] = {}
         self._lock: Lock | None = None
         self._disk = DiskThreads(self._loop, self._fail, settings.disk.threads)
+        links = load_link_security(settings.security, self.nodes.host_of)
         self.transport = PeerTransport(
             cluster_id=settings.cluster_id,
             node_id=self.node.id,
@@ -122,8 +127,12 @@ class Broker:
                 removed_retry_s=settings.raft.removed_retry_ms / 1000,
                 removed_forget_s=settings.raft.removed_forget_ms / 1000,
             ),
+            links=Links(Identity(settings.cluster_id, self.node.id, Purpose.PEER), links, peer_room_size()),
         )
-        self.ha = HaTransport(self.node.ha_listen)
+        self.ha = HaTransport(
+            self.node.ha_listen,
+            Links(Identity(settings.cluster_id, self.node.id, Purpose.HA), links, ha_room_size()),
+        )
         self.repairs = Repairs(
             settings=settings,
             files=self._files,
@@ -380,6 +389,7 @@ class Broker:
             by_number=by_number,
             master=lambda: self.transport.peer_ha_address(settings.replicas[0]),
             takes_more=lambda: driver.takes_more,
+            replicas=settings.replicas if classic else (),
         )
         if settings.ha_listen is not None and settings.replicas[0] == self.node.id:
             self.tasks.critical(

@@ -341,28 +341,33 @@ def _check_ha_address(settings: Settings) -> None:
 
 def _check_exposure(settings: Settings) -> None:
     """Refuse to listen beyond loopback without protection, unless allowed (docs/api.md §7)."""
-    security = settings.security
+    security, node = settings.security, settings.node
     if security.allow_insecure:
         return
     protected = security.tls_certificate is not None and security.tokens_file is not None
     check(
-        protected or is_loopback(settings.node.listen),
-        f"listen = {settings.node.listen!r} is reachable from beyond this machine: set [security] "
-        "tls_certificate, tls_key and tokens_file, or allow_insecure = true",
+        protected or security.allow_insecure_rest or is_loopback(node.listen),
+        f"listen = {node.listen!r} is reachable from beyond this machine: set [security] "
+        "tls_certificate, tls_key and tokens_file, or allow_insecure_rest = true",
     )
-    for log in settings.logs:
+    if security.protects_nodes:
+        return
+    check(
+        security.allow_insecure_peers or is_loopback(node.peer_listen),
+        _exposed(f"peer_listen = {node.peer_listen!r}", "allow_insecure_peers"),
+    )
+    ha_listeners = {"ha_listen": node.ha_listen} | {
+        f"log {log.name}: ha_listen": log.ha_listen for log in settings.logs if log.ha_listen is not None
+    }
+    for name, address in ha_listeners.items():
         check(
-            log.ha_listen is None or is_loopback(log.ha_listen),
-            f"log {log.name}: ha_listen = {log.ha_listen!r} is reachable from beyond this machine, and the "
-            "HA protocol has no TLS: set [security] allow_insecure = true",
+            security.allow_insecure_ha or is_loopback(address),
+            _exposed(f"{name} = {address!r}", "allow_insecure_ha"),
         )
-    check(
-        is_loopback(settings.node.ha_listen),
-        f"ha_listen = {settings.node.ha_listen!r} is reachable from beyond this machine, and the HA protocol "
-        "has no TLS: set [security] allow_insecure = true",
-    )
-    check(
-        is_loopback(settings.node.peer_listen),
-        f"peer_listen = {settings.node.peer_listen!r} is reachable from beyond this machine, and the peer "
-        "protocol has no TLS: set [security] allow_insecure = true",
+
+
+def _exposed(listener: str, allowed_by: str) -> str:
+    return (
+        f"{listener} is reachable from beyond this machine: set [security] cluster_secret_file, or "
+        f"peer_tls_certificate, peer_tls_key and peer_tls_ca, or {allowed_by} = true"
     )

@@ -305,7 +305,7 @@ class HttpSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SecuritySettings:
-    """Tokens and TLS of the REST listener. Certificates and keys are PEM files."""
+    """Tokens and TLS of the REST listener; secret or TLS between nodes. Certificates are PEM files."""
 
     tokens_file: Path | None = None
     """File with one `TOKEN [read|write]` a line; absent: no authentication."""
@@ -315,14 +315,51 @@ class SecuritySettings:
     """Private key of the REST listener."""
     tls_ca: Path | None = None
     """Authority that this node trusts when it forwards requests to other nodes."""
+    cluster_secret_file: Path | None = None
+    """File with the secret that nodes prove to each other at the peer and HA ports, at least 16 bytes; the
+    secret in a second line is accepted too."""
+    cluster_secret_optional: bool = False
+    """Accept nodes without the secret as well, while it is introduced in a running cluster."""
+    peer_tls_certificate: Path | None = None
+    """Certificate of this node at the peer and HA ports, as server and as client; it names the node's id, or
+    the host of its `peer_address`."""
+    peer_tls_key: Path | None = None
+    """Private key of the certificate for other nodes."""
+    peer_tls_ca: Path | None = None
+    """Authority of the certificates of all nodes; TLS replaces the cluster secret."""
     allow_insecure: bool = False
-    """Allow listeners beyond loopback without TLS and tokens, and peer and HA listeners, which have no
-    TLS."""
+    """Allow every listener beyond loopback without protection."""
+    allow_insecure_rest: bool = False
+    """Allow the REST listener beyond loopback without TLS and tokens."""
+    allow_insecure_peers: bool = False
+    """Allow the peer listener beyond loopback without a cluster secret or TLS."""
+    allow_insecure_ha: bool = False
+    """Allow HA listeners beyond loopback without a cluster secret or TLS."""
+
+    @property
+    def protects_nodes(self) -> bool:
+        """True if nodes must prove themselves to each other."""
+        return self.peer_tls_ca is not None or (
+            self.cluster_secret_file is not None and not self.cluster_secret_optional
+        )
 
     def __post_init__(self) -> None:
         check(
             (self.tls_certificate is None) == (self.tls_key is None),
             "tls_certificate and tls_key must be set together",
+        )
+        peer_tls = {self.peer_tls_certificate is None, self.peer_tls_key is None, self.peer_tls_ca is None}
+        check(
+            len(peer_tls) == 1,
+            "peer_tls_certificate, peer_tls_key and peer_tls_ca must be set together",
+        )
+        check(
+            self.cluster_secret_file is None or self.peer_tls_ca is None,
+            "cluster_secret_file and peer_tls_ca must not be set together: TLS replaces the secret",
+        )
+        check(
+            self.cluster_secret_file is not None or not self.cluster_secret_optional,
+            "cluster_secret_optional requires cluster_secret_file",
         )
 
 

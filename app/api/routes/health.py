@@ -21,6 +21,7 @@ from app.errors import PROBLEMS, CommitlogError, NotFound
 from app.log.contract import ReplicaStatus, Role
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
+from app.node.links.links import REFUSALS as LINK_REFUSALS
 from app.node.network.ha_transport import REFUSALS
 from app.node.repair.log_repair import RepairState
 from app.version import VERSION
@@ -254,6 +255,21 @@ class NodeCollector:
         yield telemetry.gauge(
             telemetry.HA_WAITS, "1 until a classic master has opened its epoch", ("log",),
             [((log,), float(core.waits_for is not None)) for log, core in masters],
+        )  # fmt: skip
+        links = (self._broker.transport.links, self._broker.ha.links)
+        yield telemetry.counter(
+            telemetry.LINK_REFUSED,
+            "Connections of nodes refused before or by their handshake",
+            ("port", "reason"),
+            [
+                ((each.identity.purpose.value, reason), float(each.refused[reason]))
+                for each in links
+                for reason in LINK_REFUSALS
+            ],
+        )
+        yield telemetry.gauge(
+            telemetry.LINK_WAITING, "Connections of nodes that have not introduced themselves", ("port",),
+            [((each.identity.purpose.value,), float(len(each.room))) for each in links],
         )  # fmt: skip
         ha = self._broker.ha
         yield telemetry.gauge(

@@ -6,6 +6,9 @@ say which log. A classic log may have a listener for itself, where slaves that k
 A connection is nothing to a core before it has said something that makes sense: port probes and garbage cost
 a socket for a moment, and leave nothing behind. What is sent is bounded by the core, which waits for Drained.
 
+With a cluster secret or TLS every connection, of a listener for one log too, begins with a handshake
+(app/node/links): plain slaves, such as RocketMQ's, are accepted only when neither is configured.
+
 Limits grow with the logs served: so many connections may be open that have not introduced themselves yet, so
 many without a replica's name for each log, and so many for each replica of a log. A refused connection is
 logged, counted and closed; its dialler waits longer after each one.
@@ -37,6 +40,7 @@ from app.ha.frames import (
 )
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Drained, HaMessage, Opened
 from app.log.contract import Transport
+from app.node.links.links import LinkedProtocol, Links
 from app.settings.addresses import split_address
 
 logger = logging.getLogger(__name__)
@@ -68,7 +72,8 @@ class _Log:
     """A log whose connections come and go. place: of this replica among the log's, for prefaces.
 
     master: where its master takes slaves, for cores that do not know; None when nobody does. takes_more:
-    False while its driver has so much to do that its connections are not read.
+    False while its driver has so much to do that its connections are not read. replicas: nodes by place, for
+    a group that never changes: a connection that has proved its node must name the place of that node.
     """
 
     log_id: int
@@ -78,6 +83,7 @@ class _Log:
     by_number: bool
     master: Callable[[], str | None]
     takes_more: Callable[[], bool]
+    replicas: tuple[str, ...] = ()
     listener: asyncio.Server | None = None
     incoming: Counter[int] = field(default_factory=Counter)  # connections by place of the replica, 0: unnamed
     fruitless: int = 0  # own connections in a row that ended before a byte arrived
@@ -87,8 +93,9 @@ class _Log:
 class HaTransport:
     """Owned by the event loop that it was started on. A Transport for targets that are connections."""
 
-    def __init__(self, listen: str) -> None:
-        """listen: host:port of the shared listener; port 0 takes any free one."""
+    def __init__(self, listen: str, links: Links) -> None:
+        """listen: host:port of the shared listener; port 0 takes any free one. links: of the HA port."""
+        self.links = links
         self._listen = split_address(listen)
         self._logs: dict[int, _Log] = {}
         self._server: asyncio.Server | None = None
@@ -106,7 +113,9 @@ class HaTransport:
 
     async def _listener(self, address: tuple[str, int], log_id: int | None) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: _Connection(self, log_id), *address, backlog=UNIDENTIFIED_MAX)
+        return await loop.create_server(
+            lambda: self.links.accept(lambda: _Connection(self, log_id)), *address, backlog=UNIDENTIFIED_MAX
+        )
 
     @property
     def address(self) -> str:
@@ -129,18 +138,21 @@ class HaTransport:
         by_number: bool = False,
         master: Callable[[], str | None] = lambda: None,
         takes_more: Callable[[], bool] = lambda: True,
+        replicas: tuple[str, ...] = (),
     ) -> None:
         """Take connections of a log from now on: what comes in goes to deliver(key, message).
 
         A log may be attached anew, by another core: the connections of the old one end, a listener stays.
         place: of this replica among the log's, from 1. by_number: this node's handshakes are of newer builds.
         master: where to connect to for a core that names no address. takes_more: False while the driver has
-        too much to do: its connections are not read then.
+        too much to do: its connections are not read then. replicas: nodes by place, of a classic log.
         """
         before = self._logs.get(log_id)
         self._end_connections(log_id)
         listener = None if before is None else before.listener
-        self._logs[log_id] = _Log(log_id, protocol, deliver, place, by_number, master, takes_more, listener)
+        self._logs[log_id] = _Log(
+            log_id, protocol, deliver, place, by_number, master, takes_more, replicas, listener
+        )
 
     def _end_connections(self, log_id: int) -> None:
         for (owner, _), connection in list(self._connections.items()):
@@ -172,6 +184,7 @@ class HaTransport:
             self.detach(log_id)
         if self._server is not None:
             self._server.close()
+        self.links.stop()
         for connection in list(self._incoming):
             connection.close()
         await asyncio.gather(*self._connecting.values(), return_exceptions=True)
@@ -207,9 +220,7 @@ class HaTransport:
             await asyncio.sleep(max(0.0, owner.dial_at_s - loop.time()))
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 host, port = split_address(address or owner.master() or "")
-                await loop.create_connection(
-                    lambda: _Connection(self, owner.log_id, key, history), host, port
-                )
+                await self.links.connect(lambda: _Connection(self, owner.log_id, key, history), host, port)
         except (OSError, TimeoutError, ValueError) as error:
             if self._logs.get(owner.log_id) is owner:
                 owner.deliver(key, Closed(f"{address}: {error!r}"))
@@ -223,8 +234,9 @@ class HaTransport:
 
     def came(self, connection: "_Connection") -> bool:
         """A peer has connected; whether it may introduce itself."""
-        if self.unidentified >= UNIDENTIFIED_MAX:
-            self._refuse("unidentified", UNIDENTIFIED_MAX)
+        limit = min(UNIDENTIFIED_MAX, self.links.room.size)
+        if self.unidentified >= limit:
+            self._refuse("unidentified", limit)
             return False
         self.unidentified += 1
         self._incoming[connection] = None
@@ -284,7 +296,7 @@ class HaTransport:
             self._connections.pop((owner.log_id, connection.key), None)
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(LinkedProtocol):
     """One connection, either way."""
 
     def __init__(
@@ -403,6 +415,12 @@ class _Connection(asyncio.Protocol):
             reader = FrameReader(decode_from_slave)
         self._first = b""
         place = preface.replica if preface.replica <= REPLICAS_MAX else 0
+        if (
+            self.proven_id is not None
+            and owner.replicas
+            and self.proven_id not in owner.replicas[place - 1 : place]
+        ):
+            raise CorruptFrame(f"{self.proven_id} is not replica {place} of the log")
         if not self._ha.takes(owner, place):
             self.close()
             return b""

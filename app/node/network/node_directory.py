@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from app.log.state import Address
+from app.settings.addresses import split_address
 from app.settings.model import NodeSettings
 
 
@@ -20,6 +21,11 @@ class Directory:
     def find(self, node_id: str | None) -> NodeSettings | None:
         """The node of that id; None for None and strangers."""
         return None if node_id is None else self._nodes.get(node_id)
+
+    def host_of(self, node_id: str) -> str | None:
+        """The host at which the other nodes reach a node; None for one that is not known."""
+        node = self._nodes.get(node_id)
+        return None if node is None else split_address(node.peer_address)[0]
 
     def learn(self, addresses: Mapping[str, Address]) -> list[NodeSettings]:
         """Note the nodes that are new; return them."""

@@ -7,6 +7,10 @@ on the peer's own connection. A frame is its length (u32, little-endian) and tha
     first frame back    welcome: the same of the other side, or {"refused": reason}; nothing else goes back
     every other frame   one message: app/node/network/wire.py
 
+With a cluster secret or TLS the connection is opened by a handshake before (app/node/links): then `from` is
+the node that has proved itself. A connection without a hello is bounded by time, size and number, and so are
+the connections of one peer, and the peers that are members of no log and that nobody configured.
+
 A node of another cluster and a frame that is not ours cost the connection, never the node. A node of this
 cluster that we do not know is a member that some log has not told us of yet (R-10): its hello says where it
 is reached.
@@ -29,6 +33,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from app.node.links.handshake import Identity, Purpose
+from app.node.links.links import LinkedProtocol, Links
 from app.node.network import wire
 from app.settings.addresses import split_address
 from app.version import VERSION
@@ -46,6 +52,8 @@ RETRY_LAST_S: Final = 1.0
 KEPT_MESSAGES: Final = 256  # for a peer without a connection
 KEPT_MESSAGE_MAX_BYTES: Final = 4096
 KEPT_S: Final = 3.0
+OF_A_PEER_MAX: Final = 4  # incoming connections of one peer; a newer one closes the oldest
+UNKNOWN_PEERS_MAX: Final = 32  # peers known by their hello alone that are members of no log
 UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer that answers nothing so long: connect anew
 _LENGTH = struct.Struct("<I")
 
@@ -142,14 +150,18 @@ class PeerTransport:
         is_member: Callable[[str], bool] = lambda _: True,
         forget: Callable[[str], bool] = lambda _: False,
         retry: RetryConfig | None = None,
+        links: Links | None = None,
     ) -> None:
         """address: host:port at which others reach this node. peers: (id, host:port) of those known already.
         ha_address: where this node takes slaves; the peers are told. is_member: whether a peer is a member of
         any log here. forget(peer): the peer has not been a member for a long time, and cannot be reached;
         True lets this transport forget it too.
 
+        links: how connections prove themselves; None: not at all.
+
         deliver(source, log_id, message): what came in. lost(peer): its last connection to us has closed.
         """
+        self.links = links or Links(Identity(cluster_id, node_id, Purpose.PEER))
         self.cluster_id = cluster_id
         self.node_id = node_id
         self.address = address
@@ -167,6 +179,7 @@ class PeerTransport:
         self._server: asyncio.Server | None = None
         self.closing = False
         self._started = False
+        self._unknown: set[str] = set()  # peers that only their hello has named
         for peer_id, peer_address in peers:
             self.add_peer(peer_id, peer_address)
 
@@ -193,6 +206,7 @@ class PeerTransport:
         if not self._forget(peer_id):
             return False
         del self._outgoing[peer_id]
+        self._unknown.discard(peer_id)
         logger.info("peer forgotten: not a member of any log", extra={"peer": peer_id})
         return True
 
@@ -200,7 +214,9 @@ class PeerTransport:
         """Listen, and keep connecting to every peer. Raises OSError when the address cannot be bound."""
         loop = asyncio.get_running_loop()
         host, port = self._listen
-        self._server = await loop.create_server(lambda: _Incoming(self), host, port)
+        self._server = await loop.create_server(
+            lambda: self.links.accept(lambda: _Incoming(self)), host, port
+        )
         self._started = True
         for peer in self._outgoing.values():
             self._connect(peer)
@@ -214,6 +230,7 @@ class PeerTransport:
             peer.close()
         if self._server is not None:
             self._server.close()
+        self.links.stop()
         for connection in list(self._incoming):
             connection.close()
 
@@ -248,9 +265,23 @@ class PeerTransport:
     def joined(self, connection: "_Incoming") -> None:
         self._incoming[connection] = None
 
-    def heard_from(self, peer_id: str) -> None:
-        """The peer is up: no need to wait before connecting to it."""
+    def takes(self, peer_id: str) -> bool:
+        """Whether the peer is known, or may become known by its hello."""
+        if peer_id in self._outgoing:
+            return True
+        self._unknown = {unknown for unknown in self._unknown if not self._is_member(unknown)}
+        return len(self._unknown) < UNKNOWN_PEERS_MAX or self._is_member(peer_id)
+
+    def heard_from(self, connection: "_Incoming", peer_id: str, address: str) -> None:
+        """The peer is up: no need to wait before connecting to it. Its oldest connections are given up."""
+        connection.source = peer_id
+        if peer_id not in self._outgoing:
+            self._unknown.add(peer_id)
+        self.add_peer(peer_id, address)
         self._outgoing[peer_id].hurry()
+        of_peer = [each for each in self._incoming if each.source == peer_id]
+        for older in of_peer[:-OF_A_PEER_MAX]:
+            older.close()
 
     def left(self, connection: "_Incoming") -> None:
         self._incoming.pop(connection, None)
@@ -263,7 +294,7 @@ class PeerTransport:
         return [connection.source for connection in self._incoming if connection.source is not None]
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(LinkedProtocol):
     """What both ends share: frames in, and a broken connection that never raises into anything."""
 
     def __init__(self) -> None:
@@ -306,10 +337,15 @@ class _Incoming(_Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._owner.joined(self)
+        peer = transport.get_extra_info("peername")
+        displaced = self._owner.links.room.enter(self, str(peer[0]) if isinstance(peer, tuple) else "")
+        if isinstance(displaced, _Connection):
+            displaced.close()
         self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._hello_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._owner.links.room.leave(self)
         self._owner.left(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -323,15 +359,14 @@ class _Incoming(_Connection):
             self._owner.received(self.source, frame)
             return
         owner = self._owner
-        reason, hello = _judge(frame, owner)
+        reason, hello = _judge(frame, owner, self.proven_id)
         if hello is None:
             logger.warning("peer refused", extra={"reason": reason})
             self._reply(msgspec.json.encode(Refusal(reason)))
             self.close()
             return
-        self.source = hello.source
-        owner.add_peer(hello.source, hello.address)
-        owner.heard_from(hello.source)
+        owner.links.room.leave(self)
+        owner.heard_from(self, hello.source, hello.address)
         self._reader.raise_limit(FRAME_MAX_BYTES)
         self._reply(owner.hello_to(hello.source))
 
@@ -340,7 +375,7 @@ class _Incoming(_Connection):
             self._transport.write(_LENGTH.pack(len(frame)) + frame)
 
 
-def _judge(frame: memoryview, owner: PeerTransport) -> tuple[str, Hello | None]:
+def _judge(frame: memoryview, owner: PeerTransport, proven_id: str | None) -> tuple[str, Hello | None]:
     """The hello if it comes from a peer of ours and is meant for us, else the reason why not."""
     try:
         hello = msgspec.json.decode(frame, type=Hello)
@@ -354,6 +389,10 @@ def _judge(frame: memoryview, owner: PeerTransport) -> tuple[str, Hello | None]:
         return f"this is {owner.node_id}, not {hello.target}", None
     if hello.source == owner.node_id or not _is_address(hello.address):
         return f"{hello.source} at {hello.address} cannot be a peer of {owner.node_id}", None
+    if proven_id not in (None, hello.source):
+        return f"{proven_id} has proved itself, not {hello.source}", None
+    if not owner.takes(hello.source):
+        return f"{hello.source} is not a member, and {UNKNOWN_PEERS_MAX} such nodes are known already", None
     return "", hello
 
 
@@ -399,7 +438,7 @@ class _Outgoing(_Connection):
             self._reader = FrameReader(HELLO_MAX_BYTES)
             try:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    await loop.create_connection(lambda: self, host, port)
+                    await self._owner.links.connect(lambda: self, host, port, self.peer_id)
             except (OSError, TimeoutError):
                 pass  # the peer is down: expected, and shown by /v1/cluster
             else:

@@ -158,6 +158,63 @@ def test_beyond_this_machine_only_with_protection() -> None:
     assert parse(protected, "n1").security.tls_key == Path("k")
 
 
+@pytest.mark.parametrize(
+    "security",
+    [
+        {"cluster_secret_file": "s"},
+        {"peer_tls_certificate": "c", "peer_tls_key": "k", "peer_tls_ca": "a"},
+        {"allow_insecure_peers": True, "allow_insecure_ha": True},
+        {"cluster_secret_file": "s", "cluster_secret_optional": True, "allow_insecure": True},
+    ],
+)
+def test_the_ports_between_nodes_are_open_with_a_secret_or_tls(security: dict[str, Any]) -> None:
+    exposed = document(security=security)
+    exposed["nodes"][0]["peer_listen"] = "0.0.0.0:9101"
+    assert parse(exposed, "n1").node.peer_listen == "0.0.0.0:9101"
+
+
+@pytest.mark.parametrize(
+    ("security", "listener"),
+    [
+        ({}, "peer_listen"),
+        ({"cluster_secret_file": "s", "cluster_secret_optional": True}, "peer_listen"),
+        ({"allow_insecure_ha": True, "allow_insecure_rest": True}, "peer_listen"),
+        ({"allow_insecure_peers": True}, "ha_listen"),
+        ({"cluster_secret_file": "s"}, "listen"),
+        ({"cluster_secret_file": "s", "allow_insecure_peers": True, "allow_insecure_ha": True}, "listen"),
+    ],
+)
+def test_each_listener_is_allowed_by_itself(security: dict[str, Any], listener: str) -> None:
+    exposed = document(security=security)
+    for name in ("listen", "peer_listen"):
+        exposed["nodes"][0][name] = "0.0.0.0:8101"
+    if listener != "listen":
+        exposed["security"]["allow_insecure_rest"] = True
+    with pytest.raises(ConfigError, match=f"{listener} = '0.0.0.0"):
+        parse(exposed, "n1")
+
+
+@pytest.mark.parametrize(
+    ("security", "complaint"),
+    [
+        ({"peer_tls_certificate": "c", "peer_tls_key": "k"}, "must be set together"),
+        (
+            {
+                "cluster_secret_file": "s",
+                "peer_tls_certificate": "c",
+                "peer_tls_key": "k",
+                "peer_tls_ca": "a",
+            },
+            "TLS replaces the secret",
+        ),
+        ({"cluster_secret_optional": True}, "requires cluster_secret_file"),
+    ],
+)
+def test_protection_that_makes_no_sense_is_refused(security: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse(document(security=security), "n1")
+
+
 def test_with_tls_the_others_are_sent_to_https() -> None:
     plain = document()
     assert parse(plain, "n1").node.url == f"http://{plain['nodes'][0]['listen']}"

@@ -22,6 +22,8 @@ from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SlaveRole
 from app.log.contract import Acks, AppendRequest, AppendResult, Durability
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThreads
+from app.node.links.handshake import Identity, Purpose
+from app.node.links.links import Links
 from app.node.network import ha_transport
 from app.node.network.ha_transport import UNIDENTIFIED_MAX, HaLink, HaTransport, Protocol
 from app.node.opening.open_replica import LogIdentity, open_replica
@@ -52,7 +54,7 @@ class Node:
     def __init__(self, name: str, folder: Path) -> None:
         loop = asyncio.get_running_loop()
         self.failures: list[str] = []
-        self.ha = HaTransport("127.0.0.1:0")
+        self.ha = HaTransport("127.0.0.1:0", Links(Identity("c", "n1", Purpose.HA)))
         self.clock = SystemClock()
         self._disk = DiskThreads(loop, self._fail)
         self._disk.start()
@@ -414,7 +416,7 @@ def test_limits_grow_with_the_logs_and_refusals_are_counted(
     logs = range(100, 120)
 
     async def scenario() -> None:
-        ha = HaTransport("127.0.0.1:0")
+        ha = HaTransport("127.0.0.1:0", Links(Identity("c", "n1", Purpose.HA)))
         await ha.start()
         lines = []
         for log_id in logs:
@@ -456,7 +458,7 @@ def test_a_master_that_closes_without_a_byte_is_dialled_with_growing_pauses() ->
 
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        ha = HaTransport("127.0.0.1:0")
+        ha = HaTransport("127.0.0.1:0", Links(Identity("c", "n1", Purpose.HA)))
         await ha.start()
         closed: list[str] = []
 

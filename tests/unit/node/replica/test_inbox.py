@@ -7,6 +7,8 @@ from typing import Any
 from app.ha.frames import ClassicReport, Preface, Transfer, encode, encode_preface
 from app.ha.messages import Closed, Opened
 from app.log.contract import NO_INDEX
+from app.node.links.handshake import Identity, Purpose
+from app.node.links.links import Links
 from app.node.network.ha_transport import HaTransport, Protocol
 from app.node.replica.inbox import MESSAGES_MAX, Inbox
 from app.raft.messages import Heartbeat, PushRequest, PushType, VoteRequest
@@ -60,7 +62,7 @@ def test_a_connection_is_not_read_while_its_driver_has_too_much_to_do() -> None:
     async def scenario() -> None:
         takes_more: list[bool] = [True]
         came: list[Any] = []
-        ha = HaTransport("127.0.0.1:0")
+        ha = HaTransport("127.0.0.1:0", Links(Identity("c", "n1", Purpose.HA)))
         await ha.start()
         ha.attach(
             7,

@@ -1,0 +1,116 @@
+"""Cluster secrets and certificates of the connections between nodes, read from their files at the start."""
+
+import contextlib
+import ssl
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from app.errors import ConfigError
+from app.settings.model import SecuritySettings
+
+SECRET_MIN_BYTES: Final = 16
+SECRET_MAX_BYTES: Final = 1_024
+SECRETS_MAX: Final = 2  # the secret that this node uses, and the one before or after it
+
+
+class Mode(StrEnum):
+    """What the connections between nodes prove."""
+
+    PLAIN = "plain"
+    OPTIONAL_SECRET = "optional_secret"  # both kinds of nodes are reached, while a secret is introduced
+    SECRET = "secret"
+    TLS = "tls"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSecurity:
+    """Credentials of this node for its connections to other nodes.
+
+    secrets: the first one is used to dial, all are accepted. accept_tls, dial_tls: contexts of each side,
+    both or neither. host_of(node id): host of that node's peer_address; None for a node that is not known.
+    """
+
+    mode: Mode = Mode.PLAIN
+    secrets: tuple[bytes, ...] = ()
+    accept_tls: ssl.SSLContext | None = None
+    dial_tls: ssl.SSLContext | None = None
+    host_of: Callable[[str], str | None] = lambda _: None
+
+
+def load_link_security(
+    security: SecuritySettings, host_of: Callable[[str], str | None] = lambda _: None
+) -> LinkSecurity:
+    """Read the files that [security] names. Raises ConfigError."""
+    if security.cluster_secret_file is not None:
+        mode = Mode.OPTIONAL_SECRET if security.cluster_secret_optional else Mode.SECRET
+        return LinkSecurity(mode=mode, secrets=read_secrets(security.cluster_secret_file), host_of=host_of)
+    certificate, key, authority = (
+        security.peer_tls_certificate,
+        security.peer_tls_key,
+        security.peer_tls_ca,
+    )
+    if certificate is None or key is None or authority is None:
+        return LinkSecurity(host_of=host_of)
+    return LinkSecurity(
+        mode=Mode.TLS,
+        accept_tls=_context(ssl.PROTOCOL_TLS_SERVER, certificate, key, authority),
+        dial_tls=_context(ssl.PROTOCOL_TLS_CLIENT, certificate, key, authority),
+        host_of=host_of,
+    )
+
+
+def read_secrets(path: Path) -> tuple[bytes, ...]:
+    """Return the secrets of a file, one a line; empty lines and lines that begin with `#` are not secrets.
+
+    Raises ConfigError for a file that other users can read or that its group can write, and for a secret that
+    is too short.
+    """
+    name = f"[security] cluster_secret_file {path}"
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            data = file.read(SECRETS_MAX * SECRET_MAX_BYTES * 4)
+    except OSError as error:
+        raise ConfigError(f"{name}: {error.strerror}") from error
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise ConfigError(
+            f"{name} has the permissions {mode:04o}: its group must not write it, and other users must not "
+            "read it; use `chmod 0600`"
+        )
+    secrets = tuple(
+        line for line in map(bytes.strip, data.splitlines()) if line and not line.startswith(b"#")
+    )
+    if not 0 < len(secrets) <= SECRETS_MAX:
+        raise ConfigError(f"{name} must contain 1 or {SECRETS_MAX} secrets, one a line, got {len(secrets)}")
+    for number, secret in enumerate(secrets, 1):
+        if not SECRET_MIN_BYTES <= len(secret) <= SECRET_MAX_BYTES:
+            raise ConfigError(
+                f"{name}: a secret must have {SECRET_MIN_BYTES} to {SECRET_MAX_BYTES} bytes, "
+                f"secret {number} has {len(secret)}"
+            )
+    return secrets
+
+
+def _context(side: int, certificate: Path, key: Path, authority: Path) -> ssl.SSLContext:
+    """Both sides show a certificate of the authority; the names are compared after the handshake of links."""
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    with _refusing(f"peer_tls_certificate {certificate} and peer_tls_key {key}"):
+        context.load_cert_chain(certificate, key, password="")
+    with _refusing(f"peer_tls_ca {authority}"):
+        context.load_verify_locations(authority)
+    return context
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"[security] {what}: {error.strerror or error}") from error
