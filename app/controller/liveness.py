@@ -14,12 +14,13 @@ master epoch is equally long (`Log.lease_ms`), whatever the settings of the cont
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from app.controller.config import ControllerConfig
 from app.controller.metadata import Confirmed, Log, Replica
+from app.log.terms import TERM_MAX
 
 _REMEMBERED_ANSWERS: Final = 64
 
@@ -40,7 +41,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     log: str
     generation: int
     replica_id: int
-    epoch: int
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=TERM_MAX)]
     max_offset: int
     confirm_offset: int
     electable: bool = True

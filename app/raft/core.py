@@ -23,6 +23,7 @@ from app.log.contract import (
     ReplicaLog,
     Role,
 )
+from app.log.terms import is_plausible_term
 from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
 from app.raft.doubt import Doubt
@@ -111,6 +112,7 @@ class RaftCore(MemberCore):
         self._leader_heard_ms = -config.election_timeout_ms[1]
         self._timer = ElectionTimer(config, random)
         self._heartbeat_ms = 0
+        self._implausible_source: str | None = None  # the last one whose term was refused
 
     # --- what the driver asks ------------------------------------------------------------------------------
 
@@ -209,6 +211,9 @@ class RaftCore(MemberCore):
         if source not in self._peers.dispatchers and not isinstance(
             message, (VoteRequest, PushRequest, Heartbeat, TimeoutNow)
         ):
+            return
+        if not is_plausible_term(self._member.term, message.term):
+            self._refuse_term(source, message.term)
             return
         if message.term > self._member.term and not self._adopt_term(message, now_ms):
             return
@@ -399,6 +404,14 @@ class RaftCore(MemberCore):
             return True  # the term of our own question
         self._become_follower(message.term, now_ms)
         return True
+
+    def _refuse_term(self, source: str, term: int) -> None:
+        """Drop a message and report it, once in a row for each source."""
+        if source != self._implausible_source:
+            self._implausible_source = source
+            reason = f"term {term} is beyond any that the group can have reached"
+            self._outbox.tell("corruption", self._member.term, {"reason": reason, "peer": source})
+        self._announce()
 
     def _hears_leader(self, now_ms: int) -> bool:
         if self._member.leads:

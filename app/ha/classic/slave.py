@@ -27,6 +27,7 @@ from app.log.contract import (
     Reset,
     Role,
 )
+from app.log.terms import is_plausible_term
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.reads import FollowerReads
@@ -289,6 +290,8 @@ class ClassicSlaveCore(StaticGroup):
         end = LogEnd(self._log)
         restarts = self._restarts
         for batch in batches:
+            if not is_plausible_term(self._member.term, batch.term):
+                return f"epoch {batch.term} is beyond any that follows epoch {self._member.term}"
             if restarts:
                 restarts = False
                 if batch.base_index <= self._log.end_index or batch.term < self._log.last_term:

@@ -12,7 +12,7 @@ import secrets
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from app.node.links.credentials import LinkSecurity, Mode
 from app.node.links.handshake import (
@@ -34,6 +34,12 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0  # from the connection to the proof
 REFUSALS: Final = ("room", "late", "malformed", "identity", "proof", "certificate", "forged", "closed")
 
 
+class Waiting(Protocol):
+    """A connection in the room."""
+
+    def close(self) -> None: ...
+
+
 class LinkedProtocol(asyncio.Protocol):
     """A protocol behind a link. proven_id: node at the other end; None when the link proves nothing."""
 
@@ -52,7 +58,7 @@ class Links:
     ) -> None:
         self.identity = identity
         self.security = security or LinkSecurity()
-        self.room: HandshakeRoom[asyncio.BaseProtocol] = HandshakeRoom(room_size)
+        self.room: HandshakeRoom[Waiting] = HandshakeRoom(room_size)
         self.refused: Counter[str] = Counter()  # by the reason, one of REFUSALS
         self._plain_next: set[tuple[str, int]] = set()  # where a proof was not understood
 
@@ -90,8 +96,14 @@ class Links:
     def stop(self) -> None:
         """Close the connections that have not proved anything."""
         for connection in self.room.clear():
-            if isinstance(connection, _AcceptedLink):
-                connection.close()
+            connection.close()
+
+    def wait(self, connection: Waiting, address: str) -> None:
+        """Take a connection whose other side is unidentified into the room; its oldest one may be closed."""
+        displaced = self.room.enter(connection, address)
+        if displaced is not None:
+            self.refuse("room", f"more than {self.room.size} unidentified connections", address)
+            displaced.close()
 
     def refuse(self, kind: str, reason: str, address: str) -> None:
         """Count a connection that is closed, and log it: rarely, or a flood would fill the disk."""
@@ -234,18 +246,12 @@ class _AcceptedLink(_Link):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        victim = self._links.room.enter(self, self.address)
-        if isinstance(victim, _AcceptedLink):
-            victim.displace()
+        self._links.wait(self, self.address)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
         super().connection_lost(exc)
-
-    def displace(self) -> None:
-        """Give up the place in the room to a newer connection."""
-        self._refuse("room", "too many connections without a proof")
 
     def close(self) -> None:
         self._leave()

@@ -337,10 +337,9 @@ class _Incoming(_Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._owner.joined(self)
-        peer = transport.get_extra_info("peername")
-        displaced = self._owner.links.room.enter(self, str(peer[0]) if isinstance(peer, tuple) else "")
-        if isinstance(displaced, _Connection):
-            displaced.close()
+        if self.proven_id is None:
+            peer = transport.get_extra_info("peername")
+            self._owner.links.wait(self, str(peer[0]) if isinstance(peer, tuple) else "")
         self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._hello_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:

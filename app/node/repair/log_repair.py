@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from app.log.contract import NO_INDEX, Clock
 from app.log.state import DAY_MS
+from app.log.terms import is_plausible_term
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, TermAnswer, TermRequest
 from app.node.repair.fetch import Fetch
@@ -277,7 +278,7 @@ class LogRepair:
                 *(self._calls.ask(peer, self._log_id, TermRequest, ANSWER_TIMEOUT_S) for peer in asked)
             )
             for peer, answer in zip(list(asked), answers, strict=True):
-                if isinstance(answer, TermAnswer):
+                if isinstance(answer, TermAnswer) and is_plausible_term(term, answer.term):
                     term = max(term, answer.term)
                     asked.remove(peer)
             if (

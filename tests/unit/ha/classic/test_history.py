@@ -246,6 +246,17 @@ def test_what_follows_a_restart_must_lie_beyond_the_slaves_log() -> None:
     assert (slave.truncations, slave.log.end_index) == ([], 1)
 
 
+@pytest.mark.rule("H-04")
+def test_a_slave_refuses_an_epoch_beyond_reason() -> None:
+    slave = Slave(new_log())
+    key = slave.connect()
+    slave.take()
+    slave.deliver(key, frame_of(log_of(epoch=(1 << 63) - 2).batch_at(0)))
+    assert [type(message) for message in slave.frames(key)] == [Disconnect]
+    assert (slave.core.term, slave.log.end_index) == (0, NO_INDEX)
+    assert "beyond any that follows" in str([event.data for event in slave.events])
+
+
 # --- refused connections are retried with pauses -----------------------------------------------------
 
 
