@@ -108,6 +108,7 @@ class ActiveController:
         self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
         self._recorded_ms: dict[str, int] = {}  # log -> when its metadata got what its copies have confirmed
         self._opening_since: dict[str, tuple[int, int]] = {}  # log -> epoch that is not open yet, since when
+        self.configuration_errors: dict[str, str] = {}  # log -> why it does not take what the file has now
         self._scanned_ms = now_ms - config.scan_interval_ms
         self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason)
         self._refused_epochs: dict[str, int] = {}  # log -> epoch after which an election was refused
@@ -437,7 +438,7 @@ class ActiveController:
                 log_id = self._make_log_id(name, -1)
                 happen(LogCreated(log=name, spec=spec, log_id=log_id, generation=-1))
             elif known.generation < 0:
-                changed = settings_of_logs.configured_spec(known, spec)
+                changed = self._configured_spec(known, spec)
                 if changed is not None:
                     event = replica_changes.changed(known, changed)
                     happen(msgspec.structs.replace(event, configured=spec))
@@ -448,6 +449,15 @@ class ActiveController:
                     self._forget(log.name)
             elif log.elects and not self._let_leave(log, happen, now_ms):
                 self._look_after_master(state, log, happen, now_ms)
+
+    def _configured_spec(self, log: Log, configured: LogSpec) -> LogSpec | None:
+        """As settings_of_logs.configured_spec; a change that cannot be is noted, and the settings hold."""
+        self.configuration_errors.pop(log.name, None)
+        try:
+            return settings_of_logs.configured_spec(log, configured, self.liveness.nodes)
+        except Refused as refused:
+            self.configuration_errors[log.name] = refused.refusal.detail
+            return None
 
     def _forget(self, name: str) -> None:
         """A deleted log: the next one of that name has other replicas, and epochs from 1 on."""

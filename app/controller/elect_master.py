@@ -77,7 +77,9 @@ def elect(
         and (heard_after_ms is None or liveness.heard_after(each.node, heard_after_ms))
     ]
     able = [each for each in living if liveness.may_lead(log, each, now_ms)]
-    if log.master_epoch == 0 or (log.master in avoided and _never_held_anything(log, liveness)):
+    if log.lost_history:
+        clean = _newest_of_all(log, liveness, living, able, now_ms)
+    elif log.master_epoch == 0 or (log.master in avoided and _never_held_anything(log, liveness)):
         clean = able
     else:
         complete = log.holders if provisional else complete_copies(log, liveness)
@@ -100,7 +102,7 @@ def elect(
     if command is not None:
         reason = REASON_OPERATOR
     else:
-        reason = REASON_FIRST if log.master_epoch == 0 else REASON_MASTER_LOST
+        reason = REASON_FIRST if log.master_epoch == 0 or log.lost_history else REASON_MASTER_LOST
     return MasterElected(
         log=log.name,
         master=chosen.id,
@@ -114,9 +116,34 @@ def elect(
     )
 
 
+def _newest_of_all(
+    log: Log, liveness: Liveness, living: list[Replica], able: list[Replica], now_ms: int
+) -> list[Replica]:
+    """The replicas that hold everything of a log whose masters are not known any more (C-09).
+
+    The last master and its set held all that was acknowledged, with records of the newest epoch. So of all
+    replicas the one with the newest epoch, and the largest offset in it, holds that; none can be missing.
+    Raises Refused while a node may yet report.
+    """
+    missing = [node for node in log.voters if all(each.node != node for each in living)]
+    if any(liveness.may_live(node, now_ms) for node in missing):
+        raise Refused(Reason.NO_ELIGIBLE_REPLICA, f"{', '.join(missing)} may hold acknowledged records")
+    if missing:
+        return []
+    ends = {each.id: _end_of(log, liveness, each) for each in living}
+    newest = max(ends.values())
+    return [each for each in able if ends[each.id] == newest]
+
+
+def _end_of(log: Log, liveness: Liveness, replica: Replica) -> tuple[int, int]:
+    """Epoch and byte end of a replica's log, as it reported them last."""
+    report = liveness.report(replica.node, log.name, log.generation, replica.id)
+    return (0, 0) if report is None else (report.epoch, report.max_offset)
+
+
 def restored_set(log: Log, event: MasterElected) -> SyncStateSetChanged | None:
     """The set before the last election, to be restored before `event`; None when the set has the winner."""
-    if event.unclean or log.master_epoch == 0 or event.master in log.sync_state_set:
+    if event.unclean or not log.holders or event.master in log.sync_state_set:
         return None
     return SyncStateSetChanged(
         log=log.name,

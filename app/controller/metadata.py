@@ -93,6 +93,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         acknowledged, at least; 0: all of them.
     configured: of a log of the configuration file that was changed since: what the file had; None: `spec` is
         what it has.
+    lost_history: the controllers were rebuilt from metadata that know no master of this log. It may have had
+        one, so the next election needs a report of every node that may hold acknowledged records (C-09).
     opened_epoch: the newest epoch that is known to be open, 0: none. Every member of the set held the record
         that opened it when it joined.
     confirmed: the most that copies had reported as confirmed when the set was changed or noted last: a copy
@@ -120,6 +122,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     unclean_epoch: int = 0
     former_set: tuple[int, ...] = ()
     lease_ms: int = 0
+    lost_history: bool = False
     opened_epoch: int = 0
     confirmed: tuple[Confirmed, ...] = ()
     configured: LogSpec | None = None

@@ -136,10 +136,11 @@ def whole_changes(spec: LogSpec, changes: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def configured_spec(log: Log, configured: LogSpec) -> LogSpec | None:
+def configured_spec(log: Log, configured: LogSpec, brokers: Collection[str]) -> LogSpec | None:
     """The settings of a log of the configuration file, which has `configured` now; None: they hold already.
 
-    The newest change of each setting holds, whether it was made in the file or by a client.
+    The newest change of each setting holds, whether it was made in the file or by a client. It is checked as
+    a client's is; in classic mode the file names the replicas and their roles. Raises Refused.
     """
     before = log.configured or log.spec
     if configured == before:
@@ -149,7 +150,13 @@ def configured_spec(log: Log, configured: LogSpec) -> LogSpec | None:
         for name in LogSpec.__struct_fields__
         if (value := getattr(configured, name)) != getattr(before, name)
     }
-    return msgspec.structs.replace(log.spec, **changed)
+    if "replication" in changed:
+        detail = f"replication cannot be changed from {before.replication} to {configured.replication}"
+        raise Refused(Reason.INVALID, detail)
+    whole = changed if log.spec.replication == "classic" else whole_changes(log.spec, changed)
+    spec = msgspec.structs.replace(log.spec, **whole)
+    check_change(log.spec, spec, (*brokers, *log.spec.replicas))
+    return spec
 
 
 def check_usable(log: Log) -> None:

@@ -163,6 +163,7 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
                 lease_ms=event.lease_ms,
                 set_acks=0,
                 former_acks=event.former_acks,
+                lost_history=False,
             )
         case MasterLost() if event.master_epoch == log.master_epoch:
             return replace(log, master=None)
@@ -207,11 +208,10 @@ def _without_gone(log: Log) -> Log:
 
 
 def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:
-    if log.master_epoch == 0:
-        return log
     return msgspec.structs.replace(
         log,
         master=None,
+        lost_history=log.lost_history or log.master_epoch == 0,
         master_epoch=log.master_epoch + event.skipped_epochs,
         set_epoch=log.set_epoch + event.skipped_epochs,
         former_set=(),

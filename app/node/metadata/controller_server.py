@@ -70,6 +70,7 @@ class ControllerServer:
         self._lead: tuple[LogDriver, int] | None = None  # driver and term of `_active`
         self._lost_history: tuple[LogDriver, int] | None = None  # the lead in which that was proved
         self._open: dict[Token, None] = {}
+        self._reported_errors: dict[str, str] = {}  # of the configuration file, by log
         self._turn_due = False
         self._compacting = False
         self._held: list[tuple[Token, Answer, int]] = []  # answers about new logs, until when they wait
@@ -207,12 +208,22 @@ class ControllerServer:
             now_ms=self._clock.monotonic_ms(),
             time_ms=self._clock.now_ms(),
         )
+        self._report_configuration(active)
         if round_ is None:
             self._compact(driver)
         elif round_.events:
             self._append(active, driver, round_)
         else:
             self._answer(round_.answers)
+
+    def _report_configuration(self, active: ActiveController) -> None:
+        """Log once what the configuration file asks for and a log cannot take."""
+        if active.configuration_errors != self._reported_errors:
+            self._reported_errors = dict(active.configuration_errors)
+            for name, detail in self._reported_errors.items():
+                logger.error(
+                    "log %s keeps its settings, not those of the configuration file: %s", name, detail
+                )
 
     def _append(self, active: ActiveController, driver: LogDriver, round_: Round) -> None:
         """Store the round behind the very state it was decided for, or not at all."""

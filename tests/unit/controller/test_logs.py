@@ -1,5 +1,8 @@
 """Logs come and go by the controllers: settings, versions, retries, generations (docs/api.md §5)."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog, Done, ElectMaster, Reason
@@ -197,6 +200,36 @@ def test_a_log_of_the_configuration_file_is_changed_and_the_newest_change_of_a_s
     quorum.fail_over()
     quorum.scan()
     assert len(quorum.events) == events
+
+
+@pytest.mark.parametrize(
+    ("changes", "detail"),
+    [
+        ({"replication": "raft", "min_in_sync_replicas": 1}, "replication cannot be changed"),
+        ({"replicas": ("n1", "n9")}, "no such nodes: n9"),
+        ({"replicas": ("n1",)}, "min_in_sync_replicas"),
+        ({"learners": ("n3",)}, "learners"),
+        ({"durability": "perhaps"}, "durability"),
+    ],
+)
+def test_the_configuration_file_changes_nothing_that_a_client_may_not(
+    changes: dict[str, Any], detail: str
+) -> None:
+    first = spec("n1", "n2", min_in_sync_replicas=2)
+    quorum = Quorum(configured={"a": first})
+    quorum.scan()
+    quorum.configured = {"a": msgspec.structs.replace(first, **changes)}
+    quorum.fail_over()
+    events = len(quorum.events)
+    quorum.scan()
+    assert quorum.log().spec == first
+    assert len(quorum.events) == events
+    assert detail in quorum.active.configuration_errors["a"]
+    quorum.configured = {"a": msgspec.structs.replace(first, unclean=True)}
+    quorum.fail_over()
+    quorum.scan()
+    assert quorum.log().spec.unclean
+    assert not quorum.active.configuration_errors
 
 
 def test_a_setting_that_would_do_nothing_is_refused() -> None:

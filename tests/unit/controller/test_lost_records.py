@@ -3,7 +3,16 @@
 import msgspec
 import pytest
 
-from app.controller.commands import AnyCommand, Reason, Refusal, RegisterReplica, StepDown
+from app.controller.commands import (
+    AnyCommand,
+    ApplyForReplicaId,
+    ElectMaster,
+    Reason,
+    Refusal,
+    RegisterReplica,
+    StepDown,
+)
+from app.controller.events import MetadataRebuilt
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.replicas_manager import Tell
 from app.ha.roles import MasterRole
@@ -138,3 +147,56 @@ def test_an_answer_and_a_registration_of_an_older_build_are_understood() -> None
     assert (answer.withheld, answer.withheld_epochs) == (("a",), ())
     command = msgspec.msgpack.encode(["register-replica", "a", -1, "n1", 1, "code", "n1:1"])
     assert msgspec.msgpack.decode(command, type=RegisterReplica).max_offset is None
+
+
+def rebuilt_before_the_first_election() -> Quorum:
+    """Metadata that know the log's replicas and no master."""
+    quorum = Quorum()
+    log = quorum.create()
+    for node in quorum.nodes:
+        code = f"code {node}"
+        copy = quorum.done(ApplyForReplicaId("a", log.generation, node, code)).value
+        assert copy is not None
+        quorum.done(RegisterReplica("a", log.generation, node, copy, code, f"{node}:10911"))
+    assert quorum.log().master_epoch == 0
+    event = MetadataRebuilt(log="__controller")
+    quorum.metadata.apply(len(quorum.events), event)
+    quorum.events.append(event)
+    quorum.fail_over()
+    return quorum
+
+
+@pytest.mark.rule("C-04", "C-05", "C-09")
+def test_rebuilt_metadata_without_a_master_give_no_epoch_twice_and_elect_the_newest_of_all() -> None:
+    """They may lack the first elections: a copy of a lost master holds records of epochs that were given."""
+    quorum = rebuilt_before_the_first_election()
+    quorum.offsets["n1", "a"] = (1, 900, 900)
+    quorum.offsets["n2", "a"] = (0, 0, 0)
+    quorum.offsets["n3", "a"] = (2, 500, 500)
+    for _ in range(20):
+        quorum.heartbeats("n1", "n2")
+        quorum.pass_time(500)
+        quorum.scan()
+    assert quorum.log().master is None  # n3 may hold acknowledged records
+    for _ in range(4):
+        quorum.heartbeats()
+        quorum.pass_time(500)
+        quorum.scan()
+    log = quorum.log()
+    assert (log.master_node, log.unclean_epoch, log.lost_history) == ("n3", 0, False)
+    assert log.master_epoch > 1_000_000
+    assert log.set_epoch > 1_000_000
+
+
+@pytest.mark.rule("C-05", "C-09")
+def test_an_operator_may_give_up_a_node_that_rebuilt_metadata_would_wait_for() -> None:
+    quorum = rebuilt_before_the_first_election()
+    for _ in range(20):
+        quorum.heartbeats("n1", "n2")
+        quorum.pass_time(500)
+        quorum.scan()
+    epoch = quorum.log().master_epoch
+    assert quorum.refused(ElectMaster("a", None, False, epoch)) is Reason.NO_ELIGIBLE_REPLICA
+    quorum.heartbeats("n1", "n2")
+    quorum.done(ElectMaster("a", None, True, epoch))
+    assert quorum.log().unclean_epoch == quorum.log().master_epoch
