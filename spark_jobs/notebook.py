@@ -1,8 +1,8 @@
-"""Run a notebook in Databricks source format, top to bottom, and keep what it shows as one HTML page.
+"""Run a notebook in Databricks source format from top to bottom, and write its output as one HTML page.
 
-A cell finds `spark`, `display`, and `dbutils.widgets` as on Databricks; `# MAGIC %md` and `# MAGIC %sql`
-cells work; figures of matplotlib become pictures in the page and PNG files beside it. What runs here runs
-there.
+A cell can use `spark`, `display`, and `dbutils.widgets` as on Databricks; `# MAGIC %md` and `# MAGIC %sql`
+cells work; figures of matplotlib become pictures in the page and PNG files beside it. A notebook that runs
+here also runs on Databricks.
 """
 
 import argparse
@@ -43,7 +43,7 @@ DOTS_PER_INCH = 120
 
 
 class NotebookFailed(RuntimeError):
-    """A cell failed: the message has its number and the traceback. The page is written up to there."""
+    """A cell failed: the message has its number and the traceback. The page is written up to that cell."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Widgets:
 
 
 class Page:
-    """The HTML page as it grows, and the pictures."""
+    """The HTML page while it is built, and the pictures."""
 
     def __init__(self, path: Path, title: str) -> None:
         self.path = path
@@ -135,7 +135,8 @@ margin: .6rem 0 }
 
 
 def read_cells(source: str) -> list[Cell]:
-    """The cells of a notebook's source, empty ones left out. Raises ValueError for another kind of file."""
+    """Return the cells of a notebook's source without empty ones. Raises ValueError for another kind of
+    file."""
     if not source.startswith(HEADER):
         raise ValueError(f"not a notebook in source format: its first line is not {HEADER!r}")
     cells, line = [], 1
@@ -154,7 +155,7 @@ def read_cells(source: str) -> list[Cell]:
 def run_notebook(
     path: Path, parameters: Mapping[str, str], output_html: Path, spark: SparkSession
 ) -> list[Path]:
-    """Run every cell in order; the PNG files of its figures. The page stands at `output_html` either way.
+    """Run every cell in order; return the PNG files of its figures. The page is at `output_html` in any case.
 
     parameters: values for widgets, by name. Raises NotebookFailed at the first cell that fails.
     """
@@ -208,7 +209,8 @@ def _run_python(cell: Cell, path: Path, names: dict[str, Any]) -> None:
 
 
 def with_parameters(sql: str, values: Mapping[str, str]) -> str:
-    """The query with each `:name` of a widget as a literal: Delta's parser does not know parameters."""
+    """Return the query with each `:name` of a widget as a literal: Delta's parser does not support
+    parameters."""
 
     def literal(match: re.Match[str]) -> str:
         value = values.get(match[1])
@@ -272,7 +274,7 @@ def parse_parameters(given: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one notebook. Exit code 1 when a cell or Spark fails, 2 for what cannot be run at all."""
+    """Run one notebook. Exit code 1 when a cell or Spark fails, 2 for what cannot be run."""
     parser = argparse.ArgumentParser(prog="python -m spark_jobs.notebook", description="Run a notebook.")
     parser.add_argument("notebook", type=Path)
     parser.add_argument("parameters", nargs="*", metavar="NAME=VALUE", help="values for its widgets")
@@ -282,7 +284,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_arguments(parser)
     given = parser.parse_intermixed_args(arguments)
     try:
-        read_cells(given.notebook.read_text())  # before Spark is started for nothing
+        read_cells(given.notebook.read_text())  # checked before Spark is started
         parameters = dict(parse_parameters(given.parameters))
         settings = settings_of(given)
     except (ConfigError, OSError, ValueError) as error:

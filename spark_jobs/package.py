@@ -1,11 +1,11 @@
-"""This package as files that Spark can ship: `python -m spark_jobs.package FOLDER [--conf FILE]`.
+"""Build files that Spark can distribute: `python -m spark_jobs.package FOLDER [--conf FILE]`.
 
 FOLDER/commitlog.zip     app, storage and spark_jobs, for `spark-submit --py-files`
-FOLDER/spark.properties  what conf/spark.toml and the jobs say, for `spark-submit --properties-file`
+FOLDER/spark.properties  settings of conf/spark.toml and of the jobs, for `spark-submit --properties-file`
 
 A driver that starts Spark itself sends its executors the same archive (session/spark_session.py). The archive
-does not hold what the package imports (requirements.lock): executors have it installed, or unpack it from
-`spark.archives`.
+does not contain the packages that this one imports (requirements.lock): executors have them installed, or
+unpack them from `spark.archives`.
 """
 
 import argparse
@@ -22,15 +22,16 @@ STAMP = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
 
 
 def package_root() -> Path:
-    """The folder, or the archive, that this package was imported from."""
+    """Return the folder, or the archive, that this package was imported from."""
     return Path(__file__).resolve().parent.parent
 
 
 def make_zip(folder: Path) -> Path:
-    """The package as FOLDER/commitlog-DIGEST.zip, written unless it is there, or as the archive it is now.
+    """Return the package as FOLDER/commitlog-DIGEST.zip, written unless it exists, or the archive that it is
+    now.
 
-    The digest is of the content: executors and servers know archives by their names, and two versions of this
-    one may be at work beside one another.
+    The digest is of the content: executors and servers know archives by their names, and two versions may be
+    in use at the same time.
     """
     root = package_root()
     if root.is_file():
@@ -60,13 +61,13 @@ def make_zip(folder: Path) -> Path:
 
 
 def properties(settings: dict[str, str]) -> str:
-    """Spark's settings as a Java properties file."""
+    """Return Spark's settings as a Java properties file."""
     lines = [f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in sorted(settings.items())]
     return "".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write both files, and tell how to use them. Exit code 2 for a configuration that cannot work."""
+    """Write both files, and print how to use them. Exit code 2 for an invalid configuration."""
     from app.errors import ConfigError
     from spark_jobs.session.jars import JarsUnavailable, ensure_jars
     from spark_jobs.session.java import JavaNotFound, find_java

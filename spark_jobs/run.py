@@ -1,9 +1,9 @@
-"""One process that materializes logs as Delta tables: `python -m spark_jobs.run --endpoint URL --tables DIR`.
+"""Process that materializes logs as Delta tables: `python -m spark_jobs.run --endpoint URL --tables DIR`.
 
 A log has two streaming queries, one for `entries` and one for the journals; the small epoch tables are
-looked after between them. The tables themselves say how far they go (entries.py, events.py), so each start
-of a query, the first, after a kill or after a failure, begins there with a fresh Spark checkpoint: there is
-one road, and a checkpoint that was lost is nothing special.
+updated in between. The tables themselves record their progress (entries.py, events.py), so each start of a
+query (the first, after a kill, or after a failure) begins there with a new Spark checkpoint, and the loss of
+a checkpoint needs no special treatment.
 """
 
 import argparse
@@ -44,10 +44,10 @@ from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, 
 
 LOOK_EACH_S = 0.25
 EPOCHS_EACH_S = 1.0
-TABLES_EACH_S = 5.0  # asked how far they are, when others write them
+TABLES_EACH_S = 5.0  # reads their progress, when other processes write them
 STATUS_GIVE_UP_S = 1.0
-# Plans are made anew each second over few rows: to change them while they run, to compile them, or to spread
-# what a table's log says over several tasks, costs more than it gains (entries.py compiles for many rows).
+# Plans are created each second over few rows: to change them while they run, to compile them, or to spread a
+# table's log over several tasks costs more than it saves (entries.py compiles for many rows).
 SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "1",
@@ -60,16 +60,15 @@ FAILURES = (*GROUP_FAILURES, ConfigError, JarsUnavailable, JavaNotFound)
 class MaterializeConfig:
     """What to materialize, where, and how often.
 
-    endpoint: base URLs of replicas, comma-separated. tables: folder or URL with one folder a log. logs:
+    endpoint: base URLs of replicas, comma-separated. tables: folder or URL with one folder per log. logs:
     names, and patterns such as `orders-*`. checkpoints: a scratch folder that driver and executors share,
     None for one beside the tables. available_now: end when everything that was committed at the start is in
     the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one log.
-    max_records_per_partition: of one task of a micro-batch, which leaves one file. give_up_s: how long to go
-    on asking nodes of which none answers; then a job that follows asks anew.
-    cursor_each_s: least time between two moves of the log's cursor, each a record of the log; with
-    available_now each commit moves it. data_folders: of nodes on this
-    machine, read in place. progress: a JSON file kept up to date, None for `progress.json` beside the
-    tables. as_json: how `main` tells it. spark: where it runs.
+    max_records_per_partition: of one task of a micro-batch, which writes one file. give_up_s: time for which
+    nodes that do not answer are retried; a job that follows then starts again. cursor_each_s: least time
+    between two moves of the log's cursor, each a record of the log; with available_now each commit moves it.
+    data_folders: of nodes on this machine, read in place. progress: a JSON file kept up to date, None for
+    `progress.json` beside the tables. as_json: output format of `main`. spark: where it runs.
     """
 
     endpoint: str
@@ -112,7 +111,7 @@ class MaterializeConfig:
 
 
 class LogMaterializer:
-    """All tables of one log, and how far they are."""
+    """All tables of one log, and their progress."""
 
     def __init__(self, spark: SparkSession, config: MaterializeConfig, log: str) -> None:
         def path(table: Table) -> str:
@@ -134,7 +133,7 @@ class LogMaterializer:
         client = LogClient(endpoints, log, config.token, give_up_s=config.give_up_s)
         now = config.available_now
         self.entries = EntriesJob(spark, client, path(ENTRIES), entries_options, follows=not now)
-        # a journal that a damaged disk took goes on behind the gap: no reason to stop what follows the log
+        # a damaged journal continues after the gap, which is no reason to stop following the log
         events_options = {**options, "failOnDataLoss": "false"}
         journals = LogClient(endpoints, log, config.token, give_up_s=config.give_up_s)
         self.events = EventsJob(spark, journals, path, events_options)
@@ -157,12 +156,13 @@ class LogMaterializer:
             for job, trigger in zip(jobs, (config.trigger, config.events_trigger), strict=True)
         ]
         self.committed_index: int | None = None
-        self.through_index = -1  # only control records stand between the table's end and this
+        self.through_index = -1  # only control records are between the table's end and this index
         self.epochs_at_s = self.tables_at_s = 0.0
         self.epochs_failures = 0
 
     def start(self) -> None:
-        """Begin with the queries: of a log that there is not, nothing is made. Raises SourceError."""
+        """Start the queries first, so nothing is created for a log that does not exist. Raises
+        SourceError."""
         for supervisor in self.supervisors:
             supervisor.look()
         self.epochs.open()
@@ -174,7 +174,7 @@ class LogMaterializer:
             self.leased.finish()
 
     def look(self, *, final: bool = False) -> None:
-        """What is due: restarts, the epoch tables, and how far the log is."""
+        """Do what is due: restarts, the epoch tables, and the progress."""
         for supervisor in self.supervisors:
             supervisor.look()
         try:
@@ -183,7 +183,7 @@ class LogMaterializer:
             raise MaterializeFailed(f"{self.leased.name}: {error}") from error
         now_s = time.monotonic()
         begun = all(supervisor.done or supervisor.query is not None for supervisor in self.supervisors)
-        if self.remote and begun and (final or now_s >= self.tables_at_s):  # others write them
+        if self.remote and begun and (final or now_s >= self.tables_at_s):  # other processes write them
             self.tables_at_s = now_s + TABLES_EACH_S
             self.entries.look()
             self.events.look()
@@ -199,9 +199,9 @@ class LogMaterializer:
                 self._epochs_failed(error)
 
     def _epochs_failed(self, error: Exception) -> None:
-        """The next look tries again. Raises MaterializeFailed when that is in vain."""
+        """The next check retries. Raises MaterializeFailed when that does not help."""
         if "DELTA_CONCURRENT" in str(error):
-            return  # another driver wrote the same: the next look finds it there
+            return  # another driver wrote the same: the next check finds it there
         self.epochs_failures += 1
         reason = reason_of(error)
         if self.epochs_failures > MAX_FAILURES:
@@ -209,7 +209,7 @@ class LogMaterializer:
         sys.stderr.write(f"epochs: {reason}; retrying\n")
 
     def _look_at_the_end(self) -> None:
-        """How far the log is, and whether what the table lacks are control records alone."""
+        """Return the end of the log, and whether the table lacks control records alone."""
         covered = self.entries.covered_index
         committed = self.status.tail(confirmed=False).next_index - 1
         self.committed_index = committed
@@ -221,7 +221,7 @@ class LogMaterializer:
                 self.entries.look()
             if self.entries.covered_index == covered:
                 raise
-            # the table has gone on since, and what it has may go: the next look tells
+            # the table has advanced since, and its rows may be trimmed from the log: the next check decides
 
     @property
     def done(self) -> bool:
@@ -241,7 +241,7 @@ class LogMaterializer:
 
 
 def make_writer(config: MaterializeConfig, log: str, name: str, spark: SparkSession) -> Job:
-    """What writes the micro-batches of one query, made where it runs (remote.py)."""
+    """Return the writer of the micro-batches of one query, created where it runs (remote.py)."""
     return next(job for job in LogMaterializer(spark, config, log).writers if job.name == name)
 
 
@@ -252,12 +252,11 @@ def materialize(
     report: Callable[[Progress], None] | None = None,
     spark: SparkSession | None = None,
 ) -> Progress:
-    """Keep the tables of `config.logs` up with their logs until `stop` is set, or, with available_now, to
-    the end.
+    """Keep the tables of `config.logs` up to date until `stop` is set, or, with available_now, to the end.
 
     report: called with each progress that is written to the file. spark: a session to use and to leave
-    running. Raises MaterializeFailed, SourceError (the log clashes with the tables, or was not to be
-    reached at the start), TableClash, ConfigError, JarsUnavailable, JavaNotFound.
+    running. Raises MaterializeFailed, SourceError (the log clashes with the tables, or could not be reached
+    at the start), TableClash, ConfigError, JarsUnavailable, JavaNotFound.
     """
     stop = stop or threading.Event()
     config.progress_file.parent.mkdir(parents=True, exist_ok=True)
@@ -389,8 +388,8 @@ def tell_json(progress: Progress) -> None:
 
 
 def exit_code(error: Exception) -> int:
-    """2 usage, 4 no such log, 5 no answer, else 1 (docs/api.md §7). Spark hands on the errors of its Python
-    processes as text."""
+    """Return the exit code: 2 usage, 4 no such log, 5 no answer, else 1 (docs/api.md §7). Spark passes on
+    the errors of its Python processes as text."""
     reason = error.__cause__ if isinstance(error, MaterializeFailed) and error.__cause__ else error
     if isinstance(reason, ConfigError | OptionError):
         return 2
@@ -400,7 +399,7 @@ def exit_code(error: Exception) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`materialize`, stopped by SIGTERM or SIGINT, told in lines on standard output. The exit code."""
+    """Run `materialize` until SIGTERM or SIGINT, and print its progress. Return the exit code."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -414,6 +413,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from spark_jobs.run import main as run_main  # by this name other processes find what is sent to them
+    from spark_jobs.run import main as run_main  # other processes unpickle objects under this module name
 
     sys.exit(run_main())

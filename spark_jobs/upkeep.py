@@ -1,9 +1,9 @@
 """Upkeep beside a running stream: `python -m spark_jobs.upkeep --tables DIR [--log NAME] [--every S]`.
 
-A stream writes a small file each second: OPTIMIZE makes few of them, clustered as the table says, and VACUUM
-removes files that no version of the last 7 days needs. Compaction brings no rows, so it conflicts with no
-append; with an overwrite (`epochs`, `epoch_files`) it may, and the one that came second is done
-again: here, or in the job that fills the table.
+A stream writes a small file each second: OPTIMIZE merges them, clustered as the table specifies, and VACUUM
+removes files that no version of the last 7 days needs. Compaction adds no rows, so it conflicts with no
+append; it may conflict with an overwrite (`epochs`, `epoch_files`), and the second of the two is repeated:
+here, or in the job that fills the table.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SETTINGS = {"spark.databricks.delta.vacuum.parallelDelete.enabled": "true"}
 
 @dataclass(frozen=True)
 class Kept:
-    """What was done to one table. conflicts: with other writers, each of which was tried again."""
+    """Result for one table. conflicts: with other writers, each of which was retried."""
 
     path: str
     files_removed: int
@@ -62,7 +62,7 @@ def keep_up(spark: SparkSession, path: str) -> Kept:
 
 
 def keep_all_up(spark: SparkSession, tables: Path | str, logs: Iterable[str]) -> list[Kept]:
-    """All tables of some logs, one after the other, and the silver ones that are there."""
+    """All tables of some logs, one after the other, and the existing silver tables."""
     paths = [table_path(tables, log, table) for log in logs for table in (*TABLES, DELAYS, LATE)]
     return [keep_up(spark, path) for path in paths if is_table(spark, path)]
 
@@ -97,8 +97,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The job until it is done, or SIGTERM. Exit code 1 when Spark fails or there is no table, 2 for a wrong
-    configuration."""
+    """Run the job until it is done, or SIGTERM. Exit code 1 when Spark fails or there is no table, 2 for
+    an invalid configuration."""
     given = parse_arguments(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

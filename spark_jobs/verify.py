@@ -1,9 +1,10 @@
-"""Log against table, `commitlog verify --tables`: `python -m spark_jobs.verify --endpoint URLS [--log NAME]`.
+"""Comparison of log and table, `commitlog verify --tables`: `python -m spark_jobs.verify --endpoint URLS
+[--log NAME]`.
 
 The service sums digests of its data records by blocks of 10 000 indexes, Spark does the same with the rows of
-`entries` (app/tables/digests.py). The first unequal block is asked for record by record: which index differs?
-Also compares `epoch_files` with `epochs`. Exit code 0: equal; 1: not, or Spark failed; 2: a configuration
-that cannot work; 4: no such table; 5: no node answers.
+`entries` (app/tables/digests.py). The first unequal block is compared record by record to find the first
+index that differs. Also compares `epoch_files` with `epochs`. Exit code 0: equal; 1: not equal, or Spark
+failed; 2: an invalid configuration; 4: no such table; 5: no node answers.
 """
 
 import argparse
@@ -34,15 +35,15 @@ from spark_jobs.tables.transforms import epoch_differences
 SUMS = "first bigint, count bigint, high bigint, low bigint"
 HALF = 1 << 32
 TRIMMED = "index-trimmed"
-_ATTEMPTS = 5  # to compare before retention takes a part of it
+_ATTEMPTS = 5  # to compare before retention removes a part of it
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was compared: indexes [from_index, until_index) of the log and of one version of `entries`.
+    """Result of a comparison: indexes [from_index, until_index) of the log and of one version of `entries`.
 
-    first_difference: the first index whose record is not the same, and what is wrong with it. epochs: what
-    epoch files contradict, in words.
+    first_difference: the first index whose record differs, and the difference. epochs: contradictions of
+    epoch files, as text.
     """
 
     log: str
@@ -71,13 +72,13 @@ class Verified:
 
 
 class TableChanged(RuntimeError):
-    """One version of a table was read twice and not the same: somebody writes to its files."""
+    """One version of a table was read twice with different results: another program writes to its files."""
 
 
 def verify_tables(
     spark: SparkSession, endpoint: str, log: str = "default", token: str | None = None
 ) -> Verified:
-    """Compare a log with its tables as they stand. Raises ClientError, PySparkException."""
+    """Compare a log with its tables as they are now. Raises ClientError, PySparkException."""
     with CommitlogClient([url.strip() for url in endpoint.split(",")], log=log, token=token) as client:
         known = Tables(client)
         paths = [known.find(each.name).path for each in (EPOCHS, EPOCH_FILES)]
@@ -97,7 +98,7 @@ def verify_tables(
 
 
 def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: str) -> Verified:
-    """The records alone. Raises NotFound when the log was trimmed past what is being compared."""
+    """Compare the records alone. Raises NotFound when compared records of the log were trimmed."""
     first = max(0, client.tail()["begin_index"])
     table = known.find(ENTRIES)
     assert table.materialized_index is not None  # of `entries` it is known
@@ -130,7 +131,7 @@ def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: s
 
 
 def _first_difference(known: Tables, rows: DataFrame, first: int, until: int) -> tuple[int, str]:
-    """The first index of an unequal block at which log and table differ, and how."""
+    """Return the first index of an unequal block at which log and table differ, and how."""
     in_log, in_table = _of_log(known, first, until, 1), _of_table(rows, first, until, 1)
     index = first_unequal(in_log, in_table)
     if index is None:
@@ -164,7 +165,7 @@ def _of_table(rows: DataFrame, first: int, until: int, block: int) -> dict[int, 
 
 
 def _as_rows(sums: Mapping[int, BlockSum]) -> pa.RecordBatch:
-    """Digests in two halves, so that Spark can add them up without overflow."""
+    """Return digests in two halves, so that Spark can add them up without overflow."""
     parts = list(sums.values())
     return pa.RecordBatch.from_pydict(
         {

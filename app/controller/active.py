@@ -1,9 +1,9 @@
-"""The active controller: commands and what it sees by itself become events (C-02, C-05).
+"""The active controller: commands, and changes that it observes, become events (C-02, C-05).
 
-It decides on a copy of the metadata that has everything its log has, events of the same round included; one
-round is on its way at a time. The round's events are appended for one index and one term (`Round`), so they
-are stored exactly behind the state they were decided for, or not at all. Answers leave when the round is
-applied; what became of a round that was lost is unknown, and nobody is told anything.
+It decides on a copy of the metadata that includes its whole log and the events of the same round; one round
+is open at a time. The round's events are appended for one index and one term (`Round`), so they are stored
+directly after the state that they were decided on, or not at all. Answers leave when the round is applied;
+the outcome of a lost round is unknown, and it is not answered.
 """
 
 from collections import Counter
@@ -69,11 +69,11 @@ class Round:
 
 
 class ActiveController:
-    """One time of being active: from the first index that this controller opened its term with.
+    """One period of being active: from the first index of the term that this controller opened.
 
-    Invariants: at most one round is open; a log with an election in the open round, or one that waits for
-    its master's lease to end, is granted no lease, and neither is one whose master may still be replaced by a
-    member of the former set (`Log.is_opening`).
+    Invariants: at most one round is open; no lease is granted to a log with an election in the open round, to
+    one that waits for its master's lease to end, or to one whose master may still be replaced by a member of
+    the former set (`Log.is_opening`).
     """
 
     def __init__(
@@ -88,9 +88,8 @@ class ActiveController:
         connected: Collection[str],
         now_ms: int,
     ) -> None:
-        """metadata: what is committed; the driver's side goes on feeding it. brokers: nodes that keep logs.
-        configured: controller-mode logs of the configuration file, which exist without being asked for.
-        """
+        """metadata: what is committed; the driver's side updates it. brokers: nodes that keep logs.
+        configured: controller-mode logs of the configuration file, which exist without a command."""
         self._node_id = node_id
         self._config = config
         self._metadata = metadata
@@ -124,8 +123,8 @@ class ActiveController:
         now_ms: int,
         answered: int | None = None,
     ) -> BrokerHeartbeatAnswer:
-        """Take a heartbeat in and grant leases. The caller has made sure after it arrived that this
-        controller is active still: no other one can have begun before (R-08).
+        """Process a heartbeat and grant leases. The caller has confirmed after its arrival that this
+        controller is still active: no other one can have started before (R-08).
 
         answered: as in BrokerHeartbeat.
         """
@@ -143,7 +142,7 @@ class ActiveController:
             elif report is None or log.is_opening or not (may_be_granted and self._may_act(log)):
                 continue
             elif self.liveness.is_given_up(log.name):
-                continue  # it acts no more in this epoch: a lease would only delay the election
+                continue  # it does not act in this epoch any more: a lease would only delay the election
             elif not self._is_electing(log.name):
                 granted.append((log.name, log.master_epoch))
                 leases.append(counted_lease_ms(self._lease_ms_of(log.name)))
@@ -160,14 +159,14 @@ class ActiveController:
         )
 
     def _may_act(self, log: Log) -> bool:
-        """Whether the master may be granted a lease. One that failed to open epochs must be heard to have
-        opened this one: another replica may be elected while it is known to hold nothing."""
+        """Return whether the master may be granted a lease. A master that failed to open epochs must have
+        reported that this one is open: another replica may be elected while it is known to hold nothing."""
         if elect_master.has_opened(log, self.liveness):
             self._openings_failed.pop(log.name, None)
         return log.master not in self._avoided(log)
 
     def _lease_ms_of(self, name: str) -> int:
-        """How long the leases in the log's epoch last."""
+        """Return the length of the leases in the log's epoch."""
         log = self._metadata.log(name)
         return self._config.lease_ms if log is None or log.lease_ms == 0 else log.lease_ms
 
@@ -180,16 +179,16 @@ class ActiveController:
     # --- rounds -----------------------------------------------------------------------------------------
 
     def ask(self, token: Any, command: AnyCommand) -> None:
-        """Queue a command; `next_round` decides about it. token: for whom the answer is."""
+        """Queue a command; `next_round` decides about it. token: identifies the caller."""
         self._waiting.append((token, command))
 
     @property
     def is_busy(self) -> bool:
-        """Whether a round is on its way."""
+        """Whether a round is open."""
         return self._round is not None
 
     def next_round(self, *, term: int, next_index: int, now_ms: int, time_ms: int) -> Round | None:
-        """Decide about everything that waits and everything that has changed; None when nothing follows.
+        """Decide about all queued commands and observed changes; None if nothing follows.
 
         Call it only when everything in the log is committed and applied, and no round is open. term,
         next_index: of the log. time_ms: wall clock, for the events. A round without events has answers only.
@@ -230,14 +229,14 @@ class ActiveController:
         return round_
 
     def applied(self, index: int) -> list[tuple[Any, Answer]]:
-        """The metadata holds everything up to `index`: the answers that may leave now."""
+        """Return the answers that may leave, because the metadata hold everything up to `index`."""
         if self._round is None or index < self._round.last_index:
             return []
         answers, self._round = self._round.answers, None
         return answers
 
     def not_stored(self) -> None:
-        """The open round was refused by the log: its commands are decided about anew."""
+        """The log refused the open round: its commands are decided again."""
         if self._round is not None:
             self._waiting = [*self._round.asked, *self._waiting]
             self._round = None
@@ -245,9 +244,9 @@ class ActiveController:
     # --- decisions --------------------------------------------------------------------------------------
 
     def _must_wait(self, state: Metadata, command: AnyCommand, now_ms: int) -> bool:
-        """An operator's election away from a master that may hold a lease: the lease is not granted again,
-        and the election waits until it has ended or the master has given it up (A-11). Then it waits for a
-        moment until enough members have reported what they hold, where the set does not count all (C-12)."""
+        """An operator's election away from a master that may hold a lease: the lease is not renewed, and
+        the election waits until it has ended or the master has given it up (A-11). Then it waits briefly
+        until enough members have reported what they hold, if the set does not count all (C-12)."""
         if not isinstance(command, ElectMaster):
             return False
         self._withheld.pop(command.log, None)
@@ -261,7 +260,7 @@ class ActiveController:
             if now_ms - over_ms >= self._config.broker_timeout_ms or self._can_elect(log, command, now_ms):
                 return False
         if not self._can_elect(log, command, now_ms, provisional=True):
-            return False  # it will be refused, at once
+            return False  # it will be refused now
         self._withheld[command.log] = None
         return True
 
@@ -274,7 +273,8 @@ class ActiveController:
         return True
 
     def _moves_master(self, log: Log, command: ElectMaster, now_ms: int) -> bool:
-        """Whether the command asks for another master than the living one; it stays when anybody will do."""
+        """Return whether the command asks for a master other than the living one, which stays if any will
+        do."""
         if not elect_master.has_living_master(log, self.liveness, now_ms):
             return True
         return command.candidate is not None and command.candidate != log.master_node
@@ -322,8 +322,8 @@ class ActiveController:
 
     @staticmethod
     def _is_repeat(state: Metadata, command: ChangeOfLog) -> bool:
-        """Whether the command was carried out before; what changed since stays. A log that is being deleted
-        by a command without an id of its own answers for itself."""
+        """Return whether the command was carried out before; later changes stay. A log that is being
+        deleted by a command without an id answers for itself."""
         if command.change_id:
             return state.was_carried_out(command.log, command.change_id)
         log = state.log(command.log)
@@ -400,9 +400,9 @@ class ActiveController:
     def _step_down(
         self, state: Metadata, log: Log, command: StepDown, happen: Callable[..., None], now_ms: int
     ) -> Done:
-        """The master of that epoch is it no longer: elect, among others too; it may win again."""
+        """The master of that epoch has given it up: elect a master; the same replica may win again."""
         if command.master_epoch != log.master_epoch or command.master != log.master:
-            return Done(state.applied_index)  # carried out before, or overtaken
+            return Done(state.applied_index)  # carried out before, or outdated
         if command.leaving and log.master_node is not None:
             self.liveness.disconnected(log.master_node)
         self.liveness.given_up(log.name, now_ms, log.master_epoch, command.confirmed)
@@ -431,7 +431,8 @@ class ActiveController:
     def _look_after_logs(
         self, state: Metadata, round_: Round, happen: Callable[..., None], now_ms: int
     ) -> None:
-        """What nobody asks for: configured logs, masters that have gone, logs that nobody keeps any more."""
+        """Decide what no command asks for: configured logs, failed masters, logs that no node keeps any
+        more."""
         for name, spec in self._configured.items():
             known = state.log(name)
             if known is None:
@@ -460,7 +461,7 @@ class ActiveController:
             return None
 
     def _forget(self, name: str) -> None:
-        """A deleted log: the next one of that name has other replicas, and epochs from 1 on."""
+        """Forget a deleted log: the next one of that name has other replicas, and epochs from 1 on."""
         self._unmastered_ms.pop(name, None)
         self._openings_failed.pop(name, None)
         self._opening_since.pop(name, None)
@@ -470,8 +471,8 @@ class ActiveController:
         self._withheld.pop(name, None)
 
     def _let_leave(self, log: Log, happen: Callable[..., None], now_ms: int) -> bool:
-        """Let the nodes go that a change has taken out, once the log can do without them; whether something
-        happened. A leaving master gives up its lease first, as for an operator's election."""
+        """Remove the nodes that a change has taken out, once the log can do without them; return whether
+        something happened. A leaving master gives up its lease first, as for an operator's election."""
         if not replica_changes.may_leave(log, self.liveness, now_ms):
             self._stop_handing_over(log)
             return False
@@ -498,7 +499,7 @@ class ActiveController:
         return True
 
     def _stop_handing_over(self, log: Log) -> None:
-        """Grant leases again; a master that has given its own up asks for an election."""
+        """Grant leases again; a master that has given its own up requests an election."""
         if log.name in self._handing_over:
             del self._handing_over[log.name]
             self._withheld.pop(log.name, None)
@@ -543,7 +544,7 @@ class ActiveController:
         return msgspec.structs.replace(event, confirmed=self.liveness.news_of_confirmed(log))
 
     def _opens_too_slowly(self, log: Log, now_ms: int) -> bool:
-        """Whether the master lives, and does not get its first record onto its disk."""
+        """Return whether the master lives but cannot write its first record to its disk."""
         epoch, since_ms = self._opening_since.get(log.name, (0, 0))
         if epoch != log.master_epoch:
             self._opening_since[log.name] = (log.master_epoch, now_ms)
@@ -560,10 +561,10 @@ class ActiveController:
         stays: int | None = None,
         steps_down: bool = False,
     ) -> None:
-        """Elect, or record that there is no replica to elect, once no earlier master can act any more.
+        """Elect, or record that no replica can be elected, once no earlier master can act any more.
 
-        stays: the living master, which is left in place when no other replica can be elected. steps_down: the
-        master has asked for it, and did not fall silent.
+        stays: the living master, which is kept when no other replica can be elected. steps_down: the master
+        requested it, and did not fall silent.
         """
         missed_ms = None if steps_down else elect_master.missed_master_ms(log, self.liveness, now_ms)
         if log.master_epoch == 0:
@@ -595,12 +596,12 @@ class ActiveController:
             self.refused_elections[log.name, refused.refusal.reason.value] += 1
 
     def _avoided(self, log: Log) -> list[int]:
-        """Replicas that were elected and did not open their epoch, again and again."""
+        """Replicas that were elected and did not open their epoch, repeatedly."""
         failed = self._openings_failed.get(log.name, {})
         return [replica for replica, times in failed.items() if times >= _OPENINGS_TRIED]
 
     def _elected(self, log: Log, event: MasterElected, happen: Callable[..., None]) -> None:
-        """The election happens; the set before the last one is restored first, if the winner is of it."""
+        """Record the election; the set before the last one is restored first, if the winner belongs to it."""
         self._unmastered_ms.pop(log.name, None)
         restored = elect_master.restored_set(log, event)
         set_epoch = event.set_epoch
@@ -611,7 +612,8 @@ class ActiveController:
         happen(msgspec.structs.replace(event, set_epoch=set_epoch, lease_ms=lease_ms))
 
     def _may_begin(self, log: Log, now_ms: int) -> bool:
-        """Whether the first election need not wait for whom the settings name first, or for everybody."""
+        """Return whether the first election need not wait for the replica that the settings prefer, or for
+        all."""
         since_ms = self._unmastered_ms.setdefault(log.name, now_ms)
         if now_ms - since_ms >= self._config.broker_timeout_ms:
             return True
@@ -620,7 +622,7 @@ class ActiveController:
         return first in registered or registered == list(log.voters)
 
     def _is_given_up(self, log: Log, now_ms: int) -> bool:
-        """Whether every node that may live has learned of the deletion and removed its copy."""
+        """Return whether every node that may be alive has applied the deletion and removed its copy."""
         return all(
             self.liveness.has_given_up(node, log.name, log.generation, log.version)
             or not self.liveness.may_live(node, now_ms)

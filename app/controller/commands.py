@@ -1,10 +1,10 @@
-"""What the active controller is asked to do, and what it answers.
+"""Commands to the active controller, and its answers.
 
-A command may come twice, or late: its first answer may have been lost, and whoever asked then knows nothing.
-So every command names the state it was meant for, and a repeat of one that was carried out gets its answer
-again instead of a second effect. A repeat may also be late: another change, or another log of the name, may
-have followed. `generation` names the log, `change_id` the change, and the controllers remember the changes
-that were carried out.
+A command may arrive twice, or late: its first answer may have been lost, and the caller does not know. So
+every command names the state that it was meant for, and a repeat of a command that was carried out gets its
+answer again instead of a second effect. A repeat may also be late: another change, or another log of the
+name, may have followed. `generation` identifies the log, `change_id` the change, and the controllers remember
+the changes that were carried out.
 """
 
 from enum import StrEnum
@@ -16,13 +16,13 @@ from app.controller.metadata import LogSpec
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag_field="command", tag=str):
-    """log: whose metadata it is about."""
+    """log: the log whose metadata it is about."""
 
     log: str
 
 
 class ApplyForReplicaId(Command, frozen=True, array_like=True, tag="apply-for-replica-id"):
-    """C-03: `check_code` was made durable beside the empty copy first; the same code gets the same id."""
+    """C-03: `check_code` was saved beside the empty copy first; the same code gets the same id."""
 
     generation: int
     node: str
@@ -61,11 +61,11 @@ class AlterSyncStateSet(Command, frozen=True, array_like=True, tag="alter-sync-s
 
 
 class StepDown(Command, frozen=True, array_like=True, tag="step-down"):
-    """The master of this epoch has stopped being it: it acknowledges nothing any more, and wants an election.
+    """The master of this epoch has given it up: it acknowledges nothing any more, and requests an election.
 
-    It does so when it was told that its lease is withheld, when it stops, or when it cannot take up its epoch
-    (a restarted process never resumes one). leaving: its node stops, and is not to be elected. confirmed:
-    byte after the last record that it has acknowledged; None: this process was not master in the epoch.
+    It does so when its lease is withheld, when it stops, or when it cannot open its epoch (a restarted
+    process never resumes one). leaving: its node stops, and is not to be elected. confirmed: byte after the
+    last record that it has acknowledged; None: this process was not master in the epoch.
     """
 
     generation: int
@@ -76,8 +76,8 @@ class StepDown(Command, frozen=True, array_like=True, tag="step-down"):
 
 
 class ElectMaster(Command, frozen=True, array_like=True, tag="elect-master"):
-    """C-05, by an operator. candidate: the node wanted, None for any. seen_epoch: the master epoch at the
-    first asking: once it has been left behind, the command has been carried out. generation: of the log, None
+    """C-05, by an operator. candidate: the requested node, None for any. seen_epoch: the master epoch at
+    the first request: once it is outdated, the command has been carried out. generation: of the log, None
     for any."""
 
     candidate: str | None
@@ -87,7 +87,7 @@ class ElectMaster(Command, frozen=True, array_like=True, tag="elect-master"):
 
 
 class CreateLog(Command, frozen=True, array_like=True, tag="create-log"):
-    """The same settings again are the same log. change_id: drawn by chance, the same in every repeat."""
+    """The same settings again denote the same log. change_id: random, the same in every repeat."""
 
     spec: LogSpec
     change_id: str
@@ -95,8 +95,8 @@ class CreateLog(Command, frozen=True, array_like=True, tag="create-log"):
 
 class ChangeLog(Command, frozen=True, array_like=True, tag="change-log"):
     """changes: fields of LogSpec and their new values. version: the ETag that must match, None for any.
-    generation: of the log, None for any. force: replicas that are taken out leave at once, whatever the rest
-    of them hold (replica_changes.py)."""
+    generation: of the log, None for any. force: replicas that are taken out leave at once, whatever the
+    others hold (replica_changes.py)."""
 
     changes: dict[str, Any]
     change_id: str
@@ -112,7 +112,7 @@ class ReplicaChange(StrEnum):
     PROMOTE = "promote"  # from learner to replica
     DEMOTE = "demote"  # from replica to learner
     REMOVE = "remove"
-    CLEAN = "clean"  # remove it although its node is gone, at once
+    CLEAN = "clean"  # remove it at once, although its node is lost
 
 
 class ChangeReplica(Command, frozen=True, array_like=True, tag="change-replica"):
@@ -149,19 +149,19 @@ AnyCommand = (
 
 
 class Reason(StrEnum):
-    """Why a command was refused; nothing was changed."""
+    """Reason of a refused command; nothing was changed."""
 
-    NOT_ACTIVE = "not-active"  # this controller does not lead; ask the one it names
+    NOT_ACTIVE = "not-active"  # this controller does not lead; ask the one in `active`
     UNKNOWN_LOG = "unknown-log"
     LOG_EXISTS = "log-exists"
     LOG_DELETING = "log-deleting"
     CONFIGURED_LOG = "configured-log"  # it belongs to the configuration file
-    WRONG_MODE = "wrong-mode"  # the log has no controller-made master
+    WRONG_MODE = "wrong-mode"  # the controllers do not choose the log's master
     INVALID = "invalid"
     CONFIG_CHANGED = "config-changed"
     OTHER_GENERATION = "other-generation"  # meant for an earlier log of this name
     NOT_A_REPLICA = "not-a-replica"  # the node does not keep this log
-    UNKNOWN_REPLICA = "unknown-replica"  # never applied for, or replaced since
+    UNKNOWN_REPLICA = "unknown-replica"  # the id is unknown, or was replaced since
     CHECK_CODE = "check-code"  # the id belongs to another copy
     NO_MASTER = "no-master"
     NOT_MASTER = "not-master"
@@ -171,25 +171,25 @@ class Reason(StrEnum):
     NOT_REGISTERED = "not-registered"
     NOT_ALIVE = "not-alive"
     LEARNER = "learner"
-    LOST_RECORDS = "lost-records"  # the copy held more, confirmed, than it has
+    LOST_RECORDS = "lost-records"  # the copy had confirmed more than it holds
     NOT_ELECTABLE = "not-electable"  # the copy lacks what a master needs: state, or records
     NO_ELIGIBLE_REPLICA = "no-eligible-replica"
     NODE_ALIVE = "node-alive"  # the metadata of a living node stay
-    LAST_IN_SYNC = "last-in-sync"  # too few replicas in sync would be left
+    LAST_IN_SYNC = "last-in-sync"  # too few replicas in sync would remain
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """reason: for the asker's code; detail: for people."""
+    """reason: for programs; detail: for people."""
 
     reason: Reason
     detail: str
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True):
-    """The command was carried out: it holds in the metadata from `index` on.
+    """The command was carried out: the metadata contain it from `index` on.
 
-    created: a new log came about. value: what the command asks for: the replica id. everywhere: the answer
-    waits, for a moment, until every living node has carried the change out.
+    created: a new log was created. value: the result of the command: the replica id. everywhere: the answer
+    waits, briefly, until every living node has carried the change out.
     """
 
     index: int
@@ -199,7 +199,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Refused(Exception):
-    """How a decision says no; becomes a Refusal."""
+    """Refusal of a decision; becomes a Refusal."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)

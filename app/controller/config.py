@@ -9,7 +9,7 @@ from app.errors import ConfigError
 class ControllerConfig:
     """Times are monotonic milliseconds. Raises ConfigError for values that contradict.
 
-    RocketMQ's times: heartbeat 1 000, timeout 10 000, lease 8 000.
+    RocketMQ's values: heartbeat 1 000, timeout 10 000, lease 8 000.
     """
 
     nodes: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class ControllerConfig:
 
     @property
     def opening_timeout_ms(self) -> int:
-        """How long a living master may take to open its epoch before another member is elected."""
+        """Time in which a living master must open its epoch before another member is elected."""
         return 3 * self.broker_timeout_ms
 
     def __post_init__(self) -> None:

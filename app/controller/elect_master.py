@@ -1,10 +1,10 @@
-"""ElectMaster: who becomes master of a log (C-05).
+"""ElectMaster: the choice of a log's master (C-05).
 
 A clean election is won by a replica that holds everything that was ever acknowledged: a member of the
-SyncStateSet, and where the set does not count all of its members, one of which that is proven
-(complete_copies.py). While the last winner has not opened its epoch the set before it qualifies as well: it
-is granted no lease until then, so nothing can have been acknowledged since (A-11). Before one of them is
-elected the set before is restored, and so every clean election is won by a member of the set.
+SyncStateSet and, if the set does not count all of its members, one of which that is proven
+(complete_copies.py). While the last winner has not opened its epoch the previous set qualifies as well: the
+winner is granted no lease until then, so nothing can have been acknowledged since (A-11). Before one of them
+is elected the previous set is restored, so every clean election is won by a member of the set.
 """
 
 from collections.abc import Collection
@@ -25,11 +25,11 @@ from app.controller.metadata import Log, Replica
 REASON_FIRST = "first"  # the log never had a master
 REASON_MASTER_LOST = "master-lost"
 REASON_OPERATOR = "operator"
-REASON_LEAVING = "leaving"  # the master's node is taken out of the log
+REASON_LEAVING = "leaving"  # the master's node is removed from the log
 
 
 def has_living_master(log: Log, liveness: Liveness, now_ms: int) -> bool:
-    """Whether the master's copy exists still and may be alive."""
+    """Return whether the master's copy still exists and may be alive."""
     replica = None if log.master is None else log.replica(log.master)
     if replica is None or not log.is_current(replica.id):
         return False
@@ -37,7 +37,7 @@ def has_living_master(log: Log, liveness: Liveness, now_ms: int) -> bool:
 
 
 def has_opened(log: Log, liveness: Liveness) -> bool:
-    """Whether the master reports records of its own epoch."""
+    """Return whether the master reports records of its own epoch."""
     report = None
     if log.master is not None and log.master_node is not None:
         report = liveness.report(log.master_node, log.name, log.generation, log.master)
@@ -45,7 +45,7 @@ def has_opened(log: Log, liveness: Liveness) -> bool:
 
 
 def missed_master_ms(log: Log, liveness: Liveness, now_ms: int) -> int | None:
-    """When the master that has fallen silent was due to be heard; None while it is heard, or with no master.
+    """Return when the silent master was due to be heard; None while it is heard, or without a master.
 
     A replica that was not heard after that may have died with it: it is not elected.
     """
@@ -62,12 +62,12 @@ def elect(
     avoided: Collection[int] = (),
     provisional: bool = False,
 ) -> MasterElected:
-    """Choose a new master: of the SyncStateSet, or unclean where that is allowed and no member of it lives.
+    """Choose a new master: of the SyncStateSet, or unclean if that is allowed and no member of it lives.
 
-    command: of an operator, None when the controller acts by itself. heard_after_ms: who was not heard after
-    that is not elected, None for no limit. avoided: replicas that could not open an epoch, elected only when
-    there is no other. provisional: take every member for one that holds everything, to see who could be
-    elected once that is proven. Raises Refused.
+    command: of an operator, None when the controller acts by itself. heard_after_ms: a replica that was not
+    heard after that is not elected, None for no limit. avoided: replicas that could not open an epoch,
+    elected only when there is no other. provisional: assume that every member holds everything, to see which
+    could be elected once that is proven. Raises Refused.
     """
     living = [
         each
@@ -142,7 +142,8 @@ def _end_of(log: Log, liveness: Liveness, replica: Replica) -> tuple[int, int]:
 
 
 def restored_set(log: Log, event: MasterElected) -> SyncStateSetChanged | None:
-    """The set before the last election, to be restored before `event`; None when the set has the winner."""
+    """Return the set before the last election, to be restored before `event`; None if the set has the
+    winner."""
     if event.unclean or not log.holders or event.master in log.sync_state_set:
         return None
     return SyncStateSetChanged(
@@ -156,18 +157,18 @@ def restored_set(log: Log, event: MasterElected) -> SyncStateSetChanged | None:
 
 
 def _former_set(log: Log, chosen: Replica, *, unclean: bool) -> tuple[int, ...]:
-    """Who may be elected in place of the winner until it has opened its epoch; empty for nobody but itself.
+    """Return the replicas that may replace the winner until it has opened its epoch; empty for none.
 
-    Not after an unclean election: a slave may give up what was acknowledged before it follows the winner.
+    None after an unclean election: a slave may remove acknowledged records before it follows the winner.
     """
     return () if unclean or log.holders in ((), (chosen.id,)) else log.holders
 
 
 def _never_held_anything(log: Log, liveness: Liveness) -> bool:
-    """Whether the only member that the log ever had in its set was empty when it was heard last.
+    """Return whether the only member that the log ever had in its set was empty when it was last heard.
 
-    Of a master that failed to open epochs: it is granted no lease before it was heard to hold records, so
-    nothing was acknowledged.
+    For a master that failed to open epochs: it gets no lease before it reports records, so nothing was
+    acknowledged.
     """
     if log.master is None or log.master_node is None or log.holders != (log.master,):
         return False
@@ -176,14 +177,15 @@ def _never_held_anything(log: Log, liveness: Liveness) -> bool:
 
 
 def _rank(log: Log, liveness: Liveness, replica: Replica) -> tuple[int, int, tuple[int, int, int]]:
-    """The smaller the better: larger epoch, larger max offset, then the preference of the settings (C-05)."""
+    """Sort key, the smaller the better: larger epoch, larger max offset, then the preference (C-05)."""
     report = liveness.report(replica.node, log.name, log.generation, replica.id)
     epoch, max_offset = (0, 0) if report is None else (report.epoch, report.max_offset)
     return (-epoch, -max_offset, log.spec.preference(replica.node))
 
 
 def _what_is_lost(log: Log, liveness: Liveness, chosen: Replica) -> dict[str, Any]:
-    """For the record of an unclean election: how far the set was last heard to be, and the new master."""
+    """Return, for the record of an unclean election, the last known position of the set, and the new
+    master."""
     lost: dict[str, Any] = {"master": log.master_node, "sync_state_set": list(log.set_nodes)}
     for member in log.holders:
         replica = log.replica(member)

@@ -1,7 +1,7 @@
-"""What has happened: the records of the log `__controller`, one JSON object each, told apart by `event`.
+"""Events: the records of the log `__controller`, one JSON object each, distinguished by `event`.
 
-An event says its result, not its reason: applying it needs no clock, no chance and no liveness, so that every
-controller holds the same metadata (C-01). `time_ms` is the active controller's wall clock, for people.
+An event contains its result, not its reason: applying it needs no clock, no randomness and no liveness, so
+every controller holds the same metadata (C-01). `time_ms` is the active controller's wall clock, for people.
 """
 
 from typing import Any
@@ -28,10 +28,10 @@ class LogCreated(Event, frozen=True, kw_only=True, tag="log-created"):
 
 
 class LogChanged(Event, frozen=True, kw_only=True, tag="log-changed"):
-    """configured: of a log of the configuration file: what the file has; None for other logs.
+    """configured: for a log of the configuration file, the settings in the file; None for other logs.
 
-    leaving, arriving: as in Log. The copies of nodes that the log no longer names are gone with this event,
-    and those that are learners from now on are no members of the SyncStateSet any more.
+    leaving, arriving: as in Log. The copies of nodes that the log no longer names are removed with this
+    event, and those that become learners leave the SyncStateSet.
     """
 
     spec: LogSpec
@@ -42,17 +42,17 @@ class LogChanged(Event, frozen=True, kw_only=True, tag="log-changed"):
 
 
 class LogDeleting(Event, frozen=True, kw_only=True, tag="log-deleting"):
-    """The nodes give up their replicas; appends are refused from now on."""
+    """The nodes remove their replicas; appends are refused from now on."""
 
     change_id: str = ""
 
 
 class LogDeleted(Event, frozen=True, kw_only=True, tag="log-deleted"):
-    """Its name is free again."""
+    """The name of the log is free again."""
 
 
 class ReplicaIdApplied(Event, frozen=True, kw_only=True, tag="replica-id-applied"):
-    """C-03: the id belongs to whoever has the check code, also if the answer was lost."""
+    """C-03: the id belongs to the copy with the check code, also if the answer was lost."""
 
     node: str
     replica_id: int
@@ -61,7 +61,7 @@ class ReplicaIdApplied(Event, frozen=True, kw_only=True, tag="replica-id-applied
 
 class ReplicaRegistered(Event, frozen=True, kw_only=True, tag="replica-registered"):
     """The node keeps this copy at this address. Earlier copies of the node leave the SyncStateSet, unless
-    nobody else is in it: what they held is lost, and the set does not forget it."""
+    it has no other member: what they held is lost, and the set records that."""
 
     replica_id: int
     address: str
@@ -88,7 +88,7 @@ class MasterElected(Event, frozen=True, kw_only=True, tag="master-elected"):
 
 
 class MasterLost(Event, frozen=True, kw_only=True, tag="master-lost"):
-    """Nobody of the set lives: no master, until one of it comes back (C-05). Epoch and set stay."""
+    """No member of the set lives: no master, until one of them returns (C-05). Epoch and set stay."""
 
     master_epoch: int
 
@@ -140,5 +140,5 @@ def encode_event(event: AnyEvent) -> bytes:
 
 
 def decode_event(data: bytes) -> AnyEvent:
-    """Invert encode_event. Raises ValueError: the log holds what no controller of this version wrote."""
+    """Invert encode_event. Raises ValueError for a record that no controller of this version wrote."""
     return _DECODER.decode(data)

@@ -1,15 +1,15 @@
-"""Who lives, as the active controller has heard: never in the log, gone with the active controller (C-03).
+"""Liveness of nodes and replicas as the active controller has heard it; never stored in the log (C-03).
 
 A node is alive from a heartbeat on, until it has been silent for `broker_timeout_ms`, its connection has
-closed, or it has confirmed none of the answers of that time: a node that is heard and cannot hear is of no
-use to its logs (C-05). A controller that has just become active has heard no node: then a node may live while
-it could have been heard by the one before. What a replica reports replaces what it reported before, also when
-it is less: a truncation takes records away.
+closed, or it has confirmed none of the answers of that time: a node that is heard but cannot hear is useless
+to its logs (C-05). A controller that has just become active has heard no node: then a node may be alive while
+the previous controller could have heard it. Each report of a replica replaces the previous one, also if it
+reports less: a truncation removes records.
 
 The answer to a heartbeat grants its masters a lease (A-11). It counts from the sending of the heartbeat, and
 thus ends before the time of the answer + the lease here; until then no other replica may be elected. The
 master counts a tenth less, so that clocks that differ in rate by up to 10 % do no harm. Every lease of one
-master epoch is equally long (`Log.lease_ms`), whatever the settings of the controllers are meanwhile.
+master epoch has the same length (`Log.lease_ms`), whatever the settings of the controllers are meanwhile.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ def counted_lease_ms(lease_ms: int) -> int:
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """What a replica says of itself: byte ends, exclusive; epoch: the last in its epoch file, 0 for none.
+    """Report of a replica: byte ends, exclusive; epoch: the last in its epoch file, 0 for none.
 
     replica_id: 0 while it has none. electable: whether it has all that a master needs, the log's state and
     every record that was not trimmed; a copy without them neither joins the SyncStateSet nor is elected,
@@ -81,7 +81,7 @@ class _Node:
 
 
 class Liveness:
-    """What one active controller knows of all nodes. All times are its own monotonic milliseconds."""
+    """View of all nodes by one active controller. All times are its own monotonic milliseconds."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Liveness:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that may keep logs: those known at first, and all that were heard since."""
+        """The nodes that may keep logs: the configured ones, and all that were heard since."""
         return tuple(self._nodes)
 
     def heard(
@@ -116,10 +116,10 @@ class Liveness:
         now_ms: int,
         answered: int | None = None,
     ) -> None:
-        """A heartbeat has arrived. metadata_index: up to where the node knows the metadata.
+        """Process a heartbeat. metadata_index: up to where the node knows the metadata.
 
-        answered: the last answer that it has received, None when it does not report that: then it is taken
-        to hear. A node that is not of the configuration has joined the cluster since.
+        answered: the last answer that it has received, None if it does not report that: then it counts as
+        hearing. A node outside the configuration has joined the cluster since.
         """
         known = self._nodes.setdefault(node, _Node(connected=True))
         if known.heard_ms is None:
@@ -131,7 +131,7 @@ class Liveness:
         while known.answers and any(id == answered for id, _ in known.answers):
             known.confirmed = known.answers.popleft()
             known.answered_ms, known.hears = known.confirmed[1], True
-        # A heartbeat that was overtaken by a later one names another answer than the newest.
+        # A heartbeat that was overtaken by a later one contains an older answer than the newest.
         names_newest = known.confirmed is not None and known.confirmed[0] == answered
         known.reports_after_ms = known.confirmed[1] if known.confirmed and names_newest else None
         known.metadata_index = metadata_index
@@ -159,47 +159,48 @@ class Liveness:
         return tuple(each for each in found if each and each.exceeds(log.confirmed_by(each.replica_id)))
 
     def answers(self, node: str, id: int, now_ms: int) -> None:
-        """The answer to the heartbeat `id` leaves."""
+        """Record that the answer to the heartbeat `id` leaves."""
         known = self._nodes.get(node)
         if known is not None:
             known.answers.append((id, now_ms))
 
     def disconnected(self, node: str) -> None:
-        """The node's connection has closed: it is not alive until it is heard again (C-05)."""
+        """The node's connection has closed: it is dead until it is heard again (C-05)."""
         known = self._nodes.get(node)
         if known is not None:
             known.connected = False
 
     def is_alive(self, node: str, now_ms: int) -> bool:
-        """Whether the node was heard, and lately, and has heard us."""
+        """Return whether the node was heard recently, and has heard this controller."""
         known = self._nodes.get(node)
         if known is None or not known.connected or known.heard_ms is None:
             return False
         return not (self._is_silent(known.heard_ms, now_ms) or self._is_silent(known.answered_ms, now_ms))
 
     def _is_silent(self, heard_ms: int, now_ms: int) -> bool:
-        """Whether that was longer ago than a live node lets pass."""
+        """Return whether that was longer ago than a live node allows."""
         return now_ms - heard_ms >= self._config.broker_timeout_ms
 
     def can_hear(self, node: str) -> bool:
-        """Whether the node has confirmed an answer of this controller: it will learn of its election."""
+        """Return whether the node has confirmed an answer of this controller: it will learn of its
+        election."""
         known = self._nodes.get(node)
         return known is not None and known.hears
 
     def may_be_granted(self, node: str, now_ms: int) -> bool:
-        """Whether the node confirms what it is answered: else a lease that it may never have received would
-        keep others from being elected."""
+        """Return whether the node confirms its answers: otherwise a lease that it may never have received
+        would prevent other elections."""
         known = self._nodes.get(node)
         limit_ms = 2 * self._config.heartbeat_interval_ms + self._config.retry_interval_ms
         return known is not None and now_ms - known.answered_ms <= limit_ms
 
     def heard_after(self, node: str, time_ms: int) -> bool:
-        """Whether the last heartbeat of the node arrived after that."""
+        """Return whether the last heartbeat of the node arrived after that."""
         known = self._nodes.get(node)
         return known is not None and known.heard_ms is not None and known.heard_ms > time_ms
 
     def missed_ms(self, node: str, now_ms: int) -> int | None:
-        """When the next heartbeat of a node that has fallen silent was due; None for one that is heard."""
+        """Return when the next heartbeat of a silent node was due; None for one that is heard."""
         known = self._nodes.get(node)
         heard_ms = None if known is None else known.heard_ms
         is_heard = heard_ms is not None and not self._is_silent(heard_ms, now_ms)
@@ -209,7 +210,7 @@ class Liveness:
         return due_ms + self._config.heartbeat_interval_ms + self._config.retry_interval_ms
 
     def may_live(self, node: str, now_ms: int) -> bool:
-        """Whether the node is alive, or had no time yet to say so to us."""
+        """Return whether the node is alive, or had no time yet to report to this controller."""
         known = self._nodes.get(node)
         if known is None or not known.connected:
             return False
@@ -221,21 +222,22 @@ class Liveness:
         return tuple(node for node in self._nodes if self.is_alive(node, now_ms))
 
     def has_copy(self, log: Log, replica: Replica, now_ms: int) -> bool:
-        """Whether the replica is alive: its node is, and said so of this very copy (not one in repair)."""
+        """Return whether the replica is alive: its node is, and reported this very copy (not one in
+        repair)."""
         return self.is_alive(replica.node, now_ms) and self._report_of(log, replica) is not None
 
     def may_lead(self, log: Log, replica: Replica, now_ms: int) -> bool:
-        """Whether the replica is alive and has all that a master needs."""
+        """Return whether the replica is alive and has all that a master needs."""
         report = self._report_of(log, replica)
         return self.is_alive(replica.node, now_ms) and report is not None and report.electable
 
     def may_come_to_lead(self, log: Log, replica: Replica, now_ms: int) -> bool:
-        """Whether the replica may lead, or had no time yet to report so to us."""
+        """Return whether the replica may lead, or had no time yet to report so."""
         report = self._report_of(log, replica)
         return self.may_have_copy(log, replica, now_ms) and (report is None or report.electable)
 
     def may_have_copy(self, log: Log, replica: Replica, now_ms: int) -> bool:
-        """Whether the replica is alive, or had no time yet to say so to us."""
+        """Return whether the replica is alive, or had no time yet to report so."""
         if not self.may_live(replica.node, now_ms):
             return False
         return self._nodes[replica.node].heard_ms is None or self._report_of(log, replica) is not None
@@ -244,7 +246,7 @@ class Liveness:
         return self.report(replica.node, log.name, log.generation, replica.id)
 
     def report(self, node: str, log: str, generation: int, replica_id: int) -> Report | None:
-        """The last report of this very replica, None when it has not reported to this controller."""
+        """Return the last report of this very replica, None if there is none at this controller."""
         known = self._nodes.get(node)
         report = None if known is None else known.reports.get(log)
         if report is None or (report.generation, report.replica_id) != (generation, replica_id):
@@ -252,7 +254,7 @@ class Liveness:
         return report
 
     def has_given_up(self, node: str, log: str, generation: int, version: int) -> bool:
-        """Whether the node knows the metadata of `version` and keeps no copy of that log."""
+        """Return whether the node knows the metadata of `version` and keeps no copy of that log."""
         known = self._nodes.get(node)
         if known is None or known.heard_ms is None or known.metadata_index < version:
             return False
@@ -260,7 +262,7 @@ class Liveness:
         return report is None or report.generation != generation
 
     def all_know(self, index: int, now_ms: int) -> bool:
-        """Whether every living node knows the metadata up to `index`."""
+        """Return whether every living node knows the metadata up to `index`."""
         return all(
             known.metadata_index >= index
             for node, known in self._nodes.items()
@@ -268,41 +270,40 @@ class Liveness:
         )
 
     def granted(self, log: str, now_ms: int) -> None:
-        """A lease leaves for the master of a log."""
+        """Record that a lease leaves for the master of a log."""
         self._granted_ms[log] = now_ms
         self._given_up.pop(log, None)
         self._handed_over.pop(log, None)
         self._over_ms.pop(log, None)
 
     def given_up(self, log: str, now_ms: int, master_epoch: int = 0, confirmed: int | None = None) -> None:
-        """The master says that it acts no more: whatever lease it had is over. It may say so again.
+        """Record that the master acts no more: its lease is over. It may report this again.
 
-        confirmed: byte after the last record that it has acknowledged in that epoch, None when it does not
-        know.
+        confirmed: byte after the last record that it has acknowledged in that epoch, None if unknown.
         """
         self._given_up.setdefault(log, now_ms)
         if confirmed is not None:
             self._handed_over.setdefault(log, (master_epoch, confirmed))
 
     def is_given_up(self, log: str) -> bool:
-        """Whether the master has given its epoch up, and no other is elected since."""
+        """Return whether the master has given its epoch up, and no other is elected since."""
         return log in self._given_up
 
     def handed_over(self, log: str, master_epoch: int) -> int | None:
-        """Byte after the last record that was acknowledged in that epoch or before, if its master has
-        reported that when it gave the epoch up."""
+        """Return the byte after the last record acknowledged in that epoch or before, if its master
+        reported it when it gave the epoch up."""
         epoch, confirmed = self._handed_over.get(log, (0, 0))
         return confirmed if epoch == master_epoch else None
 
     def elected(self, log: str) -> None:
-        """A master is elected: whoever replaces it next must not take the lease before for given up."""
+        """Record an election: the end of the previous lease must not count for the next election."""
         self._over_ms[log] = self.lease_over_ms(log)
         self._given_up.pop(log, None)
         self._handed_over.pop(log, None)
 
     def lease_over_ms(self, log: str) -> int:
-        """From when on no master acts by a lease that was granted up to now, by this controller or the one
-        before."""
+        """Return the time from which no master acts by a lease granted so far, by this controller or the
+        previous one."""
         if log in self._over_ms:
             return self._over_ms[log]
         lease_end_ms = self._granted_ms.get(log, self._began_ms) + self._lease_ms_of(log)
@@ -316,7 +317,8 @@ class Liveness:
         return after_ms is not None and after_ms > self.lease_over_ms(log)
 
     def may_be_leased(self, log: str, now_ms: int) -> bool:
-        """Whether a master of the log may still hold a lease, of this controller or the one before."""
+        """Return whether a master of the log may still hold a lease, of this controller or the previous
+        one."""
         if log in self._given_up:
             return False
         granted_ms = self._granted_ms.get(log, self._began_ms)

@@ -1,8 +1,8 @@
-"""The state of the log `__controller`: what every log's state holds, and the metadata (C-09).
+"""State of the log `__controller`: that of every log, and the metadata (C-09).
 
-The driver keeps it as it keeps the state of any log: told of batches as they are stored, of cuts, and of what
-is committed. The metadata takes in committed events only; those that may still be cut wait. So the snapshot
-of the log's state is the snapshot of the metadata, and what it covers may be trimmed from the log.
+The driver maintains it as the state of any log: it reports stored batches, truncations, and commits. The
+metadata contain committed events only; those that may still be truncated wait. So the snapshot of the log's
+state is the snapshot of the metadata, and what it covers may be trimmed from the log.
 """
 
 from collections import deque
@@ -39,17 +39,18 @@ class MetadataLogState(LogState):
 
     @property
     def metadata(self) -> Metadata:
-        """What is committed. Read it anew each time: a state taken over brings another object."""
+        """The committed metadata. Read it again each time: an adopted state is another object."""
         return self._metadata
 
     def take_news(self) -> list[tuple[int, AnyEvent]]:
-        """The events taken in since the last call, oldest first: for journals. At most NEWS_MAX are kept."""
+        """Return the events applied since the last call, oldest first: for journals. At most NEWS_MAX are
+        kept."""
         news = list(self._news)
         self._news.clear()
         return news
 
     def apply(self, batch: Batch) -> None:
-        """As LogState.apply. Raises CorruptBatch too for a record that is no event."""
+        """As LogState.apply. Raises CorruptBatch also for a record that is not an event."""
         before = self.applied_index
         super().apply(batch)
         if self.applied_index == before or batch.is_control:

@@ -1,8 +1,9 @@
-"""What nodes say to controllers and back, on the connections of the peers (app/node/network/wire.py, tags
+"""Messages between nodes and controllers, on the connections of the peers (app/node/network/wire.py, tags
 30-39).
 
-The log id of the frame is that of `__controller`. `id` is drawn by the asker, the same in every repeat of one
-request; an answer names it. A request may go to any controller: one that is not active says who is.
+The log id of the frame is that of `__controller`. `id` is drawn by the sender, the same in every repeat of
+one request; an answer contains it. A request may be sent to any controller: one that is not active names the
+active one.
 """
 
 import msgspec
@@ -25,7 +26,8 @@ class CommandRequest(ControllerMessage, frozen=True, array_like=True, tag=30):
 
 
 class CommandAnswer(ControllerMessage, frozen=True, array_like=True, tag=31):
-    """Leaves after the events were committed. active: whom to ask instead, when this controller is not it."""
+    """Leaves after the events were committed. active: the controller to ask instead, if this one is not
+    active."""
 
     done: Done | None
     refusal: Refusal | None = None
@@ -33,10 +35,10 @@ class CommandAnswer(ControllerMessage, frozen=True, array_like=True, tag=31):
 
 
 class BrokerHeartbeat(ControllerMessage, frozen=True, array_like=True, tag=32):
-    """C-03, of all replicas of a node at once. metadata_index: up to where it knows the metadata.
+    """C-03, for all replicas of a node. metadata_index: up to where it knows the metadata.
 
-    answered: id of the last heartbeat that an active controller has answered, 0 for none: so the controller
-    knows whether the node hears it. None: a node of an earlier version, which does not report it.
+    answered: id of the last heartbeat that an active controller has answered, 0 for none: it shows the
+    controller whether the node hears it. None: a node of an earlier version, which does not report it.
     """
 
     metadata_index: int

@@ -1,8 +1,8 @@
-"""What the controllers know of one log: its settings, its replicas, and who is its master.
+"""Metadata of one log: its settings, its replicas, and its master.
 
-Values only; state_machine.py changes them. A *replica id* names one copy of the log on one disk: a node that
-comes back with an empty disk is another replica, with another id, for ever (C-03). Sets are tuples of replica
-ids, ascending.
+Values only; state_machine.py changes them. A *replica id* identifies one copy of the log on one disk: a node
+that returns with an empty disk is another replica, with another id, permanently (C-03). Sets are tuples of
+replica ids, ascending.
 """
 
 from collections.abc import Collection
@@ -19,9 +19,9 @@ PRIORITY_MAX: Final = 2**31 - 1  # of a node without a priority, as in RocketMQ
 
 
 class Replica(msgspec.Struct, frozen=True, array_like=True):
-    """One copy of a log. check_code: drawn by its node before it asked for the id, kept beside the copy.
+    """One copy of a log. check_code: drawn by its node before it applied for the id, kept beside the copy.
 
-    address: what the node registered, None until then: an id that was only applied for (C-03).
+    address: registered by the node, None before that: an id that was only applied for (C-03).
     """
 
     id: int
@@ -72,8 +72,8 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
     in_sync_replicas: int | None = None
 
     def preference(self, node: str) -> tuple[int, int, int]:
-        """Rank of a replica among equal copies, the smallest wins: preferred, priority, order (C-05). A node
-        that is taken out of the log comes last."""
+        """Return the rank of a replica among equal copies, the smallest wins: preferred, priority, order
+        (C-05). A node that is removed from the log comes last."""
         order = self.replicas.index(node) if node in self.replicas else len(self.replicas)
         return (int(node != self.preferred), self.priorities.get(node, PRIORITY_MAX), order)
 
@@ -142,7 +142,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(node for node in self.nodes if not self.is_learner(node))
 
     def is_learner(self, node: str) -> bool:
-        """Whether the node's copy receives the log and does not count (C-11)."""
+        """Return whether the node's copy receives the log and does not count (C-11)."""
         return node in self.spec.learners and node not in self.leaving
 
     @property
@@ -152,17 +152,19 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_opening(self) -> bool:
-        """Whether the master has yet to open its epoch, and members of the former set may be elected."""
+        """Whether the master has yet to open its epoch, so that members of the former set may be elected."""
         return bool(self.former_set)
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The replicas among which what was acknowledged is: one of them may win a clean election (C-05)."""
+        """The replicas that together hold everything acknowledged: one of them may win a clean election
+        (C-05)."""
         return tuple(sorted({*self.sync_state_set, *self.former_set}))
 
     def set_without(self, gone: Collection[int]) -> tuple[int, ...]:
-        """The SyncStateSet when these copies exist no more. They stay in it while nobody else is, or while a
-        record may be on fewer than all members: an election then has to count them as not heard."""
+        """Return the SyncStateSet without these lost copies. They stay in it while it has no other member,
+        or while a record may be on fewer than all members: an election then has to count them as not
+        heard."""
         left = tuple(member for member in self.sync_state_set if member not in gone)
         size = len(self.sync_state_set)
         return left if left and acks_needed(size, self.set_acks) == size else self.sync_state_set
@@ -171,7 +173,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         return next((replica for replica in self.replicas if replica.id == replica_id), None)
 
     def of_node(self, node: str) -> Replica | None:
-        """The registered replica that the node has now: the newest of its ids."""
+        """Return the registered replica that the node has now: the newest of its ids."""
         return next((each for each in reversed(self.replicas) if each.node == node and each.registered), None)
 
     def confirmed_by(self, replica_id: int) -> Confirmed | None:
@@ -179,7 +181,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         return next((each for each in self.confirmed if each.replica_id == replica_id), None)
 
     def is_current(self, replica_id: int) -> bool:
-        """Whether the replica exists still: registered, and its node has registered no later one."""
+        """Return whether the replica still exists: registered, and its node has registered no later one."""
         replica = self.replica(replica_id)
         return replica is not None and self.of_node(replica.node) is replica
 
@@ -189,7 +191,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(replica for replica in found if replica is not None)
 
     def nodes_of(self, replica_ids: tuple[int, ...]) -> tuple[str, ...]:
-        """The nodes of the replicas that exist still, in the order of the ids."""
+        """The nodes of the replicas that still exist, in the order of the ids."""
         return tuple(
             replica.node
             for replica_id in replica_ids
@@ -203,5 +205,5 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def set_nodes(self) -> tuple[str, ...]:
-        """The SyncStateSet as nodes. A member whose disk was lost has none: it is missing here."""
+        """The SyncStateSet as nodes. A member whose disk was lost has no node: it is missing here."""
         return self.nodes_of(self.sync_state_set)

@@ -1,9 +1,9 @@
-"""Replica ids: applied for by check code, then registered (C-03).
+"""Replica ids: applied for with a check code, then registered (C-03).
 
-A node that crashes between any two steps goes on where it was: it made the check code durable before it
-applied, so the same id is waiting for it; it made the id durable before it registered. A copy that was lost
-has lost its check code with it: what the node makes anew gets another id, and the old one, which may be in
-the SyncStateSet, is never taken for it.
+A node that crashes between any two steps continues where it was: it saved the check code before it applied,
+so the same id is reserved for it; it saved the id before it registered. A lost copy has lost its check code
+too: what the node creates next gets another id, and is never confused with the old one, which may be in the
+SyncStateSet.
 """
 
 from app.controller.commands import ApplyForReplicaId, Reason, Refused, RegisterReplica
@@ -12,9 +12,9 @@ from app.controller.metadata import Confirmed, Log, Replica
 
 
 def apply_for_id(log: Log, command: ApplyForReplicaId) -> tuple[int, ReplicaIdApplied | None]:
-    """The id that belongs to the check code, and the event if it is a new one. Raises Refused.
+    """Return the id that belongs to the check code, and the event if it is a new one. Raises Refused.
 
-    A late repeat of an earlier copy gets a new id, which no copy will register: it displaces none.
+    A late repeat of an earlier copy gets a new id, which no copy will register: it replaces none.
     """
     _check_node(log, command.node)
     for replica in _known(log, command.node):
@@ -32,9 +32,9 @@ def apply_for_id(log: Log, command: ApplyForReplicaId) -> tuple[int, ReplicaIdAp
 def register(
     log: Log, command: RegisterReplica, confirmed: Confirmed | None = None
 ) -> ReplicaRegistered | None:
-    """The event, None when the copy is registered at this address already. Raises Refused.
+    """Return the event, None if the copy is already registered at this address. Raises Refused.
 
-    confirmed: the most that this copy has reported as confirmed, None when it is not known.
+    confirmed: the most that this copy has reported as confirmed, None if unknown.
     """
     _check_node(log, command.node)
     found = next((each for each in _known(log, command.node) if each.id == command.replica_id), None)
@@ -53,8 +53,8 @@ def register(
 
 
 def _check_confirmed(log: Log, command: RegisterReplica, confirmed: Confirmed) -> None:
-    """A copy that lacks what it had confirmed is another one. A recorded unclean election after that excuses
-    it (A-04). Raises Refused."""
+    """Refuse a copy that lacks what it had confirmed: it is another copy. A recorded unclean election
+    after that excuses it (A-04). Raises Refused."""
     is_excused = command.max_offset is None or log.unclean_epoch > confirmed.epoch
     if not is_excused and (command.max_offset or 0) < confirmed.offset:
         raise Refused(
@@ -85,7 +85,7 @@ def _check_node(log: Log, node: str) -> None:
 
 
 def _known(log: Log, node: str) -> list[Replica]:
-    """The copy that the node has registered, and the one that it has applied for since, newest first."""
+    """Return the copy that the node has registered, and a later one that it has applied for, newest first."""
     registered = log.of_node(node)
     since = 0 if registered is None else registered.id
     return [each for each in reversed(log.replicas) if each.node == node and each.id >= since]

@@ -26,8 +26,7 @@ _CONTROLLER: Final = "controller"
 
 
 def changed(log: Log, spec: LogSpec, *, change_id: str = "", at_once: Collection[str] = ()) -> LogChanged:
-    """The event by which the log gets these settings. at_once: nodes that wait for nothing when they are
-    taken out."""
+    """Return the event by which the log gets these settings. at_once: nodes that leave without waiting."""
     leaving: tuple[str, ...] = ()
     arriving: tuple[str, ...] = ()
     if spec.replication == _CONTROLLER:
@@ -46,7 +45,7 @@ def changed(log: Log, spec: LogSpec, *, change_id: str = "", at_once: Collection
 
 
 def without(spec: LogSpec, node: str) -> dict[str, Any]:
-    """The changes of the settings that take a node out."""
+    """Return the changes of the settings that remove a node."""
     return {
         "replicas": tuple(each for each in spec.replicas if each != node),
         "learners": tuple(each for each in spec.learners if each != node),
@@ -55,7 +54,8 @@ def without(spec: LogSpec, node: str) -> dict[str, Any]:
 
 
 def wanted_by(log: Log, command: ChangeReplica, liveness: Liveness, now_ms: int) -> dict[str, Any] | None:
-    """The changes of the settings that the command asks for; None when they hold already. Raises Refused."""
+    """Return the changes of the settings that the command requests; None if there are none. Raises
+    Refused."""
     spec, node = log.spec, command.node
     named, learns = node in spec.replicas, node in spec.learners
     if log.spec.replication != _CONTROLLER:
@@ -87,8 +87,8 @@ def wanted_by(log: Log, command: ChangeReplica, liveness: Liveness, now_ms: int)
 
 
 def check_gone(log: Log, node: str, liveness: Liveness, now_ms: int, *, force: bool) -> None:
-    """Whether the metadata of a node's copy may go: the node is dead, and acknowledged records have other
-    holders. Raises Refused."""
+    """Check that the metadata of a node's copy may be removed: the node is dead, and acknowledged records
+    have other holders. Raises Refused."""
     if force:
         return
     if liveness.may_live(node, now_ms):
@@ -102,7 +102,7 @@ def check_gone(log: Log, node: str, liveness: Liveness, now_ms: int, *, force: b
 
 
 def check_removal(log: Log, node: str, liveness: Liveness, now_ms: int) -> None:
-    """Whether a replica can leave now, or as soon as another is master. Raises Refused."""
+    """Check that a replica can leave now, or as soon as another is master. Raises Refused."""
     if node in log.voters:
         why = _why_not_without(log, (node,), liveness, now_ms)
         if why is not None:
@@ -110,12 +110,12 @@ def check_removal(log: Log, node: str, liveness: Liveness, now_ms: int) -> None:
 
 
 def is_master_leaving(log: Log) -> bool:
-    """Whether the log waits for another master before its leaving nodes go."""
+    """Return whether the log waits for another master before its leaving nodes go."""
     return log.master_node is not None and log.master_node in log.leaving
 
 
 def may_leave(log: Log, liveness: Liveness, now_ms: int) -> bool:
-    """Whether the leaving nodes may go, or hand the mastership over if one of them is master."""
+    """Return whether the leaving nodes may go, or transfer the mastership if one of them is master."""
     if not log.leaving or log.is_opening or not log.elects:
         return False
     in_sync = log.set_nodes
@@ -125,12 +125,12 @@ def may_leave(log: Log, liveness: Liveness, now_ms: int) -> bool:
 
 
 def left(log: Log) -> LogChanged:
-    """The event by which the leaving nodes go."""
+    """Return the event by which the leaving nodes go."""
     return LogChanged(log=log.name, spec=log.spec, change_id=log.changed_by, configured=log.configured)
 
 
 def _why_not_without(log: Log, nodes: Sequence[str], liveness: Liveness, now_ms: int) -> str | None:
-    """Why the set must keep some of the nodes; None when it can do without them."""
+    """Return why the set must keep some of the nodes; None when it can do without them."""
     if not any(node in nodes for node in log.set_nodes):
         return None
     staying = [

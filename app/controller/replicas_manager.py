@@ -1,11 +1,11 @@
-"""ReplicasManager of one log at one node: what the metadata say becomes a role, and wishes become requests.
+"""ReplicasManager of one log at one node: turns metadata into a role, and wishes of the core into requests.
 
-It registers its copy (C-03), takes up the role that the metadata name (C-10), passes leases on (A-11), asks
-for the SyncStateSet that its core wants (C-06), and for an election when its core cannot be the master that
-the controller holds it for. Everything it hears may be old: metadata come in the order of their indexes, and
-an answer counts only for the question that is open.
+It registers its copy (C-03), adopts the role in the metadata (C-10), passes leases on (A-11), and requests
+the SyncStateSet that its core wants (C-06), or an election if its core cannot be the master that the metadata
+name. Everything that it receives may be old: metadata arrive in the order of their indexes, and an answer
+counts only for the open request.
 
-PURE: `step` returns what is to be done now; the shell does it and reports back.
+PURE: `step` returns the actions to carry out now; the shell carries them out and reports back.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ from app.log.contract import Role
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept beside a copy: whose it is. replica_id: 0 until the controller has given one."""
+    """The identity beside a copy. replica_id: 0 until the controller has assigned one."""
 
     check_code: str
     replica_id: int = 0
@@ -55,21 +55,21 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the active controller, until it answers or a while has passed; then call `answered`."""
+    """Send to the active controller until it answers or the time limit passes; then call `answered`."""
 
     command: AnyCommand
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Hand this to the core, behind everything told before."""
+    """Pass this to the core, after everything passed before."""
 
     message: RoleMessage
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatNow:
-    """The controller should hear at once: of a new copy, or of a new master, which has no lease yet."""
+    """Send a heartbeat at once: about a new copy, or a new master, which has no lease yet."""
 
 
 Action = Save | Ask | Tell | HeartbeatNow
@@ -78,8 +78,8 @@ Action = Save | Ask | Tell | HeartbeatNow
 class ReplicasManager:
     """One copy of one log in controller mode. All times are the node's monotonic milliseconds.
 
-    Invariants: at most one request is open; roles are told only of a registered copy, in the order of the
-    metadata; a lease is told only while the metadata here name this copy as master of the epoch it is for.
+    Invariants: at most one request is open; roles are passed only to a registered copy, in the order of the
+    metadata; a lease is passed only while the metadata here name this copy as master of its epoch.
     """
 
     def __init__(
@@ -102,20 +102,20 @@ class ReplicasManager:
         self._config = config
         self._random = random
         self._saving = False
-        self._registered = False  # in this life
+        self._registered = False  # in this incarnation
         self._current_version: int | None = None  # of the metadata here that had this very copy last
         self._open: AnyCommand | None = None
         self._pause_until_ms = 0
         self._told: MasterRole | SlaveRole | None = None  # without the set
         self._told_set_epoch = 0
-        self._lease: tuple[int, int] | None = None  # (master epoch, until_ms), not told yet
-        self._withheld_epoch = 0  # the controller wants this mastership given up
-        self._given_up_epoch = 0  # this copy is master by the metadata, and acts as none
-        self._alive: tuple[str, ...] | None = None  # as the active controller said last
+        self._lease: tuple[int, int] | None = None  # (master epoch, until_ms), not passed on yet
+        self._withheld_epoch = 0  # the controller asks to give this mastership up
+        self._given_up_epoch = 0  # this copy is master by the metadata, but does not act
+        self._alive: tuple[str, ...] | None = None  # as last reported by the active controller
         self._has_news = False  # for the next heartbeat
         self._leaving = False
         self._has_left = False
-        self._silent_since_ms: int | None = None  # a member keeps the core's wish from being asked for
+        self._silent_since_ms: int | None = None  # a member prevents the core's wish from being requested
         self._has_opened_epoch = 0  # the controller was notified at once that this epoch is open here
         self._acted_epoch = 0  # the newest epoch in which the core here has been master
         self._is_opened_epoch = 0  # ... and that this node knows that the metadata have it open
@@ -126,7 +126,7 @@ class ReplicasManager:
         return self._identity.replica_id if self._registered and self._identity is not None else 0
 
     def report(self, view: HaView) -> Report:
-        """What the next heartbeat says of this copy (C-03)."""
+        """Return what the next heartbeat reports of this copy (C-03)."""
         return Report(
             self.log,
             self.generation,
@@ -144,7 +144,7 @@ class ReplicasManager:
         self._saving = False
 
     def answered(self, command: AnyCommand, answer: Done | Refusal | None, now_ms: int) -> None:
-        """The answer to an Ask; None: there was none, and what became of it is unknown."""
+        """Handle the answer to an Ask; None: there was none, and the outcome is unknown."""
         if command is not self._open:
             return
         self._open = None
@@ -158,7 +158,7 @@ class ReplicasManager:
             self._pause_until_ms = now_ms + self._config.retry_interval_ms
         elif isinstance(command, ApplyForReplicaId) and answer.value is not None:
             self._identity = Identity(command.check_code, answer.value)
-            self._saving = True  # `step` asks for it
+            self._saving = True  # `step` requests it
         elif isinstance(command, RegisterReplica):
             self._registered = self._has_news = True
         elif isinstance(command, (StepDown, AlterSyncStateSet)):  # until its outcome is in the metadata here
@@ -175,8 +175,8 @@ class ReplicasManager:
         leases: Sequence[int] = (),
         withheld_epochs: Sequence[int] = (),
     ) -> None:
-        """The active controller answered the heartbeat that was sent at sent_ms. leases, withheld_epochs: as
-        in the answer."""
+        """Handle the answer of the active controller to the heartbeat sent at sent_ms. leases,
+        withheld_epochs: as in the answer."""
         self._alive = alive
         for place, (log, master_epoch) in enumerate(granted):
             if log == self.log:
@@ -193,7 +193,7 @@ class ReplicasManager:
         self._leaving = True
 
     def has_left(self, log: Log | None) -> bool:
-        """Whether nothing is left to be given up, or the controller knows of it."""
+        """Return whether nothing is left to give up, or the controller knows of it."""
         return self._has_left or log is None or not self._is_master(log)
 
     # --- what follows --------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ class ReplicasManager:
         return actions
 
     def _is_taken_out(self, log: Log) -> bool:
-        """Whether the log was without this copy since it was registered: its node was taken out, and may be
-        back already. This copy is another replica then, as an empty one would be. Older metadata, which a
-        repair may bring back, prove nothing."""
+        """Return whether the log was without this copy since it was registered: its node was removed, and
+        may be back already. This copy is another replica then, as an empty one would be. Older metadata,
+        which a repair may restore, prove nothing."""
         if log.is_current(self.replica_id):
             self._current_version = log.version
             return False
@@ -255,7 +255,7 @@ class ReplicasManager:
         ]
 
     def _forget_identity(self) -> None:
-        """The id is another copy's: this one is new to the controller, whatever it holds."""
+        """The id belongs to another copy: this one is new to the controller, whatever it holds."""
         self._identity = None
         self._registered = False
         self._told = self._current_version = None
@@ -289,7 +289,7 @@ class ReplicasManager:
         )
 
     def _tell_role(self, log: Log, actions: list[Action]) -> None:
-        """The role, when anything but the set has changed; of the set its news alone."""
+        """Send the full role on any change except the SyncStateSet; send only the delta for that."""
         if self._is_master(log) and (self._leaving or log.master_epoch == self._withheld_epoch):
             self._given_up_epoch = log.master_epoch
         role = self._role_of(log)
@@ -304,7 +304,7 @@ class ReplicasManager:
             self._told_set_epoch = log.set_epoch
 
     def _tell_lease(self, log: Log, actions: list[Action]) -> None:
-        """A lease for the epoch that the metadata here have by now; one for a newer epoch waits for them."""
+        """Pass on a lease for the epoch in the metadata here; one for a newer epoch waits for them."""
         if self._lease is None:
             return
         master_epoch, until_ms = self._lease
@@ -316,8 +316,8 @@ class ReplicasManager:
             actions.append(Tell(Lease(until_ms, master_epoch)))
 
     def _report_opening(self, log: Log, view: HaView, actions: list[Action]) -> None:
-        """Hasten what a new master waits for: the controller learns that its epoch is open here, and grants
-        no lease before that is in the metadata."""
+        """Speed up a new master: the controller learns that its epoch is open here, and grants no lease
+        before that is in the metadata."""
         told = self._told
         if not isinstance(told, MasterRole) or told.master_epoch != log.master_epoch:
             return
@@ -330,7 +330,7 @@ class ReplicasManager:
             actions.append(HeartbeatNow())
 
     def _ask_for_more(self, log: Log, view: HaView, actions: list[Action], now_ms: int) -> None:
-        """An election that this copy needs, or the set that it wants."""
+        """Request an election that this copy needs, or the set that it wants."""
         if self._open is not None or now_ms < self._pause_until_ms or not self._is_master(log):
             return
         # A core that has not heard of this epoch yet speaks of one before: it may take this one up.
@@ -355,11 +355,11 @@ class ReplicasManager:
             )
 
     def _step_down(self, log: Log, view: HaView, actions: list[Action]) -> None:
-        """Ask for an election, once the core acts as master no more: what it acknowledges after the
-        controllers were notified could be unknown to those that are asked what they hold (C-12).
+        """Request an election once the core does not act as master any more: what it acknowledged after that
+        could be unknown to the replicas that are asked what they hold (C-12).
 
-        What a core that was master has acknowledged ends at its confirm offset; one that started again after
-        that does not know it.
+        What a core that was master has acknowledged ends at its confirm offset; one that restarted after that
+        does not know it.
         """
         if view.role is Role.MASTER and view.epoch == log.master_epoch:
             return
@@ -378,12 +378,11 @@ class ReplicasManager:
         )
 
     def _wanted_set(self, log: Log, view: HaView, now_ms: int) -> tuple[int, ...] | None:
-        """The core's wish, without those who cannot join, as they are not alive.
+        """Return the core's wish, without replicas that cannot join because they are not alive.
 
-        A member that is not alive, and that the core still wants, is left to the core for a while: it may be
-        dead, and the core notices that soon. One that the core hears and the controllers do not must leave
-        then: no set with it is accepted (C-06), and it would keep every other replica out. Only the floor of
-        the set is kept (C-12).
+        A dead member that the core still wants is left to the core for a while: the core notices that soon.
+        One that the core hears and the controllers do not must leave then: no set with it is accepted (C-06),
+        and it would block every other change. Only the minimum size of the set is kept (C-12).
         """
         request = view.set_request
         if request is None or self._alive is None:
@@ -412,7 +411,8 @@ class ReplicasManager:
     def _may_leave_silent_out(
         self, log: Log, wanted: tuple[int, ...], found: tuple[int, ...], now_ms: int
     ) -> bool:
-        """Whether members that the controllers do not hear have kept another change back for long enough."""
+        """Return whether members that the controllers do not hear have delayed another change for long
+        enough."""
         if self._silent_since_ms is None:
             self._silent_since_ms = now_ms
         grows = any(member not in log.sync_state_set for member in found)
@@ -426,7 +426,7 @@ class ReplicasManager:
 
 
 def _without_set(role: MasterRole | SlaveRole) -> MasterRole | SlaveRole:
-    """The role without what SyncStateSetChanged tells."""
+    """Return the role without the parts that SyncStateSetChanged contains."""
     if not isinstance(role, MasterRole):
         return role
     return replace(role, sync_state_set=(), sync_state_set_epoch=0, acks=0)

@@ -1,4 +1,4 @@
-"""Logs come and go: what a client may choose, and what it may change later (docs/api.md §5)."""
+"""Settings of logs that clients choose at the creation and may change later (docs/api.md §5)."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -21,12 +21,12 @@ CHANGEABLE: Final = (
     "replicas",
     "learners",
 )
-_NODES: Final = ("replicas", "learners")  # settings that decide which nodes keep the log
+_NODES: Final = ("replicas", "learners")  # settings that determine which nodes keep the log
 _FIXED_ROLES: Final = "the replicas of a log in classic mode cannot be changed: create another log"
 
 
 def complaints_about(spec: LogSpec, brokers: Collection[str]) -> list[tuple[str, str]]:
-    """What is wrong with it: (JSON pointer, detail). brokers: nodes that may keep logs."""
+    """Return the errors of the settings: (JSON pointer, detail). brokers: nodes that may keep logs."""
     complaints = []
     if spec.replication not in MODES:
         complaints.append(("/replication", f"replication is one of {', '.join(MODES)}"))
@@ -94,14 +94,14 @@ def _about_acks(spec: LogSpec, voters: int) -> list[tuple[str, str]]:
 
 
 def check_spec(spec: LogSpec, brokers: Collection[str]) -> None:
-    """brokers: nodes that may keep logs. Raises Refused(INVALID) with every complaint."""
+    """brokers: nodes that may keep logs. Raises Refused(INVALID) with every error."""
     complaints = complaints_about(spec, brokers)
     if complaints:
         raise Refused(Reason.INVALID, "; ".join(detail for _, detail in complaints))
 
 
 def check_change(before: LogSpec, after: LogSpec, brokers: Collection[str]) -> None:
-    """As check_spec, of what the change brings: older settings are not a reason to refuse others."""
+    """As check_spec, for the changed settings: older ones are not a reason to refuse others."""
     known = complaints_about(before, brokers)
     complaints = [each for each in complaints_about(after, brokers) if each not in known]
     if complaints:
@@ -109,7 +109,7 @@ def check_change(before: LogSpec, after: LogSpec, brokers: Collection[str]) -> N
 
 
 def changed_spec(log: Log, changes: Mapping[str, Any], version: int | None) -> LogSpec:
-    """The settings with the changes. Raises Refused."""
+    """Return the settings with the changes. Raises Refused."""
     check_usable(log)
     if version is not None and version != log.version:
         raise Refused(Reason.CONFIG_CHANGED, f"version {log.version} holds, not {version}")
@@ -120,8 +120,8 @@ def changed_spec(log: Log, changes: Mapping[str, Any], version: int | None) -> L
 
 
 def whole_changes(spec: LogSpec, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes, and what follows from other replicas: a node that keeps no copy is not a learner, not
-    preferred, and has no priority. Raises Refused."""
+    """Return the changes, with the consequences of other replicas: a node without a copy is not a learner,
+    not preferred, and has no priority. Raises Refused."""
     found = {name: tuple(value) if name in _NODES else value for name, value in changes.items()}
     if not any(name in found for name in _NODES):
         return found

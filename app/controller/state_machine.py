@@ -1,4 +1,4 @@
-"""The deterministic metadata state machine: events in the order of their indexes, and nothing else (C-01).
+"""Deterministic state machine of the metadata: applies events in the order of their indexes (C-01).
 
 `apply` is total: an event that does not fit the state (its log is unknown, its epoch is not newer) changes
 nothing, whatever wrote it. It is idempotent: an index that was applied is never applied again.
@@ -26,7 +26,7 @@ from app.controller.metadata import LOG_CREATED, LOG_DELETING, Confirmed, Log, R
 from app.ha.roles import acks_needed
 from storage.units import NO_INDEX
 
-CHANGES_MAX: Final = 4_096  # remembered: a repeat of an older one may have an effect again
+CHANGES_MAX: Final = 4_096  # changes remembered: a repeat of an older one may have an effect again
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -38,8 +38,8 @@ class _Snapshot(msgspec.Struct, array_like=True):
 class Metadata:
     """All logs that the controllers know, by name, in the order of their creation.
 
-    Invariants: a log's master epoch and set epoch never fall; replica ids are never given twice; the master
-    is in the SyncStateSet.
+    Invariants: a log's master epoch and set epoch never decrease; replica ids are never assigned twice; the
+    master is in the SyncStateSet.
     """
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class Metadata:
         return self._logs.get(name)
 
     def was_carried_out(self, log: str, change_id: str) -> bool:
-        """Whether a log of that name was created, changed or deleted by that change."""
+        """Return whether a log of that name was created, changed or deleted by that change."""
         return (log, change_id) in self._changes
 
     def copy(self) -> "Metadata":
-        """A state that goes its own way from here: to try what is not committed yet."""
+        """Return an independent copy: to try what is not committed yet."""
         other = Metadata()
         other._logs = dict(self._logs)
         other._applied_index = self._applied_index
@@ -71,7 +71,7 @@ class Metadata:
         return other
 
     def apply(self, index: int, event: AnyEvent) -> None:
-        """Take in the event at `index`, unless it was taken in before."""
+        """Apply the event at `index`, unless it was applied before."""
         if index <= self._applied_index:
             return
         self._applied_index = index
@@ -98,7 +98,7 @@ class Metadata:
             del self._changes[next(iter(self._changes))]
 
     def snapshot(self) -> bytes:
-        """Everything, as of `applied_index` (C-09)."""
+        """Return everything, as of `applied_index` (C-09)."""
         return msgspec.msgpack.encode(
             _Snapshot(self._applied_index, list(self._logs.values()), list(self._changes))
         )
@@ -126,7 +126,7 @@ def _created(index: int, event: LogCreated) -> Log:
 
 
 def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
-    """The log after the event; None when it is gone."""
+    """Return the log after the event; None if it is deleted."""
     replace = msgspec.structs.replace
     match event:
         case LogChanged() if log.state == LOG_CREATED:
@@ -234,7 +234,7 @@ def _may_change_set(log: Log, event: SyncStateSetChanged) -> bool:
 
 
 def _registered(log: Log, event: ReplicaRegistered) -> Log:
-    """The replica has its address; the copies that its node had before are gone (C-03)."""
+    """Record the replica's address; older copies of its node are removed (C-03)."""
     replica = log.replica(event.replica_id)
     if replica is None:
         return log

@@ -1,7 +1,7 @@
-"""AlterSyncStateSet: who counts as in sync (C-06).
+"""AlterSyncStateSet: the members that count as in sync (C-06).
 
-The set that holds already is accepted too, under a new set epoch: so a master that was refused, or heard
-nothing, settles which of its wishes have come true (C-12).
+A request for the present set is accepted too, under a new set epoch: so a master whose request was refused,
+or got no answer, learns which of its requests were carried out (C-12).
 """
 
 from app.controller.commands import AlterSyncStateSet, Reason, Refused
@@ -13,10 +13,10 @@ from app.controller.metadata import Log
 def alter(
     log: Log, command: AlterSyncStateSet, liveness: Liveness, now_ms: int
 ) -> SyncStateSetChanged | None:
-    """Judge a master's wish; None: this very command was carried out before.
+    """Decide about a master's request; None: this very command was carried out before.
 
-    Only replicas that are alive may be in the set, also those that were: a master that must do without one
-    asks for a smaller set. Raises Refused with the reason.
+    Only replicas that are alive may be in the set, also those that were in it: a master that must do without
+    one requests a smaller set. Raises Refused with the reason.
     """
     wanted = tuple(sorted(set(command.wanted)))
     if log.master is None:

@@ -1,4 +1,4 @@
-"""A slave puts batches together from the pieces of frames (H-03). PURE."""
+"""Assembly of a slave's batches from the pieces in frames (H-03). PURE."""
 
 import struct
 from typing import Final
@@ -11,7 +11,7 @@ _SIZE_AT: Final = 8  # storage/format/batch.py
 
 
 class Assembler:
-    """Holds at most one batch that is not whole yet, and what came with the last frame."""
+    """Holds at most one incomplete batch, and the content of the last frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -19,7 +19,7 @@ class Assembler:
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes of a batch are here that is not whole."""
+        """Number of bytes of the incomplete batch."""
         return len(self._buffer)
 
     def clear(self) -> None:
@@ -33,7 +33,8 @@ class Assembler:
         batches: list[Batch] = []
         at = 0
         while len(buffer) - at >= self._needed:
-            # A header that is whole is checked before its body is waited for: a wrong size cannot wedge us.
+            # A complete header is verified before its body has arrived, so that a wrong size cannot block the
+            # slave.
             (size,) = _SIZE.unpack_from(buffer, at + _SIZE_AT)
             data = bytes(memoryview(buffer)[at : at + max(size, HEADER_SIZE_BYTES)])
             try:

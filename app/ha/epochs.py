@@ -1,4 +1,4 @@
-"""Where two logs part, by their epochs alone (A-03, A-04). PURE."""
+"""Divergence of two logs, determined by their epochs alone (A-03, A-04). PURE."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class EpochSpan:
 def spans(starts: Sequence[EpochStart], max_offset: int) -> tuple[EpochSpan, ...]:
     """Return the epochs with their ends: where the next one starts, of the last one the log's end (A-03).
 
-    starts: oldest first. An epoch that starts at or past max_offset holds nothing and is left out: an empty
-    epoch must not hide where two logs part.
+    starts: oldest first. An epoch that starts at or after max_offset holds nothing and is left out: an empty
+    epoch must not hide where two logs diverge.
     """
     held = [start for start in starts if start.start_offset < max_offset]
     bounds = [*(start.start_offset for start in held), max_offset]

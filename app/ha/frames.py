@@ -57,7 +57,7 @@ Buffer = bytes | memoryview
 
 
 class CorruptFrame(Exception):
-    """Bytes that are no frame of the protocol: the connection is closed."""
+    """Bytes that are not a valid frame: the connection is closed."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ class CorruptFrame(Exception):
 
 
 class HaState(IntEnum):
-    """What a connection is in (A-02), and the first field of every AutoSwitch frame."""
+    """State of a connection (A-02), and the first field of every AutoSwitch frame."""
 
     READY = 0
     HANDSHAKE = 1
@@ -88,7 +88,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Preface:
-    """Which log a connection is about. replica: the slave's place among the log's, from 1; 0 unknown."""
+    """The log of a connection. replica: the slave's place among the log's, from 1; 0 unknown."""
 
     log_id: int
     replica: int = 0
@@ -98,7 +98,7 @@ class Preface:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """A slave introduces itself: by its address, or (number > 0) by what the controller calls it."""
+    """Identification of a slave: by its address, or (number > 0) by its replica id."""
 
     address: str
     sync_from_last_file: bool = False
@@ -108,7 +108,7 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """Where an epoch of a log begins, as the wire has it."""
+    """Begin of an epoch in the wire format."""
 
     epoch: int
     start_offset: int
@@ -116,7 +116,7 @@ class EpochStart:
 
 @dataclass(frozen=True, slots=True)
 class HandshakeAnswer:
-    """The master's epochs, oldest first, and where its log ends."""
+    """The master's epochs, oldest first, and the end of its log."""
 
     max_offset: int
     epoch: int
@@ -136,7 +136,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The slave holds everything below max_offset; its first one says where the transfer starts."""
+    """The slave holds everything below max_offset; its first one determines where the transfer starts."""
 
     max_offset: int
 
@@ -174,9 +174,9 @@ def encode_preface(preface: Preface) -> bytes:
 
 
 def encode(frame: Frame) -> tuple[Buffer, ...]:
-    """Return the frame's bytes as buffers to be written one behind the other.
+    """Return the frame's bytes as buffers to be written one after the other.
 
-    Raises ValueError for an address that has no room (A-07) and struct.error for numbers out of range.
+    Raises ValueError for an address that is too long (A-07) and struct.error for numbers out of range.
     """
     match frame:
         case Transfer(offset, epoch, start, confirm, body):
@@ -209,14 +209,14 @@ def _encode_handshake(frame: Handshake) -> bytes:
 # --- decoding ---------------------------------------------------------------------------------------------
 
 Decode = Callable[[memoryview], tuple[Any, int] | None]
-"""The first frame of the bytes and its size in bytes, None while it is partial. Raises CorruptFrame."""
+"""Return the first frame of the bytes and its size, None while it is partial. Raises CorruptFrame."""
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames (H-03): partial ones wait, many may come at once.
+    """Splits a stream of bytes into frames (H-03): partial ones wait, several may arrive at once.
 
-    The buffer is recycled: what was decoded leaves it, so that it never holds more than one partial frame
-    and what came in the last read. `decode` bounds a frame as soon as its fixed part is there.
+    The buffer is reused: decoded bytes leave it, so that it never holds more than one partial frame and the
+    last read. `decode` limits a frame as soon as its fixed part has arrived.
     """
 
     __slots__ = ("_buffer", "_decode")
@@ -227,11 +227,12 @@ class FrameReader:
 
     @property
     def waiting_bytes(self) -> int:
-        """How much of a partial frame is held."""
+        """Number of bytes of the partial frame."""
         return len(self._buffer)
 
     def feed(self, data: Buffer) -> list[Any]:
-        """Return the frames that `data` completes. Raises CorruptFrame: the stream cannot be read on."""
+        """Return the frames that `data` completes. Raises CorruptFrame: the stream is unreadable from
+        there."""
         buffer = self._buffer
         buffer += data
         frames = []
@@ -250,7 +251,8 @@ class FrameReader:
 
 
 def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
-    """The first bytes of a connection to a shared listener; garbage is known by its first byte."""
+    """Decode the first bytes of a connection to a shared listener; garbage is recognized by its first
+    byte."""
     if bytes(view[:4]) != PREFACE_MAGIC[: len(view)]:
         raise CorruptFrame("no preface")
     if len(view) < PREFACE.size:
@@ -271,12 +273,12 @@ def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
 
 
 def decode_from_slave(view: memoryview) -> tuple[Handshake | Ack, int] | None:
-    """What a master reads, the seed's handshake (A-07)."""
+    """Decode for a master, the seed's handshake (A-07)."""
     return _decode_from_slave(view, by_number=False)
 
 
 def decode_from_slave_by_number(view: memoryview) -> tuple[Handshake | Ack, int] | None:
-    """What a master reads from newer builds, whose handshake has 16 bytes."""
+    """Decode for a master from newer builds, whose handshake has 16 bytes."""
     return _decode_from_slave(view, by_number=True)
 
 
@@ -311,7 +313,7 @@ def _decode_from_slave(view: memoryview, *, by_number: bool) -> tuple[Handshake 
 
 
 def decode_from_master(view: memoryview) -> tuple[HandshakeAnswer | Transfer, int] | None:
-    """What an AutoSwitch slave reads."""
+    """Decode for an AutoSwitch slave."""
     state = _state_of(view)
     if state is None:
         return None
@@ -359,14 +361,14 @@ def _decode_answer(view: memoryview) -> tuple[HandshakeAnswer, int] | None:
 
 
 def decode_report(view: memoryview) -> tuple[ClassicReport, int] | None:
-    """What a classic master reads (H-02)."""
+    """Decode for a classic master (H-02)."""
     if len(view) < REPORT.size:
         return None
     return ClassicReport(_offset("report", REPORT.unpack_from(view)[0])), REPORT.size
 
 
 def decode_classic(view: memoryview) -> tuple[ClassicFrame, int] | None:
-    """What a classic slave reads (H-03)."""
+    """Decode for a classic slave (H-03)."""
     if len(view) < CLASSIC.size:
         return None
     offset, size = CLASSIC.unpack_from(view)

@@ -1,4 +1,4 @@
-"""The log as HA sees it: bytes. From byte positions, which travel, to indexes, which the API speaks. PURE."""
+"""Byte view of a log for HA: conversion between byte positions of frames and indexes of the API. PURE."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from storage.format.epoch_file import Epoch
 
 
 class HaLog(ReplicaLog, Protocol):
-    """What an HA core reads of its log beyond app.log.contract.ReplicaLog; storage's Commitlog has it."""
+    """Read access of an HA core to its log beyond app.log.contract.ReplicaLog; storage's Commitlog has it."""
 
     @property
     def begin_offset(self) -> int: ...
@@ -80,14 +80,14 @@ def epoch_spans(log: HaLog) -> tuple[EpochSpan, ...]:
 
 
 class LogEnd:
-    """Where the next batch must begin, moved on batch by batch before they are written."""
+    """End of the log while batches are accepted one by one, before they are written."""
 
     def __init__(self, log: HaLog) -> None:
         self.next_index = log.next_index
         self.offset = log.end_offset
         self.epoch = log.last_term
         self._chain: bytes | None = log.last_chain
-        if is_empty(log):  # after a reset nothing is known of what went before
+        if is_empty(log):  # after a reset the previous chain is unknown
             self._chain = FIRST_CHAIN if log.end_offset == 0 else None
 
     def start_at(self, batch: Batch) -> None:
@@ -96,7 +96,7 @@ class LogEnd:
         self._chain = FIRST_CHAIN if batch.offset == 0 else None
 
     def why_not(self, batch: Batch, log_id: int) -> str | None:
-        """Why a valid batch cannot be the next one, None when it can."""
+        """Return why a valid batch cannot be the next one, None when it can."""
         if batch.header.log_id != log_id:
             return "a batch of another log"
         if batch.base_index != self.next_index or batch.offset != self.offset:
@@ -114,7 +114,7 @@ class LogEnd:
 
 
 class Boundaries:
-    """Byte positions at which batches end, and the indexes there: those between two moving marks."""
+    """Ends of batches between two moving marks: byte positions, and the indexes there."""
 
     def __init__(self) -> None:
         self._ends: deque[tuple[int, int]] = deque()  # (next_offset, last_index)
@@ -129,7 +129,7 @@ class Boundaries:
         self._ends.clear()
 
     def take_until(self, offset: int) -> tuple[int, int] | None:
-        """Drop every end up to `offset`; return the last of them, None when there was none."""
+        """Drop every end up to `offset`; return the last of them, None if there is none."""
         last = None
         while self._ends and self._ends[0][0] <= offset:
             last = self._ends.popleft()

@@ -1,9 +1,9 @@
-"""What an HA core and its connections say to each other; the frames themselves: frames.py. PURE.
+"""Messages between an HA core and its connections; the frames themselves: frames.py. PURE.
 
-A connection has a key, which is the `source` of everything that it brings and the `target` of everything that
-it is sent. The core names those that it opens, the transport those that come in.
+A connection has a key, which is the `source` of everything received on it and the `target` of everything sent
+on it. The core assigns keys to connections that it opens, the transport to incoming ones.
 
-    transport -> core   Opened, the frames that came in, Drained, Closed (nothing after it)
+    transport -> core   Opened, incoming frames, Drained, Closed (nothing after it)
     core -> transport   Connect, frames, Disconnect (nothing after it; Closed is answered to neither)
 
 Frames of a connection arrive in the order in which they were sent, or the connection is lost: it is TCP.
@@ -14,15 +14,15 @@ from typing import Final
 
 from app.ha.frames import Frame, History
 
-INCOMING: Final = "in-"  # how the keys of connections begin that others opened
-OUTGOING: Final = "out-"  # ... and of those that the core opened; node ids have no part in it
+INCOMING: Final = "in-"  # prefix of the keys of incoming connections
+OUTGOING: Final = "out-"  # ... and of those that the core opened; not part of any node id
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The connection is there: for the core that asked for it, or because a slave came.
+    """The connection is open: requested by the core, or opened by a slave.
 
-    replica: place of the slave among the log's replicas, from 1, if it said so, else 0. history: what a
+    replica: place of the slave among the log's replicas, from 1, if it sent that, else 0. history: what a
     classic slave holds, if it sent that.
     """
 
@@ -32,14 +32,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The connection is gone, or never came about."""
+    """The connection is closed, or could not be opened."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Everything that was sent is on its way: there is room for more."""
+    """Everything was written to the socket: more may be sent."""
 
 
 @dataclass(frozen=True, slots=True)

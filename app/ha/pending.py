@@ -1,4 +1,4 @@
-"""Appends that wait at a master for their acks (C-12, H-07). PURE."""
+"""Appends at a master that wait for their acks (C-12, H-07). PURE."""
 
 from bisect import insort
 from collections import deque
@@ -26,18 +26,18 @@ class PendingAppends:
         return sum(map(len, self._waiting.values()))
 
     def add(self, appends: Sequence[PendingAppend]) -> None:
-        """New appends of one batch, in index order, behind all that wait."""
+        """Add new appends of one batch, in index order, after all that wait."""
         for append in appends:
             self._waiting[append.acks].append(append)
             self._next_deadline_ms = min(self._next_deadline_ms, append.deadline_ms)
 
     def join(self, append: PendingAppend) -> None:
-        """An append that was in the log before takes its place among those that wait."""
+        """Add an append that is already in the log at its place among those that wait."""
         insort(self._waiting[append.acks], append, key=_last_index)
         self._next_deadline_ms = min(self._next_deadline_ms, append.deadline_ms)
 
     def drop(self, first_index: int) -> Answers:
-        """What begins at or past first_index was never stored."""
+        """Remove the appends from first_index on, which were never stored."""
         dropped: list[PendingAppend] = []
         for waiting in self._waiting.values():
             while waiting and waiting[-1].first_index >= first_index:
@@ -79,7 +79,7 @@ class PendingAppends:
         return _answers(late, fate)
 
     def close(self) -> Answers:
-        """The epoch is over: nobody knows yet what becomes of what still waits (D-23)."""
+        """The epoch is over: the outcome of waiting appends is unknown (D-23)."""
         left = [append for waiting in self._waiting.values() for append in waiting]
         for waiting in self._waiting.values():
             waiting.clear()

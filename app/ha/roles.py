@@ -17,9 +17,9 @@ from typing import Final, Protocol
 
 from app.log.contract import Role
 
-MANAGER: Final = "@manager"  # the source of these messages; no connection or node has such a name
+MANAGER: Final = "@manager"  # the source of these messages; not the name of a connection or node
 NO_EPOCH: Final = 0  # before the first election
-ADDRESS_MAX_BYTES: Final = 50  # what the handshake has room for (A-07)
+ADDRESS_MAX_BYTES: Final = 50  # maximum of the handshake (A-07)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Replica:
 
 
 def acks_needed(size: int, acks: int) -> int:
-    """Return how many members of a set of `size` hold every acknowledged record at least (C-12).
+    """Return the number of members of a set of `size` that hold every acknowledged record at least (C-12).
 
     acks: as the set was recorded with, 0 for all of them.
     """
@@ -101,10 +101,10 @@ class SyncStateSetChanged:
     master_epoch: of the master it belongs to; of another epoch than the core's it is ignored. epoch: of the
     set; an older one, or the one that the core has, changes nothing. acks: as in MasterRole.
 
-    A refusal is no message. A request of the core rests on the set epoch that it knows, so a refused or
+    A refusal is not sent. A request of the core is based on the set epoch that it knows, so a refused or
     unanswered one may still be in flight, and could be accepted later: the core counts acks by the union of
-    everything it ever asked for under a set epoch, until a newer set epoch settles it (C-12). Therefore the
-    controller accepts a request for the set that it has already, and raises the set epoch for it.
+    everything it ever requested under a set epoch, until a newer set epoch settles it (C-12). Therefore the
+    controller accepts a request for the present set, and raises the set epoch for it.
     """
 
     master_epoch: int
@@ -115,14 +115,14 @@ class SyncStateSetChanged:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The controller knew this broker at some moment after the heartbeat was sent.
+    """The controller heard this broker at some moment after the heartbeat was sent.
 
     until_ms: on the node's monotonic clock, counted from the moment when that heartbeat was *sent*, and
-    shorter than the time after which the controller takes a silent broker for dead. Past it a master
-    acknowledges nothing and refuses appends (A-11); a later Lease lets it go on, as nothing was answered
+    shorter than the time after which the controller declares a silent broker dead. After it a master
+    acknowledges nothing and refuses appends (A-11); a later Lease lets it continue, as nothing was answered
     meanwhile. An earlier until_ms than the one known changes nothing. Without any Lease a master is fenced.
-    master_epoch: the epoch that it was granted for, None for any: in a newer one it counts no longer, since
-    that epoch may not be open by the controllers' metadata yet.
+    master_epoch: the epoch that it was granted for, None for any: in a newer one it is invalid, since that
+    epoch may not be open by the controllers' metadata yet.
     """
 
     until_ms: int
@@ -140,7 +140,7 @@ RoleMessage = MasterRole | SlaveRole | SyncStateSetChanged | Lease
 
 @dataclass(frozen=True, slots=True)
 class SetRequest:
-    """An AlterSyncStateSet that the master wants, asked with both epochs until it is settled (C-06)."""
+    """An AlterSyncStateSet that the master wants, requested with both epochs until it is settled (C-06)."""
 
     master_epoch: int
     sync_state_set_epoch: int  # the one it rests on
@@ -149,7 +149,7 @@ class SetRequest:
 
 
 class HaView(Protocol):
-    """What a ReplicasManager reads of a core; AutoSwitchCore satisfies it."""
+    """View of a core for a ReplicasManager; AutoSwitchCore satisfies it."""
 
     @property
     def role(self) -> Role:
@@ -184,10 +184,10 @@ class HaView(Protocol):
 
     @property
     def wanted_sync_state_set(self) -> tuple[int, ...] | None:
-        """The set that the master wants to have (C-07, C-08), replica ids; None when the one it has will do.
+        """The set that the master wants (C-07, C-08), replica ids; None when it wants the present one.
 
-        The same value stays until SyncStateSetChanged brings a newer set epoch, or another one is wanted: ask
-        again (with pauses) while it is there. `set_request` is the whole request.
+        The same value stays until SyncStateSetChanged has a newer set epoch, or another one is wanted: repeat
+        the request (with pauses) meanwhile. `set_request` is the whole request.
         """
         ...
 
@@ -196,9 +196,9 @@ class HaView(Protocol):
 
     @property
     def needs_election(self) -> bool:
-        """Whether the controller holds this replica for the master of an epoch that it cannot take up.
+        """Whether the controller names this replica master of an epoch that it cannot open.
 
-        It had that epoch in an earlier life, or opening it failed. Ask for an election; any replica of the
-        set may win it, this one too.
+        It had that epoch in an earlier incarnation, or opening it failed. Request an election; any replica of
+        the set may win it, including this one.
         """
         ...

@@ -13,12 +13,12 @@ UNACKNOWLEDGED_MAX_BYTES: Final = 2 * BATCH_MAX_BYTES  # whole batches alone are
 
 
 class Trimmed(Exception):
-    """What comes next is no longer in the log: the slave must start anew."""
+    """The next batch is no longer in the log: the slave must start again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of one epoch, as much as fits into one frame; a batch may lie in many of them."""
+    """Bytes of one epoch, as many as fit into one frame; a batch may span many frames."""
 
     offset: int
     epoch: int
@@ -28,8 +28,8 @@ class Piece:
 class Sender:
     """What was sent to a slave and what it has acknowledged. Offsets are bytes of the log.
 
-    Invariants: acked_offset <= sent_offset; acked_index is the last batch wholly below acked_offset, among
-    those that were sent or that the slave began with.
+    Invariants: acked_offset <= sent_offset; acked_index is the last batch completely below acked_offset,
+    among those that were sent or that the slave began with.
     """
 
     def __init__(self, log: HaLog, next_index: int, offset: int, held_index: int) -> None:
@@ -37,7 +37,7 @@ class Sender:
         self._log = log
         self._next_index = next_index
         self._current: Batch | None = None  # sent in part
-        self._ahead: deque[Batch] = deque()  # what comes behind it: a master never cuts its own log
+        self._ahead: deque[Batch] = deque()  # the rest of it: a master never truncates its own log
         self._boundaries = Boundaries()
         self._start_offset = offset
         self.sent_offset = offset
@@ -46,11 +46,11 @@ class Sender:
 
     @property
     def waiting_batches(self) -> int:
-        """How many batches were sent and are not acknowledged."""
+        """Number of batches that were sent and are not acknowledged."""
         return len(self._boundaries)
 
     def pieces(self, max_bytes: int, piece_max_bytes: int, until_index: int) -> list[Piece]:
-        """Return what comes next, whole batches up to `until_index`; about max_bytes. Raises Trimmed."""
+        """Return the next bytes, whole batches up to `until_index`; about max_bytes. Raises Trimmed."""
         cut = _Cutter(self.sent_offset, piece_max_bytes)
         unacknowledged = self.sent_offset - max(self.acked_offset, self._start_offset)
         left = min(max_bytes, UNACKNOWLEDGED_MAX_BYTES - unacknowledged)
@@ -76,7 +76,8 @@ class Sender:
         return self._ahead.popleft() if self._ahead else None
 
     def acknowledge(self, max_offset: int) -> str | None:
-        """The slave holds everything below max_offset. Return why that cannot be, None when it can."""
+        """Record that the slave holds everything below max_offset. Return why that is impossible, None
+        when it is not."""
         if max_offset > self.sent_offset:
             return f"an ack of {max_offset}, but only {self.sent_offset} was sent"
         if max_offset < self.acked_offset:
@@ -89,7 +90,8 @@ class Sender:
 
 
 class _Cutter:
-    """Cuts the bytes of batches into pieces: none over two epochs (A-05), none larger than allowed (H-06)."""
+    """Splits the bytes of batches into pieces: none over two epochs (A-05), none larger than allowed
+    (H-06)."""
 
     def __init__(self, offset: int, piece_max_bytes: int) -> None:
         self._offset = offset

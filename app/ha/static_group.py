@@ -1,4 +1,5 @@
-"""What Raft's cores are asked and those of HA do not have: their groups are metadata, or settings. PURE."""
+"""Parts of ReplicationCore for Raft that HA cores do not have: their groups are metadata, or settings.
+PURE."""
 
 from collections.abc import Mapping
 

@@ -83,7 +83,7 @@ JOURNAL_TAIL_BYTES: Final = 256 * 1024  # newest events of one log kept in memor
 
 
 class Broker:
-    """The logs of one node and what they share: loop, timer, disk threads, peers, forwarder.
+    """The logs of one node and their shared parts: loop, timer, disk threads, peers, forwarder.
 
     `failed` is done when the node must stop at once (R-11).
     """
@@ -237,7 +237,7 @@ class Broker:
         logger.info("node started", extra={"node": self.node.id, "logs": len(self.logs), "data": data})
 
     async def stop(self) -> None:
-        """End cleanly: answer whoever waits, make everything durable, close. Call `begin_stop` before."""
+        """End cleanly: answer waiting callers, make everything durable, close. Call `begin_stop` before."""
         self.begin_stop()
         await self.metadata.leave()
         logs = self.all_hosted()
@@ -264,11 +264,11 @@ class Broker:
 
     @property
     def disk_waiting(self) -> int:
-        """Pieces of work that no disk thread has taken up yet."""
+        """Number of pieces of work that no disk thread has started yet."""
         return self._disk.waiting
 
     def begin_stop(self) -> None:
-        """Let long polls and streams end."""
+        """End long polls and streams."""
         self.waits.end()
         for hosted in self.all_hosted():
             hosted.wake()
@@ -279,13 +279,13 @@ class Broker:
         return done
 
     def _fail(self, what: str, error: BaseException) -> None:
-        """The node must not go on (R-11): tell the server, which ends the process without a clean stop."""
+        """Report a fatal failure (R-11): the server ends the process without a clean stop."""
         logger.critical("node fails: %s", what, exc_info=error)
         if not self.failed.done():
             self.failed.set_result(f"{what}: {error}")
 
     def _host(self, settings: LogSettings) -> HostedLog:
-        """Know a log from here on."""
+        """Register a log."""
         hosted = HostedLog(settings, log_id_of(self.settings.cluster_id, settings.name), None)
         self._by_id[hosted.log_id] = hosted
         if settings.name != CONTROLLER_LOG:
@@ -293,14 +293,14 @@ class Broker:
         return hosted
 
     async def _open_all(self, logs: list[HostedLog]) -> list[tuple[HostedLog, LogDriver | Damaged | None]]:
-        """Open logs and journals beside one another: each waits for the disk often. Raises StorageError."""
+        """Open logs and journals in parallel: each waits for the disk often. Raises StorageError."""
         with ThreadPoolExecutor(self.settings.disk.threads, thread_name_prefix="open") as pool:
             opening = [self._loop.run_in_executor(pool, self._open_new, hosted) for hosted in logs]
             await asyncio.wait(opening)
         return [(hosted, opened.result()) for hosted, opened in zip(logs, opening, strict=True)]
 
     def _take_known_settings(self, controller: LogDriver | Damaged | None) -> None:
-        """Open the configured logs with the settings that the metadata here have of them."""
+        """Open the configured logs with the settings in this node's copy of the metadata."""
         if isinstance(controller, LogDriver) and isinstance(controller.state, MetadataLogState):
             controller.state.committed(controller.committed_index)
             for log in controller.state.metadata:
@@ -326,7 +326,7 @@ class Broker:
         return open_journal(self._files, self._data, self.node.id, settings.name, storage)
 
     def _recover(self, hosted: HostedLog) -> LogDriver | Damaged | None:
-        """The driver of a log that this node keeps, or what is damaged in it. Blocks."""
+        """Return the driver of a log that this node keeps, or its damage. Blocks."""
         if hosted.journal is None:
             return None
         marker, folder = self.repairs.marker_of(hosted), f"{self._data}/logs/{hosted.name}"
@@ -338,10 +338,10 @@ class Broker:
                 return self.repairs.open_marked(hosted, sound=marker.keeps_promises)
             driver = self._open(hosted, sound=True)
         except ForeignLog:
-            raise  # nobody should write to it
+            raise  # the address of an unknown node is not used
         except (CorruptLog, CorruptFile) as error:
             return error
-        hosted.healing = marker.exists  # an opening may find a reason for doubt
+        hosted.healing = marker.exists  # the opening may find a reason for doubt
         return driver
 
     def _open(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False) -> LogDriver:
@@ -356,7 +356,8 @@ class Broker:
         )
 
     def _healed(self, hosted: HostedLog) -> None:
-        """A replica is sound. Before that of the metadata passes for sound, the folder's birth is known."""
+        """A replica has become sound. The creation time of the folder is saved before that of the metadata
+        counts."""
         driver = hosted.driver
         if hosted is self.metadata.hosted and driver is not None:
             self.repairs.healed(hosted, partial(self._birth.save, driver.log.end_index))
@@ -364,7 +365,7 @@ class Broker:
             self.repairs.healed(hosted)
 
     def _serve(self, hosted: HostedLog, driver: LogDriver) -> None:
-        """Take part in a log that is open."""
+        """Start an open log."""
         hosted.opened(driver)
         self._attach(hosted, driver)
         driver.start()
@@ -373,7 +374,7 @@ class Broker:
         self.tasks.keep(f"catch-up {hosted.name}", lambda: self._watch_until_caught_up(hosted))
 
     def _attach(self, hosted: HostedLog, driver: LogDriver) -> None:
-        """Let slaves and masters of the log connect, and its role follow the metadata."""
+        """Let slaves and masters of the log connect, and let its role follow the metadata."""
         settings = hosted.settings
         if settings.replication is Replication.RAFT:
             return
@@ -407,14 +408,14 @@ class Broker:
 
     @property
     def ha_address(self) -> str:
-        """host:port where this node takes slaves, once it is started."""
+        """host:port of this node's listener for slaves, once it is started."""
         return self.node.ha_address or self.ha.address
 
     # --- while it runs ----------------------------------------------------------------------------------
 
     def find(self, name: str) -> HostedLog:
-        """The log of that name. Raises InvalidRequest for a name that none can have, LogNotFound,
-        LogDeleting, LogUnsupported; NoLeader while this node does not know."""
+        """Return the log of that name. Raises InvalidRequest for an invalid name, LogNotFound,
+        LogDeleting, LogUnsupported; NoLeader while this node does not know the metadata."""
         hosted = self.hosted(name)
         if hosted is None:
             if not LOG_NAME.fullmatch(name.removeprefix("__")):
@@ -430,26 +431,26 @@ class Broker:
 
     @property
     def unsupported(self) -> Mapping[str, Unsupported]:
-        """Logs of the metadata that this version leaves alone, by name."""
+        """Logs of the metadata that this version does not support, by name."""
         return self._metadata_logs.unsupported
 
     # --- logs that come and go (metadata/logs.py) -------------------------------------------------------
 
     def hosted(self, name: str) -> HostedLog | None:
-        """The log of that name, the metadata's own included."""
+        """Return the log of that name, including the log of the metadata."""
         return self.metadata.hosted if name == CONTROLLER_LOG else self.logs.get(name)
 
     def all_hosted(self) -> list[HostedLog]:
         return [self.metadata.hosted, *self.logs.values()]
 
     async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
-        """Know a log, and keep a replica of it if it is ours. Raises StorageError."""
+        """Register a log, and keep a replica of it if this node is one of its nodes. Raises StorageError."""
         hosted = HostedLog(settings, log_id, None)
         hosted.generation = generation
         await self._open_replica(hosted, known=False)
 
     async def open_replica(self, hosted: HostedLog) -> None:
-        """Keep a replica of a log that is known from here on. Raises StorageError."""
+        """Keep a replica of a registered log from now on. Raises StorageError."""
         await self._open_replica(hosted, known=True)
 
     async def _open_replica(self, hosted: HostedLog, *, known: bool) -> None:
@@ -466,7 +467,7 @@ class Broker:
         return self._recover(hosted)
 
     async def close_log(self, hosted: HostedLog) -> None:
-        """End a log's driver at once and give its files back; the log stays known. Raises StorageError."""
+        """End a log's driver at once and close its files; the log stays registered. Raises StorageError."""
         journal, hosted.journal = hosted.journal, None  # first: no repair begins any more
         try:
             await self.end_driver(hosted)
@@ -488,7 +489,7 @@ class Broker:
             driver.log.close()
 
     async def reopen(self, hosted: HostedLog) -> None:
-        """Open a log anew and take part; damage goes to the repairs. Raises DiskError."""
+        """Open a log again and take part; damage is passed to the repairs. Raises DiskError."""
         result = await asyncio.to_thread(self._recover, hosted)
         if isinstance(result, LogDriver):
             self._serve(hosted, result)
@@ -496,7 +497,7 @@ class Broker:
             self.repairs.begin(hosted, result, "start")
 
     async def known_log(self, name: str) -> HostedLog:
-        """A log that the metadata name, once this node has taken it up. Raises LogNotFound, LogDeleting."""
+        """Return a log of the metadata, once this node has registered it. Raises LogNotFound, LogDeleting."""
         deadline_s = self._loop.time() + self.settings.http.leader_wait_ms / 1000
         while self.hosted(name) is None and self._loop.time() < deadline_s:
             await self.waits.pause(_POLL_S)
@@ -550,14 +551,14 @@ class Broker:
             self._fail("timer", error)
 
     def _learn_nodes(self, driver: LogDriver) -> None:
-        """Connect to the members that the log has taught us of (R-10)."""
+        """Connect to the members whose addresses are in the log (R-10)."""
         if driver.addresses is not self._learned.get(driver.log_id):
             self._learned[driver.log_id] = driver.addresses
             for node in self.nodes.learn(driver.addresses):
                 self.transport.add_peer(node.id, node.peer_address)
 
     async def _watch_until_caught_up(self, hosted: HostedLog) -> None:
-        """A first linearizable read says that this node knows its leader and has what it has."""
+        """A first linearizable read shows that this node knows its leader and has its records."""
         driver = hosted.driver
         while not hosted.caught_up and hosted.driver is driver:
             if hosted.removed:

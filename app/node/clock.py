@@ -1,4 +1,4 @@
-"""The seams of time and turns, for real: Clock and Scheduler of app/log/contract.py."""
+"""Clock and Scheduler of app/log/contract.py on the real clocks and event loop."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 # Counts while the machine is suspended, as leases must (A-11): elsewhere they have ended. CLOCK_MONOTONIC of
-# Linux does not; where there is no CLOCK_BOOTTIME (macOS), CLOCK_MONOTONIC counts.
+# Linux does not; without CLOCK_BOOTTIME (macOS), CLOCK_MONOTONIC is used.
 _MONOTONIC: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 SLEW: Final = 8  # the wall clock is approached by at most 1/8 of the time that passes
 LEAP_NS: Final = 1_000_000_000  # a difference that is worth a warning
@@ -21,11 +21,11 @@ def _monotonic_ns() -> int:
 
 
 class SystemClock:
-    """Time of this machine, without its leaps. A suspend of the machine counts for both clocks.
+    """Time of this machine without jumps. Time in which the machine is suspended counts for both clocks.
 
-    `now_ms` starts at the wall clock and advances with the monotonic clock. When the wall clock leaps,
-    `now_ms` approaches it by at most 1/8 of the time that passes: it never falls, and no leap makes records
-    old at once. A process that starts takes over the wall clock as it is.
+    `now_ms` starts at the wall clock and advances with the monotonic clock. When the wall clock jumps,
+    `now_ms` approaches it by at most 1/8 of the elapsed time: it never falls, and no jump makes records old
+    at once. A starting process takes over the wall clock.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SystemClock:
 
     @property
     def offset_ms(self) -> int:
-        """How far the wall clock is ahead of `now_ms`; negative: how far it is late."""
+        """How far the wall clock is ahead of `now_ms`; negative: how far it is behind it."""
         return self._wall_ns() // _MS - self.now_ms()
 
     def _report(self, ahead_ns: int) -> None:
@@ -70,7 +70,8 @@ class SystemClock:
 
 
 class LoopScheduler:
-    """Runs callbacks at the end of the current turn of the event loop. One that raises fails the node."""
+    """Runs callbacks at the end of the current turn of the event loop. A callback that raises fails the
+    node."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fail: Callable[[str, BaseException], None]) -> None:
         self._call_soon = loop.call_soon

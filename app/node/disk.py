@@ -1,8 +1,8 @@
-"""The threads of a node that wait for the disk: a lane for each log, a bounded pool for all.
+"""The disk threads of a node: a lane for each log, one bounded pool for all lanes.
 
 A lane runs its work in the order in which it was submitted, one piece at a time, and answers on the event
-loop in that order. Lanes run beside one another, so a log does not wait for the fsyncs of other logs. Syncs
-are grouped within a lane: while one round runs, every request joins the next round (group commit).
+loop in that order. Lanes run in parallel, so a log does not wait for the fsyncs of other logs. Syncs are
+grouped within a lane: while one round runs, every request joins the next round (group commit).
 """
 
 import asyncio
@@ -26,10 +26,10 @@ Then = Callable[[Any, BaseException | None], None]
 
 
 class DiskThreads:
-    """The pool; satisfies Lanes of app/log/contract.py. Everything but `_work` runs on the event loop.
+    """The pool; satisfies Lanes of app/log/contract.py. Everything except `_work` runs on the event loop.
 
-    Invariant: a node has at most `threads` calls to the disk under way. The queue is bounded by its callers:
-    a lane hands over one piece of work, or one sync for each of its sources, and waits for the answer.
+    Invariant: a node has at most `threads` calls to the disk in progress. The queue is bounded by its
+    callers: a lane submits one piece of work, or one sync for each of its sources, and waits for the answer.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class DiskThreads:
 
     @property
     def waiting(self) -> int:
-        """Pieces of work that no thread has taken up yet, all lanes together."""
+        """Number of pieces of work that no thread has started yet, over all lanes."""
         return self._jobs.qsize() + sum(lane.waiting for lane in self._lanes.values())
 
     async def drain(self) -> None:
-        """Wait until every lane has answered what was asked of it so far."""
+        """Wait until every lane has answered everything submitted so far."""
         await asyncio.gather(*(lane.drain() for lane in list(self._lanes.values())))
 
     def stop(self, timeout_s: float) -> bool:
-        """End the threads after everything that they were given; return whether they ended in time.
+        """End the threads after all submitted work; return whether they ended in time.
 
-        No answer of that work may be waited for: the caller blocks the loop here.
+        The caller must not wait for an answer of that work, because it blocks the loop here.
         """
         deadline_s = time.monotonic() + timeout_s
         for _ in self._threads:
@@ -83,7 +83,7 @@ class DiskThreads:
     # --- what lanes ask
 
     def run(self, work: Callable[[], Any], then: Then) -> None:
-        """Do `work` in any thread; then(result, error) on the loop."""
+        """Run `work` in any thread, then `then(result, error)` on the loop."""
         self._jobs.put((work, then))
 
     def stop_node(self, what: str, error: BaseException) -> None:
@@ -125,30 +125,31 @@ class DiskLane:
         self._queue: deque[Callable[[], None]] = deque()  # pieces of work, and at most one round of syncs
         self._dirty: dict[SyncSource, list[Callable[[], None]]] = {}
         self._round_is_due = False
-        self._running = 0  # parts of the piece at the front that have not been answered
+        self._running = 0  # parts of the piece at the front without an answer
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
 
     def submit(self, work: Callable[[], Any], then: Then) -> None:
-        """Do `work` after everything that this lane was given before; then(result, error) on the loop."""
+        """Run `work` after everything submitted to this lane before, then `then(result, error)` on the
+        loop."""
         self._put(partial(self._start, work, then))
 
     def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
-        """Make durable what `source` has written by the time the lane's next round starts; then() after it.
+        """Make durable what `source` has written when the lane's next round starts; then() after it.
 
-        A source belongs to one lane: two syncs of it must never run at once. A sync that fails stops the
-        node: what was written may be gone, and a retry would hide it (R-11).
+        A source belongs to one lane: two syncs of it must never run at once. A failed sync stops the node:
+        written data may be lost, and a retry would hide it (R-11).
         """
         self._dirty.setdefault(source, []).append(then)
         if not self._round_is_due:
-            # The round starts after everything that this turn of the loop still writes.
+            # The round starts after everything that this turn of the loop will write.
             self._round_is_due = True
             self._threads.loop.call_soon(self._put, self._start_round)
 
     async def drain(self) -> None:
-        """Wait until everything that was submitted so far, and every sync asked for, has been answered."""
+        """Wait until everything submitted so far, and every requested sync, has been answered."""
         while True:
             done: asyncio.Future[None] = self._threads.loop.create_future()
             self.submit(_nothing, lambda _result, _error, done=done: done.set_result(None))  # type: ignore[misc]
@@ -173,7 +174,7 @@ class DiskLane:
         self._end_part()
 
     def _start_round(self) -> None:
-        """Sync each source in a thread of its own: a log does not wait for its journal."""
+        """Sync each source in a separate thread: a log does not wait for its journal."""
         dirty, self._dirty, self._round_is_due = self._dirty, {}, False
         self._running += 1
         for source, thens in dirty.items():
@@ -205,7 +206,7 @@ class DiskLane:
         except Exception as problem:
             self._threads.stop_node("end of a sync", problem)
             return
-        self._end_part()  # what was written meanwhile need not wait for the answers below
+        self._end_part()  # requests made meanwhile need not wait for the answers below
         self._answer(thens)
 
     def _answer(self, thens: list[Callable[[], None]]) -> None:

@@ -1,4 +1,4 @@
-"""One log as this node knows it: its settings, the driver if it keeps a replica, and who leads."""
+"""One log at this node: its settings, the driver if the node keeps a replica, and its leader."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,8 +19,8 @@ CONFIGURED: Final = -1  # the generation of a log of the configuration file
 
 
 class HostedLog:
-    """A configured log. `driver` is None at a node that keeps no replica, and while its replica is repaired;
-    `journal` is None only at the former. Owned by the event loop."""
+    """A configured log. `driver` is None at a node without a replica, and during a repair; `journal` is
+    None only without a replica. Owned by the event loop."""
 
     def __init__(self, settings: LogSettings, log_id: int, driver: LogDriver | None) -> None:
         self.settings = settings
@@ -28,10 +28,10 @@ class HostedLog:
         self.log_id = log_id
         self.driver = driver
         self.journal: Journal | None = None
-        self.repair: LogRepair | None = None  # under way; nothing of the log is served meanwhile
-        self.mended: Mended | None = None  # by the last repair, until it is healed
-        self.generation = CONFIGURED  # which log of this name it is (app/controller/metadata.py)
-        self.deleting = False  # by the metadata: nothing of it is served any more
+        self.repair: LogRepair | None = None  # in progress; the log is not served meanwhile
+        self.mended: Mended | None = None  # by the last repair, until the replica is sound
+        self.generation = CONFIGURED  # distinguishes logs of the same name (app/controller/metadata.py)
+        self.deleting = False  # by the metadata: the log is not served any more
         self.healing = False  # served again, but it may lack what it acknowledged, and has no vote
         self.repairs_begun = 0
         self.caught_up = False  # a linearizable read has succeeded here since the start
@@ -39,22 +39,22 @@ class HostedLog:
         self._seen: tuple[Role, str | None, int] | None = None
         self._group = GroupConfig(voters=settings.replicas)
         self._watchers: dict[asyncio.Future[None], None] = {}
-        self._led_by: dict[asyncio.Timeout, str] = {}  # what waits for an answer of that leader
+        self._led_by: dict[asyncio.Timeout, str] = {}  # calls that wait for an answer of that leader
 
     def opened(self, driver: LogDriver) -> None:
-        """The replica is open. It takes up what was changed since its opening began."""
+        """The replica is open: apply the changes made since its opening began."""
         self.driver = driver
         driver.change_options(self.settings.options)
 
     def take_settings(self, settings: LogSettings) -> None:
-        """The settings have changed. An open replica takes up what may change while it runs."""
+        """Adopt changed settings. An open replica adopts those that may change while it runs."""
         before, self.settings = self.settings, settings
         if self.driver is not None and settings.options != before.options:
             self.driver.change_options(settings.options)
 
     @property
     def repairing(self) -> bool:
-        """From the first sign of damage until the replica is as good as any other."""
+        """From the first sign of damage until the replica is sound."""
         return self.repair is not None or self.healing
 
     @property
@@ -63,8 +63,8 @@ class HostedLog:
 
     @property
     def group(self) -> GroupConfig:
-        """The newest group that is known here, else that of the configuration. In controller and classic
-        mode the settings name the replicas."""
+        """The newest group known here, otherwise that of the configuration. In controller and classic mode
+        the settings name the replicas."""
         if self.settings.replication is not Replication.RAFT:
             return GroupConfig(voters=self.settings.replicas)
         if self.driver is not None:
@@ -87,11 +87,11 @@ class HostedLog:
 
     @property
     def serving(self) -> LogDriver | None:
-        """The driver, if calls about the log may be answered here; a removed replica only passes them on."""
+        """The driver, if calls about the log may be answered here; a removed replica only forwards them."""
         return None if self.removed else self.driver
 
     def answering(self, here: str) -> list[str]:
-        """The other nodes that may answer for the log, the best first. here: this node."""
+        """Return the other nodes that may answer for the log, the best first. here: this node."""
         named = (self.leader_id, *self.members, *self.settings.replicas)
         return [node for node in dict.fromkeys(named) if node is not None and node != here]
 
@@ -100,7 +100,7 @@ class HostedLog:
         return self.driver is not None and self.driver.role in (Role.LEADER, Role.MASTER)
 
     def look(self) -> None:
-        """Wake whoever waits for a change of leadership; the node's timer calls this."""
+        """Wake callers that wait for a change of leadership; the node's timer calls this."""
         driver = self.driver
         if driver is None:
             return
@@ -120,9 +120,9 @@ class HostedLog:
 
     @asynccontextmanager
     async def while_led_by(self, leader: str) -> AsyncIterator[None]:
-        """Raise TimeoutError in the `with` soon after this node has learnt of another leader than `leader`.
+        """Raise TimeoutError in the `with` soon after this node has learnt of a leader other than `leader`.
 
-        A leader that was frozen or cut off answers nobody; one that still speaks has the grace to do so.
+        A leader that is frozen or partitioned does not answer; one that still can has a grace period.
         """
         async with asyncio.timeout(None) as limit:
             self._led_by[limit] = leader

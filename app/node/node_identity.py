@@ -1,4 +1,4 @@
-"""DATA/node.json: whose folder it is, so that no node ever takes another one's for its own."""
+"""DATA/node.json: the owner of a data folder, so that no node uses the folder of another one."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from storage.file_system import FileSystem, write_durably
 
 
 class _Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What node.json says."""
+    """Content of node.json."""
 
     cluster: str
     node: str

@@ -1,4 +1,5 @@
-"""What requests wait for at this node: a confirmed read, a committed index, a moment; at a stop no longer."""
+"""Waits used by request handlers: for a confirmed read, a committed index, or a time. All end when the
+node stops."""
 
 import asyncio
 import contextlib
@@ -13,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def settling(future: "asyncio.Future[Result]") -> Callable[[Result | CommitlogError], None]:
-    """The callback that settles `future` by a result or a refusal, if anybody still waits for it."""
+    """Return the callback that settles `future` by a result or a refusal, unless it is done already."""
 
     def done(result: Result | CommitlogError) -> None:
         if future.done():
@@ -27,7 +28,7 @@ def settling(future: "asyncio.Future[Result]") -> Callable[[Result | CommitlogEr
 
 
 class Waits:
-    """Owned by the event loop. `stopping`: a clean stop has begun, nobody waits any more."""
+    """Owned by the event loop. `stopping`: a clean stop has begun, and no caller waits any more."""
 
     def __init__(self, leader_wait_ms: int) -> None:
         """leader_wait_ms: how long a read waits for a leader to be elected and confirmed."""
@@ -36,14 +37,14 @@ class Waits:
         self._open: dict[asyncio.Future[None], None] = {}
 
     def end(self) -> None:
-        """Let everybody go on: a clean stop begins."""
+        """Let all callers continue: a clean stop begins."""
         self.stopping = True
         for waiting in list(self._open):
             if not waiting.done():
                 waiting.set_result(None)
 
     async def read_index(self, hosted: HostedLog) -> int:
-        """The index that a linearizable read must see; it is committed here on return (R-08).
+        """Return the index that a linearizable read must see; it is committed here on return (R-08).
 
         Waits for a leader to be elected and confirmed. Raises ReadIndexUnavailable, Repairing.
         """
@@ -65,7 +66,8 @@ class Waits:
         raise ReadIndexUnavailable()
 
     async def committed(self, hosted: HostedLog, index: int, timeout_s: float) -> bool:
-        """Wait until `index` is committed here, for `timeout_s` at most; whether it is. Raises Repairing."""
+        """Wait until `index` is committed here, for `timeout_s` at most; return whether it is. Raises
+        Repairing."""
         driver = hosted.driver
         if driver is None:
             raise Repairing()
@@ -81,7 +83,7 @@ class Waits:
         return driver.committed_index >= index
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, but not past the beginning of a stop."""
+        """Sleep, but not beyond the beginning of a stop."""
         if not self.stopping:
             await self._until(asyncio.get_running_loop().create_future(), seconds)
 

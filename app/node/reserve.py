@@ -1,9 +1,9 @@
 """Space that a node holds back on its disk, so that a full disk can be emptied again.
 
 DATA/reserve is a file of allocated, unused blocks. Records that the service itself needs (terms, members,
-trims, fences), votes, checkpoints and snapshots take space from it when the disk has none; clients' records
-do not. A write that finds no room releases a part of the file and is repeated. While a part of it is in use,
-leaders refuse clients' records, and the node tries to restore it.
+trims, fences), votes, checkpoints and snapshots take space from it when the disk is full; clients' records do
+not. A write without space releases a part of the file and is repeated. While a part of it is in use, leaders
+refuse clients' records, and the node tries to restore it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _STEP_MIN_BYTES: Final = 1024 * 1024
 
 
 def disk_bytes_of(folder: Path) -> int:
-    """The size of the disk that the folder is on, or will be on when it is made. Raises OSError."""
+    """Return the size of the disk that the folder is on, or will be on when it is created. Raises OSError."""
     folder = folder.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -57,7 +57,7 @@ class Reserve:
         self.size_bytes = self._held_bytes = min(self.size_bytes, disk_bytes // 16)
 
     async def keep(self) -> None:
-        """Restore what is in use, once a second, for as long as the node runs."""
+        """Restore the used part, once a second, as long as the node runs."""
         while True:
             await asyncio.sleep(RESTORE_INTERVAL_S)
             if self.in_use:
@@ -67,7 +67,7 @@ class Reserve:
                     logger.error("the reserve cannot be restored: %s", error)
 
     def restore(self) -> bool:
-        """Hold back all of it again; return whether there was room. Blocks. Raises DiskError."""
+        """Hold back all of it again; return whether there was space. Blocks. Raises DiskError."""
         with self._lock:
             file = self._files.open(self._path, create=True)
             try:
@@ -89,7 +89,7 @@ class Reserve:
             return True
 
     def release(self, *, keep_bytes: int = 0) -> bool:
-        """Give back half of what is held, down to keep_bytes; False when that much is all that is left."""
+        """Release half of what is held, down to keep_bytes; return False if nothing more can be released."""
         with self._lock:
             if self._held_bytes <= keep_bytes:
                 return False

@@ -1,4 +1,4 @@
-"""What a replica is given: the services that all replicas of a node share, its own files, and its events."""
+"""Inputs of a replica: the services that all replicas of a node share, its own files, and its events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

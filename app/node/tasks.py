@@ -3,7 +3,7 @@
 critical   A failure fails the node, which ends with exit code 1 (crash-only).
 kept       Runs as long as the node. After a failure it starts again, with pauses that double; until a run has
            lasted, the task is `failing`, which `/readyz` and a metric report.
-once       One piece of work for one caller or one log. A failure is logged, counted, and handed to `failed`.
+once       One piece of work for one caller or one log. A failure is logged, counted, and passed to `failed`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
-LASTING_S: Final = 10.0  # a run that lasts so long ends the task's failing, and resets the pause
+LASTING_S: Final = 10.0  # a run of this length ends the task's failing, and resets the pause
 
 Work = Coroutine[Any, Any, object]
 

@@ -1,1 +1,1 @@
-"""Questions asked of the tables: fail-overs, service levels, delays, and their plots."""
+"""Analyses of the tables: fail-overs, service levels, delays, and their plots."""

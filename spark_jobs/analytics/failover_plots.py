@@ -1,4 +1,4 @@
-"""Figures of fail-overs: each answers one question; its title says the answer."""
+"""Figures of fail-overs: each answers one question; its title states the answer."""
 
 from itertools import pairwise
 from typing import Any
@@ -10,8 +10,8 @@ from matplotlib.ticker import FuncFormatter
 from spark_jobs.analytics.plots import CANCELLED, INK, MUTED, PEER_COLORS, Rows, bare
 from storage.units import KIB
 
-LONG_PAUSE_S = 0.5  # from here on a pause is marked
-QUIET_S = 1.0  # shown after the last thing that happened
+LONG_PAUSE_S = 0.5  # pauses from this length on are marked
+QUIET_S = 1.0  # shown after the last event
 
 
 def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows) -> Figure:

@@ -1,6 +1,6 @@
-"""The story of the fail-overs of a log in controller mode, from its tables. DataFrame in, DataFrame out.
+"""Fail-overs of a log in controller mode, from its tables. DataFrame in, DataFrame out.
 
-The clocks are the nodes' own: on machines whose clocks differ, so do the times here.
+Times are those of the nodes' own clocks: differences between these clocks appear in the results.
 """
 
 from pyspark.sql import DataFrame, Window
@@ -13,11 +13,11 @@ ELECTION = (
 
 
 def elections(events: DataFrame) -> DataFrame:
-    """Each decision of the controllers about the log's master once, in their order.
+    """Return each decision of the controllers about the log's master once, in order.
 
-    Every node that keeps the log tells of it, and again after a restart: controller_index tells them apart.
-    A row without a master says that nobody of the set lived. In EVENTS. Out controller_index, time (the
-    controller's clock), master, master_epoch, set_epoch, reason, unclean.
+    Every node that keeps the log records it, and again after a restart: controller_index identifies
+    duplicates. A row without a master means that no member of the set was alive. In EVENTS. Out
+    controller_index, time (the controller's clock), master, master_epoch, set_epoch, reason, unclean.
     """
     told = events.where("kind = 'election'").select(F.from_json("data", ELECTION).alias("told"))
     each = told.select("told.*").dropDuplicates(["controller_index"])
@@ -27,7 +27,7 @@ def elections(events: DataFrame) -> DataFrame:
 
 
 def reigns(elections: DataFrame, events: DataFrame) -> DataFrame:
-    """Who was master from when to when: until the next decision, or, of the last one, until the last event.
+    """Return the time of each master: until the next decision, or, for the last one, until the last event.
 
     In: `elections`, EVENTS. Out master, master_epoch, reason, unclean, from, until.
     """
@@ -39,7 +39,7 @@ def reigns(elections: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def memberships(sync_state_sets: DataFrame, events: DataFrame) -> DataFrame:
-    """Who was in the set from when to when, one row a node and set.
+    """Return the time of each node in the set, one row per node and set.
 
     In SYNC_STATE_SETS, EVENTS. Out node, epoch, set_epoch, from, until.
     """
@@ -52,10 +52,10 @@ def memberships(sync_state_sets: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def confirmed(watermarks: DataFrame, entries: DataFrame, sync_state_sets: DataFrame) -> DataFrame:
-    """The confirm offset as it was told: by masters with their watermarks, and with each set.
+    """Return the confirm offset as recorded: by masters with their watermarks, and with each set.
 
-    A watermark names the last confirmed record; told is the offset of the batch that holds it.
-    In WATERMARKS, ENTRIES, SYNC_STATE_SETS. Out timestamp, epoch, confirm_offset (bytes), in order.
+    A watermark names the last confirmed record; the result is the offset of the batch that holds it. In
+    WATERMARKS, ENTRIES, SYNC_STATE_SETS. Out timestamp, epoch, confirm_offset (bytes), in order.
     """
     news = watermarks.groupBy("term", "node", "seq").agg(
         F.first("timestamp").alias("timestamp"), F.first("committed_index").alias("index")
@@ -68,9 +68,9 @@ def confirmed(watermarks: DataFrame, entries: DataFrame, sync_state_sets: DataFr
 
 
 def pauses(entries: DataFrame) -> DataFrame:
-    """The time between neighbours in the log: what producers that append all the time had to wait.
+    """Return the time between consecutive records: the wait of producers that append all the time.
 
-    A record that is sent again keeps the time of its first sending, so a time may lie before that of the
+    A record that is sent again keeps the time of its first sending, so a time may be before that of the
     record before it: the pause counts from the latest time so far. In ENTRIES. Out index, term, timestamp,
     pause_s.
     """
@@ -82,9 +82,8 @@ def pauses(entries: DataFrame) -> DataFrame:
 
 
 def wrong_sets(sync_state_sets: DataFrame) -> DataFrame:
-    """Sets that must not be: without their master, with a set epoch that does not rise, with a confirm offset
-    below that of the set before. In SYNC_STATE_SETS. Out its columns, and why.
-    """
+    """Return sets that violate an invariant: without their master, with a set epoch that does not rise,
+    with a confirm offset below that of the set before. In SYNC_STATE_SETS. Out its columns, and why."""
     order = Window.orderBy("epoch", "set_epoch")
     why = (
         F.when(~F.array_contains("members", F.col("master")), "the master is not in it")
@@ -95,8 +94,7 @@ def wrong_sets(sync_state_sets: DataFrame) -> DataFrame:
 
 
 def wrong_epochs(elections: DataFrame, epochs: DataFrame) -> DataFrame:
-    """Epochs of the log that no election gave to the node that opened them. In: `elections`, EPOCHS. Out
-    epoch, leader.
-    """
+    """Return epochs of the log that no election gave to the node that opened them. In: `elections`,
+    EPOCHS. Out epoch, leader."""
     given = elections.select(F.col("master_epoch").alias("epoch"), F.col("master").alias("leader"))
     return epochs.select("epoch", "leader").join(given, ["epoch", "leader"], "left_anti")

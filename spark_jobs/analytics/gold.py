@@ -1,7 +1,7 @@
-"""Service levels of a log, from what its nodes wrote in their journals: fail-overs, availability, lag.
+"""Service levels of a log, from the journals of its nodes: fail-overs, availability, lag.
 
-DataFrame in, DataFrame out. Times are the leaders' clocks: news of watermarks come twice a second at most, so
-a gap is told up to that much too long.
+DataFrame in, DataFrame out. Times are the leaders' clocks: watermarks are recorded at most twice a second, so
+a gap may be reported up to that much too long.
 """
 
 from pyspark.sql import DataFrame, Window
@@ -11,10 +11,10 @@ GROUP = "voters array<string>, index long"  # of an event of kind `membership`
 
 
 def terms(watermarks: DataFrame, epochs: DataFrame) -> DataFrame:
-    """Each term that committed something: when it served, and how long nobody had served before.
+    """Return each term that committed something: when it served, and the gap before it.
 
-    A leader serves from its first news that its term's opening record is committed to its last news.
-    In WATERMARKS, EPOCHS. Out term, leader, serves_from, serves_until, records (committed in it), gap_s
+    A leader serves from its first watermark event after the commit of its term's opening record to its last
+    one. In WATERMARKS, EPOCHS. Out term, leader, serves_from, serves_until, records (committed in it), gap_s
     (since the last term's end, null for the first).
     """
     told = watermarks.join(epochs.select("term", "start_index"), "term").where(
@@ -32,9 +32,8 @@ def terms(watermarks: DataFrame, epochs: DataFrame) -> DataFrame:
 
 
 def availability(terms: DataFrame) -> DataFrame:
-    """One row for the time that the terms span: total_s, down_s (nobody served), fail_overs, longest_gap_s,
-    availability (share of the time, 0 to 1). In: `terms`.
-    """
+    """Return one row for the time of all terms: total_s, down_s (no leader served), fail_overs,
+    longest_gap_s, availability (share of the time, 0 to 1). In: `terms`."""
     span = F.max("serves_until").cast("double") - F.min("serves_from").cast("double")
     row = terms.agg(
         span.alias("total_s"),
@@ -47,7 +46,7 @@ def availability(terms: DataFrame) -> DataFrame:
 
 
 def lag(watermarks: DataFrame) -> DataFrame:
-    """How many records each peer lacked of what its leader held, at each of the leader's news; null while
+    """Return the number of records that each peer lacked, at each watermark event of its leader; null while
     the leader has not heard from it in its term.
 
     In WATERMARKS. Out term, node, peer, seq, timestamp, lag.
@@ -57,7 +56,8 @@ def lag(watermarks: DataFrame) -> DataFrame:
 
 
 def lag_by_peer(watermarks: DataFrame) -> DataFrame:
-    """Out peer, news, median, p95, most: records that the peer lacked, over all terms that it followed in.
+    """Out peer, news (events), median, p95, most: records that the peer lacked, over all terms that it
+    followed in.
 
     In WATERMARKS.
     """
@@ -72,13 +72,13 @@ def lag_by_peer(watermarks: DataFrame) -> DataFrame:
 
 
 def uncovered_commits(watermarks: DataFrame, epochs: DataFrame, events: DataFrame) -> DataFrame:
-    """News that call more records of their own term committed than a majority of the voters has acknowledged
-    in it: there must be none (D-24, R-05). For logs in Raft mode.
+    """Return events that report more records of their own term as committed than a majority of the voters has
+    acknowledged in it: there must be none (D-24, R-05). For logs in Raft mode.
 
-    Who votes is what the leader's own journal told last: a node tells its group when it starts, and with each
-    change (R-10), which counts from the index of its record on; what was committed before that was counted in
-    the group before, and is not judged anew. Peers of a journal that tells of no group are all voters.
-    In WATERMARKS, EPOCHS, EVENTS. Out term, node, seq, committed_index, majority_index.
+    The voters are those in the leader's own journal: a node records its group when it starts, and at each
+    change (R-10), which counts from the index of its record on; records committed before that were counted in
+    the previous group, and are not judged again. Without a recorded group, all peers are voters. In
+    WATERMARKS, EPOCHS, EVENTS. Out term, node, seq, committed_index, majority_index.
     """
     own = watermarks.join(epochs.select("term", "start_index"), "term").where(
         "committed_index >= start_index"
@@ -98,7 +98,8 @@ def uncovered_commits(watermarks: DataFrame, epochs: DataFrame, events: DataFram
 
 
 def _groups(watermarks: DataFrame, events: DataFrame) -> DataFrame:
-    """The group of each leader at each of its news. Out node, seq, voters (null: it has not told), since."""
+    """Return the group of each leader at each of its events. Out node, seq, voters (null: not recorded),
+    since."""
     told = events.where("kind = 'membership'")
     told = told.select("node", "seq", F.from_json("data", GROUP).alias("group"))
     moments = watermarks.select("node", "seq").distinct().unionByName(told, allowMissingColumns=True)
@@ -108,7 +109,7 @@ def _groups(watermarks: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def backward_steps(watermarks: DataFrame) -> DataFrame:
-    """News by which the committed index of a term went back: there must be none (R-07).
+    """Return events in which the committed index of a term decreased: there must be none (R-07).
 
     In WATERMARKS. Out term, node, seq, committed_index, before.
     """

@@ -1,4 +1,4 @@
-"""Figures of the notebooks: each answers one question, and its title says the answer."""
+"""Figures of the notebooks: each answers one question, and its title states the answer."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,7 +12,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 PEER_COLORS = ("#2a6fbb", "#d9822b", "#3a9a5c", "#8a5bb5", "#b8453f", "#4f8f96", "#8c6d46")
 TERM_SHADES = ("#f3f6fb", "#fdf6ec")
-AWAY_S = 3.0  # a new leader needs a moment to hear from its peers: less is no absence
+AWAY_S = 3.0  # a new leader needs a moment to hear from its peers: shorter absences are ignored
 INK, MUTED, LATE, CANCELLED = "#1d2433", "#5b6780", "#d9822b", "#b8453f"
 
 
@@ -73,8 +73,8 @@ def delays_by_hour_figure(rows: Rows) -> Figure:
 def watermarks_figure(watermarks: Rows, epochs: Rows) -> Figure:
     """How far had each peer followed, and what did the fail-over cost?
 
-    watermarks: of the table, in the order of time, at least one. epochs: of the table, in order. Shown is
-    the time in which something moved.
+    watermarks: of the table, in the order of time, at least one. epochs: of the table, in order. The figure
+    shows the time in which something changed.
     """
     shown = _while_moving(watermarks)
     begin, last = shown[0]["timestamp"], shown[-1]["timestamp"]
@@ -106,7 +106,7 @@ def watermarks_figure(watermarks: Rows, epochs: Rows) -> Figure:
             [seconds(row["timestamp"]) for row in told],
             [row["watermark"] if row["watermark"] >= 0 else float("nan") for row in told],
             color=color,
-            linewidth=2 + 2.5 * (len(peers) - 1 - number),  # lines that lie on one another all show
+            linewidth=2 + 2.5 * (len(peers) - 1 - number),  # so that overlapping lines are visible
             solid_capstyle="butt",
             label=f"{peer} has acknowledged",
         )
@@ -150,7 +150,7 @@ def watermarks_figure(watermarks: Rows, epochs: Rows) -> Figure:
 
 
 def _absences(told: Rows) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """From the last row in which a peer had acknowledged something to the first in which it had again."""
+    """Return the time from the last row with an acknowledgement of a peer to the first with one again."""
     absences = []
     known: Mapping[str, Any] | None = None
     silent = False
@@ -169,7 +169,8 @@ def _absences(told: Rows) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
 
 
 def _while_moving(watermarks: Rows) -> Rows:
-    """The rows without the quiet before the first index and after the last, but for one event of each."""
+    """Return the rows without the idle time before the first index and after the last, except one event of
+    each."""
     states: dict[Any, list[Any]] = {}
     for row in watermarks:
         states.setdefault(row["timestamp"], []).append((row["term"], row["peer"], row["watermark"]))
@@ -182,9 +183,9 @@ def _while_moving(watermarks: Rows) -> Rows:
 
 
 def longest_pause_s(watermarks: Rows) -> float:
-    """Seconds between the last news of one term and the first of the next that says that commits go on.
+    """Return the seconds between the last event of one term and the first of the next that shows commits.
 
-    At most what clients waited: leaders tell of their watermarks twice a second. 0 without a fail-over.
+    At most the wait of clients: leaders record their watermarks twice a second. 0 without a fail-over.
     """
     pauses = [0.0]
     for before, after in pairwise(sorted({row["term"] for row in watermarks})):

@@ -1,4 +1,4 @@
-"""Figures of how a log and its tables were served: each answers one question; its title says the answer."""
+"""Figures of the service of a log and its tables: each answers one question; its title states the answer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +38,7 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
                 [_seconds(row["timestamp"], begin) for row in told],
                 [row["lag"] for row in told],
                 color=color,
-                linewidth=1.4 + 1.6 * (len(peers) - 1 - number),  # lines that lie on one another all show
+                linewidth=1.4 + 1.6 * (len(peers) - 1 - number),  # so that overlapping lines are visible
                 marker="o",
                 markersize=3,
                 label=peer if part == 0 or peer not in _labels(axes) else None,
@@ -96,7 +96,7 @@ def service_figure(terms: Rows, availability: Mapping[str, Any]) -> Figure:
 
 
 def commits_figure(commits: Rows) -> Figure:
-    """Does each commit of `entries` go on where the one before ended, and did each row come once?
+    """Does each commit of `entries` start where the one before ended, and was each row added once?
 
     commits: of transforms.commit_ranges, at least one.
     """
@@ -198,7 +198,7 @@ def carriers_figure(delays: Rows) -> Figure:
 
 
 def late_figure(late: Rows, on_time: int) -> Figure:
-    """How late are the records that come behind the watermark?
+    """How late are the records behind the watermark?
 
     late: hours_behind (whole hours), flights, cancelled of them, in order. on_time: the others.
     """
@@ -222,7 +222,7 @@ def late_figure(late: Rows, on_time: int) -> Figure:
 
 
 def _without_bars(title: str) -> Figure:
-    """The answer of a plot that has nothing to draw."""
+    """Return the text of a plot without data."""
     figure = Figure(figsize=(9, 1.2), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, loc="left", fontweight="bold", color=INK)

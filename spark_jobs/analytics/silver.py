@@ -1,14 +1,14 @@
 """A silver example: departure delays of flights by carrier and hour, from the stream of `entries`.
 
-Event time is the hour in which a flight left, for a cancelled one the scheduled hour. The watermark stands
-LATE_AFTER behind the newest hour of all records before: a record whose hour lies below it is late (airlines
-tell of what they cancelled at the end of the day). It goes into `flights_late` as it is, and is left
-out of `delays_by_carrier_hour`: nothing is dropped without a trace. Whether a record is late depends on the
-log's order alone, not on how it was cut into micro-batches, so a run that is done again tells the same.
+Event time is the hour in which a flight left, for a cancelled one the scheduled hour. The watermark is
+LATE_AFTER before the newest hour of all earlier records: a record whose hour is below it is late (airlines
+report cancelled flights at the end of the day). It is written to `flights_late`, and is not counted in
+`delays_by_carrier_hour`, so no record is dropped silently. Whether a record is late depends on the log's
+order alone, not on the micro-batches, so a repeated run has the same result.
 
-Both tables are appended to by claim (tables/table.py): a delay row is a part, of one range of indexes;
-`delays` adds the parts up. A kill between the two appends leaves one table behind, which the next run
-catches up.
+Appends to both tables use claims (tables/table.py). A delay row is a partial sum, of one range of indexes;
+`delays` adds the parts up. After a kill between the two appends, one table lags, and the next run completes
+it.
 """
 
 from datetime import timedelta
@@ -102,8 +102,8 @@ LATE = Table(
 
 
 class DelaysJob:
-    """Fills both tables of one log. The stream of `entries` says when there is news; what is read is always
-    the range after the tables' end."""
+    """Fills both tables of one log. The stream of `entries` triggers it; it always reads the range after
+    the tables' end."""
 
     def __init__(self, spark: SparkSession, tables: Path | str, log: str = "default") -> None:
         self.spark = spark
@@ -112,11 +112,11 @@ class DelaysJob:
         self.late_path = table_path(tables, log, LATE)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to the process that writes, where that is another one (Spark Connect)."""
+        """State for the process that writes, if that is another one (Spark Connect)."""
         return {**vars(self), "spark": None}
 
     def start(self, checkpoint: Path | str, trigger: str | None = None) -> None:
-        """Follow `entries`. trigger: a Spark interval; None: up to what is there now, and return then."""
+        """Follow `entries`. trigger: a Spark interval; None: up to the present end, then return."""
         create_table(self.spark, self.delays_path, DELAYS)
         create_table(self.spark, self.late_path, LATE)
         rows = self.spark.readStream.format("delta").option("ignoreChanges", "true").load(self.entries_path)
@@ -128,7 +128,7 @@ class DelaysJob:
             writer.trigger(processingTime=trigger).start()
 
     def write(self, news: DataFrame, batch_id: int) -> None:
-        """Bring both tables up to the last index of the news; late flights first, so none is passed over."""
+        """Extend both tables to the last index of the micro-batch; late flights first, so none is skipped."""
         self.spark = news.sparkSession
         last = news.agg(F.max("index")).collect()[0][0]
         position = self._end(self.delays_path, "until_index")
@@ -177,14 +177,14 @@ class DelaysJob:
         return 0 if last is None else int(last)
 
     def _newest_hour(self) -> Column:
-        """Of all records before: a late one is never the newest, so the other table tells."""
+        """Of all earlier records: a late one is never the newest, so the other table is sufficient."""
         newest = F.date_format(F.max("hour"), ISO)
         found = read_table(self.spark, self.delays_path).agg(newest).collect()[0][0]
         return F.lit(found).cast("timestamp")
 
 
 def flights_of(entries: DataFrame) -> DataFrame:
-    """The records that are flights, at an hour that there is.
+    """Return the records that are flights with a valid hour.
 
     In ENTRIES. Out index, carrier, flight, origin, hour, dep_delay.
     """
@@ -197,7 +197,7 @@ def flights_of(entries: DataFrame) -> DataFrame:
 
 
 def with_watermark(flights: DataFrame, newest: Column) -> DataFrame:
-    """Where the watermark stood when each record came. newest: hour of all records before, null for none."""
+    """Return the watermark at each record. newest: hour of all earlier records, null for none."""
     before = Window.orderBy("index").rowsBetween(Window.unboundedPreceding, -1)
     reached = F.greatest(F.max("hour").over(before), newest)
     delay = F.expr(f"INTERVAL {int(LATE_AFTER.total_seconds())} SECONDS")
@@ -209,7 +209,7 @@ def is_late() -> Column:
 
 
 def delay_parts(flights: DataFrame, until: int) -> DataFrame:
-    """In `with_watermark`, none late. Out DELAYS."""
+    """In `with_watermark`, without late ones. Out DELAYS."""
     parts = flights.groupBy("carrier", "hour").agg(
         F.count("*").alias("flights"),
         F.count_if(F.col("dep_delay").isNull()).alias("cancelled"),
@@ -220,7 +220,8 @@ def delay_parts(flights: DataFrame, until: int) -> DataFrame:
 
 
 def delays(parts: DataFrame) -> DataFrame:
-    """The parts added up. In DELAYS. Out carrier, hour, flights, cancelled, mean and most (minutes)."""
+    """Return the sums of the parts. In DELAYS. Out carrier, hour, flights, cancelled, mean and most
+    (minutes)."""
     whole = parts.groupBy("carrier", "hour").agg(
         F.sum("flights").alias("flights"),
         F.sum("cancelled").alias("cancelled"),

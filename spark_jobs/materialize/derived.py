@@ -1,7 +1,8 @@
-"""Tables that events tell: each takes its rows from the events of one kind, and keeps whose event it was.
+"""Tables derived from events: each takes its rows from the events of one kind, with the position of the
+event.
 
-They are written before `events`, so whatever `events` holds is in all of them; a table that is made beside an
-older `events` begins with what that holds.
+They are written before `events`, so they hold the rows of every event in `events`. A table that is created
+beside an older `events` starts with the rows of its events.
 """
 
 import json
@@ -32,7 +33,8 @@ Event = Mapping[str, Any]  # with `data` as an object
 
 
 class DerivedTable(JournalTable):
-    """The rows that events of `kind` give. rows_of: of one event, as a table of this schema."""
+    """Return the rows of the events of `kind`. rows_of: returns those of one event, as a table of this
+    schema."""
 
     def __init__(
         self,
@@ -48,13 +50,14 @@ class DerivedTable(JournalTable):
         self.schema = schemas.arrow_schema(table.schema)
 
     def open_beside(self, events: JournalTable) -> None:
-        """As `open`, and take what `events`, which is open, holds already if this table is new."""
+        """As `open`; a new table also gets the rows of everything that `events`, which is open, holds
+        already."""
         self.open()
         if self.positions or not events.positions:
             return
         of_kind = pc.field("kind") == self.kind
         kinds = read_plain(events.path, EVENTS.schema, ["kind"], of_kind)
-        if kinds is not None and kinds.num_rows == 0:  # as at each start of a log that has no such events
+        if kinds is not None and kinds.num_rows == 0:  # as at each start of a log without such events
             return
         held = read_plain(events.path, EVENTS.schema, EVENTS.schema.names, of_kind)
         if held is None:
@@ -62,7 +65,7 @@ class DerivedTable(JournalTable):
         self.append_from(held.sort_by([("node", "ascending"), ("seq", "ascending")]))
 
     def append_from(self, events: pa.Table) -> None:
-        """Add the rows that a range of events tells. The table's own positions leave out what it has."""
+        """Add the rows of a range of events, except those that the table already has by its own positions."""
         told = events.filter(pc.equal(events["kind"], self.kind)).to_pylist()
         new = [event for event in told if event["seq"] >= self.positions.get(event["node"], 0)]
         rows = [row for event in new for row in self.rows_of({**event, "data": json.loads(event["data"])})]
@@ -70,7 +73,7 @@ class DerivedTable(JournalTable):
 
 
 class WatermarksTable(DerivedTable):
-    """What each leader knew of its peers, event by event (D-22); other nodes' events have no peers.
+    """Each leader's view of its peers, event by event (D-22); events of other nodes have no peers.
 
     `transforms.latest_watermarks` is its newest state.
     """
@@ -80,7 +83,7 @@ class WatermarksTable(DerivedTable):
 
 
 class SyncStateSetsTable(DerivedTable):
-    """Each SyncStateSet once, when it was first told: a master that starts again tells it again."""
+    """Each SyncStateSet once, from its first event: a master that restarts reports it again."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         super().__init__(spark, path, SYNC_STATE_SETS, "sync_state_set", self._new_of)
@@ -104,7 +107,7 @@ class SyncStateSetsTable(DerivedTable):
 
 
 class QuarantineTable(DerivedTable):
-    """The records that an unclean election took from a copy, from the receipts that the nodes keep (A-04)."""
+    """Records that an unclean election removed from a copy, from the receipts that the nodes keep (A-04)."""
 
     def __init__(self, spark: SparkSession, path: str, client: LogClient) -> None:
         super().__init__(spark, path, QUARANTINE_TRUNCATED, "truncate", self._lost_of)
@@ -113,7 +116,7 @@ class QuarantineTable(DerivedTable):
     def _lost_of(self, event: Event) -> list[dict[str, Any]]:
         receipt = event["data"].get("receipt")
         if receipt is None:
-            return []  # what was cut was not committed
+            return []  # the truncated records were not committed
         try:
             records = self.client.receipt(event["node"], receipt.rpartition("/")[2])
         except Refused as refused:
@@ -131,7 +134,7 @@ class QuarantineTable(DerivedTable):
 
 
 def watermarks_of(event: Event) -> list[dict[str, Any]]:
-    """One row a peer."""
+    """Return one row per peer."""
     data = event["data"]
     told = {name: data.get(name) for name in ("role", "begin_index", "end_index", "committed_index")}
     row = {**_place(event), **told, "term": event["term"], "timestamp": event["timestamp"]}

@@ -1,7 +1,7 @@
 """The table `entries`: each data record of the log once, in the order of the log.
 
-The table says how far it goes: every start, after a kill, with a lost checkpoint or beside another driver,
-begins at the index after its last row, and every append claims that index (tables/table.py).
+The table itself records its progress: every start, after a kill, with a lost checkpoint or beside another
+driver, begins at the index after its last row, and every append claims that index (tables/table.py).
 """
 
 import json
@@ -35,15 +35,15 @@ from spark_jobs.tables.table import (
 from spark_jobs.tables.transforms import entries
 
 APPLICATION = "commitlog-entries"
-TAKING = (RESTORE, "DELETE", "TRUNCATE")  # commits that others make, after which the table may end earlier
-SMALL_BATCH_RECORDS = 20_000  # up to here to compile a plan takes longer than to interpret it
+TAKING = (RESTORE, "DELETE", "TRUNCATE")  # commits of other writers, after which the table may end earlier
+SMALL_BATCH_RECORDS = 20_000  # up to this number of rows, compiling a plan takes longer than interpreting it
 
 
 class EntriesJob:
     """Fills one log's `entries`. One micro-batch at a time; other drivers may do the same.
 
-    next_index: after the last row of the table; of one without rows, where the log begins. covered_index: the
-    last index of the log that is known to be in the table, or to be a control record. rows: of the table.
+    next_index: after the last row of the table; without rows, the log's begin. covered_index: the last index
+    of the log that is known to be in the table, or to be a control record. rows: of the table.
     """
 
     name = "entries"
@@ -57,9 +57,8 @@ class EntriesJob:
         *,
         follows: bool = True,
     ) -> None:
-        """client: of the log. options: of the source, all but where it is to begin. follows: records come
-        while it runs, so what can be worked out between two micro-batches is.
-        """
+        """client: of the log. options: of the source, except the start. follows: records arrive while it
+        runs, so it prepares the next claim between two micro-batches."""
         self.spark = spark
         self.client = client
         self.path = path
@@ -69,13 +68,13 @@ class EntriesJob:
         self.covered_index = -1
         self.rows = 0
         self.checkpoint = Path()
-        self._commits = None if is_url(path) else DeltaLog(path)  # of one at a URL Spark alone is asked
-        self._looked_at = 0  # the version after those that were looked at
+        self._commits = None if is_url(path) else DeltaLog(path)  # only Spark can read a table at a URL
+        self._looked_at = 0  # the version after those that were checked
 
     def stream(self, checkpoint: Path) -> DataFrame:
-        """The records after the table's last one.
+        """Return the stream of the records after the table's last one.
 
-        Raises LogClash when the log is another than the table's.
+        Raises LogClash if the log is not the table's.
         """
         self.checkpoint = checkpoint
         first = self.open().next_index
@@ -83,9 +82,9 @@ class EntriesJob:
         return reader.option("startingIndex", first).load()
 
     def open(self) -> RecordsOffset:
-        """Create the table if need be; where the stream is to begin.
+        """Create the table if needed; return the start of the stream.
 
-        Raises LogClash when the log is another.
+        Raises LogClash if the log is not the table's.
         """
         log_id = self.client.log_id()
         if self._commits is not None:
@@ -102,7 +101,7 @@ class EntriesJob:
             properties = self._properties(snapshot)
             check_same_log(self.client.log, properties.get(LOG_ID_PROPERTY, log_id), log_id)
             self._take(snapshot)
-        tail = self.client.tail(confirmed=True)  # after the table was looked at: it is never past this
+        tail = self.client.tail(confirmed=True)  # read after the table: the table's end is never beyond it
         if self.rows == 0:
             self._begin(tail.begin_index)
             if properties.get(BEGIN_PROPERTY) != str(tail.begin_index):
@@ -122,9 +121,9 @@ class EntriesJob:
         return offset
 
     def write(self, records: DataFrame, batch_id: int) -> None:
-        """Bring the table up to the end of a micro-batch.
+        """Extend the table to the end of a micro-batch.
 
-        Raises TableClash when the table refuses for no reason.
+        Raises TableClash if the table refuses a claim without another writer.
         """
         until = read_offset(self.checkpoint, batch_id).next_index
         if self._was_taken_from():
@@ -132,7 +131,7 @@ class EntriesJob:
         refusals = 0
         while self.client.first_data_index(self.next_index, until) is not None:
             first = self.next_index
-            claim = first if self.rows > 0 else 0  # of the table's rows alone, wherever the log begins
+            claim = first if self.rows > 0 else 0  # from the table's rows alone, wherever the log begins
             rows = entries(records.where(F.col("index") >= first))
             is_small = until - first <= SMALL_BATCH_RECORDS
             for name, value in (INTERPRETED if is_small else COMPILED).items():
@@ -159,7 +158,7 @@ class EntriesJob:
         self.covered_index = max(self.covered_index, until - 1)
 
     def look(self) -> None:
-        """Take from the table how far it goes, as its statistics say."""
+        """Read the progress of the table from its statistics."""
         self._take(self._snapshot())
 
     def _take(self, snapshot: Snapshot | None) -> None:
@@ -175,7 +174,8 @@ class EntriesJob:
             self.covered_index = max(self.covered_index, next_index - 1)
 
     def _snapshot(self) -> Snapshot | None:
-        """The table as its own log tells; None where Spark alone can say: at a URL, or of another format."""
+        """The table from its own transaction log; None where only Spark can read it: at a URL, or in
+        another format."""
         if is_url(self.path):
             return None
         try:
@@ -187,7 +187,7 @@ class EntriesJob:
         return table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
 
     def _last_place(self, snapshot: Snapshot | None) -> Place:
-        """Of the last row that was taken note of."""
+        """Of the last row that was recorded."""
         if self.rows == 0:
             return Place(0, 0)
         if snapshot is not None:
@@ -196,7 +196,7 @@ class EntriesJob:
         return Place(*row.select("term", "offset").collect()[0])
 
     def _was_taken_from(self) -> bool:
-        """Whether a commit since the last call took rows out of the table."""
+        """Return whether a commit since the last call removed rows from the table."""
         taken = False
         while self._commits is not None and (commit := self._commits.commit(self._looked_at)) is not None:
             taken = taken or commit.operation in TAKING
@@ -204,7 +204,7 @@ class EntriesJob:
         return taken
 
     def _begin(self, begin_index: int) -> None:
-        """A table without rows begins where the log does now, whatever that has given up before."""
+        """Start a table without rows at the log's present begin."""
         if begin_index > 0:
             sys.stderr.write(f"{self.path}: begins at index {begin_index}, as the log does now\n")
         self.next_index = begin_index
@@ -212,7 +212,7 @@ class EntriesJob:
 
 
 def read_offset(checkpoint: Path, batch_id: int) -> RecordsOffset:
-    """The end of a micro-batch, from the line that Spark writes before it runs one.
+    """Return the end of the micro-batch, from the line that Spark writes before it runs one.
 
     Raises FileNotFoundError.
     """

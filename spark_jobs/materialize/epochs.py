@@ -1,7 +1,7 @@
-"""The tables `epochs` and `epoch_files`: where each term begins and ends, agreed on and node by node.
+"""The tables `epochs` and `epoch_files`: begin and end of each term, as committed and as in each node's file.
 
-Both are small and change seldom. They come from the nodes' epoch files, which the service answers for; a
-file may hold an epoch that is not committed yet, and `epochs` leaves it out.
+Both are small and change rarely. The service returns the nodes' epoch files. A file may contain an epoch that
+is not committed yet; `epochs` omits it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class EpochClash(SourceError):
 
 
 class EpochsJob:
-    """Keeps one log's `epochs` and `epoch_files` as the nodes tell.
+    """Maintains one log's `epochs` and `epoch_files` from the nodes' files.
 
     Writes only what has changed since it began.
     """
@@ -50,7 +50,7 @@ class EpochsJob:
         self.files: dict[str, list[Epoch]] = {}
 
     def open(self) -> None:
-        """Create the tables if need be, and see what they hold."""
+        """Create the tables if needed, and read their content."""
         if not create_table(self.spark, self.epochs_path, EPOCHS):
             self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
         if not create_table(self.spark, self.files_path, EPOCH_FILES):
@@ -58,8 +58,8 @@ class EpochsJob:
                 self.files.setdefault(row["node"], []).append(_epoch(row))
 
     def refresh(self) -> None:
-        """Ask every node, and write what is new. A node that does not answer keeps the rows that it has, one
-        that has left the cluster loses them."""
+        """Read the files of every node, and write the changes. A node that does not answer keeps its rows;
+        one that has left the cluster loses them."""
         files: dict[str, list[Epoch]] = {}
         committed: list[list[Epoch]] = []
         nodes = self.client.nodes()
@@ -68,7 +68,7 @@ class EpochsJob:
             try:
                 committed_index = self.client.committed_index(
                     node
-                )  # before the file: what it covers is final
+                )  # read before the file: what it covers is final
                 file: list[Epoch] = list(self.client.epochs(node))
             except Unreachable:
                 continue
@@ -83,7 +83,7 @@ class EpochsJob:
                 del self.files[node_id]
 
     def _held(self, path: str, table: Table) -> list[dict[str, Any]]:
-        """The rows of a table, by epoch."""
+        """Return the rows of a table, by epoch."""
         rows = collect_table(self.spark, path, table, table.schema.names)
         return list(rows.sort_by("epoch").to_pylist())
 
@@ -92,7 +92,7 @@ class EpochsJob:
         return self.spark.createDataFrame(told, table.schema)
 
     def _tell(self, agreed: Sequence[Epoch]) -> None:
-        """Write what is new to `epochs`. Raises TableClash when it refuses for no reason."""
+        """Write the changes to `epochs`. Raises TableClash if it refuses without another writer."""
         refusals = 0
         while news := news_of(agreed, self.committed):
             known = {epoch["epoch"]: epoch for epoch in self.committed}
@@ -125,9 +125,9 @@ class EpochsJob:
 
 
 def committed_epochs(file: Sequence[Epoch], committed_index: int) -> list[Epoch]:
-    """The epochs whose first record is committed, each ended only by one that is committed too.
+    """Return the epochs whose first record is committed; an epoch ends only with a committed one.
 
-    committed_index: what the same node knew before its file was read, since an uncommitted epoch may yet go.
+    committed_index: of the same node before its file was read, since an uncommitted epoch may be truncated.
     """
     begun = [epoch for epoch in file if epoch["start_index"] <= committed_index]
     ended: list[Epoch] = [
@@ -138,8 +138,8 @@ def committed_epochs(file: Sequence[Epoch], committed_index: int) -> list[Epoch]
 
 
 def news_of(told: Sequence[Epoch], known: Sequence[Epoch]) -> dict[int, Epoch]:
-    """By number, the epochs that are new and those that have ended since. One that the nodes have trimmed is
-    no news, nor is one that has not ended for a node that is behind."""
+    """Return, by number, the epochs that are new and those that have ended since. An epoch that the nodes
+    have trimmed is not a change, and neither is one that has not ended at a node that lags."""
     before = {epoch["epoch"]: epoch for epoch in known}
     return {
         epoch["epoch"]: epoch
@@ -150,13 +150,13 @@ def news_of(told: Sequence[Epoch], known: Sequence[Epoch]) -> dict[int, Epoch]:
 
 
 def knowledge(known: Sequence[Epoch]) -> int:
-    """How many begins and ends of epochs these are: what a write claims, for each adds some."""
+    """Return the number of begins and ends of epochs: the claim of a write, since each write adds some."""
     return sum(1 if epoch["end_index"] is None else 2 for epoch in known)
 
 
 def agree(log: str, files: Sequence[Sequence[Epoch]]) -> list[Epoch]:
-    """The committed epochs that the nodes know between them: the list that goes farthest, of which every
-    other is a part, and before it what others have not trimmed. Raises EpochClash when one is no part."""
+    """Return the committed epochs that the nodes know together: the longest list, of which every other one
+    is a part, preceded by what others have not trimmed. Raises EpochClash when one is not a part."""
     longest = max(files, key=lambda file: file[-1]["epoch"] if file else -1, default=[])
     known = {epoch["epoch"]: epoch for epoch in longest}
     for file in files:
@@ -181,6 +181,6 @@ def _row(log: str, epoch: Epoch) -> dict[str, Any]:
 
 
 def _epoch(row: Mapping[str, Any]) -> Epoch:
-    """A table's row as the service tells it."""
+    """Return a table's row from the service's answer."""
     started_ms = round(row["started"].timestamp() * 1_000)
     return {**{name: row[name] for name in NAMES}, "started_ms": started_ms}

@@ -1,6 +1,8 @@
-"""The table `events`, from one stream of the nodes' journals, and the tables that events tell (derived.py).
+"""The table `events`, from one stream of the nodes' journals, and the tables derived from events
+(derived.py).
 
-Those are written first, so whatever `events` holds is in all of them: the stream begins where `events` ends.
+Those are written first, so they hold the rows of every event in `events`: the stream begins where `events`
+ends.
 """
 
 import json
@@ -19,7 +21,7 @@ MAX_EVENTS_PER_TRIGGER = 50_000
 
 
 class EventsJob:
-    """Fills `events` and the tables that it tells, of one log, one micro-batch at a time; others may do the
+    """Fills `events` and its derived tables, of one log, one micro-batch at a time; other jobs may do the
     same."""
 
     name = "events"
@@ -43,7 +45,8 @@ class EventsJob:
         )
 
     def stream(self, checkpoint: Path) -> DataFrame:
-        """The events after the table's last ones. The rows themselves tell how far a micro-batch goes."""
+        """Return the stream of events after the table's last ones. The rows themselves show the end of a
+        micro-batch."""
         self.events.open()
         for table in self.derived:
             table.open_beside(self.events)
@@ -52,12 +55,12 @@ class EventsJob:
         return reader.options(startingIndex=start, maxRecordsPerTrigger=MAX_EVENTS_PER_TRIGGER).load()
 
     def look(self) -> None:
-        """Take from the tables how far they go, when others fill them."""
+        """Read the progress from the tables, when other jobs fill them."""
         self.events.look()
         self.watermarks.look()
 
     def write(self, events: DataFrame, batch_id: int) -> None:
-        """Bring the tables up to the end of a micro-batch, which is small: the option limits it."""
+        """Extend the tables to the end of a micro-batch, which is small: the option limits it."""
         rows = events.toArrow()
         for table in self.derived:
             table.append_from(rows)

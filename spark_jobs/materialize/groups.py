@@ -1,7 +1,7 @@
-"""Many logs in one job: a group of queries for each, which live and fail apart from one another.
+"""Many logs in one job: an independent group of queries for each log.
 
-Logs are named outright, or by patterns (`orders-*`): logs that match later join, logs that were deleted
-leave. The system's own logs (`__...`) match no pattern that does not begin so.
+Logs are named directly, or by patterns (`orders-*`): new logs that match join, deleted logs leave. The
+system's own logs (`__...`) match only patterns that begin with `__`.
 """
 
 import sys
@@ -36,7 +36,7 @@ class Group(Protocol):
 
 
 def split_names(given: Iterable[str]) -> tuple[str, ...]:
-    """Names and patterns from lists with commas, each once, in order."""
+    """Return names and patterns from lists with commas, each once, in order."""
     names = (part.strip() for text in given for part in text.split(","))
     return tuple(dict.fromkeys(name for name in names if name))
 
@@ -46,7 +46,7 @@ def is_pattern(name: str) -> bool:
 
 
 def matching(patterns: Sequence[str], logs: Iterable[str]) -> list[str]:
-    """The logs that a pattern names."""
+    """Return the logs that a pattern matches."""
     return [
         log
         for log in logs
@@ -60,7 +60,8 @@ def matching(patterns: Sequence[str], logs: Iterable[str]) -> list[str]:
 
 
 def named(given: Iterable[str], logs: Callable[[], list[str]]) -> list[str]:
-    """The logs that lists of names and patterns mean. logs: which there are, asked for if there is a pattern.
+    """Return the logs that lists of names and patterns select. logs: returns all logs, called if there is a
+    pattern.
 
     Raises OptionError when nothing matches.
     """
@@ -73,7 +74,7 @@ def named(given: Iterable[str], logs: Callable[[], list[str]]) -> list[str]:
 
 
 class Groups:
-    """The groups that there are, by log. A group that fails ends alone; the job fails when none is left."""
+    """The running groups, by log. A group that fails ends alone; the job fails when none is left."""
 
     def __init__(
         self,
@@ -82,7 +83,8 @@ class Groups:
         logs: Callable[[], list[str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """names: of logs, and patterns. logs: asks the service which there are; may raise Unreachable."""
+        """names: of logs, and patterns. logs: gets the list of logs from the service; may raise
+        Unreachable."""
         self.named = [name for name in names if not is_pattern(name)]
         self.patterns = [name for name in names if is_pattern(name)]
         self.groups: dict[str, Group] = {}
@@ -93,9 +95,9 @@ class Groups:
         self._asked_at_s = 0.0
 
     def start(self) -> None:
-        """Start the groups of all logs that there are.
+        """Start the groups of all selected logs.
 
-        Raises OptionError when there is none, Unreachable, and what a group that is alone raises.
+        Raises OptionError when there is none, Unreachable, and the error of a group that is the only one.
         """
         found = named([*self.named, *self.patterns], self._logs)
         self._asked_at_s = self._clock()
@@ -104,7 +106,7 @@ class Groups:
         self._raise_when_all_failed()
 
     def look(self, *, final: bool = False) -> None:
-        """What is due in every group, and which logs have come and gone."""
+        """Do what is due in every group, and add or drop groups of new and deleted logs."""
         if self.patterns and not final and self._clock() >= self._asked_at_s + NAMES_EACH_S:
             self._ask()
         for log, group in list(self.groups.items()):
@@ -116,7 +118,7 @@ class Groups:
         self._raise_when_all_failed()
 
     def finish(self) -> None:
-        """Raise what the first group failed of, once the others are done."""
+        """Raise the error of the first group that failed, once the others are done."""
         for error in self.failed.values():
             raise error
 
@@ -136,7 +138,7 @@ class Groups:
         try:
             found = matching(self.patterns, self._logs())
         except Unreachable:
-            return  # the groups say so themselves, and the next look asks again
+            return  # the groups report it themselves, and the next check asks again
         for log in found:
             if log not in self.groups:
                 self._add(log)

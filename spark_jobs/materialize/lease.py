@@ -1,12 +1,13 @@
-"""The hold of a materializer on its log: the cursor `__entries`, with a fence.
+"""The lease of a materializer on its log: the fencing cursor `__entries`.
 
-It stands where the table `entries` ends, so neither retention nor `:trim` takes what the table lacks. Every
-move names the version that this job made: the job that started last has the cursor, and one that finds it
-moved by another ends. (Rows are safe without that: the table itself refuses what it holds, tables/table.py.)
+The cursor is where the table `entries` ends, so neither retention nor `:trim` removes records that the table
+lacks. Every move names the version that this job made: the job that started last has the cursor, and a job
+that finds it moved by another one ends. (Rows are safe without the lease: the table itself refuses rows that
+it holds, tables/table.py.)
 
-A move is a control record of the log. A micro-batch that brings no row moves nothing, or each move would
-cause the next one. There is at most one move each MOVE_EACH_S; for so long at most, rows that the table has
-hold back retention and `:trim`.
+A move is a control record of the log. A micro-batch without rows moves nothing, or each move would cause the
+next one. There is at most one move every MOVE_EACH_S; for at most that time retention and `:trim` keep rows
+that the table has.
 """
 
 import math
@@ -41,22 +42,21 @@ class LeaseLost(SourceError):
 
 
 class Lease:
-    """The cursor of one log, held by one job. `index`: the next one that the table needs, as the log knows
-    it."""
+    """The cursor of one log, held by one job. `index`: the next one that the table needs, as recorded in
+    the log."""
 
     def __init__(self, client: CommitlogClient) -> None:
         self._log = client.log
         self._operations = Operations(client)
         self._held: Cursor | None = None
-        self._doubtful: set[int] = set()  # moves from the held version that nobody has answered
+        self._doubtful: set[int] = set()  # moves from the held version without an answer
 
     @property
     def index(self) -> int:
         return -1 if self._held is None else self._held.index
 
     def take(self, index: int) -> None:
-        """Hold the cursor at `index` from here on, whoever held it before; later calls check that it is held
-        still.
+        """Take the cursor at `index`, from any previous holder; later calls check that it is still held.
 
         Raises LeaseLost, Refused, Unreachable.
         """
@@ -68,23 +68,23 @@ class Lease:
             try:
                 self._held = self._put(index, "" if found is None else found.version)
             except ConditionFailed:
-                continue  # somebody else moved it in between: take it from there
+                continue  # another job moved it in between: take it from there
 
     def move(self, index: int) -> None:
-        """The table holds every record before `index`. Raises as `take`."""
+        """Record that the table holds every record before `index`. Raises as `take`."""
         assert self._held is not None
         try:
             self._doubtful.add(index)
             self._held = self._put(index, self._held.version)
         except ConditionFailed:
-            # An answer may have been lost, and the repeat found the move made. If it was another job that
-            # moved to the same place, the next move of one of the two tells.
+            # An answer may have been lost, and the retry found the move made. If another job moved it to the
+            # same place, the next move of one of the two detects that.
             found = self._find()
             if found is None or not found.fence or found.index not in self._doubtful:
                 raise LeaseLost(self._log, None if found is None else found.index) from None
             self._held = found
             self._doubtful.clear()
-            if found.index != index:  # a move of before was made after all
+            if found.index != index:  # an earlier move was made after all
                 self.move(index)
             return
         self._doubtful.clear()
@@ -109,10 +109,11 @@ class Lease:
 
 
 class LeasedEntries:
-    """The job that fills `entries`, and moves the log's cursor after its commits: at most once each `each_s`.
+    """The job that fills `entries`, and moves the log's cursor after its commits, at most once every
+    `each_s`.
 
-    A move is a record of the log, so a steady stream of micro-batches must not cost one each. A move that is
-    not due yet is made by a timer. Rows do not depend on it: the table itself refuses what it holds.
+    A move is a record of the log, so a steady stream of micro-batches must not cost one each. A timer makes a
+    postponed move. Rows do not depend on it: the table itself refuses rows that it holds.
     """
 
     name = EntriesJob.name
@@ -123,7 +124,7 @@ class LeasedEntries:
         self.lease = lease
         self._each_s = each_s
         self._due_s = -math.inf  # monotonic
-        self._lock = threading.RLock()  # the table's end and the cursor change under it alone
+        self._lock = threading.RLock()  # protects the table's end and the cursor
         self._timer: threading.Timer | None = None
         self._lost: SourceError | None = None
 
@@ -134,8 +135,8 @@ class LeasedEntries:
             return records
 
     def write(self, records: DataFrame, batch_id: int) -> None:
-        """Write the rows, and move the cursor if that is due. Control records after the last row stay fenced,
-        too: the next driver begins there, and knows nothing of them.
+        """Write the rows, and move the cursor if that is due. Control records after the last row stay fenced
+        too: the next driver begins there, and does not know them.
 
         Raises LeaseLost; LogClash when the cursor was removed with the records that an unclean election lost.
         """
@@ -145,13 +146,13 @@ class LeasedEntries:
             self._keep_up()
 
     def check(self) -> None:
-        """Raise what the timer found: LeaseLost or LogClash."""
+        """Raise the timer's error: LeaseLost or LogClash."""
         if self._lost is not None:
             raise self._lost
 
     def finish(self) -> None:
-        """Make the move that is not due yet: no more rows come. It takes FINISH_WITHIN_S at most; a failure
-        leaves the cursor where it is."""
+        """Make a postponed move: no more rows follow. It takes FINISH_WITHIN_S at most; after a failure
+        the cursor stays where it is."""
         last = threading.Thread(target=self._finish, daemon=True)
         last.start()
         last.join(FINISH_WITHIN_S)
@@ -173,7 +174,7 @@ class LeasedEntries:
             self._start_timer(left_s)
 
     def _move(self) -> None:
-        """A log that cannot take the move now gets it later. Raises as `write`."""
+        """Move the cursor; if the log cannot take the move now, it is repeated later. Raises as `write`."""
         self._cancel()
         self._due_s = time.monotonic() + self._each_s
         try:
@@ -195,7 +196,7 @@ class LeasedEntries:
             self._timer = None
 
     def _late(self) -> None:
-        """The timer: make the move that was not due."""
+        """The timer: make the postponed move."""
         with self._lock:
             if self._timer is not threading.current_thread():
                 return  # cancelled too late

@@ -1,4 +1,4 @@
-"""How far a materializer is: a JSON file for programs, a line for people."""
+"""Progress of a materializer: a JSON file for programs, a line for people."""
 
 import json
 import time
@@ -13,11 +13,11 @@ TELL_EACH_S = 2.0
 
 @dataclass(frozen=True)
 class LogProgress:
-    """One log's tables. Indexes are inclusive, -1 for none.
+    """Progress of one log's tables. Indexes are inclusive, -1 for none.
 
-    materialized_index: every data record up to it is in `entries`. committed_index: of the log, None when
-    no replica answered. restarts: of queries, after failures. last_batch: the newest micro-batch of
-    `entries`: its id, how many records it read, and what took how many milliseconds; None before the first.
+    materialized_index: every data record up to it is in `entries`. committed_index: of the log, None when no
+    replica answered. restarts: of queries, after failures. last_batch: the newest micro-batch of `entries`:
+    its id, the number of records read, and the milliseconds by part; None before the first.
     """
 
     entries_rows: int
@@ -39,9 +39,9 @@ class LogProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """All logs of one materializer.
+    """Progress of all logs of one materializer.
 
-    state: running, done, stopped, failed. records_per_s: rows since the last.
+    state: running, done, stopped, failed. records_per_s: rows since the last report.
     """
 
     state: str
@@ -70,9 +70,8 @@ class Progress:
 
 
 class ProgressFile:
-    """Writes a progress to `path`, whole or not at all, not too often; and tells `report` when rows have
-    come.
-    """
+    """Writes the progress to `path`, atomically and not too often; calls `report` when rows have been
+    added."""
 
     def __init__(self, path: Path, report: Callable[[Progress], None] | None = None) -> None:
         self.path = path
@@ -83,7 +82,7 @@ class ProgressFile:
         self.rate = 0.0
 
     def write(self, state: str, logs: Mapping[str, LogProgress], *, force: bool = False) -> Progress:
-        """The progress, written if `force` or if the last is old enough."""
+        """Return the progress, written if `force` or if the last write is old enough."""
         now_s = time.monotonic()
         rows = sum(log.entries_rows for log in logs.values())
         progress = Progress(state, time.time_ns() // 1_000_000, logs, self.rate)

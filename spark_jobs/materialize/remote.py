@@ -1,10 +1,9 @@
-"""Micro-batches over Spark Connect: what a query calls for each of them runs in a process of the server.
+"""Micro-batches over Spark Connect: the function that a query calls runs in a process of the server.
 
-So the job that writes is made there, of the same configuration, in that process's own session; it takes the
-lease there too, and tells nobody how far it is: the driver looks at the tables (run.py). The server needs
-what this package imports; the package itself comes with the session
-(session/spark_session.py). Checkpoints are files of the server, which its processes read too: a path that
-means the same to all of them.
+The job that writes is therefore created there, from the same configuration, in that process's own session. It
+takes the lease there too, and reports no progress: the driver reads the tables (run.py). The server needs the
+packages that this package imports; the package itself comes with the session (session/spark_session.py).
+Checkpoints are files of the server, which its processes read too, under one path for all of them.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,8 @@ from spark_jobs.materialize.supervisor import Job
 
 
 class RemoteWrite:
-    """Called with each micro-batch of one query. make: the job, in the session of the process it runs in."""
+    """Called with each micro-batch of one query. make: creates the job, in the session of the calling
+    process."""
 
     def __init__(self, make: Callable[[SparkSession], Job], checkpoint: Path) -> None:
         self.make = make
@@ -30,5 +30,5 @@ class RemoteWrite:
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         if self._job is None:
             self._job = self.make(rows.sparkSession)
-            self._job.stream(self.checkpoint)  # finds out where the table ends, and takes the lease
+            self._job.stream(self.checkpoint)  # finds the end of the table, and takes the lease
         self._job.write(rows, batch_id)

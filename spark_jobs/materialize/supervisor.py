@@ -1,8 +1,8 @@
-"""Keep a streaming query running, and its Spark checkpoint tidy.
+"""Supervision of a streaming query and its Spark checkpoint.
 
-The tables themselves say how far they go, so each start of a query, the first, after a kill or after a
-failure, begins there with a fresh checkpoint: there is one road, and a checkpoint that was lost is nothing
-special.
+The tables themselves record their progress, so each start of a query (the first, after a kill, or after a
+failure) begins there with a new checkpoint. All starts take the same path, and the loss of a checkpoint needs
+no special treatment.
 """
 
 import os
@@ -22,17 +22,17 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_jobs.errors import Unreachable
 from spark_jobs.tables.table import SPARK_ERRORS
 
-MAX_FAILURES = 5  # of one query, with nothing written between
+MAX_FAILURES = 5  # of one query, without a write in between
 FAILURE_PAUSE_S = 1.0
 STOP_WITHIN_S = 15.0
-# What starting again does not mend: the names as Spark's own error text repeats them.
+# Errors that a restart does not fix: their names as in Spark's error text.
 FATAL = ("LogClash", "Trimmed", "TableClash", "OptionError", "Refused", "EpochClash", "LeaseLost")
 
-_OWN_ERROR = re.compile(r"spark_jobs\.[\w.]+: ")  # as a line of Spark's text names an error of this package
+_OWN_ERROR = re.compile(r"spark_jobs\.[\w.]+: ")  # how a line of Spark's text names an error of this package
 
 
 class MaterializeFailed(RuntimeError):
-    """A query ended for a reason that starting it again does not mend; the message is for a person."""
+    """A query ended for a reason that a restart does not fix; the message is for the operator."""
 
 
 class Job(Protocol):
@@ -41,16 +41,16 @@ class Job(Protocol):
     name: str
 
     def stream(self, checkpoint: Path) -> DataFrame:
-        """A new stream that begins where the tables end; it will be run with this Spark checkpoint."""
+        """Return a new stream that begins where the tables end; it will run with this Spark checkpoint."""
         ...
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Bring the tables up to the end of a micro-batch."""
+        """Extend the tables to the end of a micro-batch."""
         ...
 
 
 class Supervisor:
-    """Keeps one job's query running: starts it again after a failure, gives up when that does not help."""
+    """Keeps one job's query running: restarts it after a failure, gives up when that does not help."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Supervisor:
         *,
         elsewhere: Callable[[Path], Callable[[DataFrame, int], None]] | None = None,
     ) -> None:
-        """checkpoints: scratch folder. trigger: a Spark interval, None to end with what is there now.
+        """checkpoints: scratch folder. trigger: a Spark interval, None to end with the data available now.
 
-        elsewhere: makes what writes the micro-batches of a query, from its checkpoint, where Spark calls that
-        in another process; None: the job writes them, in this one.
+        elsewhere: creates the function that writes the micro-batches of a query, from its checkpoint, where
+        Spark calls it in another process; None: the job writes them, in this one.
         """
         self.job = job
         self._elsewhere = elsewhere
@@ -77,10 +77,10 @@ class Supervisor:
         self._stopping = False
         self._writing = threading.Lock()
         self.start_at_s = 0.0
-        self.last_batch: dict[str, Any] | None = None  # id, records, duration_ms: as Spark tells
+        self.last_batch: dict[str, Any] | None = None  # id, records, duration_ms: as reported by Spark
 
     def start(self) -> None:
-        """Start a query from where the tables end, with a checkpoint of its own."""
+        """Start a query from where the tables end, with its own checkpoint."""
         remove_dead_checkpoints(self.checkpoints)
         self.starts += 1
         checkpoint = self.checkpoints / f"{self.job.name}-{owner()}-{self.starts}"
@@ -94,9 +94,9 @@ class Supervisor:
             self.query = writer.trigger(processingTime=self.trigger).start()
 
     def look(self) -> None:
-        """Start the query again if it failed, after a pause.
+        """Restart the query if it failed, after a pause.
 
-        Raises MaterializeFailed when that is in vain.
+        Raises MaterializeFailed if a restart does not help.
         """
         if self.done:
             return
@@ -116,9 +116,9 @@ class Supervisor:
             self._error = None
 
     def stop(self) -> None:
-        """End the query when the micro-batch that it is in the middle of is written; STOP_WITHIN_S at most.
+        """End the query after its current micro-batch; STOP_WITHIN_S at most.
 
-        One that is cut off leaves no trace in its table, but pages of complaints.
+        An aborted micro-batch leaves no trace in its table, but long error messages.
         """
         self._stopping = True
         if self._writing.acquire(timeout=STOP_WITHIN_S):
@@ -130,7 +130,7 @@ class Supervisor:
 
     def _note_batch(self, query: StreamingQuery) -> None:
         told = query.lastProgress
-        if told is not None and "addBatch" in told.durationMs:  # not a look that found nothing new
+        if told is not None and "addBatch" in told.durationMs:  # not a check that found no new records
             if self.last_batch is None or told.batchId != self.last_batch["id"]:
                 self.failures = 0
             self.last_batch = {
@@ -140,7 +140,7 @@ class Supervisor:
             }
 
     def _write(self, rows: DataFrame, batch_id: int) -> None:
-        """What Spark calls. It takes errors as text only, and chokes on long ones: so they are kept here."""
+        """Called by Spark. It takes errors as text only, and fails on long ones: so they are kept here."""
         with self._writing:
             if self._stopping:
                 return
@@ -172,12 +172,12 @@ class Supervisor:
 
 
 def owner() -> str:
-    """Names this process in the folders that are its own."""
+    """Return a name of this process for its own folders."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def remove_dead_checkpoints(folder: Path) -> None:
-    """Remove the scratch of drivers of this machine that no longer run: nothing will read it."""
+    """Remove the scratch folders of drivers of this machine that no longer run."""
     for path in folder.glob(f"*-{socket.gethostname()}-*-*"):
         pid = int(path.name.rsplit("-", 2)[1])
         try:
@@ -189,7 +189,7 @@ def remove_dead_checkpoints(folder: Path) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """The last line of an error that says something: Spark wraps Python's errors in pages of text."""
+    """Return the last meaningful line of an error: Spark wraps Python's errors in pages of text."""
     lines = [line.strip() for line in str(error).splitlines()]
     for line in lines:
         if _OWN_ERROR.match(line):

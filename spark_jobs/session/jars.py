@@ -1,9 +1,8 @@
-"""The jars that Spark needs beside its own: Delta's two, fetched and checked, and the log store, compiled.
+"""Additional jars for Spark: two of Delta, downloaded and verified, and the log store, compiled.
 
-They are used from a folder, without network. Delta's jars come through Ivy, which pyspark ships and which has
-the central repository built in, so no registry address is needed. The log store is compiled by Janino, which
-pyspark ships too, so a Java without a compiler is enough. `python -m spark_jobs.session.jars` makes the
-folder.
+They are used from a folder, without network. Ivy downloads Delta's jars; it is part of pyspark and knows the
+central repository, so no registry address is needed. Janino compiles the log store; it is part of pyspark
+too, so a Java without a compiler is sufficient. `python -m spark_jobs.session.jars` creates the folder.
 """
 
 import argparse
@@ -54,24 +53,24 @@ DELTA_JARS = (
 
 
 class JarsUnavailable(RuntimeError):
-    """The jars are not in the cache and cannot be had: the message says which, why, and what to do."""
+    """The jars are neither in the cache nor available: the message states which, why, and the remedy."""
 
 
 def jar_paths(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
-    """Where the jars stand in `cache`, whether they are there or not."""
+    """Return the paths of the jars in `cache`, whether they exist or not."""
     return [*(cache / jar.file_name for jar in DELTA_JARS), _our_jar(cache)]
 
 
 def missing_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[str]:
-    """Names of the jars that `cache` lacks, or holds with other bytes than it should."""
+    """Return the names of the jars that `cache` lacks, or holds with wrong bytes."""
     ours = _our_jar(cache)
     return [jar.file_name for jar in _wrong_delta_jars(cache)] + ([] if ours.is_file() else [ours.name])
 
 
 def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
-    """Paths of the jars, fetched or made in `cache` first if they are not there; else at once and offline.
+    """Return the paths of the jars; download or compile missing ones into `cache` first.
 
-    A jar appears in `cache` only whole and with the right sha1 (temporary folder, then rename), so that two
+    A jar appears in `cache` only complete and with the right sha1 (temporary folder, then rename), so two
     callers at a time do no harm. Raises JarsUnavailable and JavaNotFound.
     """
     if missing := _wrong_delta_jars(cache):
@@ -100,7 +99,7 @@ def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
 
 
 def _our_jar(cache: Path) -> Path:
-    """Return the path of the log store's jar. Its name holds a digest of the source, hence its version."""
+    """Return the path of the log store's jar. Its name contains a digest of the source, hence its version."""
     return cache / f"commitlog-java-{hashlib.sha256(_source()).hexdigest()[:12]}.jar"
 
 
@@ -148,7 +147,8 @@ def _is_right(path: Path, jar: Jar) -> bool:
 
 
 def _fetch(jars: list[Jar], folder: Path) -> str:
-    """Run Ivy for `jars` into `folder`; its output. A JRE that does not know who signs here is told."""
+    """Run Ivy for `jars` into `folder`; return its output. A JRE without certificates gets those of this
+    machine."""
     output = _run_ivy(jars, folder, java_options=[])
     if "SSLHandshakeException" in output and (bundle := _certificate_bundle()) is not None:
         truststore = _make_truststore(bundle, folder / "truststore.p12")
@@ -183,7 +183,7 @@ def _run_ivy(jars: list[Jar], folder: Path, java_options: list[str]) -> str:
 
 
 def _run(command: list[str], timeout_s: float, what: str) -> str:
-    """The output of a program, however it ends. Raises JarsUnavailable when it does not."""
+    """Return the output of a program, whatever its exit code. Raises JarsUnavailable if it does not end."""
     try:
         run = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
@@ -194,7 +194,7 @@ def _run(command: list[str], timeout_s: float, what: str) -> str:
 
 
 def pyspark_jars(pattern: str = "*.jar") -> list[Path]:
-    """Jars that pyspark ships, one or more. Raises JarsUnavailable."""
+    """Return jars of pyspark, one or more. Raises JarsUnavailable."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise JarsUnavailable("pyspark is not installed")
@@ -209,7 +209,7 @@ def _pyspark_jar(pattern: str) -> Path:
 
 
 def _certificate_bundle() -> Path | None:
-    """The PEM file of certificate authorities that Python's own TLS trusts on this machine."""
+    """Return the PEM file of certificate authorities that Python's own TLS trusts on this machine."""
     paths = ssl.get_default_verify_paths()
     for name in (os.environ.get("SSL_CERT_FILE"), paths.cafile, paths.openssl_cafile):
         if name and Path(name).is_file():
@@ -218,8 +218,8 @@ def _certificate_bundle() -> Path | None:
 
 
 def _make_truststore(bundle: Path, target: Path) -> Path:
-    """Write the certificates of a PEM file as a Java truststore, by Java's own classes driven over py4j."""
-    # py4j ships no types
+    """Write the certificates of a PEM file as a Java truststore, by Java's own classes through py4j."""
+    # py4j has no types
     from py4j.java_gateway import (  # type: ignore[import-untyped]
         GatewayParameters,
         JavaGateway,
@@ -250,7 +250,7 @@ def _make_truststore(bundle: Path, target: Path) -> Path:
 
 
 def main() -> int:
-    """Fetch and make the jars, and print their paths. Exit code 1 when they cannot be had."""
+    """Create the jars, and print their paths. Exit code 1 when they are not available."""
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs.session.jars", description="Download and build the jars."
     )

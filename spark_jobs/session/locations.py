@@ -1,4 +1,4 @@
-"""Where tables are: a folder, or a URL. By itself, for each Python worker of Spark imports it."""
+"""Locations of tables: folders or URLs. A separate module, because each Python worker of Spark imports it."""
 
 from pathlib import Path
 
@@ -8,5 +8,5 @@ def is_url(text: str) -> bool:
 
 
 def location(text: str, folder: Path | None = None) -> str:
-    """A URL as it is, a path in full. folder: what it is relative to, the current one for None."""
+    """Return a URL unchanged, a path in full. folder: base of a relative path, None for the current one."""
     return text if is_url(text) else str(((folder or Path.cwd()) / text).resolve())

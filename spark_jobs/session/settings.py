@@ -1,12 +1,12 @@
-"""conf/spark.toml -> what the jobs need to know of the machine, or the cluster, that Spark runs on.
+"""Settings of the jobs about Spark's machine or cluster, from conf/spark.toml.
 
     [session]    where Spark runs, and what it may use: fields of SessionSettings
     [locations]  where the tables are, and scratch: fields of Locations
     [conf]       any other setting of Spark, by its name in quotes
 
 Every job takes `--conf FILE`; without it, the file that COMMITLOG_SPARK_CONF names; without that, the
-defaults below. What a command line says itself wins. Relative paths are relative to the file. Unknown names
-are refused.
+defaults below. Options on the command line take precedence. Relative paths are relative to the file. Unknown
+names are refused.
 """
 
 import argparse
@@ -96,7 +96,7 @@ class SessionSettings:
         return self.master.startswith("local")
 
     def spark_settings(self) -> dict[str, str]:
-        """The same under Spark's names; what is None has none."""
+        """Return the same under Spark's names; without those that are None."""
         said = {spark_name: getattr(self, name) for name, spark_name in SPARK_NAMES.items()}
         return {name: str(value) for name, value in said.items() if value is not None}
 
@@ -114,7 +114,7 @@ class Locations:
 
 @dataclass(frozen=True, kw_only=True)
 class SparkSettings:
-    """All of the file. conf: more settings of Spark, by name; they win over those of the jobs."""
+    """Content of the file. conf: other settings of Spark, by name; they override those of the jobs."""
 
     session: SessionSettings = field(default_factory=SessionSettings)
     locations: Locations = field(default_factory=Locations)
@@ -143,7 +143,7 @@ def load(path: Path) -> SparkSettings:
 
 
 def parse(document: Mapping[str, Any], folder: Path) -> SparkSettings:
-    """As `load`, from the parsed TOML. folder: what relative paths are relative to."""
+    """As `load`, from the parsed TOML. folder: base of relative paths."""
     document = dict(document)
     if isinstance(document.get("conf"), dict):
         document["conf"] = {name: _text(value) for name, value in document["conf"].items()}
@@ -165,7 +165,7 @@ def parse(document: Mapping[str, Any], folder: Path) -> SparkSettings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every job takes of where Spark runs."""
+    """Add the options of every job about Spark."""
     parser.add_argument(
         "--conf",
         type=Path,
@@ -178,7 +178,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(given: argparse.Namespace, *, master: str = "local[2]") -> SparkSettings:
-    """What these arguments say. master: where nothing else is said. Raises ConfigError."""
+    """Return the settings of these arguments. master: the default. Raises ConfigError."""
     settings = SparkSettings() if given.conf is None else load(Path(given.conf))
     check(not (given.master and given.remote), "--master and --remote cannot be used together")
     said: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(SessionSettings)}
@@ -191,7 +191,7 @@ def settings_of(given: argparse.Namespace, *, master: str = "local[2]") -> Spark
 
 
 def _text(value: object) -> object:
-    """TOML's booleans and numbers as Spark writes them."""
+    """Return TOML's booleans and numbers as Spark writes them."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value

@@ -1,7 +1,8 @@
-"""The session that a job runs in: one of its own, the one that it was started in, or a server's.
+"""The Spark session of a job: a new one, the one that the process was started in, or a server's.
 
-Of its own: Delta from local jars, UTC, and quiet; with `local[N]` bound to this machine. On a cluster the
-executors get this package from the driver (package.py), all else that it imports must be there.
+A new session has Delta from local jars, UTC, and little output; with `local[N]` it is bound to this machine.
+On a cluster the executors get this package from the driver (package.py); all other packages must be installed
+there.
 """
 
 import logging
@@ -29,7 +30,7 @@ from spark_jobs.session.spark_home import spark_home
 
 __all__ = ["JavaNotFound", "build_session", "find_java", "is_remote", "open_session"]
 
-# Spark's own log lines go to stderr from ERROR on: what a person should know, the jobs say themselves.
+# Spark's own log lines go to stderr from ERROR on; the jobs report everything else.
 LOG4J = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -47,10 +48,10 @@ logger.stream.level = off
 
 DRIVER_JAVA = "spark.driver.extraJavaOptions"
 EXECUTOR_JAVA = "spark.executor.extraJavaOptions"
-CONNECT_PORT = 15_002  # where the server listens when nobody says otherwise
+CONNECT_PORT = 15_002  # default port of the server
 CONNECT_TIMEOUT_S = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-RUNTIME_SETTINGS = {  # what may be said of a session that others have started
+RUNTIME_SETTINGS = {  # settings that may be changed in a session that another program has started
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
     "spark.databricks.delta.snapshotPartitions": "2",
@@ -62,19 +63,20 @@ SETTINGS = {
     "spark.sql.extensions": DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.delta.logStore.file.impl": LOG_STORE_CLASS,  # LinkLogStore.java
-    # else a commit to a small table lists its files a second time, after a job of Spark that finds them
+    # otherwise a commit to a small table lists its files a second time, after a Spark job that finds them
     "spark.databricks.delta.allFilesInCrc.enabled": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # a notebook and a job may look at the tables from one folder: no embedded metastore is ever opened
+    # a notebook and a job may read the tables from one folder: no embedded metastore is ever opened
     "spark.sql.catalogImplementation": "in-memory",
-    # a row group stays in memory until it is whole: a quarter of Parquet's own leaves little to clean up
+    # a row group stays in memory until it is complete: a quarter of Parquet's default leaves little to clean
+    # up
     "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
 }
 ON_THIS_MACHINE = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # the default one starts programs of the shell for each file that it renames
+    # the default one starts shell programs for each file that it renames
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
 }
@@ -83,18 +85,18 @@ ON_A_CLUSTER = {EXECUTOR_JAVA: "-Duser.timezone=UTC -Xss4m"}
 # Compiling costs more than interpreting when a plan runs once over a few rows.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-# UTC, and room for Spark to match long error texts by recursion. The second compiler only takes what runs ten
-# times as often as it would take by itself: a short job is up nearly as soon as with the first one alone, a
-# long one moves half as many rows again (tests/bench/kafka --java).
+# UTC, and stack space for Spark to match long error texts by recursion. The second compiler only compiles
+# what runs ten times as often as its default requires: a short job starts nearly as fast as with the first
+# one alone, a long one processes 50 % more rows (tests/bench/kafka --java).
 JAVA_OPTIONS = (
     "-Duser.timezone=UTC -Xss4m -XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC "
     "-XX:Tier3DelayOn=0 -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
-# Of the heap, from the start, for young objects: most of a task's buffers die before they are copied out.
+# Part of the heap for young objects, from the start: most of a task's buffers die before they are copied.
 YOUNG_PART = 5
 DRIVER_MEMORY = "spark.driver.memory"
-SPARKS_DRIVER_MEMORY = "1g"  # when nobody says
+SPARKS_DRIVER_MEMORY = "1g"  # default
 UNITS_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 
 
@@ -102,10 +104,10 @@ UNITS_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 def open_session(
     app_name: str, settings: SparkSettings, extra: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """The session that `settings` ask for, stopped at the end. If this process was started in one (by
-    spark-submit, Databricks, a notebook), that one, whatever they say of where it runs; it is left running.
+    """Yield the session that `settings` specify, stopped at the end. If this process was started in one (by
+    spark-submit, Databricks, a notebook), use that one, whatever they specify; it is left running.
 
-    extra: Spark settings of the job, which those of the file win over. Raises ConfigError, JarsUnavailable,
+    extra: Spark settings of the job, which those of the file override. Raises ConfigError, JarsUnavailable,
     JavaNotFound.
     """
     wanted = {**(extra or {}), **settings.conf}
@@ -136,13 +138,12 @@ def build_session(
     master: str = "local[2]",
     extra: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A Spark session that reads and writes Delta, or the process's own one if it has one already.
+    """Return a Spark session that reads and writes Delta, or the existing one of the process.
 
-    jars_folder: where `jars.ensure_jars` put the jars. master: `local[N]`, or a cluster's address.
-    extra: Spark settings that win over the ones here.
-    Needs no network. Sets JAVA_HOME, PYSPARK_PYTHON and, unless somebody has, SPARK_HOME of this process:
-    Spark starts its own by them.
-    Raises JavaNotFound; FileNotFoundError when a jar is missing.
+    jars_folder: where `jars.ensure_jars` put the jars. master: `local[N]`, or a cluster's address. extra:
+    Spark settings that override the ones here. Needs no network. Sets JAVA_HOME, PYSPARK_PYTHON and, unless
+    it is set, SPARK_HOME of this process: Spark starts its own processes by them. Raises JavaNotFound;
+    FileNotFoundError when a jar is missing.
     """
     is_local = master.startswith("local")
     memory = (extra or {}).get(DRIVER_MEMORY, SPARKS_DRIVER_MEMORY)
@@ -169,7 +170,7 @@ def build_session(
 def launch_settings(
     jars_folder: Path, *, is_local: bool, driver_memory: str = SPARKS_DRIVER_MEMORY
 ) -> dict[str, str]:
-    """What a JVM with a session of ours is started with. driver_memory: the heap that Spark gives it.
+    """Return the settings with which the JVM of a new session starts. driver_memory: its heap.
 
     Raises FileNotFoundError when a jar is missing.
     """
@@ -185,14 +186,14 @@ def launch_settings(
 
 
 def with_extra(launch: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """Return both sets of settings; those of `extra` win. Java options are added after ours, so the JVM takes
-    the last of two that contradict each other."""
+    """Return both sets of settings; those of `extra` override. Java options are added after ours, so the
+    JVM takes the last of two that contradict each other."""
     both = [name for name in (DRIVER_JAVA, EXECUTOR_JAVA) if name in launch and name in extra]
     return {**launch, **extra, **{name: f"{launch[name]} {extra[name]}" for name in both}}
 
 
 def young_mib(memory: str) -> int:
-    """What young objects get of a heap that is given as Spark takes it: `2g`, `512m`, or MiB."""
+    """Return the size of the young generation for a heap in Spark's notation: `2g`, `512m`, or MiB."""
     told = re.match(r"\s*(\d+)\s*([kmgt]?)", memory.lower())
     if told is None:
         raise ConfigError(f"{DRIVER_MEMORY} must be a size such as 2g, got {memory!r}")
@@ -200,18 +201,19 @@ def young_mib(memory: str) -> int:
 
 
 def is_remote(session: SparkSession) -> bool:
-    """Whether it is a server's, reached by Spark Connect: then what Spark calls back runs there."""
+    """Return whether it is a server's, reached by Spark Connect: then callbacks of Spark run there."""
     return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
 def _was_given() -> bool:
-    """Whether something else has started Spark for this process."""
+    """Return whether another program has started Spark for this process."""
     named = {"PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION"}
     return not named.isdisjoint(os.environ) or SparkSession.getActiveSession() is not None
 
 
 def _adopt(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """Make a session ours that others started. Raises ConfigError for what can only be said at its start."""
+    """Configure a session that another program started. Raises ConfigError for settings that only its
+    start can set."""
     extensions = session.conf.get("spark.sql.extensions", "") or ""
     if "DATABRICKS_RUNTIME_VERSION" not in os.environ and DELTA_EXTENSION not in extensions:
         raise ConfigError(
@@ -222,15 +224,15 @@ def _adopt(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
         try:
             session.conf.set(name, value)
         except AnalysisException as error:
-            if not f" {session.conf.get(name, None)}".endswith(f" {value}"):  # Java's may stand behind ours
+            if not f" {session.conf.get(name, None)}".endswith(f" {value}"):  # Java's may follow ours
                 raise ConfigError(f"{name} = {value} cannot be applied: Spark is already running") from error
     return session if is_remote(session) else _quiet(session)
 
 
 def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
-    """A session of the server at `url`, which gets this package from here. Raises ConfigError."""
+    """Return a session of the server at `url`, with this package sent to it. Raises ConfigError."""
     place = urlsplit(url)
-    try:  # the client itself would go on trying for many minutes
+    try:  # the client itself would retry for many minutes
         socket.create_connection(
             (place.hostname or "", place.port or CONNECT_PORT), CONNECT_TIMEOUT_S
         ).close()
@@ -242,7 +244,7 @@ def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def _reason(error: Py4JError) -> str:
-    """What Java says in one line."""
+    """Return the message of the Java exception in one line."""
     told = getattr(error, "java_exception", None)
     return str(error if told is None else told.getMessage()).partition("\n")[0]
 
@@ -255,7 +257,7 @@ def _quiet(session: SparkSession) -> SparkSession:
 
 
 def _let_workers_import_us() -> None:
-    """Spark's Python workers on this machine find this package as this process did, installed or not."""
+    """Let Spark's Python workers on this machine find this package as this process did, installed or not."""
     root = str(package_root())
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if root not in paths:
@@ -269,7 +271,8 @@ def _scratch_folder() -> Path:
 
 
 def _files() -> dict[str, str]:
-    """Settings that name files: the log's configuration, and a warehouse that nothing writes to."""
+    """Return settings that name files: the configuration of the log, and a warehouse that is never
+    written."""
     folder = _scratch_folder()
     log4j = folder / "log4j2.properties"
     log4j.write_text(LOG4J)

@@ -1,4 +1,4 @@
-"""The options of a write to `format("commitlog")`, and the columns that it takes, checked before any task."""
+"""Options of a write to `format("commitlog")`, and the columns that it accepts, validated before any task."""
 
 import json
 import tempfile
@@ -22,19 +22,19 @@ from spark_jobs.errors import OptionError
 from spark_jobs.source.options import parse_endpoints
 
 NAMES = ("endpoint", "token", "log", "stagingLocation", "producerId", "producerEpoch", "batchId")
-SPARKS_OWN = ("checkpointlocation", "queryname")  # Spark hands them on with a stream's options
+SPARKS_OWN = ("checkpointlocation", "queryname")  # Spark passes them with a stream's options
 STAGING_IN_CHECKPOINT = "commitlog-staging"
 MAX_BATCH_ID = 2**42  # a sequence is batch id * 2^20 + chunk, and has 63 bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """Where rows go, and under which name they go there once.
+    """Destination of the rows, and the name under which they are stored once.
 
     producer_id, producer_epoch: of the appends. staging: folder of this producer, the same path on the driver
-    and on every executor. batch_id: of a batch write; a stream has one a micro-batch. query: Spark's id of
-    the stream, empty where its checkpoint cannot be read. repeatable: whether a write that failed may come
-    again under the same names.
+    and on every executor. batch_id: of a batch write; a stream has one per micro-batch. query: Spark's id of
+    the stream, empty if its checkpoint cannot be read. repeatable: whether a failed write may be repeated
+    under the same names.
     """
 
     endpoints: tuple[str, ...]
@@ -80,17 +80,17 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOpti
 
 
 def _query_id(lower: Mapping[str, str]) -> str:
-    """As the stream's checkpoint tells, empty when that is not here."""
+    """Return the query's id from the stream's checkpoint, empty if that is not on this machine."""
     checkpoint = _local_folder(lower.get("checkpointlocation", ""))
     if checkpoint is None or not (metadata := checkpoint / "metadata").is_file():
-        return ""  # of a URL, or of a file system that only Spark knows
+        return ""  # of a URL, or of a file system that only Spark can access
     return str(json.loads(metadata.read_text())["id"])
 
 
 def _stream_identity(
     values: Mapping[str, str], lower: Mapping[str, str], query: str
 ) -> tuple[str, str, bool]:
-    """The query's own id and a folder in its checkpoint, unless the options name others."""
+    """Use the query's own id and a folder in its checkpoint, unless the options name others."""
     checkpoint = _local_folder(lower.get("checkpointlocation", ""))
     staging = values.get("stagingLocation")
     if staging is None:
@@ -107,7 +107,7 @@ def _stream_identity(
 
 
 def _batch_identity(values: Mapping[str, str]) -> tuple[str, str, bool]:
-    """A name of its own for each write, unless the options name it: then it may be repeated."""
+    """Use a new name for each write, unless the options name it: then it may be repeated."""
     if "producerId" in values:
         if "stagingLocation" not in values:
             raise OptionError("producerId needs a stagingLocation: a repeat must find there what was staged")
@@ -125,7 +125,7 @@ def _batch_identity(values: Mapping[str, str]) -> tuple[str, str, bool]:
 
 
 def _local_folder(location: str) -> Path | None:
-    """A checkpoint's folder, None when it is no folder of a file system that is mounted here."""
+    """Return a checkpoint's folder, None if it is not on a file system that is mounted here."""
     url = urlsplit(location)
     if not location or url.scheme not in ("", "file"):
         return None
@@ -140,7 +140,7 @@ def _number(values: Mapping[str, str], name: str) -> int:
 
 
 def check_columns(schema: StructType) -> None:
-    """Raise OptionError unless the rows can be records: says which column, and how to mend it."""
+    """Raise OptionError unless the rows can be records: with the column, and the remedy."""
     complaints = []
     if "value" not in schema.fieldNames():
         complaints.append("the column `value` is missing")

@@ -1,13 +1,13 @@
-"""What a write stages before it appends: rows cut into appends, and the list that says which ones count.
+"""Staging of a write before it appends: rows divided into appends, and the list of the valid files.
 
 STAGING/PRODUCER.EPOCH/batch-N/NAME.arrow  Arrow IPC file; each record batch in it is one append
                       /batch-N.json        the list of batch N: made durable before its first append, never
-                                           changed but for `done`, which says that all of it is in the log
+                                           changed except for `done`: all of it is in the log
                       /identity            a name that the driver gives the folder: a task that does not find
-                                           it would stage where nobody looks
+                                           it would stage in a folder that the driver cannot see
 
-The list is made by a hard link of a whole file, so there is one or none: of two drivers that come with files
-of their own, both append the files of the one list. File systems without hard links cannot be the staging.
+The list is created by a hard link of a complete file, so there is one or none: if two drivers have staged
+files, both append the files of the one list. The staging needs a file system with hard links.
 """
 
 import json
@@ -29,13 +29,13 @@ from spark_jobs.errors import SinkError
 from storage.format.records import BODY_SCHEMA
 from storage.units import MIB
 
-CHUNK_BYTES = 8 * MIB  # of an append at most, if the service lets us
+CHUNK_BYTES = 8 * MIB  # of an append at most, if the service allows it
 IDENTITY = "identity"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the service takes: of one record and of one append, values, keys and headers together."""
+    """Limits of the service: of one record and of one append, values, keys and headers together."""
 
     record_bytes: int
     chunk_bytes: int
@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class StagedFile(WriterCommitMessage):
-    """What one task has staged. path: within the staging folder of the producer."""
+    """Files staged by one task. path: within the staging folder of the producer."""
 
     path: str
     chunks: int
@@ -53,10 +53,10 @@ class StagedFile(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class StagedList:
-    """What a batch appends, in this order.
+    """The appends of a batch, in this order.
 
-    begin: the log's end when the list was made; nothing of it stands before that. query: whose batch it is.
-    done: all of it is in the log.
+    begin: the log's end when the list was created; none of its records is before that. query: whose batch it
+    is. done: all of it is in the log.
     """
 
     files: tuple[StagedFile, ...]
@@ -80,7 +80,7 @@ class Staging:
         self.folder = folder
 
     def identify(self) -> str:
-        """The name of the folder, given now if it has none."""
+        """Return the name of the folder, assigned now if it has none."""
         path = self.folder / IDENTITY
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{IDENTITY}.{uuid.uuid4()}")
@@ -88,7 +88,7 @@ class Staging:
         try:
             os.link(temporary, path)
         except FileExistsError:
-            pass  # by whoever came first
+            pass  # by the first driver
         finally:
             temporary.unlink()
         return path.read_text()
@@ -106,7 +106,7 @@ class Staging:
             )
 
     def stage(self, batch_id: int, batches: Iterable[pa.RecordBatch], limits: Limits) -> StagedFile:
-        """Write a task's rows, cut into appends; durable on return. Raises SinkError, OSError."""
+        """Write a task's rows, divided into appends; durable on return. Raises SinkError, OSError."""
         name = f"batch-{batch_id}/{uuid.uuid4()}.arrow"
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class Staging:
         return StagedFile(name, chunks, rows)
 
     def chunks(self, staged: StagedList) -> Iterator[pa.RecordBatch]:
-        """The appends of a list, in order. Raises SinkError when a file is not where it was staged."""
+        """Yield the appends of a list, in order. Raises SinkError when a staged file is missing."""
         for file in staged.files:
             try:
                 with pa.OSFile(str(self.folder / file.path)) as source:
@@ -143,7 +143,7 @@ class Staging:
                 ) from error
 
     def find(self, batch_id: int) -> StagedList | None:
-        """The list of a batch, None when none was made. Raises SinkError."""
+        """Return the list of a batch, None if there is none. Raises SinkError."""
         path = self.list_path(batch_id)
         try:
             told = json.loads(path.read_text())
@@ -155,7 +155,8 @@ class Staging:
             raise SinkError(f"{path} is not a list of staged files ({error})") from error
 
     def publish(self, batch_id: int, staged: StagedList) -> tuple[StagedList, bool]:
-        """Make a batch's list durable, unless it has one: the one that counts, and whether it is this one."""
+        """Make a batch's list durable, unless it has one: return the valid one, and whether it is this
+        one."""
         path = self.list_path(batch_id)
         temporary = self._write(path, staged)
         try:
@@ -174,7 +175,8 @@ class Staging:
         return staged, True
 
     def finish(self, batch_id: int, staged: StagedList) -> None:
-        """Note that a batch is in the log, then remove its files, and the lists before the one before it."""
+        """Record that a batch is in the log, then remove its files, and the lists before the one before
+        it."""
         path = self.list_path(batch_id)
         self._write(path, replace(staged, done=True)).replace(path)
         _sync_folder(self.folder)
@@ -185,11 +187,11 @@ class Staging:
                 old.unlink(missing_ok=True)
 
     def discard(self, batch_id: int) -> None:
-        """Remove whatever was staged for a batch that is in the log."""
+        """Remove everything that was staged for a batch that is in the log."""
         shutil.rmtree(self.folder / f"batch-{batch_id}", ignore_errors=True)
 
     def discard_until(self, batch_id: int) -> None:
-        """The same for it and all before it: a driver that slept knows nothing of later ones."""
+        """The same for it and all before it: a paused driver does not know later ones."""
         for folder in self.folder.glob("batch-*/"):
             number = int(folder.name.removeprefix("batch-"))
             if number <= batch_id:
@@ -206,7 +208,7 @@ class Staging:
         return self.folder / f"batch-{batch_id}.json"
 
     def _write(self, path: Path, staged: StagedList) -> Path:
-        """A list under a name of its own, durable but for that name."""
+        """Write a list under a temporary name, durable except for that name."""
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4()}")
         with temporary.open("x") as file:
@@ -217,7 +219,7 @@ class Staging:
 
 
 def cut(batches: Iterable[pa.RecordBatch], limits: Limits) -> Iterator[pa.RecordBatch]:
-    """The same rows in BODY_SCHEMA, in pieces as large as an append may be. Raises SinkError."""
+    """Yield the same rows in BODY_SCHEMA, in pieces of at most the size of an append. Raises SinkError."""
     pending: list[pa.RecordBatch] = []
     size = count = 0
     for batch in batches:
@@ -248,7 +250,8 @@ def _joined(pending: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def body_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Spark's columns as a record's; one that is missing is null. Raises SinkError for a header's nulls."""
+    """Return Spark's columns as those of records; a missing one is null. Raises SinkError for a header's
+    nulls."""
     columns = []
     for field in BODY_SCHEMA:
         place = batch.schema.get_field_index(field.name)
@@ -261,7 +264,7 @@ def body_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def record_sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Bytes of each record as the service counts them: value, key and headers."""
+    """Return the bytes of each record as the service counts them: value, key and headers."""
     sizes = _lengths(rows.column("value")) + _lengths(rows.column("key"))
     headers = rows.column("headers")
     if headers.null_count < len(headers):

@@ -1,10 +1,9 @@
 """Writes to `format("commitlog")`: each row once, by the producer's sequence (docs/api.md §3).
 
 Tasks stage their rows to files. The driver's commit makes the list of those files durable under the batch's
-id, then appends them in that order, an append a chunk: sequence = batch id * 2^20 + chunk. A commit that
-comes again, after a kill at any moment, finds the list, appends what the service does not have yet, and
-leaves its new files aside. So each row is one record, whatever happens; a batch is not atomic: its readers
-see it chunk by chunk.
+id, then appends them in that order, one append per chunk: sequence = batch id * 2^20 + chunk. A repeated
+commit, after a kill at any moment, finds the list, appends what the service does not have yet, and ignores
+its new files. So each row becomes exactly one record. A batch is not atomic: readers see it chunk by chunk.
 """
 
 import os
@@ -23,20 +22,21 @@ from spark_jobs.sink.staging import CHUNK_BYTES, Limits, StagedFile, StagedList,
 from spark_jobs.source.client import GIVE_UP_S, LogClient
 
 CHUNKS_A_BATCH = 2**20
-MAX_STEPS_BACK = 20  # of one commit, each by a leader that was lost with an append that nobody acknowledged
+MAX_STEPS_BACK = 20  # of one commit, each after a leader was lost with an unacknowledged append
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """appends: what one may hold. remembered_ms: how long the service knows a producer that is silent."""
+    """appends: limits of one. remembered_ms: time for which the service remembers a silent producer."""
 
     appends: Limits
     remembered_ms: int
 
 
 def service_limits(options: SinkOptions) -> ServiceLimits:
-    """Ask the service, which also shows whether it is there and has the log. Raises Unreachable, Refused."""
+    """Get the limits, which also shows whether the service is running and has the log. Raises Unreachable,
+    Refused."""
     client = LogClient(options.endpoints, options.log, options.token)
     try:
         client.log_id()
@@ -54,7 +54,7 @@ def service_limits(options: SinkOptions) -> ServiceLimits:
 
 
 class Delivery:
-    """Brings one batch's list into the log, exactly once."""
+    """Appends one batch's list to the log, exactly once."""
 
     def __init__(
         self, options: SinkOptions, staging: Staging, client: CommitlogClient, remembered_ms: int
@@ -65,9 +65,9 @@ class Delivery:
         self.remembered_ms = remembered_ms
 
     def run(self, batch_id: int, files: Sequence[StagedFile]) -> StagedList:
-        """The list that is in the log when this returns: that of `files`, or the one that was there before.
+        """Return the list that is in the log now: that of `files`, or an earlier one of the batch.
 
-        Raises SinkClash, also when it is repeated, SinkError; a repeat goes on where this one ended.
+        Raises SinkClash, also on a repeat, SinkError; a repeat continues where this call ended.
         """
         found, own = self.staging.find(batch_id), False
         if found is None:
@@ -89,9 +89,10 @@ class Delivery:
     def _append(self, batch_id: int, staged: StagedList) -> None:
         """Append what the log lacks.
 
-        A sequence that the service has passed is answered with the one that it expects. The append before
-        that one may not be committed yet, and may be lost with its leader: so it is sent again, which waits
-        for its outcome, before anything goes on. All before it are committed: each was, before the next left.
+        If the service has more chunks than this call has appended, it answers with the sequence that it
+        expects. The append before that may not be committed yet, and may be lost with its leader: so it is
+        sent again, which waits for its outcome, before the next one. All before it are committed: each was,
+        before the next was sent.
         """
         first = batch_id * CHUNKS_A_BATCH
         due = first
@@ -105,7 +106,8 @@ class Delivery:
             due = following
 
     def _append_from(self, due: int, first: int, staged: StagedList) -> int | None:
-        """Append the chunks from sequence `due` on; the sequence to go on at instead, None when all is in."""
+        """Append the chunks from sequence `due` on; return the sequence to continue at instead, None when
+        all are in."""
         batch_id = first // CHUNKS_A_BATCH
         stored = "nothing"
         for sequence, chunk in enumerate(self.staging.chunks(staged), first):
@@ -127,7 +129,7 @@ class Delivery:
                     known = self.staging.find(batch_id)
                     if known is not None and not known.done:
                         raise self._clash(batch_id) from error
-                    return None  # another driver has finished it, and begun a later one
+                    return None  # another driver has finished it, and started a later one
                 return expected - 1
             if answer.first_index < staged.begin:
                 raise self._clash(batch_id)
@@ -150,7 +152,7 @@ class Delivery:
         )
 
     def _check_remembered(self, batch_id: int) -> None:
-        """Raise SinkError when the service may have forgotten what it has of a list that was begun."""
+        """Raise SinkError when the service may have forgotten its part of a list that was begun."""
         path = self.staging.list_path(batch_id)
         silent_ms = (time.time() - path.stat().st_mtime) * 1_000
         if silent_ms > self.remembered_ms / 2:
@@ -164,14 +166,14 @@ class Delivery:
 
 
 def expected_sequence(error: ClientError) -> int | None:
-    """What the service expects next of a producer, None when the error is about something else."""
+    """Return the sequence that the service expects next, None when the error is about something else."""
     if isinstance(error, Problem) and error.code == "sequence-gap":
         return int(error.document["expected_sequence"])
     return None
 
 
 class SinkTask:
-    """What the writers share: a task's part, wherever it runs, and the driver's."""
+    """Common part of the writers: of a task, wherever it runs, and of the driver."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
@@ -183,7 +185,7 @@ class SinkTask:
         return Staging(self.options.staging)
 
     def stage(self, batch_id: int, rows: Iterator[pa.RecordBatch]) -> StagedFile:
-        """A task's part, where the driver will find it. Raises SinkError."""
+        """Stage a task's part where the driver finds it. Raises SinkError."""
         self.staging.check(self.identity)
         return self.staging.stage(batch_id, rows, self.limits.appends)
 
@@ -198,19 +200,19 @@ class SinkTask:
             delivery.run(batch_id, staged_files(messages))
 
     def give_up(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """The driver's abort: files that a list counts on stay, for the repeat."""
+        """The driver's abort: files of a list stay, for the repeat."""
         found = self.staging.find(batch_id)
         kept = {file.path for file in found.files} if found is not None else set()
         self.staging.remove(file for file in staged_files(messages) if file.path not in kept)
 
 
 def staged_files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:
-    """Of the tasks, in their order; one without rows has none."""
+    """Return the files of the tasks, in their order; a task without rows has none."""
     return [message for message in messages if isinstance(message, StagedFile) and message.chunks]
 
 
 class CommitlogWriter(SinkTask, DataSourceArrowWriter):
-    """`df.write`: one batch, under a name of its own or the one that the options give."""
+    """`df.write`: one batch, under a new name or the one in the options."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.stage(self.options.batch_id, iterator)
@@ -225,13 +227,13 @@ class CommitlogWriter(SinkTask, DataSourceArrowWriter):
         self._tidy()
 
     def _tidy(self) -> None:
-        """Nobody can repeat a write without a name: nothing of it needs to stay."""
+        """A write without a name cannot be repeated: nothing of it needs to stay."""
         if not self.options.repeatable:
             self.staging.remove_all()
 
 
 class CommitlogStreamWriter(SinkTask, DataSourceStreamArrowWriter):
-    """`writeStream`: a batch a micro-batch, under the id of the query."""
+    """`writeStream`: one batch per micro-batch, under the id of the query."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()

@@ -1,6 +1,6 @@
-"""Reads of a log over HTTP from any of its replicas: the contract of docs/api.md §5, with retries.
+"""Reads of a log over HTTP from any of its replicas: docs/api.md §5, with retries.
 
-Used by the source in Spark's Python workers, so it holds nothing but sockets and is made where it is used.
+Used by the source in Spark's Python workers, so it holds only sockets and is created where it is used.
 """
 
 import json
@@ -28,7 +28,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 MAX_READ_RECORDS = 100_000
 MAX_READ_BYTES = 16 * 1024 * 1024
 MAX_EVENTS = 10_000
-OWN_ANSWER = {"Commitlog-No-Forward": "1"}  # a node that holds no copy of a log would ask one that does
+OWN_ANSWER = {"Commitlog-No-Forward": "1"}  # a node without a copy of a log would forward the call
 ALL_COMMITTED = {"include": "control", "consistency": "committed"}
 
 Answer = TypeVar("Answer")
@@ -36,8 +36,8 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Tail:
-    """How far a log goes. next_index: one past the last committed index. confirmed: by its leader, just now;
-    else it is the farthest that the reachable replicas know, and the log may go on."""
+    """End of a log. next_index: one after the last committed index. confirmed: by its leader, just now;
+    otherwise it is the largest that the reachable replicas know, and the log may be longer."""
 
     begin_index: int
     next_index: int
@@ -46,7 +46,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a record stands: its term, and the byte position of its batch."""
+    """Place of a record: its term, and the byte position of its batch."""
 
     term: int
     offset: int
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Node:
-    """A member of the cluster, as a replica names it."""
+    """A member of the cluster, as a replica reports it."""
 
     id: str
     url: str
@@ -63,7 +63,7 @@ class Node:
 
 @dataclass(frozen=True)
 class EventPage:
-    """Events of one node from one seq on. next_seq: where to go on."""
+    """Events of one node from one seq on. next_seq: where the next read starts."""
 
     events: Sequence[Mapping[str, Any]]
     next_seq: int
@@ -72,9 +72,9 @@ class EventPage:
 
 @dataclass
 class LogClient:
-    """One log, read from `endpoints`; the first is asked first, and one that fails makes place for the next.
+    """One log, read from `endpoints`; the first is asked first; on failure the next endpoint is tried.
 
-    give_up_s: how long a call goes on asking before it raises Unreachable. Not safe for use by two threads.
+    give_up_s: time for which a call is retried before it raises Unreachable. Not safe for use by two threads.
     """
 
     endpoints: Sequence[str]
@@ -94,11 +94,12 @@ class LogClient:
         self._pool.clear()
 
     def log_id(self) -> str:
-        """Hex id of the log: of its cluster and name."""
+        """Hex id of the log, from the names of its cluster and itself."""
         return str(self._any("")["id"])
 
     def tail(self, *, confirmed: bool) -> Tail:
-        """How far the log goes. confirmed: ask until its leader confirms; else take what replicas know."""
+        """Return the end of the log. confirmed: retry until its leader confirms; else use what replicas
+        know."""
         if confirmed:
             return _tail(self._any("/tail", consistency="linearizable"), confirmed=True)
         for attempt in self._attempts():
@@ -122,7 +123,7 @@ class LogClient:
         raise AssertionError("attempts end by raising")
 
     def place(self, index: int) -> Place | None:
-        """Term and byte position of a committed record, None if it was trimmed."""
+        """Return term and byte position of a committed record, None if it was trimmed."""
         try:
             records = self._read_one(index)
         except Trimmed:
@@ -130,7 +131,7 @@ class LogClient:
         return Place(records["term"][0].as_py(), records["offset"][0].as_py())
 
     def stored_batch(self, index: int) -> bytes:
-        """The stored batch that holds a committed record, as it stands in the replicas' files."""
+        """Return the stored batch that holds a committed record, as it is in the replicas' files."""
         query = {"from_index": index, "until_index": index + 1, "limit": 1, "max_bytes": 1}
         headers = {"Accept": BATCHES, "Commitlog-Min-Index": str(index)}
 
@@ -143,21 +144,20 @@ class LogClient:
         return self._over_endpoints(ask)
 
     def first_index_at(self, timestamp_ms: int) -> int:
-        """An index that no record at or after a time stands before: a replica that is behind may name an
-        earlier one than the others.
-        """
+        """Return an index before which there is no record at or after a time: a replica that lags may
+        report an earlier one than the others."""
         answer = self._any(
             "/records", from_timestamp=timestamp_ms, limit=1, include="control", consistency="committed"
         )
         return int(answer["records"][0]["index"] if answer["records"] else answer["next_index"])
 
     def read(self, first: int, until: int) -> Iterator[pa.Table]:
-        """All records of [first, until), control records included, as tables of READ columns, in order.
+        """Yield all records of [first, until), control records included, as tables of READ columns, in order.
 
-        They come as the replicas store them: both checksums of each batch are verified, and that each follows
-        the one before it. A record batch of a table is a stored one, whole or in part. [first, until) must be
-        committed somewhere: a replica that is behind is waited for, then passed over.
-        Raises Trimmed, LogClash, ShortRead, Refused, Unreachable.
+        They arrive as the replicas store them: both checksums of each batch are verified, and that each
+        follows the one before. A record batch of a table is a stored one, complete or in part. [first, until)
+        must be committed somewhere: a replica that lags is waited for, then skipped. Raises Trimmed,
+        LogClash, ShortRead, Refused, Unreachable.
         """
         before: Batch | None = None
         while first < until:
@@ -168,7 +168,7 @@ class LogClient:
             yield pa.Table.from_batches(pieces, READ_SCHEMA)
 
     def table_path(self, table: str) -> str | None:
-        """Where one of the log's Delta tables lies, None when the service does not know of it."""
+        """Return the location of one of the log's Delta tables, None when the service does not know it."""
         try:
             return str(self._any(f"/tables/{table}")["path"])
         except Refused as refused:
@@ -177,17 +177,17 @@ class LogClient:
             return None
 
     def log_names(self) -> list[str]:
-        """The logs that the cluster hosts."""
+        """Return the logs of the cluster."""
         answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/logs"))
         return [str(log["name"]) for log in answer["logs"]]
 
     def limits(self) -> dict[str, int]:
-        """What the service takes from a client (docs/api.md §3)."""
+        """Return the limits of the service (docs/api.md §3)."""
         answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/cluster"))
         return {str(name): int(value) for name, value in answer["limits"].items()}
 
     def nodes(self) -> list[Node]:
-        """The members of the cluster, in its order."""
+        """Return the members of the cluster, in its order."""
         answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/cluster"))
         return [
             Node(node["id"], node["url"].rstrip("/"), bool(node.get("alive", True)))
@@ -195,17 +195,18 @@ class LogClient:
         ]
 
     def events(self, node: Node, from_seq: int, limit: int = MAX_EVENTS) -> EventPage:
-        """A page of one node's own journal. Raises EventsTrimmed; Unreachable at once when that node has or
-        gives none."""
+        """Return a page of one node's own journal. Raises EventsTrimmed; Unreachable at once when that
+        node has or sends none."""
         answer = self._json(node.url, self._path("/events"), OWN_ANSWER, from_seq=from_seq, limit=limit)
         return EventPage(answer["events"], int(answer["next_seq"]), bool(answer["has_more"]))
 
     def events_when_up(self, node: Node, from_seq: int) -> EventPage:
-        """As `events`, but asks until the node answers, or for `give_up_s`."""
+        """As `events`, but retries until the node answers, or for `give_up_s`."""
         return self._over_endpoints(lambda _: self.events(node, from_seq))
 
     def receipt(self, node_id: str, name: str) -> pa.Table:
-        """The records that an unclean election took from a node, by its receipt's name. Raises Refused."""
+        """Return the records that an unclean election removed from a node, by its receipt's name. Raises
+        Refused."""
 
         def ask(_: str) -> pa.Table:
             url = next((node.url for node in self.nodes() if node.id == node_id), None)
@@ -217,16 +218,18 @@ class LogClient:
         return self._over_endpoints(ask)
 
     def committed_index(self, node: Node) -> int:
-        """What one node knows to be committed. Raises Unreachable at once when it has or gives no answer."""
+        """Return the committed index of one node. Raises Unreachable at once when that node does not
+        answer."""
         answer = self._json(node.url, self._path("/tail"), OWN_ANSWER, consistency="committed")
         return int(answer["committed_index"])
 
     def epochs(self, node: Node) -> list[dict[str, Any]]:
-        """One node's epoch file. Raises Unreachable at once when that node has or gives none."""
+        """Return one node's epoch file. Raises Unreachable at once when that node has or sends none."""
         return list(self._json(node.url, self._path("/epochs"), OWN_ANSWER)["epochs"])
 
     def first_data_index(self, first: int, until: int) -> int | None:
-        """Index of the first data record in [first, until), None if it holds control records only."""
+        """Return the index of the first data record in [first, until), None if it holds control records
+        only."""
         while first < until:
             answer = self._any(
                 "/records", from_index=first, until_index=until, limit=1, consistency="linearizable"
@@ -239,7 +242,7 @@ class LogClient:
         return None
 
     def _read_one(self, index: int) -> pa.Table:
-        """One record, without the rest of its batch. Raises as `read`."""
+        """Return one record, without the rest of its batch. Raises as `read`."""
         query = {"from_index": index, "until_index": index + 1, "limit": 1, "max_bytes": 1}
 
         def ask(endpoint: str) -> pa.Table:
@@ -258,9 +261,9 @@ class LogClient:
         return self._over_endpoints(ask)
 
     def _stored_batches(self, first: int, until: int, before: Batch | None) -> list[Batch]:
-        """One answer's batches, from the one that holds `first` on, at least one, each checked to be there.
+        """Return the verified batches of one answer, from the one that holds `first` on, at least one.
 
-        before: the batch that ends before `first`, None where nothing is known of it.
+        before: the batch that ends before `first`, None if it is unknown.
         """
         limit = min(until - first, MAX_READ_RECORDS)
         query = {"from_index": first, "until_index": until, "limit": limit, "max_bytes": MAX_READ_BYTES}
@@ -286,9 +289,10 @@ class LogClient:
         return self._over_endpoints(lambda endpoint: self._json(endpoint, self._path(route), **query))
 
     def _over_endpoints(self, ask: Callable[[str], Answer]) -> Answer:
-        """The first good answer: from the endpoint that answered last, else from the next ones in turn.
+        """Return the first good answer: from the endpoint that answered last, else from the next ones in
+        turn.
 
-        Raises Trimmed when no other one begins earlier: the slaves of a classic log may.
+        Raises Trimmed when no other endpoint begins earlier: the slaves of a classic log may.
         """
         for attempt in self._attempts():
             trimmed: list[Trimmed] = []
@@ -305,7 +309,7 @@ class LogClient:
         raise AssertionError("attempts end by raising")
 
     def _attempts(self) -> Iterator[Callable[[Unreachable | ShortRead], None]]:
-        """Rounds over the endpoints with growing pauses; takes their complaints, and at last raises one."""
+        """Retry over the endpoints with growing pauses; collect their errors, and raise one in the end."""
         give_up_at = self.clock() + self.give_up_s
         pause = FIRST_PAUSE_S
         complaints: list[Unreachable | ShortRead] = []
@@ -337,7 +341,8 @@ class LogClient:
     def _request(
         self, endpoint: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str]
     ) -> urllib3.BaseHTTPResponse:
-        """One answer, whole. Raises Unreachable for what another replica, or time, may mend; else Refused."""
+        """Return one complete answer. Raises Unreachable for errors that another replica, or time, may
+        fix; else Refused."""
         if self.token is not None:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
         url = f"{endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -366,7 +371,7 @@ class LogClient:
 
 
 def decode_batches(data: bytes) -> list[Batch]:
-    """Stored batches one after the other, views of `data`. Raises CorruptBatch."""
+    """Yield consecutive stored batches, views of `data`. Raises CorruptBatch."""
     rest, batches = memoryview(data), []
     while rest:
         batches.append(decode_batch(rest))
@@ -375,13 +380,14 @@ def decode_batches(data: bytes) -> list[Batch]:
 
 
 def piece(batch: Batch, first: int, until: int) -> pa.RecordBatch:
-    """The records of a stored batch within [first, until), columns READ_SCHEMA. Raises CorruptBatch."""
+    """Return the records of a stored batch within [first, until), columns READ_SCHEMA. Raises
+    CorruptBatch."""
     start = max(first, batch.base_index)
     return read_columns(batch).slice(start - batch.base_index, until - start)
 
 
 def _tail(answer: Mapping[str, Any], *, confirmed: bool) -> Tail:
-    """A log's begin is -1 while it is empty, and then its first index is its end's next one."""
+    """Return the begin of a log, which is -1 while it is empty; then its next index counts."""
     next_index = int(answer["committed_index"]) + 1
     return Tail(max(0, int(answer["begin_index"])), next_index, confirmed)
 

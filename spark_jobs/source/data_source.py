@@ -98,10 +98,10 @@ class CommitlogDataSource(DataSource):
 
 
 def filters_are_pushed() -> bool:
-    """Whether Spark plans this read with its filters (spark.sql.python.filterPushdown.enabled).
+    """Return whether Spark plans this read with its filters (spark.sql.python.filterPushdown.enabled).
 
-    It refuses a reader that takes filters while that is off, which is its default, and tells a data source
-    nothing of its settings; but it pushes filters in a module of its own.
+    Spark refuses a reader that takes filters while that is off, which is its default, and does not pass its
+    settings to a data source; but it pushes filters in a separate module.
     """
     return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
 
@@ -115,7 +115,7 @@ def check_schema(own: StructType, wanted: StructType) -> None:
 
 
 class RecordsBatchReader(DataSourceReader):
-    """Reads the indexes from startingIndex to endingIndex, both inclusive, as they are at planning."""
+    """Reads the indexes from startingIndex to endingIndex, both inclusive, as resolved at planning."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -139,7 +139,8 @@ class RecordsBatchReader(DataSourceReader):
         return partitions or [RecordsPartition(first, first, self.options.endpoints)]
 
     def _range(self, client: LogClient) -> tuple[int, int, int | None]:
-        """First index, exclusive end, and the first index that was asked for and lost, None for none.
+        """Return the first index, the exclusive end, and the first requested index that was lost, None for
+        none.
 
         Raises OptionError, Trimmed, LogClash.
         """
@@ -161,26 +162,27 @@ class RecordsBatchReader(DataSourceReader):
 
 
 class FilteringBatchReader(RecordsBatchReader):
-    """The same, told of the query's filters: it leaves out indexes that they rule out (pushdown.py)."""
+    """A reader that gets the query's filters, and omits indexes that they exclude (pushdown.py)."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take note of them all; Spark evaluates them all again."""
+        """Record all filters; Spark evaluates them again."""
         self.bounds = bounds_of(filters)
         return filters
 
 
 class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Streams a log. An offset names the log, and the term before its next index, so that a clash shows."""
+    """Streams a log. An offset contains the log's id and the term before its next index, so a clash is
+    detected."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.target: int | None = None  # of Trigger.AvailableNow: nothing from this index on is read
+        self.target: int | None = None  # of Trigger.AvailableNow: exclusive end of the query
         self.latest: RecordsOffset | None = None
         self._client: LogClient | None = None
 
     @property
     def client(self) -> LogClient:
-        """Made where it is first used: the reader itself travels between processes."""
+        """Created at first use, because the reader itself is sent between processes."""
         if self._client is None:
             self._client = open_client(self.options)
         return self._client
@@ -204,12 +206,12 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             try:
                 return self._latest(offset, limit) or start
-            except Trimmed:  # between two looks; the next one begins where the log does now
+            except Trimmed:  # between two checks; the next one starts at the log's begin
                 if self.options.fail_on_data_loss:
                     raise
 
     def _latest(self, offset: RecordsOffset, limit: ReadLimit) -> dict[str, Any] | None:
-        """The end of the next micro-batch, None when there is nothing new."""
+        """Return the end of the next micro-batch, None when there are no new records."""
         tail = self.client.tail(confirmed=False)
         if self.target is not None and not tail.confirmed and tail.next_index < self.target:
             tail = self.client.tail(confirmed=True)  # the query would end here
@@ -230,7 +232,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, until = RecordsOffset.from_json(start), RecordsOffset.from_json(end)
-        if until != self.latest:  # planned by a run before this one: is it still the same log?
+        if until != self.latest:  # planned by an earlier run: is it still the same log?
             self._verify(begin)
             self._verify(until)
         if begin.next_index >= until.next_index:
@@ -250,9 +252,9 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client.close()
 
     def _admit(self, first: int, until: int, limit: ReadLimit) -> int:
-        """The end of what one micro-batch takes of [first, until):
+        """Return the end of what one micro-batch takes of [first, until).
 
-        both limits hold unless Spark lifts them.
+        Both limits apply unless Spark lifts them.
         """
         if isinstance(limit, ReadAllAvailable):
             return until
@@ -266,7 +268,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return place.offset
 
     def _first_held(self, next_index: int, tail: Tail) -> int:
-        """`next_index`, or the log's begin if that is later and the user accepts the loss."""
+        """Return `next_index`, or the log's begin if that is later and the user accepts the loss."""
         if next_index < tail.begin_index and self.options.fail_on_data_loss:
             raise Trimmed(self.options.log, next_index, tail.begin_index)
         return max(next_index, tail.begin_index)
@@ -285,7 +287,8 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def asked_range(options: SourceOptions, tail: Tail) -> tuple[int, int]:
-    """[first, until) of a batch query in a log with this tail. Raises OptionError, Trimmed, LogClash."""
+    """Return [first, until) of a batch query in a log with this tail. Raises OptionError, Trimmed,
+    LogClash."""
     first, until = first_index(options, tail), tail.next_index
     if isinstance(options.ending_index, int):
         until = options.ending_index + 1
@@ -305,14 +308,14 @@ def asked_range(options: SourceOptions, tail: Tail) -> tuple[int, int]:
 def narrow_range(
     options: SourceOptions, client: LogClient, first: int, until: int, bounds: Bounds
 ) -> tuple[int, int]:
-    """The part of [first, until) that can hold what the filters ask for. Raises Trimmed."""
+    """Return the part of [first, until) that can match the filters. Raises Trimmed."""
 
     def term_of(index: int) -> int:
         place = client.place(index)
         if place is None:
             if options.fail_on_data_loss:
                 raise Trimmed(options.log, index, client.tail(confirmed=False).begin_index)
-            return NO_TERM  # below any: the search goes on behind it
+            return NO_TERM  # below any: the search continues after it
         return place.term
 
     return narrow(first, until, bounds, first_at=client.first_index_at, term_of=term_of)
@@ -323,7 +326,7 @@ def open_client(options: SourceOptions) -> LogClient:
 
 
 def first_index(options: SourceOptions, tail: Tail) -> int:
-    """The index that startingIndex means in a log with this tail. Raises Trimmed, LogClash."""
+    """Return the index for startingIndex in a log with this tail. Raises Trimmed, LogClash."""
     if options.starting_index == EARLIEST:
         return tail.begin_index
     if options.starting_index == LATEST:

@@ -1,7 +1,7 @@
 """The journals of a log's nodes as rows: `stream=events`.
 
-Each node keeps a journal of its own, numbered by `seq` without gaps, and answers for no other. So an offset
-has one position a node; a node that does not answer is passed over, and caught up when it is back.
+Each node keeps its own journal, numbered by `seq` without gaps, and returns only that. So an offset has one
+position per node; a node that does not answer is skipped, and caught up when it is back.
 """
 
 import json
@@ -40,7 +40,8 @@ class EventsPartition(InputPartition):
 
 
 class EventsBatchReader(DataSourceReader):
-    """Reads what the journals hold at planning: all, or, where a loss is accepted, of nodes that answer."""
+    """Reads the journals as they are at planning: of all nodes, or, if a loss is accepted, of nodes that
+    answer."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -57,7 +58,7 @@ class EventsBatchReader(DataSourceReader):
 
 
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Streams the journals. With AvailableNow: what they held when the query began."""
+    """Streams the journals. With AvailableNow: up to their ends at the start of the query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -66,7 +67,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def client(self) -> LogClient:
-        """Made where it is first used: the reader itself travels between processes."""
+        """Created at first use, because the reader itself is sent between processes."""
         if self._client is None:
             self._client = LogClient(self.options.endpoints, self.options.log, self.options.token)
         return self._client
@@ -102,9 +103,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def starting_offset(client: LogClient, options: SourceOptions) -> EventsOffset:
-    """Where startingIndex begins:
+    """Return the positions for startingIndex:
 
-    all events, none that is there yet, or the next seq that it names, for all nodes or by node.
+    all events, none of the present ones, or the given next seq, for all nodes or by node.
     """
     nothing = EventsOffset({}, client.log_id())
     if options.starting_index == EARLIEST:
@@ -127,10 +128,11 @@ def scan(
     *,
     every_node: bool = False,
 ) -> EventsOffset:
-    """How far the journals go after `start`, each by at most `limit` events, and not past `target`.
+    """Return the ends of the journals after `start`, each by at most `limit` events, and not beyond `target`.
 
-    A node that does not answer keeps its position: a stream catches up. every_node: that raises Unreachable,
-    unless it holds nothing of the log. Raises LogClash when one has another journal than before.
+    A node that does not answer keeps its position: a stream catches up. every_node: it raises Unreachable
+    instead, unless the node holds nothing of the log. Raises LogClash if a node has another journal than
+    before.
     """
     nodes = dict(start.nodes)
     for node in client.nodes():
@@ -183,13 +185,13 @@ def _check_same_journal(
     except EventsTrimmed as trimmed:
         if trimmed.first_seq > position.next_seq:
             raise EventsTrimmed(options.log, node.id, position.next_seq, trimmed.first_seq) from trimmed
-        return  # all that is due is still there
+        return  # everything that is due is still there
     if not known or known[0]["seq"] != last_seq or position.timestamp_ms not in (None, known[0]["timestamp"]):
         raise other_journal(options, node, last_seq)
 
 
 def plan_partitions(nodes: Sequence[Node], start: EventsOffset, end: EventsOffset) -> list[InputPartition]:
-    """One partition a node that has something new.
+    """Return one partition per node with new events.
 
     Raises Unreachable for a node that is no longer a member.
     """
@@ -207,11 +209,12 @@ def plan_partitions(nodes: Sequence[Node], start: EventsOffset, end: EventsOffse
 
 
 def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[pa.RecordBatch]:
-    """The partition's rows in order. The node answered at planning: it is waited for if it has gone since.
+    """Yield the partition's rows in order. The node answered at planning: it is waited for if it has stopped
+    since.
 
-    A journal that began anew behind a loss has a first seq above 0: from 0 on, that is where it begins; else
-    the events between are lost. Raises LogClash for those, EventsTrimmed for what retention removed (unless
-    failOnDataLoss is false), ShortRead.
+    A journal that started again after a loss has a first seq above 0: from 0 on, that is where it begins;
+    else the events between are lost. Raises LogClash for those, EventsTrimmed for what retention removed
+    (unless failOnDataLoss is false), ShortRead.
     """
     client = LogClient([partition.node.url or options.endpoints[0]], options.log, options.token)
     seq = partition.from_seq
@@ -240,10 +243,10 @@ def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[
 
 
 def _skip(options: SourceOptions, partition: EventsPartition, seq: int, first_seq: int) -> int:
-    """Return where to go on when the journal begins at first_seq only."""
+    """Return where to continue when the journal begins at first_seq."""
     following = min(first_seq, partition.until_seq)
     logger.warning(
-        "log %s: the journal of %s has no events [%d, %d); going on at %d",
+        "log %s: the journal of %s has no events [%d, %d); continuing at %d",
         *(options.log, partition.node.id, seq, following, following),
     )
     return following
@@ -258,7 +261,7 @@ def other_journal(options: SourceOptions, node: Node, seq: int) -> LogClash:
 
 
 def rows(log: str, node: str, events: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Events as the service sends them in the source's schema; `data` stays JSON, keys sorted."""
+    """Return events of the service in the source's schema; `data` stays JSON, keys sorted."""
     columns = {
         "log": [log] * len(events),
         "node": [node] * len(events),

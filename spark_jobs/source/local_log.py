@@ -1,9 +1,9 @@
-"""A log's files on this machine, read in place: the same records as over HTTP, without a copy on the way.
+"""Reader of a log's files on this machine: the same records as over HTTP, without a copy.
 
-The files belong to a running node: they are opened to read, and nothing but whole batches is believed. What
-is committed, a replica says: it names the batch that ends the range, and a batch whose header equals that one
-ends the same history, since the header holds a digest of all before it (storage/format/batch.py).
-Committed bytes are never cut, so they alone are mapped; whatever else is looked at is copied first.
+The files belong to a running node: they are opened for reading, and only complete batches are used. A replica
+reports the batch that ends the committed range. A batch with an equal header ends the same history, since the
+header contains a digest of everything before it (storage/format/batch.py). Committed bytes are never
+truncated, so only they are mapped; everything else is copied first.
 """
 
 import sys
@@ -21,15 +21,16 @@ from storage.log.scan import Scan
 
 LOOK_BYTES = 64 * 1024  # read at first for a single batch
 PAGE_BYTES = 4 * 1024 * 1024  # of stored batches in one table
-WINDOW_BYTES = 64 * 1024 * 1024  # brought in from the disk at once; more than any batch has
+WINDOW_BYTES = 64 * 1024 * 1024  # loaded from the disk at once; larger than any batch
 
 
 class NotHere(Exception):
-    """These files do not hold the range, or not as the replicas have it: read it over HTTP. Says why."""
+    """These files do not hold the range, or not as the replicas have it: read it over HTTP. States the
+    reason."""
 
 
 class LocalLog:
-    """The files of one log in a node's data folder. log_id: what every batch must belong to."""
+    """Files of one log in a node's data folder. log_id: the log of every batch."""
 
     def __init__(self, files: FileSystem, data_folder: str, log: str, log_id: int) -> None:
         self._files = files
@@ -37,10 +38,10 @@ class LocalLog:
         self._log_id = log_id
 
     def read(self, first: int, last: Batch) -> Iterator[pa.Table]:
-        """All records from `first` to the end of `last`, a committed batch, as tables of READ_SCHEMA.
+        """Yield all records from `first` to the end of `last`, a committed batch, as tables of READ_SCHEMA.
 
-        Nothing is given before `last` was found here. Raises NotHere, at any time: what was given by then is
-        right.
+        Nothing is returned before `last` was found here. Raises NotHere, at any time: what was returned
+        before is right.
         """
         try:
             offset = self._find(first).offset
@@ -51,7 +52,7 @@ class LocalLog:
             raise NotHere(f"{self._folder}: {error}") from error
 
     def _tables(self, offset: int, first: int, last: Batch) -> Iterator[pa.Table]:
-        """The mapped batches from `offset` to `last`, PAGE_BYTES at once."""
+        """Yield the mapped batches from `offset` to `last`, PAGE_BYTES at once."""
         page: list[pa.RecordBatch] = []
         size = 0
         before: Batch | None = None
@@ -71,7 +72,7 @@ class LocalLog:
             yield pa.Table.from_batches(page, READ_SCHEMA)
 
     def _mapped(self, offset: int, until_offset: int) -> Iterator[Batch]:
-        """The batches from one place in the log to another, views of the files."""
+        """Yield the batches from one place in the log to another, views of the files."""
         starts = [*self._segments(), sys.maxsize]
         while offset < until_offset:
             at = bisect_right(starts, offset) - 1
@@ -85,7 +86,7 @@ class LocalLog:
                 file.close()
 
     def _window(self, file: File, base: int, offset: int, end: int) -> list[Batch]:
-        """The whole batches of the next WINDOW_BYTES, at least one, views of the file."""
+        """Return the complete batches of the next WINDOW_BYTES, at least one, views of the file."""
         rest = file.view(offset - base, min(WINDOW_BYTES, end - offset))
         found: list[Batch] = []
         while len(rest):
@@ -103,7 +104,8 @@ class LocalLog:
         return found
 
     def _find(self, index: int, known_offset: int = 0) -> Batch:
-        """The batch that holds an index, a copy. known_offset: of one not behind it. Raises NotHere."""
+        """Return the batch that holds an index, a copy. known_offset: of a batch not after it. Raises
+        NotHere."""
         starts = self._segments()
         at = bisect_right(starts, index, key=self._base_index) - 1
         if at < 0:
@@ -120,7 +122,7 @@ class LocalLog:
         raise NotHere(f"{self._folder} ends before index {index}: {scan.stopped_by}")
 
     def _hint(self, file: File, base: int, index: int) -> int:
-        """Offset of a batch at or before an index: the index file may lag behind, or be anything."""
+        """Return the offset of a batch at or before an index: the index file may lag, or be damaged."""
         try:
             rows = SegmentIndex(self._files.read(f"{self._folder}/{index_name(base)}"))
             row = rows.row_of_index(index)
@@ -137,12 +139,12 @@ class LocalLog:
         try:
             return self._copy(file, 0).base_index
         except PartialBatch:
-            return sys.maxsize  # the node has made the file, and not written yet
+            return sys.maxsize  # the node has created the file, and not written yet
         finally:
             file.close()
 
     def _copy(self, file: File, position: int) -> Batch:
-        """The batch at a position of a segment. Raises CorruptBatch."""
+        """Return the batch at a position of a segment. Raises CorruptBatch."""
         size = LOOK_BYTES
         while True:
             block = file.read(position, size)
@@ -154,7 +156,7 @@ class LocalLog:
                 size *= 4
 
     def _segments(self) -> list[int]:
-        """Where the segments begin, in bytes of the log, in order."""
+        """Return the begins of the segments, as offsets in the log, in order."""
         found = (segment_offset(name) for name in self._files.list(self._folder))
         return sorted(offset for offset in found if offset is not None)
 

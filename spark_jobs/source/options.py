@@ -1,4 +1,4 @@
-"""The options of `format("commitlog")`, checked before anything is read (docs/api.md §6)."""
+"""Options of `format("commitlog")`, validated before any read (docs/api.md §6)."""
 
 import json
 from collections.abc import Mapping
@@ -43,12 +43,12 @@ Start = int | str | dict[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What a query asks for.
+    """Validated options of a query.
 
     endpoints: base URLs of replicas, none with a slash at its end. starting_index: inclusive, EARLIEST,
-    LATEST, None where the kind of query decides; for events a seq, or one by node. ending_index:
-    inclusive, or LATEST. data_folders: of nodes on this machine, whose files are read in place. union: the
-    Delta table, and what the log has beyond it; table: where it lies, None to ask the service.
+    LATEST, None where the kind of query decides; for events a seq, or one by node. ending_index: inclusive,
+    or LATEST. data_folders: of nodes on this machine, whose files are read in place. union: read the Delta
+    table, and newer records from the log; table: its location, None to get it from the service.
     """
 
     endpoints: tuple[str, ...]
@@ -68,9 +68,9 @@ class SourceOptions:
     table: str | None = None
 
     def for_batch(self) -> "SourceOptions":
-        """The same for a batch query, with its default start.
+        """Return the options for a batch query, with its default start.
 
-        Raises OptionError for what only streams take.
+        Raises OptionError for options that only streams have.
         """
         if self.max_records_per_trigger is not None or self.max_bytes_per_trigger is not None:
             raise OptionError(
@@ -79,9 +79,9 @@ class SourceOptions:
         return replace(self, starting_index=EARLIEST if self.starting_index is None else self.starting_index)
 
     def for_stream(self) -> "SourceOptions":
-        """The same for a streaming query, with its default start.
+        """Return the options for a streaming query, with its default start.
 
-        Raises OptionError for what only batches take.
+        Raises OptionError for options that only batches have.
         """
         if self.ending_index != LATEST:
             raise OptionError("endingIndex is for batch queries: a stream has no end")
@@ -93,7 +93,7 @@ class SourceOptions:
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """Read Spark's options, whose names ignore case.
 
-    Raises OptionError with all that is known about the mistake.
+    Raises OptionError with the details of the error.
     """
     known = {name.lower(): name for name in NAMES}
     values: dict[str, str] = {}
@@ -144,7 +144,7 @@ def _union(values: Mapping[str, str]) -> bool:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Base URLs without a slash at their ends. Raises OptionError."""
+    """Return base URLs without a slash at their ends. Raises OptionError."""
     endpoints = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
     if not endpoints:
         raise OptionError("endpoint: give the base URL of one replica or more, separated by commas")

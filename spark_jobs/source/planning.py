@@ -1,6 +1,6 @@
-"""What the source decides, without Spark and without a network: offsets, ranges, admission.
+"""Decisions of the source, without Spark and without a network: offsets, ranges, limits.
 
-`next_index`, `until` are exclusive ends, `first` and `index` inclusive, as everywhere in the service.
+`next_index` and `until` are exclusive ends, `first` and `index` inclusive, as everywhere in the service.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,11 @@ EARLIEST, LATEST = "earliest", "latest"
 
 @dataclass(frozen=True)
 class RecordsOffset:
-    """How far a query has read a log.
+    """Position of a query in a log.
 
     next_index: the first index not read. term: of the record before it; 0 when there is none, None when it
-    was trimmed and cannot be told. log_id: names the log and its cluster. lost: indexes that the query has
-    passed over so far because they were trimmed before it came (failOnDataLoss=false).
+    was trimmed and is unknown. log_id: identifies the log and its cluster. lost: number of indexes that the
+    query has skipped so far because they were trimmed before they were read (failOnDataLoss=false).
     """
 
     next_index: int
@@ -44,7 +44,7 @@ class RecordsOffset:
 
 @dataclass(frozen=True)
 class JournalPosition:
-    """How far one node's journal was read. timestamp_ms: of the event before `next_seq`, None for none."""
+    """Position in one node's journal. timestamp_ms: of the event before `next_seq`, None for none."""
 
     next_seq: int
     timestamp_ms: int | None
@@ -52,7 +52,7 @@ class JournalPosition:
 
 @dataclass(frozen=True)
 class EventsOffset:
-    """How far a query has read the journals of all nodes that it has met so far."""
+    """Positions of a query in the journals of all nodes that it has met so far."""
 
     nodes: Mapping[str, JournalPosition]
     log_id: str
@@ -77,7 +77,7 @@ class EventsOffset:
 
 
 def check_same_log(log: str, expected_id: str, found_id: str) -> None:
-    """Raise LogClash unless both ids name one log."""
+    """Raise LogClash unless both ids identify one log."""
     if expected_id != found_id:
         raise LogClash(log, f"its id is {found_id}, it was {expected_id}")
 
@@ -85,7 +85,7 @@ def check_same_log(log: str, expected_id: str, found_id: str) -> None:
 def check_same_term(log: str, offset: RecordsOffset, found_term: int | None) -> None:
     """Raise LogClash if the record before `offset` was written in another term than when it was read.
 
-    found_term: None when that record was trimmed: then nothing can be said, and nothing is.
+    found_term: None when that record was trimmed: then nothing is checked.
     """
     if offset.term is not None and found_term is not None and offset.term != found_term:
         raise LogClash(
@@ -106,9 +106,9 @@ def check_not_shorter(log: str, offset: RecordsOffset, next_index: int) -> None:
 
 
 def split_range(first: int, until: int, parts: int, longest: int | None = None) -> list[tuple[int, int]]:
-    """`parts` ranges [first, until) of nearly one length, in order, none empty; [] for nothing.
+    """Return `parts` ranges [first, until) of nearly equal length, in order, none empty; [] for nothing.
 
-    Fewer where there are not so many indexes, more where one would be longer than `longest`.
+    Fewer if there are not enough indexes, more if one would be longer than `longest`.
     """
     count = max(0, until - first)
     parts = min(count, parts if longest is None else max(parts, -(-count // longest)))
@@ -117,15 +117,15 @@ def split_range(first: int, until: int, parts: int, longest: int | None = None) 
 
 
 def admit_records(first: int, until: int, max_records: int | None) -> int:
-    """The end of the first `max_records` indexes of [first, until); all of it for None."""
+    """Return the end of the first `max_records` indexes of [first, until); all of it for None."""
     return until if max_records is None else min(until, first + max_records)
 
 
 def admit_bytes(first: int, until: int, max_bytes: int | None, position_of: Callable[[int], int]) -> int:
-    """The end of a prefix of [first, until) that holds about `max_bytes`, and at least one record.
+    """Return the end of a prefix of [first, until) that holds about `max_bytes`, and at least one record.
 
     position_of: byte position in the log of the batch that holds an index; called O(log n) times. A batch is
-    the smallest thing that has a position, so the prefix is too long by less than a batch.
+    the smallest unit with a position, so the prefix is too long by less than a batch.
     """
     if max_bytes is None or until - first <= 1:
         return until
@@ -141,10 +141,10 @@ def admit_bytes(first: int, until: int, max_bytes: int | None, position_of: Call
 
 
 def check_joined(log: str, ranges: Sequence[tuple[int, int]], first: int) -> None:
-    """Raise ShortRead unless one of these ranges [begin, end), the first, holds `first`, and each other one
-    begins where the one before it ends.
+    """Raise ShortRead unless the first of these ranges [begin, end) holds `first`, and each other one begins
+    where the one before it ends.
 
-    Holds for reads with control records, since a log has no gaps.
+    Applies to reads with control records, since a log has no gaps.
     """
     begin, end = ranges[0]
     if not begin <= first < end:
@@ -155,6 +155,6 @@ def check_joined(log: str, ranges: Sequence[tuple[int, int]], first: int) -> Non
 
 
 def rotate(endpoints: Sequence[str], by: int) -> list[str]:
-    """The endpoints in another order, so that readers spread over the replicas."""
+    """Return the endpoints in another order, so that readers spread over the replicas."""
     start = by % len(endpoints)
     return [*endpoints[start:], *endpoints[:start]]

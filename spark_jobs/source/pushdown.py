@@ -1,8 +1,8 @@
-"""What a query's filters leave of a log: fewer indexes to read, never other rows.
+"""Reduction of a read by the query's filters: fewer indexes, never other rows.
 
-Spark evaluates every filter again, so a bound may be wider than its filter, never narrower. Indexes and
-terms rise along a log, so both ends of a range follow from them. Timestamps may come in any order: a record
-at or after a time has an index at or after the first such record, and nothing bounds the other end.
+Spark evaluates every filter again, so a bound may be wider than its filter, never narrower. Indexes and terms
+rise along a log, so both ends of a range follow from them. Timestamps may be in any order: a record at or
+after a time has an index at or after the first such record, and the other end has no bound.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,7 +39,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What all filters together ask for. timestamp_us: since 1970 UTC."""
+    """Bounds of all filters together. timestamp_us: since 1970 UTC."""
 
     index: Interval = Interval()
     term: Interval = Interval()
@@ -47,7 +47,7 @@ class Bounds:
 
 
 def bounds_of(filters: Iterable[Filter]) -> Bounds:
-    """The bounds that the filters, all of which hold, put on index, term and timestamp."""
+    """Return the bounds of the filters, all of which apply, on index, term and timestamp."""
     found = {"index": Interval(), "term": Interval(), "timestamp": Interval()}
     for filter in filters:
         column = getattr(filter, "attribute", ("",))
@@ -73,7 +73,7 @@ def _interval(filter: Filter) -> Interval:
 
 
 def _number(value: Any, *, above: bool = False, below: bool = False) -> int | None:
-    """A literal as a whole number, the next one `above` or `below` it; None for what is none."""
+    """Return a literal as a whole number, the next one `above` or `below` it; None if it is not a number."""
     if isinstance(value, datetime):
         moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         value = (moment - EPOCH) // timedelta(microseconds=1)
@@ -90,10 +90,10 @@ def narrow(
     first_at: Callable[[int], int],
     term_of: Callable[[int], int],
 ) -> tuple[int, int]:
-    """The part of [first, until) that can hold what `bounds` ask for; first = until when there is none.
+    """Return the part of [first, until) that can match `bounds`; first = until for an empty part.
 
-    first_at: an index that no record at or after a time, in ms, stands before. term_of: of the record at an
-    index of the range; asked O(log n) times.
+    first_at: an index before which there is no record at or after a time, in ms. term_of: of the record at an
+    index of the range; called O(log n) times.
     """
     if bounds.index.low is not None:
         first = max(first, bounds.index.low)
@@ -109,7 +109,7 @@ def narrow(
 
 
 def _first_of_term(term: int, first: int, until: int, term_of: Callable[[int], int]) -> int:
-    """The first index of [first, until) whose term is at least `term`; until for none."""
+    """Return the first index of [first, until) whose term is at least `term`; until for none."""
     while first < until:
         middle = (first + until) // 2
         if term_of(middle) < term:

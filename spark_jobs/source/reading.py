@@ -1,4 +1,4 @@
-"""A task's part of a read: one range of indexes, from replicas or files, as rows for Spark."""
+"""Read of one task: a range of indexes, from replicas or files, as rows for Spark."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from storage.format.records import repeated
 
 MAX_BATCH_ROWS = 8_192
 PIECE_BYTES = 1024 * 1024
-FEW_ROWS = 256  # a record batch costs as much as copying so many rows
+FEW_ROWS = 256  # a record batch costs as much as copying this number of rows
 RECORDS_ARROW = schemas.arrow_schema(schemas.RECORDS)
 LOST = "lost"
 
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 class RecordsPartition(InputPartition):
     """The indexes [first, until), read from `endpoints` in this order.
 
-    last_term: of the record before `until` when the range was planned, None when nobody looked. lost_from:
-    the indexes from there to `first` were trimmed, and the user goes on without them.
+    last_term: of the record before `until` when the range was planned, None if it was not read. lost_from:
+    the indexes from there to `first` were trimmed, and the user continues without them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ def plan_partitions(
     last_term: int | None = None,
     lost_from: int | None = None,
 ) -> list[InputPartition]:
-    """[first, until) in minPartitions parts, or in more of at most maxRecordsPerPartition indexes.
+    """Divide [first, until) into minPartitions parts, or more of at most maxRecordsPerPartition indexes.
 
     Each begins at another replica.
     """
@@ -78,7 +78,7 @@ def plan_partitions(
 
 
 def read_records(options: SourceOptions, partition: RecordsPartition) -> Iterator[pa.RecordBatch]:
-    """The partition's rows, in order, each index of it once, or accounted for as lost.
+    """Yield the partition's rows, in order, each index of it once, or counted as lost.
 
     Raises Trimmed (unless failOnDataLoss is false), LogClash, ShortRead, Refused, Unreachable.
     """
@@ -106,7 +106,7 @@ def read_records(options: SourceOptions, partition: RecordsPartition) -> Iterato
 
 
 def _checked_end(options: SourceOptions, partition: RecordsPartition, records: pa.Table, first: int) -> int:
-    """One past the last of `records`, which begin at `first`. Raises ShortRead, LogClash."""
+    """Return the index after the last of `records`, which begin at `first`. Raises ShortRead, LogClash."""
     if records["index"][0].as_py() != first:
         raise ShortRead(f"log {options.log!r}: {records['index'][0]} came where {first} was due")
     end = first + int(records.num_rows)
@@ -121,7 +121,8 @@ def _checked_end(options: SourceOptions, partition: RecordsPartition, records: p
 
 
 def _local_pages(options: SourceOptions, client: LogClient, first: int, until: int) -> Iterator[pa.Table]:
-    """The range from the files of a node on this machine, as far as they hold it: the rest comes by HTTP."""
+    """Yield the range from the files of a node on this machine, as far as they hold it: the rest is read
+    by HTTP."""
     if not options.data_folders or first >= until:
         return
     log_id = int(client.log_id(), 16)
@@ -146,12 +147,13 @@ def _local_pages(options: SourceOptions, client: LogClient, first: int, until: i
 
 
 def lost_rows(options: SourceOptions, first: int, until: int) -> Iterator[pa.RecordBatch]:
-    """Say that [first, until) was trimmed before it was read: in the log, and with includeControl as a row.
+    """Report that [first, until) was trimmed before it was read: in the log, and with includeControl as a
+    row.
 
-    The row stands at the first index that is missing; its type is `lost`, its value tells the range.
+    The row is at the first missing index; its type is `lost`, its value the range.
     """
     logger.warning(
-        "log %s: the records [%d, %d) were trimmed before they were read; going on at %d",
+        "log %s: the records [%d, %d) were trimmed before they were read; continuing at %d",
         *(options.log, first, until, until),
     )
     if options.include_control:
@@ -166,10 +168,10 @@ def lost_rows(options: SourceOptions, first: int, until: int) -> Iterator[pa.Rec
 
 
 def rows(options: SourceOptions, records: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Records in the source's schema, without a copy where stored batches are long enough.
+    """Yield records in the source's schema, without a copy where stored batches are long enough.
 
-    records: each of its record batches is of one stored batch. Those with few rows are joined, long ones cut:
-    Spark goes through one row by row, and a small one stays in the processor's cache meanwhile.
+    records: each of its record batches is of one stored batch. Those with few rows are joined, long ones
+    split: Spark iterates one row by row, and a small one stays in the processor's cache meanwhile.
     """
     few: list[pa.RecordBatch] = []
     for batch in records.to_batches():
@@ -187,7 +189,7 @@ def rows(options: SourceOptions, records: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def cut(options: SourceOptions, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A record batch of READ_SCHEMA in the source's schema, in pieces of about PIECE_BYTES."""
+    """Yield a record batch of READ_SCHEMA in the source's schema, in pieces of about PIECE_BYTES."""
     columns = [repeated(options.log, batch.num_rows), *batch.columns]
     typed = [column.cast(type) for column, type in zip(columns, RECORDS_ARROW.types, strict=True)]
     whole = pa.RecordBatch.from_arrays(typed, schema=RECORDS_ARROW)

@@ -1,8 +1,8 @@
 """`tail=union`: history from the table `entries`, the newest records from the log, as one read.
 
-The log's committed end is asked for first, then the table's newest version is taken. The table holds every
-data record before its own end, so the seam is that end: below it only the table is read, from it on only the
-log, and nothing past the committed end. A materializer that goes on meanwhile changes neither.
+The read first gets the log's committed end, then the table's newest version. The table holds every data
+record before its own end: records below that end are read from the table alone, later ones from the log
+alone, up to the committed end. A materializer that runs meanwhile changes neither.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,10 +45,10 @@ class FilesPartition(InputPartition):
 def plan_union(
     options: SourceOptions, client: LogClient, bounds: Bounds
 ) -> tuple[list[InputPartition], int, int]:
-    """The partitions of the table's part, and the range that the log is to give.
+    """Return the partitions of the table's part, and the range to read from the log.
 
-    Raises LogClash (the table is another log's), Trimmed (the table lacks the beginning, or the log what
-    follows the table), OptionError, TableUnreadable.
+    Raises LogClash (the table is another log's), Trimmed (the table lacks the beginning, or the log lacks
+    what follows the table), OptionError, TableUnreadable.
     """
     tail = client.tail(confirmed=True)
     snapshot = read_snapshot(_path_of(options, client))
@@ -82,7 +82,7 @@ def plan_union(
 def plan_files(
     options: SourceOptions, snapshot: Snapshot, first: int, until: int, bounds: Bounds
 ) -> list[InputPartition]:
-    """The data files that can hold rows of [first, until) within `bounds`, in minPartitions parts."""
+    """Return the data files that can hold rows of [first, until) within `bounds`, in minPartitions parts."""
     wanted = bounds.index & Interval(first, until - 1)
     files = [
         file
@@ -95,7 +95,7 @@ def plan_files(
 
 
 def read_files(options: SourceOptions, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
-    """The partition's rows in the source's schema. Raises TableUnreadable."""
+    """Yield the partition's rows in the source's schema. Raises TableUnreadable."""
     for file in partition.files:
         for rows in read_rows(file, ENTRIES.fieldNames()):
             if not partition.first <= file.first_index <= file.last_index < partition.until:
@@ -123,13 +123,13 @@ def _path_of(options: SourceOptions, client: LogClient) -> str:
 
 
 def _check_table(options: SourceOptions, client: LogClient, snapshot: Snapshot, next_index: int) -> None:
-    """Raise LogClash unless the table was made from this log, and OptionError for any other table."""
+    """Raise LogClash unless the table was created from this log, and OptionError for any other table."""
     if LOG_ID_PROPERTY not in snapshot.properties:
         raise OptionError(f"table: {snapshot.path} is not a table {TABLE} of a log")
     log_id = snapshot.properties[LOG_ID_PROPERTY]
     check_same_log(options.log, log_id, client.log_id())
     end = RecordsOffset(snapshot.next_index, snapshot.last_term, log_id)
-    if end.next_index > next_index:  # written since the end was asked for, or another log: ask again
+    if end.next_index > next_index:  # written since the end was read, or another log: read the end again
         check_not_shorter(options.log, end, client.tail(confirmed=True).next_index)
     if end.next_index > 0:
         place = client.place(end.next_index - 1)

@@ -12,7 +12,7 @@ from spark_jobs.tables.table import MAX_REFUSALS, Table, TableClash, append_once
 
 
 class JournalTable:
-    """positions: the next seq by node, as the rows of the table tell: what an append claims is their sum."""
+    """positions: the next seq by node, as in the rows of the table: an append claims their sum."""
 
     def __init__(self, spark: SparkSession, path: str, table: Table) -> None:
         self.spark = spark
@@ -22,16 +22,15 @@ class JournalTable:
         self.rows = 0
 
     def open(self) -> None:
-        """Create the table if need be, and see how far it goes."""
+        """Create the table if needed, and read its progress."""
         if create_table(self.spark, self.path, self.table):
             self.positions, self.rows = {}, 0
         else:
             self.look()
 
     def append(self, rows: pa.Table) -> None:
-        """Add those of `rows` that are past the table's positions; whole events, in the order of each
-        journal.
-        """
+        """Add those of `rows` that are after the table's positions; whole events, in the order of each
+        journal."""
         refusals = 0
         while (rows := after(rows, self.positions)).num_rows > 0:
             claim = sum(self.positions.values())
@@ -53,7 +52,7 @@ class JournalTable:
                 raise TableClash(self.path, f"the events after {self.positions}")
 
     def look(self) -> None:
-        """Take from the table how far it goes."""
+        """Read the progress from the table."""
         held = read_plain(self.path, self.table.schema, ["node", "seq"])
         if held is not None:
             self.positions, self.rows = ends(held), held.num_rows
@@ -64,13 +63,13 @@ class JournalTable:
 
 
 def after(rows: pa.Table, positions: Mapping[str, int]) -> pa.Table:
-    """The rows whose seq is not below their node's position; a node without one has 0."""
+    """Return the rows whose seq is not below their node's position; a node without one has 0."""
     nodes, seqs = rows["node"].to_pylist(), rows["seq"].to_pylist()
     new = [seq >= positions.get(node, 0) for node, seq in zip(nodes, seqs, strict=True)]
     return rows.filter(pa.array(new, pa.bool_()))
 
 
 def ends(rows: pa.Table) -> dict[str, int]:
-    """One past the largest seq of each node."""
+    """Return one more than the largest seq of each node."""
     largest = rows.group_by("node").aggregate([("seq", "max")])
     return dict(zip(largest["node"].to_pylist(), pc.add(largest["seq_max"], 1).to_pylist(), strict=True))

@@ -1,4 +1,4 @@
-"""The columns of the source and of each table; units and keys are told in README.md."""
+"""Columns of the source and of each table; docs/tables.md lists units and keys."""
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -91,5 +91,5 @@ EPOCH_FILES = StructType([EPOCHS["log"], StructField("node", StringType()), *EPO
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What Spark demands of the record batches of a source with this schema, to the letter."""
+    """Return the exact schema that Spark requires of the record batches of a source."""
     return to_arrow_schema(schema, timezone="UTC")

@@ -1,8 +1,8 @@
-"""Tables read from their Delta logs without Spark: of `entries` which files hold which indexes; others whole.
+"""Tables read from their Delta logs without Spark: the files of `entries` by index; other tables as a whole.
 
-A reader in one of Spark's Python workers has no session to ask, and a job that has just started would wait
-seconds for Spark's first answer. The tables are ours (table.py), so the plain format is all that is
-understood: a table that asks more of its readers is refused by name.
+A reader in one of Spark's Python workers has no session, and a starting job would wait seconds for Spark's
+first answer. The tables are written by this project (table.py), so only the plain format is supported: a
+table that requires more of its readers is refused with the feature's name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,13 +51,13 @@ class Snapshot:
 
     @property
     def begin_index(self) -> int:
-        """From here on every committed data record before the table's end is a row."""
+        """From this index on, every committed data record before the table's end is a row."""
         first = min((file.first_index for file in self.files), default=0)
         return min(first, int(self.properties.get(BEGIN_PROPERTY, first)))
 
     @property
     def next_index(self) -> int:
-        """One past the last row's index, 0 for none: every committed data record before it is a row."""
+        """The index after the last row, 0 for none: every committed data record before it is a row."""
         return max((file.last_index + 1 for file in self.files), default=0)
 
     @property
@@ -72,7 +72,7 @@ class Snapshot:
 
 
 def read_snapshot(path: str) -> Snapshot:
-    """The newest version of the table at a path or URL. Raises TableUnreadable."""
+    """Return the newest version of the table at a path or URL. Raises TableUnreadable."""
     found = _plain_snapshot(path)
     files = [_table_file(path, file) for file in found.files.values()]
     return Snapshot(
@@ -83,9 +83,10 @@ def read_snapshot(path: str) -> Snapshot:
 def read_plain(
     path: str, schema: StructType, columns: Sequence[str], where: pc.Expression | None = None
 ) -> pa.Table | None:
-    """Rows of a table's newest version, in no order. schema: the table's. where: by these columns alone.
+    """Return the rows of a table's newest version, in no order. schema: the table's. where: filter on these
+    columns.
 
-    None where Spark alone can say: of a table at a URL, or of another format than the plain one.
+    None where only Spark can read it: a table at a URL, or in another format than the plain one.
     """
     if is_url(path):
         return None
@@ -98,12 +99,12 @@ def read_plain(
         return (
             pa.Table.from_batches(found).select(wanted.names).cast(wanted) if found else wanted.empty_table()
         )
-    except (TableUnreadable, OSError, KeyError, pa.ArrowInvalid):  # KeyError: a column that came later
+    except (TableUnreadable, OSError, KeyError, pa.ArrowInvalid):  # KeyError: a column that was added later
         return None
 
 
 def read_rows(file: TableFile | DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """All rows of a data file. Raises TableUnreadable when they are not as many as the table says."""
+    """Return all rows of a data file. Raises TableUnreadable unless they are as many as the table states."""
     files, name = file_system_of(file.path)
     count = 0
     with pq.ParquetFile(files.open_input_file(name), coerce_int96_timestamp_unit="us") as parquet:

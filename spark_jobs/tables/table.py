@@ -1,13 +1,11 @@
-"""The Delta tables of a log: what each column means, how the table is laid out, and how rows get in exactly
-once.
+"""The Delta tables of a log: the meaning of each column, the layout of each table, and exactly-once appends.
 
-An append claims a place: the claim is a number that depends on nothing but the rows that the table held
-before (`next index`, or the sum of the nodes' next seqs), and Delta stores it with the commit as the
-transaction version of one application. Whoever comes with a claim that is not above the last one is
-refused, by Delta itself and within the
-transaction: a driver that was killed and started again, a second driver, one that was paused and woken.
-Each commit adds rows, so each raises the claim of the next; hence two commits never add the same rows, with
-a checkpoint or without.
+An append claims a place: the claim is a number that depends only on the rows that the table held before
+(`next index`, or the sum of the nodes' next seqs), and Delta stores it with the commit as the transaction
+version of one application. Delta itself refuses, within the transaction, a claim that is not above the last
+one: of a driver that was killed and restarted, of a second driver, of one that was paused. Each commit adds
+rows, so each raises the claim of the next; hence two commits never add the same rows, with or without a
+checkpoint.
 """
 
 import contextlib
@@ -35,11 +33,11 @@ from spark_jobs.tables.snapshot import read_plain
 OBSERVED_WITHIN_S = 0.5
 TABLE_IS_THERE = "TABLE_OR_VIEW_ALREADY_EXISTS"
 NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
-# The latter: one whose Java class PySpark has no name for, as Delta's of commits that collide.
+# Py4JError: a Java class without an equivalent in PySpark, such as Delta's error of conflicting commits.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
-MADE_WITHIN_S = 5.0  # a table, once its folder is there
+MADE_WITHIN_S = 5.0  # the table exists, once its folder exists
 LOOK_EACH_S = 0.2
-MAX_REFUSALS = 3  # of one claim, which the table still gives: more looks would show nothing new
+MAX_REFUSALS = 3  # retries of one claim that the table still gives
 
 PROPERTIES = {
     "delta.checkpointInterval": "100",
@@ -50,7 +48,7 @@ PROPERTIES = {
 
 @dataclass(frozen=True)
 class Table:
-    """One table. cluster_by: the columns that a reader's filter names. columns: what each one means."""
+    """One table. cluster_by: the columns that a reader's filter names. columns: the meaning of each."""
 
     name: str
     schema: StructType
@@ -208,7 +206,7 @@ TABLES = (ENTRIES, EVENTS, WATERMARKS, EPOCHS, EPOCH_FILES, SYNC_STATE_SETS, QUA
 
 
 class TableClash(RuntimeError):
-    """A table refuses rows that it does not hold, so some were taken out of it: it needs a person."""
+    """A table refuses rows that it does not hold, so rows were removed from it: an operator must decide."""
 
     def __init__(self, path: str, rows: str) -> None:
         super().__init__(
@@ -218,23 +216,23 @@ class TableClash(RuntimeError):
 
 
 def table_path(tables: Path | str, log: str, table: Table) -> str:
-    """Folder, or URL, of a log's table."""
+    """Return the folder, or URL, of a log's table."""
     return f"{str(tables).rstrip('/')}/{log}/{table.name}"
 
 
 def identifier(path: str) -> str:
-    """A table's path as SQL names it."""
+    """Return a table's path as SQL names it."""
     return f"delta.`{path.replace('`', '``')}`"
 
 
 def create_table(
     spark: SparkSession, path: str, table: Table, properties: Mapping[str, str] | None = None
 ) -> bool:
-    """Create the table unless it is there; whether it was made now. Statistics leave out the payload.
+    """Create the table unless it exists; return whether it was created now. Statistics leave out the payload.
 
-    properties: of the table, beside the ones that all have. To try costs a tenth of what it takes to ask a
-    table for anything: Delta would work out all that it holds. Raises ConfigError for one that is half made
-    where only Spark can reach it.
+    properties: of the table, beside the common ones. An attempt costs a tenth of a query of the table, for
+    which Delta would compute its whole state. Raises ConfigError for an incomplete table that only Spark can
+    access.
     """
     columns = ", ".join(
         f"`{column.name}` {column.dataType.simpleString()} COMMENT '{_quoted(table.columns[column.name])}'"
@@ -260,8 +258,9 @@ def create_table(
                 raise
         if (is_here and DeltaLog(path).versions()) or is_table(spark, path):
             return False
-        # A folder for its log and no commit: Spark refuses to make it, since it is there, and to read it.
-        if time.monotonic() < clear_at_s:  # who makes it may live
+        # A folder for its log without a commit: Spark refuses to create the table, since it exists, and to
+        # read it.
+        if time.monotonic() < clear_at_s:  # its creator may be running
             time.sleep(LOOK_EACH_S)
             continue
         log = f"{path}/{LOG_FOLDER}"
@@ -274,8 +273,8 @@ def create_table(
 
 
 def _clear(log: Path) -> None:
-    """Remove the folder of a log, unless a commit came into it meanwhile: that one stays in any case."""
-    with contextlib.suppress(OSError):  # the next attempt to make the table tells
+    """Remove the folder of a log, unless a commit was added meanwhile: that one is kept in every case."""
+    with contextlib.suppress(OSError):  # the next attempt to create the table shows it
         for left in sorted(log.rglob("*"), reverse=True):
             if left.is_dir():
                 left.rmdir()
@@ -285,7 +284,7 @@ def _clear(log: Path) -> None:
 
 
 def is_table(spark: SparkSession, path: str) -> bool:
-    """Whether a Delta table lies there. In SQL, which Spark Connect has too."""
+    """Return whether a Delta table exists there. Uses SQL, which Spark Connect supports too."""
     try:
         spark.sql(f"SHOW TBLPROPERTIES {identifier(path)}").collect()
     except AnalysisException as error:
@@ -309,7 +308,7 @@ def read_table(spark: SparkSession, path: str) -> DataFrame:
 
 
 def collect_table(spark: SparkSession, path: str, table: Table, columns: Sequence[str]) -> pa.Table:
-    """All rows of a small table, in no order. Spark is asked only where it alone can say."""
+    """Return all rows of a small table, in no order. Spark is used only where it is needed."""
     rows = read_plain(path, table.schema, columns)
     return read_table(spark, path).select(*columns).toArrow() if rows is None else rows
 
@@ -324,12 +323,11 @@ def append_once(
     note: Mapping[str, Any],
     replaces: str | None = None,
 ) -> tuple[int, int] | None:
-    """Append `rows`, one or more, if nobody has appended since the table gave `claim`.
+    """Append `rows`, one or more, if there was no append since the table gave `claim`.
 
     claim: above that of every commit before; a function of the table's rows alone. position: the column whose
-    largest value is wanted. note: kept in the commit. replaces: condition of the rows that `rows` come for.
-    Returns the count of rows and that value, or None when the claim was refused: then look at the table
-    again.
+    largest value is returned. note: kept in the commit. replaces: condition of the rows that `rows` replace.
+    Returns the number of rows and that value, or None when the claim was refused: then read the table again.
     """
     metrics = Observation()
     observed = rows.observe(metrics, F.count("*").alias("count"), F.max(position).alias("last"))
@@ -350,26 +348,26 @@ def append_once(
 
 
 def look_ahead(spark: SparkSession, path: str, *, application: str, claimed: int) -> None:
-    """Let Delta work out now which claims the table's newest version holds, for the next append.
+    """Let Delta compute now which claims the table's newest version holds, for the next append.
 
-    Delta keeps the answer until somebody commits. Of an append of 1 000 rows this is more than half of the
-    processor's time: spent between two micro-batches, it holds up no record. What asks for it and nothing
-    else is an append under a claim that is taken, `claimed`: Delta passes over it.
+    Delta keeps the result until the next commit. This is more than half of the processor time of an append of
+    1 000 rows: between two micro-batches it delays no record. The only call that triggers just this
+    computation is an append under a used claim, `claimed`: Delta skips it.
     """
     writer = spark.range(0).write.format("delta").mode("append")
     writer.option("txnAppId", application).option("txnVersion", str(claimed)).save(path)
 
 
 def _was_observed(metrics: Observation, *, remote: bool) -> bool:
-    """Whether the write ran at all: Delta passes over one whose claim is taken, without a word.
+    """Return whether the write ran at all: Delta silently skips one whose claim is used.
 
-    Metrics arrive a moment after the write. A wrong no does no harm: the caller looks at the table. remote:
+    Metrics arrive a moment after the write. A wrong False does no harm: the caller reads the table. remote:
     by Spark Connect, whose server waits that moment itself.
     """
     if remote:
         return bool(metrics.get)
     observation: Any = metrics._jo
-    future = observation.future()  # the public `get` waits for ever when there was nothing to run
+    future = observation.future()  # the public `get` waits without end when there was nothing to run
     give_up_at = time.monotonic() + OBSERVED_WITHIN_S
     while not future.isCompleted():
         if time.monotonic() > give_up_at:

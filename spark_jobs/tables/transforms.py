@@ -1,4 +1,4 @@
-"""DataFrame in, DataFrame out: what the tables hold, and the questions that notebooks ask of them."""
+"""DataFrame in, DataFrame out: the contents of the tables, and queries of the notebooks."""
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
@@ -8,24 +8,24 @@ from spark_jobs.tables import schemas
 
 
 def entries(records: DataFrame) -> DataFrame:
-    """The data records. In RECORDS, out ENTRIES."""
+    """Return the data records. In RECORDS, out ENTRIES."""
     return records.where(F.col("type") == "data").select(*schemas.ENTRIES.fieldNames())
 
 
 def latest_watermarks(watermarks: DataFrame) -> DataFrame:
-    """The newest row of each (log, term, peer). In and out WATERMARKS."""
+    """Return the newest row of each (log, term, peer). In and out WATERMARKS."""
     newest_first = Window.partitionBy("log", "term", "peer").orderBy(F.desc("seq"))
     ranked = watermarks.withColumn("rank", F.row_number().over(newest_first))
     return ranked.where(F.col("rank") == 1).drop("rank")
 
 
 def epoch_differences(epochs: DataFrame, epoch_files: DataFrame) -> DataFrame:
-    """Where a node's epoch file contradicts `epochs`; no row: they agree.
+    """Return contradictions between a node's epoch file and `epochs`; no row: they agree.
 
-    Up to the newest epoch that both know, the file holds what `epochs` does, but for what the node has
-    trimmed. What the file holds after it contradicts nothing, nor does where it has that one end: a leader
-    that lost its term, or stands still, may hold epochs that were never committed. The last epoch of either
-    side may be open there alone. In EPOCHS, EPOCH_FILES. Out node, epoch, difference.
+    Up to the newest epoch that both know, the file holds what `epochs` does, except for what the node has
+    trimmed. What the file holds after that is not a contradiction, and neither is the end of that epoch in
+    the file: a leader that lost its term, or is paused, may hold epochs that were never committed. The last
+    epoch of either side may be open there alone. In EPOCHS, EPOCH_FILES. Out node, epoch, difference.
     """
     known = epochs.select(
         "epoch", F.struct("start_index", "start_offset").alias("start"), "end_index", "leader"
@@ -58,15 +58,14 @@ def epoch_differences(epochs: DataFrame, epoch_files: DataFrame) -> DataFrame:
 
 
 def json_values(entries: DataFrame, schema: StructType | str) -> DataFrame:
-    """The fields of each value that is a JSON object of `schema`, after the index; a field that does not
-    parse is null. In ENTRIES, out index and the columns of `schema`.
-    """
+    """Return the fields of each value that is a JSON object of `schema`, after the index; a field that
+    does not parse is null. In ENTRIES, out index and the columns of `schema`."""
     parsed = entries.select("index", F.from_json(F.col("value").cast("string"), schema).alias("row"))
     return parsed.select("index", "row.*")
 
 
 def delays_by_hour(flights: DataFrame) -> DataFrame:
-    """Departure delays in minutes by scheduled hour of departure.
+    """Return departure delays in minutes by scheduled hour of departure.
 
     In: hour, dep_delay (null for a cancelled flight). Out: hour, flights, cancelled, median, late (90th
     percentile).
@@ -81,11 +80,12 @@ def delays_by_hour(flights: DataFrame) -> DataFrame:
 
 
 def commit_ranges(history: DataFrame, entries: DataFrame) -> DataFrame:
-    """The commits that brought rows: each claimed the range from `first_index` up to where the next began.
+    """Return the commits that added rows: each claimed the range from `first_index` up to the begin of the
+    next.
 
-    history: of `entries`, as DESCRIBE HISTORY tells. In ENTRIES. Out version, timestamp, first_index,
-    until_index (exclusive), written (rows, as the commit says), held (rows of the table in the range): a row
-    that came twice, or went, makes the two differ.
+    history: of `entries`, from DESCRIBE HISTORY. In ENTRIES. Out version, timestamp, first_index, until_index
+    (exclusive), written (rows, according to the commit), held (rows of the table in the range): a duplicated
+    or missing row makes the two differ.
     """
     note = F.from_json("userMetadata", "first_index bigint, until_index bigint")
     claims = history.select(

@@ -1,4 +1,4 @@
-"""Time travel by log: all tables of a log as they belong to one of its points.
+"""Time travel by log: all tables of a log as of one point of the log.
 
 cut = at(spark, "http://127.0.0.1:8101", epoch=7)
 cut["entries"].count(), cut["watermarks"].show()
@@ -15,7 +15,8 @@ from app.tables.names import ENTRIES
 
 
 class TablesAt(Mapping[str, DataFrame]):
-    """The tables by name. index: the last one of the point; `entries` ends there, whatever its version holds.
+    """The tables by name. index: the last one of the point; `entries` ends there, also if its version holds
+    more.
 
     versions: of Delta, by table. exact: the version of `entries` itself ends there.
     """
@@ -41,7 +42,7 @@ class TablesAt(Mapping[str, DataFrame]):
 def at(
     spark: SparkSession, endpoint: str, log: str = "default", *, token: str | None = None, **point: int
 ) -> TablesAt:
-    """Open the log's tables at a point: one of index (inclusive), timestamp (ms) and epoch (its end).
+    """Return the log's tables at a point: one of index (inclusive), timestamp (ms) and epoch (its end).
 
     endpoint: base URLs of nodes, comma-separated. Raises ClientError: NotFound (no-such-cut) for a point that
     is not in the tables.

@@ -1,4 +1,4 @@
-"""The tables of a log by name, for SQL: temporary views, one of the watermarks as they are now."""
+"""The tables of a log by name, for SQL: temporary views, including one of the present watermarks."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ LATEST_WATERMARKS = "latest_watermarks"
 
 
 def create_views(spark: SparkSession, tables: Path | str, log: str = "default") -> list[str]:
-    """Make a view of each table that is there, and `latest_watermarks`. Returns their names."""
+    """Create a view of each existing table, and `latest_watermarks`. Return their names."""
     names = []
     for table in TABLES:
         path = table_path(tables, log, table)

@@ -1,9 +1,8 @@
 """The core of one log at one replica in controller mode: AutoSwitch HA (A), and C-07, C-08, C-11, C-12.
 
-Pure (app/log/contract.py says how a driver runs it). The controller decides who is master, and tells it by
-the
-ReplicasManager (roles.py); the core switches between MasterSide and SlaveSide, one of them at a time or none.
-The master epoch is the log's term.
+Pure (app/log/contract.py describes how a driver runs it). The controller decides who is master; the
+ReplicasManager passes the decision on (roles.py). The core switches between MasterSide and SlaveSide; at most
+one of them is active. The master epoch is the log's term.
 """
 
 from collections.abc import Sequence
@@ -52,8 +51,9 @@ Frame = Handshake | HandshakeAnswer | Transfer | Ack
 class AutoSwitchCore(StaticGroup):
     """One replica of one log. Satisfies ReplicationCore and roles.HaView.
 
-    Invariants: the epoch never falls, across restarts; an epoch is opened at most once, by one life; the
-    committed (confirmed) index never falls, but by a recorded rollback with the log closed.
+    Invariants: the epoch never decreases, across restarts; an epoch is opened at most once, by one
+    incarnation; the committed (confirmed) index never decreases, except by a recorded rollback with the log
+    closed.
     """
 
     who_decides = "the controllers"
@@ -74,9 +74,9 @@ class AutoSwitchCore(StaticGroup):
         min_in_sync_replicas: int,
         random: Random,
     ) -> None:
-        """address: of this replica's HA listener. random: draws ids that no other life uses.
+        """address: of this replica's HA listener. random: draws ids that no other incarnation uses.
 
-        committed_index: of the checkpoint. min_in_sync_replicas: the floor of C-12, 1 for none.
+        committed_index: of the checkpoint. min_in_sync_replicas: the minimum of C-12, 1 for none.
         """
         self._log = log
         self._log_id = log_id
@@ -120,7 +120,7 @@ class AutoSwitchCore(StaticGroup):
 
     @property
     def refusal(self) -> CommitlogError | None:
-        """Why appends are refused although this replica is master; None when they are not."""
+        """The refusal of new appends although this replica is master; None when they are accepted."""
         master = self._master
         if master is not None and master.below_floor:
             return NotEnoughInSync(len(master.set.members), self._min_in_sync)
@@ -190,7 +190,7 @@ class AutoSwitchCore(StaticGroup):
 
     @property
     def wanted_rollback(self) -> Rollback | None:
-        """What an unclean election has lost of the confirmed: the node gives it up
+        """Confirmed records that an unclean election has lost: the node removes them
         (app/node/repair/ha_loss.py)."""
         return None if self._slave is None else self._slave.rollback
 
@@ -201,7 +201,7 @@ class AutoSwitchCore(StaticGroup):
         self._settle(now_ms)
 
     def step(self, source: str, message: Any, now_ms: int) -> None:
-        """Take what came from the manager, a connection, or (reads) another node."""
+        """Handle a message of the manager, of a connection, or (reads) of another node."""
         self._now_ms = now_ms
         if isinstance(message, RoleMessage):
             self._instruct(message, now_ms)
@@ -271,11 +271,11 @@ class AutoSwitchCore(StaticGroup):
         self._ticked_ms, self._had_lease = now_ms, has_lease
 
     def lease_remaining_ms(self, now_ms: int) -> int:
-        """Time left of the lease, 0 without one."""
+        """Remaining time of the lease, 0 without one."""
         return 0 if self._lease_ms is None else max(0, self._lease_ms - now_ms)
 
     def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
-        """Take a batch that the driver stamped for the log's end, in this epoch; appends: those in it."""
+        """Adopt a batch that the driver stamped for the log's end, in this epoch; appends: those in it."""
         master = self._master
         if master is None or batch.term != self._member.term:
             raise InvariantError("a batch was proposed to a replica that is not master of its epoch")
@@ -293,7 +293,7 @@ class AutoSwitchCore(StaticGroup):
         self._settle(now_ms)
 
     def read_index(self, token: Any, now_ms: int) -> None:
-        """A master that holds its lease knows; a slave asks it. No other read is linearizable."""
+        """A master with a valid lease answers; a slave asks the master. No other read is linearizable."""
         self._now_ms = now_ms
         if self._master is not None:
             self._outbox.reads.append((token, self._readable_index(now_ms)))
@@ -328,7 +328,7 @@ class AutoSwitchCore(StaticGroup):
         if self._slave is not None:
             self._slave.not_written(now_ms)
         elif self._master is not None and not self._master.open:
-            self._end_roles("the epoch could not be opened", now_ms)  # no room for its first record
+            self._end_roles("the epoch could not be opened", now_ms)  # no space for its first record
             self._needs_election = True
         elif self._master is not None:
             self._outbox.answers += self._master.pending.drop(ready.batches[0].base_index)
@@ -351,7 +351,8 @@ class AutoSwitchCore(StaticGroup):
     # --- roles ---------------------------------------------------------------------------------------------
 
     def change_role(self, role: MasterRole | SlaveRole, now_ms: int) -> None:
-        """The controller's word (C-10). At any moment, any number of times; older epochs change nothing."""
+        """Adopt a role from the controller (C-10). It may come at any moment, repeatedly; older epochs are
+        ignored."""
         if role.master_epoch < self._member.term:
             return
         self._me = next((each for each in role.replicas if each.node == self._member.node_id), self._me)
@@ -363,18 +364,18 @@ class AutoSwitchCore(StaticGroup):
     def sync_state_set_changed(
         self, epoch: int, members: tuple[int, ...], now_ms: int, acks: int = 0
     ) -> None:
-        """The controller's set; until it answers, old and new count together (C-12)."""
+        """Adopt the controller's set; until it answers, old and new count together (C-12)."""
         if self._master is not None:
             self._master.set_changed(epoch, members, now_ms, acks)
 
     def _take_lease(self, lease: Lease) -> None:
-        """A lease of an epoch is of no use in another one (A-11)."""
+        """Adopt a lease, unless it belongs to another epoch (A-11)."""
         if lease.master_epoch in (None, self._member.term):
             self._lease_is_bound = self._lease_is_bound or lease.master_epoch is not None
             self.lease_until(lease.until_ms)
 
     def lease_until(self, monotonic_ms: int) -> None:
-        """The controller knows this broker until then (A-11)."""
+        """The lease of this replica lasts until then (A-11)."""
         if self._lease_ms is None or monotonic_ms > self._lease_ms:
             self._lease_ms = monotonic_ms
             if self._master is not None:
@@ -447,7 +448,7 @@ class AutoSwitchCore(StaticGroup):
         )
 
     def _follows(self, role: SlaveRole) -> bool:
-        """Whether the role changes nothing of the connection."""
+        """Return whether the role changes nothing for the connection."""
         now, me = self._followed, self._me.id
         return now is not None and all(
             (
@@ -460,7 +461,7 @@ class AutoSwitchCore(StaticGroup):
         )
 
     def _end_roles(self, reason: str, now_ms: int) -> None:
-        """Neither master nor anybody's slave; whoever waits is told."""
+        """End both roles, and answer the waiting callers."""
         if self._master is not None:
             self._master.close(reason, now_ms)
         if self._slave is not None:
@@ -471,7 +472,7 @@ class AutoSwitchCore(StaticGroup):
         self._member.role = Role.LEARNER if self._me.learner else Role.SLAVE
 
     def _adopt_epoch(self, epoch: int, opened_by: str | None) -> None:
-        """opened_by: this replica, which must not open it again in a later life."""
+        """opened_by: this replica, which must not open it again in a later incarnation."""
         self._member.term, self._member.voted_for = epoch, opened_by
         self._outbox.hard_state = HardState(epoch, opened_by)
 

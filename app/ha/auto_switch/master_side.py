@@ -1,7 +1,7 @@
-"""AutoSwitch at the master: a state machine for each slave's connection, the set, confirm offset, acks.
+"""AutoSwitch at the master: a state machine per slave connection, the set, the confirm offset, acks.
 
-PURE. Lives as long as one epoch: core.py makes it when the epoch's opening record is durable (A-01), and
-throws it away when the epoch is over.
+PURE. One object per epoch: core.py creates it when the epoch's opening record is durable (A-01), and discards
+it when the epoch is over.
 """
 
 from bisect import bisect_right
@@ -20,12 +20,12 @@ from app.ha.sending import Sender, Trimmed
 from app.log.contract import NO_INDEX, Acks, AppendFate, PeerStatus
 from app.raft.state import MemberState, Outbox
 
-NOTES_MAX = 64  # of what was sent and when, for one slave
+NOTES_MAX = 64  # samples of position and time for one slave
 
 
 @dataclass(slots=True)
 class SlaveConnection:
-    """One connection of a slave. replica: who it is, once it has introduced itself."""
+    """One connection of a slave. replica: None until it has identified itself."""
 
     key: str
     heard_ms: int
@@ -42,7 +42,7 @@ class SlaveConnection:
 
 
 class MasterSide:
-    """One epoch of a master. Everything that must leave goes to the outbox."""
+    """One epoch of a master. Everything to be sent is put into the outbox."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class MasterSide:
         replicas: tuple[Replica, ...],
         now_ms: int,
     ) -> None:
-        """me: the replica id of this copy. in_sync_replicas: how many members of the set must hold an
-        append, 0 for all; it counts once the controllers have it recorded with the set."""
+        """me: the replica id of this copy. in_sync_replicas: number of members of the set that must hold
+        an append, 0 for all; it applies once the controllers have recorded it with the set."""
         self._member = member
         self._me = me
         self._log = log
@@ -107,12 +107,12 @@ class MasterSide:
         return nodes_of(self.set.members, self._replicas)
 
     def watermarks(self) -> dict[str, int]:
-        """By node: the last index that its copy has acknowledged."""
+        """Return, by node, the last index that its copy has acknowledged."""
         marks = self._marks()
         return {replica.node: marks[replica.id] for replica in self._replicas}
 
     def _marks(self) -> dict[int, int]:
-        """By replica id: the last index acknowledged on a connection of that very copy."""
+        """Return, by replica id, the last index acknowledged on a connection of that very copy."""
         marks = {replica.id: NO_INDEX for replica in self._replicas}
         for connection in self._connections.values():
             if connection.replica is not None and connection.sender is not None:
@@ -149,7 +149,7 @@ class MasterSide:
     # --- the epoch -----------------------------------------------------------------------------------------
 
     def opened(self, now_ms: int) -> None:
-        """The opening record, the log's last one, is durable: take connections and appends (A-01)."""
+        """The opening record, the log's last one, is durable: accept connections and appends (A-01)."""
         self.open = True
         self._opening_index = self._log.end_index
         self._epochs = epoch_starts(self._log)
@@ -163,7 +163,7 @@ class MasterSide:
         self._publish(now_ms)
 
     def close(self, reason: str, now_ms: int) -> None:
-        """The epoch is over: nobody knows what becomes of what still waits."""
+        """The epoch is over: the outcome of waiting appends is unknown."""
         if self.open:
             self._publish(now_ms)
         self._outbox.answers += self.pending.close()
@@ -173,8 +173,8 @@ class MasterSide:
     # --- connections ---------------------------------------------------------------------------------------
 
     def replicas_changed(self, replicas: tuple[Replica, ...]) -> None:
-        """The registered replicas. What came from a copy that is not among them any more counts no longer:
-        a connection may outlive its copy, half-open, and the node has another copy by then."""
+        """Adopt the registered replicas. Acknowledgements of a copy that is not registered any more do not
+        count: a half-open connection may outlive its copy, and the node has another copy by then."""
         known = {replica.id: replica for replica in replicas}
         self._replicas = replicas
         for connection in list(self._connections.values()):
@@ -222,9 +222,9 @@ class MasterSide:
     def _answer(self, connection: SlaveConnection, now_ms: int) -> None:
         """Send a slave our epochs (A-07); an older connection of the same copy is over.
 
-        Here it is decided whose acks the connection brings. By number the slave names its copy. By address it
-        is the copy that is registered now; the slave's first ack comes after this answer, so an earlier copy
-        of that node, which was closed before this one was registered, cannot have sent it.
+        This decides whose acks the connection carries. A slave that sends a number names its copy. A slave
+        that sends an address is the copy that is registered now: its first ack comes after this answer, so an
+        earlier copy of that node, which was closed before this one was registered, cannot have sent it.
         """
         handshake = connection.handshake
         assert handshake is not None
@@ -258,7 +258,7 @@ class MasterSide:
         if max_offset == 0 or max_offset < log.begin_offset:
             index = log.begin_index
             if max_offset == 0 and connection.handshake.sync_from_last_file:
-                # Whatever precedes a log was confirmed: a restart of the slave relies on it.
+                # Everything before a log's begin was confirmed: a restart of the slave depends on that.
                 confirmed = self._member.committed_index
                 index = max(index, min(log.last_segment_index, confirmed + 1))
             connection.sender = Sender(log, index, offset_after(log, index - 1), NO_INDEX)
@@ -289,7 +289,7 @@ class MasterSide:
             self._pump(connection, now_ms)
 
     def _caught_up(self, connection: SlaveConnection, now_ms: int) -> None:
-        """C-07: an ack at or past a noted end makes the noted time the slave's caught-up time."""
+        """C-07: when an ack reaches a recorded end, the recorded time becomes the slave's caught-up time."""
         sender, replica = connection.sender, connection.replica
         if connection.is_learner:
             return
@@ -309,7 +309,7 @@ class MasterSide:
             self._pump(connection, now_ms)
 
     def _pump(self, connection: SlaveConnection, now_ms: int, *, always: bool = False) -> None:
-        """Send what there is, as far as there is room; always: an empty frame if there is nothing."""
+        """Send what is available within the limits; always: an empty frame if there is nothing."""
         sender = connection.sender
         if sender is None:
             return
@@ -332,14 +332,14 @@ class MasterSide:
             self._note(connection, now_ms)
 
     def _room_bytes(self, connection: SlaveConnection, now_ms: int) -> int:
-        """How much may be sent now. The limit of flow control is for slaves that catch up: an append waits
-        for the members of the set."""
+        """Return how much may be sent now. Flow control limits slaves that catch up: an append waits for
+        the members of the set."""
         if connection.replica is not None and connection.replica.id in self.set.counted:
             return connection.room_bytes
         return min(connection.room_bytes, connection.flow.room_bytes(now_ms))
 
     def _epoch_at(self, offset: int) -> int:
-        """The epoch that a byte of the log, or the next one behind it, belongs to."""
+        """Return the epoch of a byte of the log, or of the next one after it."""
         return self._epochs[bisect_right(self._epochs, offset, key=lambda each: each.start_offset) - 1].epoch
 
     def _transfer(self, connection: SlaveConnection, epoch: int, offset: int, body: bytes) -> None:
@@ -348,7 +348,8 @@ class MasterSide:
         self._outbox.send(connection.key, frame)
 
     def _note(self, connection: SlaveConnection, now_ms: int) -> None:
-        """C-07: what our end was when we sent. Under load they are merged, or no ack would ever reach one."""
+        """C-07: record our end and the time. Under load samples are merged, or no ack would ever reach
+        one."""
         notes, end = connection.notes, self._log.end_offset
         spacing_ms = self._config.ha_max_time_slave_not_catchup_ms // NOTES_MAX
         if not notes or (now_ms - notes[-1][1] > spacing_ms and notes[-1][0] != end):
@@ -387,7 +388,7 @@ class MasterSide:
         return (self._member.committed_index, self.watermarks())
 
     def _publish(self, now_ms: int) -> None:
-        """Tell the journal where everybody stands, as Raft's leader does (D-22)."""
+        """Record the position of every replica in the journal, as Raft's leader does (D-22)."""
         self._published_ms = now_ms
         self._published = self._standing()
         committed_index, peers = self._published
@@ -414,10 +415,11 @@ class MasterSide:
     # --- the set -------------------------------------------------------------------------------------------
 
     def judge(self, now_ms: int, *, fenced: bool) -> None:
-        """Who should be in the set now (C-07, C-08)? Then confirm what all of them hold, and answer."""
+        """Determine the set (C-07, C-08), then confirm what its members hold, and answer."""
         if not self.open:
             return
-        # What the last master has confirmed lies below our opening record: who lacks that must not join yet.
+        # The previous master confirmed records below our opening record: a slave without that must not join
+        # yet.
         may_grow = not fenced and self._member.committed_index >= self._opening_index
         oldest_ms = now_ms - self._config.ha_max_time_slave_not_catchup_ms
         acked = self._acked()
@@ -428,7 +430,8 @@ class MasterSide:
             if replica.id == self._me:
                 continue
             if replica.id in self.set.members:
-                # A member of a set that counts all holds what is confirmed, else what it has acknowledged.
+                # A member of a set that counts all holds what is confirmed, otherwise what it has
+                # acknowledged.
                 held = self.confirm_offset if self.set.counts_all else self._acked_most.get(replica.id, 0)
                 fell_back = offset is not None and offset < held
                 fell_back = fell_back or replica.id in learners
@@ -441,8 +444,8 @@ class MasterSide:
         self.confirm(now_ms, fenced=fenced)
 
     def _hold_all(self, members: list[int]) -> bool:
-        """Whether each of them holds everything that is confirmed. While the set counts all, its members do,
-        those without a connection too; the others were asked before (C-08)."""
+        """Return whether each of them holds everything that is confirmed. While the set counts all, its
+        members do, also without a connection; the others were checked before (C-08)."""
         if self.set.counts_all:
             return True
         marks = self._marks()
@@ -454,7 +457,7 @@ class MasterSide:
         return frozenset(each.replica.id for each in connections if each.replica and each.is_learner)
 
     def _acked(self) -> dict[int, int]:
-        """How far each slave is that may be in the set (C-11)."""
+        """Positions of the slaves that may be in the set (C-11)."""
         return {
             connection.replica.id: connection.sender.acked_offset
             for connection in self._connections.values()
@@ -462,7 +465,7 @@ class MasterSide:
         }
 
     def set_changed(self, epoch: int, members: tuple[int, ...], now_ms: int, acks: int) -> None:
-        """The controller's set (C-12). Whoever joined has its time to catch up from now on."""
+        """Adopt the controller's set (C-12). New members count as caught up at this time."""
         before = self.set.members
         if self.set.changed(epoch, members, acks):
             for member in self.set.members:
@@ -474,7 +477,8 @@ class MasterSide:
     # --- confirm offset and acks ---------------------------------------------------------------------------
 
     def confirm(self, now_ms: int, *, fenced: bool) -> None:
-        """The confirm offset is what enough of those who count hold (C-08); it never falls. Answer (C-12)."""
+        """The confirm offset is what enough of the counted members hold (C-08); it never falls. Answer
+        (C-12)."""
         self.needs_check = False
         if fenced or not self.open:
             return

@@ -1,6 +1,7 @@
-"""AutoSwitch at a slave: READY, HANDSHAKE (epochs compared, log cut), TRANSFER (A-02, A-04, A-06, A-10).
+"""AutoSwitch at a slave: READY, HANDSHAKE (epochs compared, log truncated), TRANSFER (A-02, A-04, A-06,
+A-10).
 
-PURE. Lives as long as the replica follows one master of one epoch.
+PURE. One object for each master and epoch that the replica follows.
 """
 
 from collections.abc import Callable
@@ -33,18 +34,18 @@ REFUSED_PAUSES = 10  # reconnect intervals after a refusal that time alone will 
 
 
 class Step(Enum):
-    """Where the slave is between its states."""
+    """Progress of the slave between its states."""
 
     READY = auto()  # waits until it is time to connect
     CONNECTING = auto()
     HANDSHAKE = auto()  # waits for the master's epochs
-    TRUNCATING = auto()  # waits for the cut, then for the disk, to report
+    TRUNCATING = auto()  # waits for the truncation, then for the disk, to report
     TRANSFER = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """The log must give up confirmed records past `index`, which an unclean election has lost (A-04).
+    """The log must remove confirmed records after `index`, which an unclean election has lost (A-04).
 
     The node does it with the log closed: the loss receipt, then the truncation. epoch: of that election.
     """
@@ -54,11 +55,11 @@ class Rollback:
 
 
 class SlaveSide:
-    """Follows one master. Everything that must leave goes to the outbox.
+    """Follows one master. Everything to be sent is put into the outbox.
 
-    Invariant: an ack on a connection that was not introduced as a learner's is of a copy that may lead: it
-    has the log's state, and every record that was not trimmed. Such an ack lets the copy join the
-    SyncStateSet, from which masters are elected.
+    Invariant: an ack on a connection that was not opened as a learner's is of a copy that may lead: it has
+    the log's state, and every record that was not trimmed. Such an ack lets the copy join the SyncStateSet,
+    from which masters are elected.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class SlaveSide:
         self.step = Step.READY
         self.rollback: Rollback | None = None
         self._key = ""
-        self._as_learner = False  # how this connection was introduced
+        self._as_learner = False  # how this connection identified itself
         self._retry_ms = now_ms
         self._heard_ms = now_ms
         self._reported_ms = now_ms
@@ -99,7 +100,7 @@ class SlaveSide:
         self._starts_anew = False  # the first batch of this connection may replace the whole log
         self._must_search = True  # for the confirmed index, once a connection
         self._assembler = Assembler()
-        self._confirmable = Boundaries()  # ends of batches past the committed index
+        self._confirmable = Boundaries()  # ends of batches after the committed index
         self._confirm_offset = 0
 
     # --- connection ----------------------------------------------------------------------------------------
@@ -173,10 +174,10 @@ class SlaveSide:
     # --- handshake -----------------------------------------------------------------------------------------
 
     def _compare(self, answer: HandshakeAnswer, now_ms: int) -> None:
-        """A-04: find where the logs part, and truncate ours there.
+        """A-04: find where the logs diverge, and truncate ours there.
 
-        Only in the epoch that the metadata here name: they also hold whether an unclean election came
-        between, and what one has lost must not be truncated without a receipt.
+        Only in the epoch that the metadata here name: they also show whether an unclean election came
+        between, and records that it has lost must not be truncated without a receipt.
         """
         log, member = self._log, self._member
         if answer.epoch != member.term or answer.epoch < log.last_term:
@@ -197,7 +198,7 @@ class SlaveSide:
         self._begin_if_durable(now_ms)
 
     def _cut(self, point: int, now_ms: int) -> bool:
-        """Cut at the byte `point`; whether the slave may go on."""
+        """Truncate at the byte `point`; return whether the slave may continue."""
         log, member = self._log, self._member
         index = index_before(log, point)
         if offset_after(log, index) != point:
@@ -215,8 +216,9 @@ class SlaveSide:
         return True
 
     def _loses_confirmed(self, index: int) -> bool:
-        """Whether an unclean election came after what stands past `index`: then it may have been confirmed,
-        whether this replica has heard of that or not, and does not go without a receipt (A-04)."""
+        """Return whether an unclean election came after the records beyond `index`: then they may have
+        been confirmed, whether this replica knows that or not, and are not removed without a receipt
+        (A-04)."""
         log = self._log
         first_index = max(index + 1, log.begin_index)
         return first_index <= log.end_index and self._unclean_epoch > log.term_at(first_index)
@@ -226,13 +228,13 @@ class SlaveSide:
         self._leave("confirmed records were lost by an unclean election", now_ms)
 
     def _refuse(self, reason: str, now_ms: int) -> None:
-        """What must not happen has happened: say so loudly, change nothing."""
+        """An invariant does not hold: record an error, change nothing."""
         data = {"reason": reason, "master": self._master.node}
         self._outbox.tell("corruption", self._member.term, data)
         self._leave(reason, now_ms, pauses=REFUSED_PAUSES)
 
     def written(self, now_ms: int) -> None:
-        """The driver has cut or appended: the log is as we asked."""
+        """The driver has truncated or appended: the log is as requested."""
         if self.step is Step.TRANSFER:
             self._learn_confirmed(self._confirm_offset)
         self.synced(now_ms)
@@ -244,7 +246,7 @@ class SlaveSide:
             self._report(now_ms)
 
     def _begin_if_durable(self, now_ms: int) -> None:
-        """Our first report says where the transfer begins: all that we hold must be durable by then."""
+        """Our first report determines where the transfer begins: all that we hold must be durable by then."""
         log = self._log
         held = held_index(log, self._member.durability)
         if not self._outbox.is_writing and (is_empty(log) or held == log.end_index):
@@ -269,7 +271,7 @@ class SlaveSide:
     # --- transfer ------------------------------------------------------------------------------------------
 
     def _take(self, frame: Transfer, now_ms: int) -> None:
-        """Store what a frame completes. Whatever does not fit exactly costs the connection."""
+        """Store what a frame completes. Anything that does not fit exactly ends the connection."""
         problem = self._why_not(frame)
         end = LogEnd(self._log)
         batches: list[Batch] = []
@@ -294,17 +296,17 @@ class SlaveSide:
         self._confirm_offset = frame.confirm_offset
 
     def _replaces_confirmed(self, batch: Batch) -> bool:
-        """Whether the first batch of this connection would take the place of confirmed records."""
+        """Return whether the first batch of this connection would replace confirmed records."""
         if is_empty(self._log) or not self._starts_anew:
             return False
         return batch.base_index <= self._member.committed_index
 
     def _follows(self, batch: Batch, end: LogEnd) -> bool:
-        """Whether an empty log can take the batch as it is."""
+        """Return whether an empty log can take the batch as it is."""
         return is_empty(self._log) and (batch.base_index, batch.offset) == (end.next_index, end.offset)
 
     def _why_not(self, frame: Transfer) -> str | None:
-        """Why the frame cannot be what comes next on this connection, None when it can."""
+        """Return why the frame cannot come next on this connection, None when it can."""
         if not self._log.last_term <= frame.epoch <= self._member.term:
             return f"a frame of epoch {frame.epoch} in epoch {self._member.term}"
         if not frame.body:
@@ -313,7 +315,7 @@ class SlaveSide:
             end_offset = self._log.end_offset
             if not self._starts_anew and frame.offset < end_offset:
                 return f"a frame at {frame.offset}, not at {end_offset}"
-            # Further on than we are: the master has trimmed what comes next, which all had confirmed.
+            # Beyond our end: the master has trimmed the records between, which all had confirmed.
             self._starts_anew = self._starts_anew or frame.offset > end_offset
             self._next_offset = frame.offset
         if frame.offset != self._next_offset:
@@ -322,11 +324,11 @@ class SlaveSide:
         return None
 
     def _admit(self, batch: Batch, frame: Transfer, end: LogEnd) -> str | None:
-        """Take a batch for the log's end; return why it cannot be, None when it can."""
+        """Accept a batch for the log's end; return why it cannot be accepted, None when it can."""
         if self._starts_anew:
             self._starts_anew = False
             if not self._follows(batch, end):
-                if is_empty(self._log):  # what precedes it may be on its way again
+                if is_empty(self._log):  # what precedes it may be arriving again
                     committed_index = min(self._member.committed_index, batch.base_index - 1)
                     self._member.committed_index = committed_index
                 self._outbox.truncate = Reset(batch.base_index, batch.offset)
@@ -345,13 +347,13 @@ class SlaveSide:
         return None
 
     def not_written(self, now_ms: int) -> None:
-        """The disk is full: what came is forgotten, and asked for again later."""
+        """The disk is full: the received bytes are dropped, and requested again later."""
         self._leave("no room on the disk", now_ms)
 
     def _learn_confirmed(self, confirm_offset: int) -> None:
-        """Take the master's confirm offset as far as we hold its log (A-10). It never falls.
+        """Adopt the master's confirm offset as far as we hold its log (A-10). It never falls.
 
-        A log that is about to be replaced is not the master's: its bytes at those offsets are others.
+        A log that is about to be replaced is not the master's: its bytes at those offsets are different.
         """
         member, log = self._member, self._log
         if self._starts_anew:

@@ -1,4 +1,4 @@
-"""The SyncStateSet as its master knows it: what it is, what it may become, who counts (C-12). PURE.
+"""The SyncStateSet from its master's view: its members, requested changes, and counted members (C-12). PURE.
 
 Members are replica ids: a node whose disk was replaced is another member.
 """
@@ -43,13 +43,13 @@ class SyncStateSet:
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """Who may be needed for an acknowledgement, the master first."""
+        """Replicas that an acknowledgement may need, the master first."""
         asked = (member for members, _acks in self._asked for member in members)
         return self._ordered((*self.members, *asked, *self._prepared))
 
     @property
     def certain_size(self) -> int:
-        """How many members the set has at least, whatever becomes of the requests."""
+        """Minimum size of the set, whatever the outcome of the requests."""
         staying = (sum(member in self.members for member in asked) for asked, _acks in self._asked)
         return min(staying, default=len(self.members))
 
@@ -65,10 +65,10 @@ class SyncStateSet:
         return index
 
     def want(self, members: tuple[int, ...], acks: int = 0, *, ready: bool = True) -> None:
-        """The master wants this set from now on. Wanting the one it has settles what is in doubt.
+        """The master wants this set from now on. A request for the present one settles open requests.
 
-        ready: whether each of the members is known to hold all that is confirmed. Else nothing is asked for
-        yet, and nothing more is confirmed that one of them lacks.
+        ready: whether each of the members is known to hold all that is confirmed. Otherwise nothing is
+        requested yet, and nothing more is confirmed that one of them lacks.
         """
         members = self._ordered(members)
         self._prepared = ()
@@ -83,7 +83,7 @@ class SyncStateSet:
             self._asked[members, acks] = None
 
     def changed(self, epoch: int, members: tuple[int, ...], acks: int = 0) -> bool:
-        """The controller's set; whether it is news."""
+        """Adopt the controller's set; return whether it is new."""
         if epoch <= self.epoch or self._master_id not in members:
             return False
         self.members, self.epoch, self.acks = self._ordered(members), epoch, acks

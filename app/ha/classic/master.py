@@ -1,9 +1,9 @@
-"""The core of a classic log at its master (H-06, H-07); roles are configuration. PURE.
+"""Core of a classic log at its master (H-06, H-07); roles are configuration. PURE.
 
-Slaves get only what the master itself may acknowledge (on disk with `fsync`): classic frames know no epochs,
+Slaves get only what the master itself may acknowledge (on disk with `fsync`): classic frames have no epochs,
 so a master that lost what its slaves hold could not be distinguished from a sound one. The master opens an
-epoch with a control record when its log is empty, or was written by another master; before that it hears the
-other replicas (opening.py). A slave counts for what it provably holds (slaves.py).
+epoch with a control record when its log is empty, or was written by another master; before that it waits for
+the other replicas (opening.py). A slave counts for what it provably holds (slaves.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -120,7 +120,7 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def refusal(self) -> CommitlogError | None:
-        """Why synchronous appends are refused; while the epoch is not open, why none is taken."""
+        """The refusal of synchronous appends; while the epoch is not open, of all appends."""
         if self._before_opening is not None:
             return NoLeader(f"{self._member.node_id} has not opened its epoch: {self._waits_for}")
         in_sync = 1 + self._slaves_in_sync
@@ -141,7 +141,7 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def _sync_slaves(self) -> int:
-        """How many slaves a synchronous append waits for when all are in sync."""
+        """Number of slaves that a synchronous append waits for when all are in sync."""
         return max(self._asked_slaves, self._min_slaves)
 
     @property
@@ -152,7 +152,7 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def _needed(self) -> int:
-        """How many slaves must hold a synchronous append now."""
+        """Number of slaves that must hold a synchronous append now."""
         if not self._auto:
             return self._sync_slaves
         return max(min(self._sync_slaves, self._slaves_in_sync), self._min_slaves)
@@ -230,7 +230,7 @@ class ClassicMasterCore(StaticGroup):
     # --- events --------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> None:
-        """Hear the other replicas; then go on with the epoch of this node, or open the next one."""
+        """Wait for the other replicas; then continue the epoch of this node, or open the next one."""
         self._now_ms = now_ms
         if self._unclean or len(self._replicas) == 1:
             self._proceed()
@@ -247,12 +247,12 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def _is_mine(self) -> bool:
-        """Whether the newest epoch of the log is the one that this node has opened."""
+        """Return whether this node has opened the newest epoch of the log."""
         epochs, member = self._log.epochs, self._member
         return bool(epochs) and (epochs[-1].leader, epochs[-1].term) == (member.node_id, member.term)
 
     def _proceed(self) -> None:
-        """Go on with this node's epoch; or begin the next one, whose number is durable before its record."""
+        """Continue this node's epoch; or begin the next one, whose number is durable before its record."""
         member = self._member
         self._before_opening = None
         if self._is_mine:
@@ -269,7 +269,8 @@ class ClassicMasterCore(StaticGroup):
             self._proceed()
 
     def _object(self, slave: Slave, reason: str) -> None:
-        """A replica may hold what this copy lacks: take no appends and serve no confirmed reads meanwhile."""
+        """A replica may hold what this copy lacks: accept no appends and serve no confirmed reads
+        meanwhile."""
         log, history = self._log, slave.history
         newer = history is None or (history.epoch, history.end_offset) > (log.last_term, log.end_offset)
         if self._before_opening is None and newer and history is not None and not self._unclean:
@@ -350,7 +351,7 @@ class ClassicMasterCore(StaticGroup):
         self._pump(slave, now_ms, always=True)
 
     def _verified(self, slave: Slave, *, empty: bool = False) -> None:
-        """The slave holds nothing but a beginning of this log; empty: nothing at all."""
+        """The slave holds only a beginning of this log; empty: nothing at all."""
         slave.verified = True
         slave.first_index = self._first_indexes.get(slave.id, 0)
         self._refused.pop(slave.id, None)
@@ -358,8 +359,8 @@ class ClassicMasterCore(StaticGroup):
             (self._before_opening.empty if empty else self._before_opening.heard)(slave.id)
 
     def _refuse(self, slave: Slave, unfit: Unfit) -> None:
-        """Send a slave away whose log is not a beginning of this one; nothing of it counts (H-04)."""
-        if slave.is_replica:  # the journal keeps nothing of unidentified peers, and one event for each cause
+        """Refuse a slave whose log is not a beginning of this one; nothing of it counts (H-04)."""
+        if slave.is_replica:  # the journal records no unidentified peers, and one event for each cause
             known = self._refused.get(slave.id)
             self._refused[slave.id] = unfit
             if known is None or known.kind != unfit.kind:
@@ -384,7 +385,7 @@ class ClassicMasterCore(StaticGroup):
             elif config.ha_flow_control:
                 self._pump(slave, now_ms)
         if self._auto:
-            self._check(now_ms)  # a slave may have fallen out of sync
+            self._check(now_ms)  # a slave may have left the set of slaves in sync
         self._outbox.answers += self._pending.time_out(now_ms, AppendFate.TOO_FEW_SLAVES)
         quiet_ms = now_ms - self._published_ms
         if quiet_ms >= config.ha_watermarks_interval_ms or (
@@ -415,8 +416,8 @@ class ClassicMasterCore(StaticGroup):
 
     @property
     def _readable_index(self) -> int | None:
-        """The master is the only one there is: it knows. After a restart what it found may have been
-        acknowledged, also where the slaves that say so are not back yet: readers wait for that."""
+        """The master answers by itself. After a restart, records that it found may have been acknowledged,
+        also while the slaves that hold them are not connected yet: readers wait for that."""
         return max(self._member.committed_index, self._open_index) if self._is_open else None
 
     def synced(self, now_ms: int) -> None:
@@ -428,7 +429,7 @@ class ClassicMasterCore(StaticGroup):
 
     def abandon(self, ready: Ready, now_ms: int) -> None:
         first = ready.batches[0]
-        if first.base_index == self._open_index:  # no room for the opening record: it is tried again
+        if first.base_index == self._open_index:  # no space for the opening record: it is retried
             self._open_index = NO_INDEX
             self._opening = {"kind": "term", "leader": self._member.node_id}
         self._outbox.answers += self._pending.drop(first.base_index)
@@ -451,7 +452,7 @@ class ClassicMasterCore(StaticGroup):
             self._pump(slave, now_ms)
 
     def _pump(self, slave: Slave, now_ms: int, *, always: bool = False) -> None:
-        """Send what there is, as far as there is room; always: an empty frame if there is nothing (H-06)."""
+        """Send what is available within the limits; always: an empty frame if there is nothing (H-06)."""
         sender = slave.sender
         if sender is None:
             return
@@ -472,7 +473,8 @@ class ClassicMasterCore(StaticGroup):
             slave.note(offset_after(self._log, self._held_index), now_ms)
 
     def _check(self, now_ms: int) -> None:
-        """Commit what the needed number of slaves has reached, and answer what they provably hold (H-07)."""
+        """Commit what the required number of slaves has reached, and answer what they provably hold
+        (H-07)."""
         member = self._member
         marks = self._watermarks()
         held = marks.pop(member.node_id)
@@ -491,7 +493,7 @@ class ClassicMasterCore(StaticGroup):
         self._answer(Acks.ALL, replicas, len(others), held)
 
     def _answer(self, acks: Acks, slaves: Iterable[Slave], needed: int, held: int) -> None:
-        """Answer what `needed` of the slaves provably hold, or held once: a slave that has gone keeps it."""
+        """Answer what `needed` of the slaves provably hold, or held once: a disconnected slave keeps it."""
         proven = self._proven[acks]
         if needed == 0:
             proven.add(0, held)
@@ -505,7 +507,7 @@ class ClassicMasterCore(StaticGroup):
         return (self._member.committed_index, self._watermarks())
 
     def _publish(self, now_ms: int) -> None:
-        """Tell the journal where everybody stands, as Raft's leader does (D-22)."""
+        """Record the position of every replica in the journal, as Raft's leader does (D-22)."""
         self._published_ms = now_ms
         self._published = self._standing()
         committed_index, peers = self._published

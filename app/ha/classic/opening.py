@@ -1,28 +1,30 @@
-"""When a classic master may open an epoch, or go on with its own after a restart. PURE.
+"""Conditions under which a classic master may open an epoch, or continue its own after a restart. PURE.
 
-Roles are configuration, so nothing but the configuration names the master; it cannot know what the replicas
-hold. A node whose copy was written by another master, or is empty, therefore looks at the others first:
+Roles are configuration, so only the configuration names the master, and it cannot know what the replicas
+hold. A node whose copy was written by another master, or is empty, therefore waits for reports of the others
+first:
 
-- A synchronous append is held by the former master and by at least `acks` of its slaves. Of N replicas, any
-  N - acks have one of those among them: when so many (this one included) hold nothing beyond this copy, no
+- A synchronous append is held by the former master and by at least `acks` of its slaves. Of N replicas, any N
+  - acks have one of those among them: when so many (including this one) hold nothing beyond this copy, no
   synchronous append is lost.
-- A replica whose log is of a newer epoch, or of the same one and longer, forbids it while it is so: what it
-  holds would be lost. That closes a master that is open, too: another one has taken over since, or this
-  copy has lost its end.
+- A replica whose log is of a newer epoch, or of the same one and longer, prevents the opening while this is
+  so: what it holds would be lost. It also closes the epoch of an open master: another one has taken over
+  since, or this copy has lost its end.
 - An empty copy is that of a new log, or of a replaced disk. Only the other replicas can decide which.
-- A master that restarts in its own epoch needs to hear none of them, but hears those that connect in time.
+- A master that restarts in its own epoch does not need their reports, but considers those that connect in
+  time.
 
-The others have `grace_ms` to connect, so that one that objects is heard before the epoch is open.
+The others have `grace_ms` to connect, so that an objection arrives before the epoch is open.
 """
 
 from collections.abc import Sequence
 
 
 class Opening:
-    """What has been heard of the other replicas before the epoch is open."""
+    """Reports of the other replicas before the epoch is open."""
 
     def __init__(self, others: Sequence[str], *, required: int, grace_ms: int, now_ms: int) -> None:
-        """others: ids of the log's other replicas. required: how many of them must be heard."""
+        """others: ids of the log's other replicas. required: number of them that must report."""
         self._others = tuple(others)
         self._required = required
         self._until_ms = now_ms + grace_ms
@@ -48,14 +50,14 @@ class Opening:
         self._objections[replica] = reason
 
     def is_complete(self, now_ms: int) -> bool:
-        """Whether the epoch may be opened now."""
+        """Return whether the epoch may be opened now."""
         if self._objections or len(self._heard) < self._required:
             return False
         return now_ms >= self._until_ms or len(self._seen) == len(self._others)
 
     @property
     def reason(self) -> str:
-        """Why the epoch is not open yet, and what an operator can do."""
+        """Return why the epoch is not open yet, and what an operator can do."""
         if self._objections:
             replica, reason = next(iter(self._objections.items()))
             return (

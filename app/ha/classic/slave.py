@@ -1,8 +1,8 @@
-"""The core of a classic log at a slave (H-01 to H-05, H-08), which never becomes master by itself. PURE.
+"""Core of a classic log at a slave (H-01 to H-05, H-08), which never becomes master by itself. PURE.
 
 The slave stores the master's log byte for byte. It commits, and serves, what it holds: the master sends only
-what it holds durably itself, and nothing of a classic log is ever truncated. Its history goes with the
-connection (frames.py), so that a master with another log refuses it; then it retries ever less often.
+what it holds durably itself, and nothing of a classic log is ever truncated. Its history is sent with the
+connection (frames.py), so that a master with another log refuses it; then it retries at growing intervals.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class ClassicSlaveCore(StaticGroup):
         config: HaConfig,
         random: Random,
     ) -> None:
-        """master_address: host:port where the master takes slaves; "": the transport finds out."""
+        """master_address: host:port where the master accepts slaves; "": the transport finds it."""
         self._log = log
         self._log_id = log_id
         self._config = config
@@ -90,9 +90,9 @@ class ClassicSlaveCore(StaticGroup):
         self._reported_ms = 0
         self._reported_offset: int | None = None  # on this connection
         self._next_offset: int | None = None  # of this connection's stream, once it has begun
-        self._restarts = False  # the master has trimmed all that this log holds: what comes next replaces it
+        self._restarts = False  # the master has trimmed all that this log holds: the next batch replaces it
         self._heard_frame = False  # on this connection
-        self._fruitless = 0  # connections in a row that ended before a frame
+        self._fruitless = 0  # consecutive connections that ended before a frame
         self._left: str | None = None  # why the last connection ended
         self._told: str | None = None  # the kind of refusal that the journal has
         self._now_ms = 0
@@ -124,7 +124,7 @@ class ClassicSlaveCore(StaticGroup):
         return MasterLink(state, self._reported_offset, self._flow.bytes_per_s(self._now_ms), reason)
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
-        """Only the master knows them."""
+        """Only the master has them."""
         return {}
 
     # --- connection ----------------------------------------------------------------------------------------
@@ -217,14 +217,15 @@ class ClassicSlaveCore(StaticGroup):
         return held_index(self._log, self._member.durability) == self._log.end_index
 
     def _report(self, now_ms: int) -> None:
-        """Report how far this slave is (H-02). The first report is where to begin: then all is durable."""
+        """Report the end of this log (H-02). The first report is where the transfer begins: then all is
+        durable."""
         if self._reported_offset is not None or self._all_held:
             self._reported_ms = now_ms
             self._reported_offset = self._held_offset
             self._outbox.send(self._key, ClassicReport(self._reported_offset))
 
     def _learn(self) -> None:
-        """What is held is committed."""
+        """Everything held is committed."""
         member = self._member
         member.term = max(member.term, self._log.last_term)
         member.committed_index = max(member.committed_index, held_index(self._log, member.durability))
@@ -237,7 +238,8 @@ class ClassicSlaveCore(StaticGroup):
     # --- the stream ----------------------------------------------------------------------------------------
 
     def _take(self, frame: ClassicFrame, now_ms: int) -> None:
-        """Store what a frame completes; what does not fit costs the connection and stores nothing (H-04)."""
+        """Store what a frame completes; data that does not fit ends the connection and is not stored
+        (H-04)."""
         if self._reported_offset is None:
             self._refuse("order", "a frame before this slave's report", now_ms)
             return
@@ -274,7 +276,7 @@ class ClassicSlaveCore(StaticGroup):
         self._leave(reason, now_ms, refused=True)
 
     def _why_not(self, frame: ClassicFrame) -> str | None:
-        """Why the frame cannot come next on this connection, None when it can."""
+        """Return why the frame cannot come next on this connection, None when it can."""
         if frame.restart:
             return f"the master asks to begin at {frame.offset}, this slave is at {self._log.end_offset}"
         expected = self._next_offset
@@ -338,5 +340,5 @@ class ClassicSlaveCore(StaticGroup):
         raise InvariantError("a repeat waits at a slave")
 
     def read_index(self, token: Any, now_ms: int) -> None:
-        """The master knows what a linearizable read must see."""
+        """Ask the master for the index of a linearizable read."""
         self._reads.ask(token, now_ms)

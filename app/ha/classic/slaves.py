@@ -1,4 +1,4 @@
-"""What a classic master knows of one slave: its history, what it acknowledged, whether it is in sync. PURE.
+"""One slave from a classic master's view: its history, what it acknowledged, whether it is in sync. PURE.
 
 A report is a number of bytes: it does not prove which bytes they are (H-02). Three kinds of slaves differ:
 
@@ -77,7 +77,7 @@ class Slave:
 
     @property
     def mark(self) -> int:
-        """The last index that it is taken to hold; of a replica only what it provably holds."""
+        """The last index that it is assumed to hold; for a replica only what it provably holds."""
         return self.acked_index if self.verified or not self.is_replica else NO_INDEX
 
     @property
@@ -88,8 +88,8 @@ class Slave:
         return (self.first_index, self.acked_index) if self.acked_index >= self.first_index else None
 
     def lacks(self, begin_index: int) -> str | None:
-        """What it never got of the log, which begins there at the master; None for nothing. It never counts
-        for appends before (H-06, H-07)."""
+        """Index before which it never got the log, which begins there at the master; None for 0. It never
+        counts for appends before that (H-06, H-07)."""
         if not self.is_replica or not self.verified or self.first_index <= max(begin_index, 0):
             return None
         return (
@@ -98,18 +98,19 @@ class Slave:
         )
 
     def note(self, end_offset: int, now_ms: int) -> None:
-        """The master sends, and its durable log ends at end_offset: that is to be reached next (C-07)."""
+        """The master sends, and its durable log ends at end_offset: the next target of the slave (C-07)."""
         if self.acked_offset >= self.noted[0]:
             self.caught_up()
             self.noted = (end_offset, now_ms)
 
     def caught_up(self) -> None:
-        """It may have reached what was noted."""
+        """Check whether it has reached a recorded target."""
         if self.acked_offset >= self.noted[0]:
             self.caught_up_ms = max(self.caught_up_ms, self.noted[1])
 
     def in_sync(self, end_offset: int, now_ms: int, limit_ms: int) -> bool:
-        """Whether it has had everything within the last limit_ms. end_offset: of the master's durable log."""
+        """Return whether it had everything within the last limit_ms. end_offset: of the master's durable
+        log."""
         if self.sender is None or (self.is_replica and not self.verified):
             return False
         return self.acked_offset >= end_offset or now_ms - self.caught_up_ms <= limit_ms
@@ -142,12 +143,12 @@ def start_of(log: HaLog, report: int, history: History | None, *, is_replica: bo
         return Start(next_index, report, held, 0, verified=True)
     first_index = next_index
     if next_index <= log.end_index and report > (batch := log.batch_at(next_index)).offset:
-        first_index = batch.next_index  # the rest of a batch: nobody knows how its beginning looks there
+        first_index = batch.next_index  # the rest of a batch: the beginning of it at the slave is unknown
     return Start(next_index, report, held, first_index, verified=False)
 
 
 def _same(log: HaLog, held: int, history: History) -> bool:
-    """Whether the batch that ends where the slave's log ends has the same chain."""
+    """Return whether the batch that ends where the slave's log ends has the same chain."""
     if held == NO_INDEX:  # it ends exactly where the master's log begins
         first = log.batch_at(log.begin_index)
         return history.next_index == first.base_index and follows_chain(first, history.chain)
@@ -178,7 +179,7 @@ def held_by(stretches: Sequence[tuple[int, int]], count: int, from_index: int) -
 
 
 class Ranges:
-    """Disjoint ranges of indexes, inclusive and ascending; those that touch are one. At most RANGES_MAX."""
+    """Disjoint ranges of indexes, inclusive and ascending; adjacent ones are joined. At most RANGES_MAX."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
@@ -187,7 +188,7 @@ class Ranges:
         return iter(self._ranges)
 
     def add(self, first: int, last: int) -> None:
-        """Include first to last; nothing when it is empty. The oldest range makes room."""
+        """Include first to last; no effect if it is empty. The oldest range is dropped for space."""
         if last < first:
             return
         apart = [(low, high) for low, high in self._ranges if high < first - 1 or low > last + 1]

@@ -1,8 +1,8 @@
-"""A node's way to the active controller: commands until they are answered, and heartbeats (C-03, C-10).
+"""Client of the active controller at one node: commands until they are answered, and heartbeats (C-03, C-10).
 
-It finds the active controller by itself: who leads `__controller` as far as this node knows, else whom an
-inactive one names, else one after the other. An unanswered request is asked again under the same id; when
-its time is over nothing is known about it.
+It finds the active controller by itself: the leader of `__controller` as far as this node knows, otherwise
+the one that an inactive controller names, otherwise one after the other. An unanswered request is repeated
+under the same id; after its time limit its outcome is unknown.
 """
 
 from collections import deque
@@ -53,8 +53,8 @@ class ControllerClient:
         clock: Clock,
         random: Random,
     ) -> None:
-        """leader: who leads `__controller` as far as is known here. reports: metadata index and reports for
-        a heartbeat. heartbeat_answered(answer, sent_ms): by the active controller. random: draws ids."""
+        """leader: of `__controller` as far as is known here. reports: metadata index and reports for a
+        heartbeat. heartbeat_answered(answer, sent_ms): by the active controller. random: draws ids."""
         self._config = config
         self._controllers = tuple(controllers)
         self._leader = leader
@@ -66,7 +66,7 @@ class ControllerClient:
         self._asked: dict[int, _Asked] = {}
         self._hint: str | None = None
         self._turn = 0
-        self._follows = 0  # in this tick: two that name each other must not keep us running
+        self._follows = 0  # in this tick: two that name each other must not cause an endless loop
         self._heartbeats: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_HEARTBEATS)  # (id, sent_ms)
         self._answered = (0, -1)  # id and sent_ms of the newest heartbeat that an active one has answered
         self._heartbeat_due_ms = 0
@@ -76,14 +76,15 @@ class ControllerClient:
         self.silent = False  # send no heartbeats for now: this node is not a member of the cluster
 
     def ask(self, command: AnyCommand, answered: Answered, timeout_ms: int) -> None:
-        """Ask until it is answered; answered(None) after timeout_ms: then nothing is known."""
+        """Repeat the request until it is answered; answered(None) after timeout_ms: the outcome is
+        unknown."""
         now_ms = self._clock.monotonic_ms()
         id = self._random.getrandbits(53)
         asked = self._asked[id] = _Asked(command, answered, now_ms + timeout_ms, now_ms)
         self._ask(id, asked, now_ms)
 
     def heartbeat_now(self) -> None:
-        """Do not wait for the next interval."""
+        """Send a heartbeat now instead of at the next interval."""
         self._heartbeat_due_ms = 0
 
     def stop(self) -> None:
@@ -108,7 +109,7 @@ class ControllerClient:
                 self._ask(id, asked, now_ms)
 
     def take(self, source: str, answer: CommandAnswer | BrokerHeartbeatAnswer) -> None:
-        """An answer of a controller; of an earlier life of this node, or the second one: dropped."""
+        """Handle an answer of a controller; a duplicate, or one to an earlier incarnation, is dropped."""
         now_ms = self._clock.monotonic_ms()
         if isinstance(answer, BrokerHeartbeatAnswer):
             self._take_heartbeat(source, answer, now_ms)
@@ -138,7 +139,7 @@ class ControllerClient:
         self._heartbeat_answered(answer, sent[0])
 
     def _follow(self, source: str, active: str | None) -> bool:
-        """Whether an inactive controller names one that was not asked a moment ago."""
+        """Return whether an inactive controller names one that was not asked a moment ago."""
         news = active not in (None, source, self._hint) and self._follows < _FOLLOWED_A_TICK
         self._follows += 1
         self._hint = active
@@ -149,7 +150,8 @@ class ControllerClient:
         self._send(self._target(), CommandRequest(id, asked.command, self._reports()[0]))
 
     def _heartbeat(self, now_ms: int) -> None:
-        """Until it is answered the next one is due soon: a lease must not run out for a lost message."""
+        """Until it is answered the next one is due soon: a lease must not expire because of a lost
+        message."""
         self._heartbeat_due_ms = now_ms + self._config.retry_interval_ms
         self._is_unheard = True
         id = self._random.getrandbits(53)

@@ -1,6 +1,7 @@
-"""The controller at one node: inactive it redirects, active it decides, commits, and answers (C-01, C-02).
+"""Controller at one node: while inactive it redirects; while active it decides, commits and answers (C-01,
+C-02).
 
-It stands beside the driver of `__controller`: the Raft leader of that log is the active controller, once
+It works beside the driver of `__controller`: the Raft leader of that log is the active controller once
 everything before its term is committed here. Callback style, as the driver: no loop or clock of its own.
 """
 
@@ -37,7 +38,7 @@ Token = tuple[str, int]  # asking node, id of its request
 
 
 class ControllerServer:
-    """Owned by the event loop. Invariant: what it answers is committed, or changed nothing."""
+    """Owned by the event loop. Invariant: everything that it answers is committed, or changed nothing."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class ControllerServer:
         scheduler: Scheduler,
     ) -> None:
         """replica: the driver of `__controller` here, None while it is repaired. connected: nodes whose
-        connection to this one is open, this one among them. The rest: see ActiveController."""
+        connection to this one is open, including this one. The rest: see ActiveController."""
         self._node_id = node_id
         self._config = config
         self._brokers = brokers
@@ -88,7 +89,7 @@ class ControllerServer:
             self._active.liveness.disconnected(node)
 
     def take(self, source: str, message: CommandRequest | BrokerHeartbeat) -> None:
-        """A request of a node. It is answered now, later, or never: then it is asked again."""
+        """Handle a request of a node. It is answered now, later, or never; then the node repeats it."""
         self._look_at_lead()
         self._look_for_lost_history(source, message.metadata_index)
         active = self._active
@@ -103,8 +104,8 @@ class ControllerServer:
 
     def _look_for_lost_history(self, source: str, metadata_index: int) -> None:
         """A node knows more than what is committed here: another controller leads by now, or this group of
-        controllers has lost its disks and begun again. In either case this one must decide nothing, or logs
-        are lost that only the brokers know. Only a leader that a quorum confirms proves the loss."""
+        controllers has lost its disks and started again. In either case this one must not decide anything,
+        or logs are lost that only the brokers know. Only a leader that a quorum confirms proves the loss."""
         lead = self._lead
         if lead is None or lead == self._lost_history:
             return
@@ -136,8 +137,8 @@ class ControllerServer:
             self._send(source, BrokerHeartbeatAnswer(message.id, hint))
 
     def _confirm(self, active: ActiveController, source: str, heartbeat: BrokerHeartbeat) -> None:
-        """Answer a heartbeat once a quorum has confirmed after it that this controller leads (R-08): a lease
-        from a controller that was overtaken unnoticed could outlive the next election."""
+        """Answer a heartbeat after a quorum has confirmed that this controller leads (R-08): a lease of a
+        controller that was replaced unnoticed could outlast the next election."""
         driver = self._replica()
         if driver is None:
             return
@@ -226,7 +227,7 @@ class ControllerServer:
                 )
 
     def _append(self, active: ActiveController, driver: LogDriver, round_: Round) -> None:
-        """Store the round behind the very state it was decided for, or not at all."""
+        """Store the round directly after the state that it was decided for, or not at all."""
         records = RecordColumns()
         for event in round_.events:
             records.add(encode_event(event))
@@ -258,8 +259,8 @@ class ControllerServer:
             self._ask_turn()
 
     def _let_go(self, active: ActiveController) -> None:
-        """Answer about new and changed logs once every living node knows them: the caller may use any of them
-        next. A node that does not get that far holds it up for a moment only."""
+        """Answer about new and changed logs once every living node knows them: the caller may use any of
+        them next. A node that lags delays the answer only briefly."""
         now_ms = self._clock.monotonic_ms()
         held, self._held = self._held, []
         for token, answer, until_ms in held:
@@ -293,7 +294,8 @@ class ControllerServer:
 
 
 def _is_ready(driver: LogDriver) -> bool:
-    """Whether the driver leads, and everything in its log is committed: its own term's opening too (R-05)."""
+    """Return whether the driver leads, and its whole log is committed, including the opening of its term
+    (R-05)."""
     log = driver.log
     return (
         driver.role is Role.LEADER

@@ -1,9 +1,10 @@
-"""The folders of logs that come and go: which log of a name is kept here, and the end of one that is deleted.
+"""Folders of logs that are created and deleted at run time: which log of a name is kept here, and its
+removal.
 
 DATA/generations/NAME is one line: CRC32C in hexadecimal, a space, JSON. It is written before the first byte
-of the log, and it says `deleting` before the first byte goes: so a crash at any moment leaves either a log
-that is wholly there, or one whose removal goes on. A log of the configuration file has such a line only while
-the copy of a node that was taken out of it is removed.
+of the log, and changed to `deleting` before the first byte is removed, so a crash at any moment leaves either
+a complete log or one whose removal continues. A log of the configuration file has such a line only during the
+removal of a copy from a node that no longer keeps it.
 """
 
 from typing import Final
@@ -18,7 +19,7 @@ FOLDER: Final = "generations"
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """keeps_receipts: the log goes on at other nodes, and what it has lost here stays on record."""
+    """keeps_receipts: the log continues at other nodes, and its loss receipts stay here."""
 
     generation: int
     deleting: bool = False
@@ -26,7 +27,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class LogFolders:
-    """Of one node. Every method may block on the disk."""
+    """The folders of one node. Every method may block on the disk."""
 
     def __init__(self, files: FileSystem, data_folder: str) -> None:
         self._files = files
@@ -34,19 +35,19 @@ class LogFolders:
         self._folder = f"{data_folder}/{FOLDER}"
 
     def finish_removals(self) -> None:
-        """Go on with what a crash has interrupted. To be called before anything else."""
+        """Complete what a crash has interrupted. Call it before anything else."""
         self._files.make_folders(self._folder)
         for name in self._files.list(self._folder):
             if not name.endswith(".tmp"):
                 self.finish_removal(name)
 
     def finish_removal(self, name: str) -> None:
-        """Go on with the interrupted removal of one copy, if there is one."""
+        """Complete the interrupted removal of one copy, if there is one."""
         if (line := self._line(name)) is not None and line.deleting:
             self._remove(name, line)
 
     def kept(self) -> dict[str, int]:
-        """The logs that are kept here: name -> generation."""
+        """Return the logs that are kept here: name -> generation."""
         found = {}
         for name in self._files.list(self._folder):
             if not name.endswith(".tmp") and (line := self._line(name)) is not None:
@@ -54,9 +55,9 @@ class LogFolders:
         return found
 
     def prepare(self, name: str, generation: int) -> None:
-        """Make room for the log of that generation; an earlier one of the name goes.
+        """Prepare the folder for the log of that generation; an earlier log of the name is removed.
 
-        Raises CorruptFile when something is there that nobody knows.
+        Raises CorruptFile if the folder holds an unknown log.
         """
         line = self._line(name)
         if line is not None and (line.deleting or line.generation != generation):
@@ -70,12 +71,12 @@ class LogFolders:
             self._write(name, _Line(generation))
 
     def adopt(self, name: str, generation: int) -> None:
-        """Note the generation of a copy that is open and has no line: it joined by an earlier version."""
+        """Record the generation of an open copy without a line: it joined under an earlier version."""
         if self._line(name) is None:
             self._write(name, _Line(generation))
 
     def remove(self, name: str) -> None:
-        """Remove the log: nothing of it may be open."""
+        """Remove the log: none of its files may be open."""
         line = self._line(name)
         if line is not None:
             line = _Line(line.generation, deleting=True)
@@ -83,8 +84,8 @@ class LogFolders:
             self._remove(name, line)
 
     def drop(self, name: str, generation: int) -> None:
-        """Remove the copy of a log that goes on at other nodes, of the configuration file too: nothing of it
-        may be open."""
+        """Remove the copy of a log that continues at other nodes, also one of the configuration file: none
+        of its files may be open."""
         line = _Line(generation, deleting=True, keeps_receipts=True)
         self._write(name, line)
         self._remove(name, line)

@@ -1,9 +1,8 @@
-"""The logs that come and go at this node: opened, changed and closed as the metadata say (C-10,
-docs/api.md §5).
+"""Logs of the metadata at this node: opened, changed and closed accordingly (C-10, docs/api.md §5).
 
-One task, one log at a time. What cannot be opened now (a full disk) is tried again; what is damaged goes to
-the repairs, as at the start of the node. A failure of one log is logged and tried again, and never keeps the
-task from the others. A log that this version does not support, for a newer one created it, is left alone.
+One task handles one log at a time. A log that cannot be opened now (a full disk) is retried; a damaged one is
+passed to the repairs, as at the start of the node. A failure of one log is logged and retried, and does not
+affect the others. A log that this version does not support, because a newer one created it, is left alone.
 """
 
 import asyncio
@@ -31,20 +30,20 @@ class Unsupported(NamedTuple):
 
 
 class LogHost(Protocol):
-    """What the broker gives."""
+    """Methods that the broker provides."""
 
     def hosted(self, name: str) -> HostedLog | None: ...
     def all_hosted(self) -> list[HostedLog]: ...
     async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
-        """Know the log, and keep a replica of it if it is ours. Raises StorageError."""
+        """Register a log, and keep a replica of it if this node is one of its nodes. Raises StorageError."""
         ...
 
     async def open_replica(self, hosted: HostedLog) -> None:
-        """Keep a replica of a log that is known from here on. Raises StorageError."""
+        """Keep a replica of a registered log from now on. Raises StorageError."""
         ...
 
     async def close_log(self, hosted: HostedLog) -> None:
-        """End its driver and give its files back; the log stays known."""
+        """End its driver and close its files; the log stays registered."""
         ...
 
     def forget_log(self, hosted: HostedLog) -> None: ...
@@ -82,13 +81,13 @@ class MetadataLogs:
                 continue
 
     async def follow(self) -> bool:
-        """Open, change and close what the metadata ask for now; whether all of it could be done."""
+        """Open, change and close logs as the metadata require; return whether all of it could be done."""
         metadata = self._metadata.metadata
         if metadata is None:
             return False
         whole, index = True, metadata.applied_index
         if index < self._metadata.followed_index:
-            return False  # a repair has brought older metadata back: they are on their way
+            return False  # a repair has restored older metadata: the newer ones will follow
         for hosted in self._host.all_hosted():
             log = metadata.log(hosted.name)
             if hosted.generation >= 0 and (log is None or log.generation != hosted.generation):
@@ -108,11 +107,11 @@ class MetadataLogs:
         return whole
 
     async def _guarded(self, name: str, work: Awaitable[bool]) -> bool:
-        """Whether the work on one log is done; any failure of it is that log's alone."""
+        """Return whether the work on one log is done; a failure of it affects that log alone."""
         try:
             return await work
         except Exception:
-            logger.exception("log %s cannot be opened, changed or closed as the metadata ask", name)
+            logger.exception("log %s cannot be opened, changed or closed as the metadata require", name)
             return False
 
     async def _forget(self, hosted: HostedLog) -> bool:
@@ -121,7 +120,7 @@ class MetadataLogs:
         return removed
 
     def follow_configured(self, log: Log) -> None:
-        """A log of the configuration file: take up what was changed since (docs/api.md §5)."""
+        """A log of the configuration file: apply the changes made since (docs/api.md §5)."""
         hosted = self._host.hosted(log.name)
         if hosted is None or hosted.generation != CONFIGURED:
             return
@@ -151,15 +150,15 @@ class MetadataLogs:
         return True
 
     async def _follow_nodes(self, log: Log, hosted: HostedLog | None) -> bool:
-        """In controller mode: open a copy when this node is a new replica, remove it when it was taken out.
+        """In controller mode: open a copy if this node is a new replica, remove it if the node was taken out.
 
         Only metadata that were the newest at some time since the start prove that it was taken out: after a
-        crash a node may know those of a time before it was added.
+        crash a node may have older ones, from before it was added.
         """
         if log.spec.replication != Replication.CONTROLLER.value:
             return True
         if hosted is None or hosted.generation != log.generation:
-            return True  # the configuration file has another log of the name
+            return True  # another log of that name is in the configuration file
         has_copy = hosted.journal is not None
         if self._node_id in log.spec.replicas and not has_copy:
             return await self._open_copy(log, hosted)
@@ -199,7 +198,8 @@ class MetadataLogs:
         return True
 
     def _supports(self, log: Log) -> bool:
-        """Whether this version knows the log's mode and durability; a log that is open keeps its settings."""
+        """Return whether this version supports the log's mode and durability; an open log keeps its
+        settings."""
         try:
             LogSettings.of_spec(log.name, log.spec)
         except ValueError as error:

@@ -1,13 +1,14 @@
-"""The log `__controller` rebuilt from other nodes' copies, when the controllers have lost their disks (C-09).
+"""Rebuilds the log `__controller` from other nodes' copies after the controllers have lost their disks
+(C-09).
 
-Every node keeps a replica of that log, so what a majority of the controllers has lost is, but for the end,
-still on the disks of the others. No node may run meanwhile. The newest copy is taken: it holds everything
-that any of them knows to be committed. One event is added in a term of its own: the master epochs go on far
-beyond those that the lost controllers may have given (C-04). Then each controller without that history gets
-the log.
+Every node keeps a replica of that log, so what a majority of the controllers has lost is, except for the end,
+still on the disks of the others. No node may run meanwhile. The newest copy is used: it holds everything that
+any of them knows to be committed. One event is appended in a term of its own: the master epochs continue far
+beyond those that the lost controllers may have assigned (C-04). Then each controller without that history
+gets the log.
 
-What no copy holds cannot be known: elections, changes of SyncStateSets and of logs that were committed last.
-A node that knows a newer master epoch than the metadata proves that there were some.
+Events that no copy holds are lost: the last committed elections and changes of SyncStateSets and logs. A node
+that knows a newer master epoch than the metadata proves that there were some.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from storage.log.origin import ORIGIN_NAME, FolderOrigin
 
 @dataclass(frozen=True, slots=True)
 class NodeFolder:
-    """The data folder of a node that does not run."""
+    """The data folder of a stopped node."""
 
     node: str
     files: FileSystem
@@ -48,11 +49,11 @@ class NodeFolder:
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What was done, and what to know about it.
+    """Result of a rebuild, and its doubts.
 
-    source: the node whose copy was taken. events: how many records of it are taken over, its end index + 1.
-    copied: the controllers that got the log. logs: as the metadata have them now. doubts: log -> the newest
-    master epoch that a node knows and the metadata do not: its last master and set are not known.
+    source: the node whose copy was used. events: number of its records, its end index + 1. copied: the
+    controllers that got the log. logs: as in the metadata now. doubts: log -> the newest master epoch that a
+    node knows and the metadata do not: its last master and set are unknown.
     """
 
     source: str
@@ -84,7 +85,7 @@ class _Copy:
         return self.log.last_term, self.log.end_index
 
     def agrees_with(self, other: "_Copy") -> bool:
-        """Whether one log is the beginning of the other, as far as both still hold it."""
+        """Return whether one log is the beginning of the other, as far as both still hold it."""
         index = min(self.log.end_index, other.log.end_index)
         if index < max(self.log.begin_index, other.log.begin_index, 0):
             return index < 0 or self.log.end_index < 0 or other.log.end_index < 0
@@ -102,11 +103,11 @@ def rebuild(
     replace: bool = False,
     source: str | None = None,
 ) -> Rebuilt:
-    """Give the controllers the newest copy that a node holds. Blocks; may be repeated after a crash.
+    """Give the controllers the newest copy of any node. Blocks; may be repeated after a crash.
 
-    nodes: those whose folders are here, the controllers among them. now_ms: wall clock. replace: also replace
-    copies with another history: of controllers that were started with empty disks. source: whose copy to
-    take, None for the newest. Raises ConfigError for a reason to do nothing, StorageError.
+    nodes: those whose folders are available here, including the controllers. now_ms: wall clock. replace:
+    also replace copies with another history: of controllers that were started with empty disks. source: the
+    node whose copy is used, None for the newest. Raises ConfigError if nothing may be done, StorageError.
     """
     log_id = log_id_of(cluster_id, CONTROLLER_LOG)
     copies = {node.node: _Copy(node, log_id, storage) for node in nodes if node.has_copy}
@@ -158,7 +159,7 @@ def _best_of(
 
 
 def _doubts(nodes: Sequence[NodeFolder], best: _Copy) -> dict[str, tuple[str, int]]:
-    """Logs of which a node knows a newer master epoch than the metadata."""
+    """Return the logs of which a node knows a newer master epoch than the metadata."""
     doubts: dict[str, tuple[str, int]] = {}
     for log in best.state.metadata:
         newest = log.master_epoch
@@ -197,7 +198,7 @@ def _skip_epochs(best: _Copy, term: int, log_id: int, now_ms: int) -> None:
 
 
 def _give(source: NodeFolder, target: NodeFolder, term: int) -> None:
-    """Copy the log; the vote comes last, for a folder without one holds no copy."""
+    """Copy the log; the vote comes last, because a folder without one holds no copy."""
     files = target.files
     files.make_folders(target.folder)
     for name in files.list(target.folder):

@@ -1,9 +1,9 @@
-"""Whose a copy of a log is: replica id and check code, beside the copy (C-03).
+"""Identity of a copy of a log: replica id and check code, stored beside the copy (C-03).
 
-DATA/logs/NAME/replica is one line: CRC32C in hexadecimal, a space, JSON. It goes wherever the copy goes: a
-copy that is set aside takes its identity with it, and the empty one in its place is another replica. A line
-that cannot be read is no identity either: a new id is always safe. A copy that may lack what it acknowledged
-must lose its identity before it is used.
+DATA/logs/NAME/replica is one line: CRC32C in hexadecimal, a space, JSON. It moves with the copy: a copy that
+is set aside keeps its identity, and the empty one in its place is another replica. An unreadable line is not
+an identity either: a new id is always safe. A copy that may lack what it acknowledged must lose its identity
+before it is used.
 """
 
 import logging
@@ -30,7 +30,7 @@ class IdentityFile:
         self._path = f"{data_folder}/logs/{log_name}/replica"
 
     def load(self) -> Identity | None:
-        """The identity, None when the copy has none."""
+        """Return the identity, None if the copy has none."""
         if not self._files.exists(self._path):
             return None
         checksum, _, text = self._files.read(self._path).strip().partition(b" ")
@@ -41,12 +41,12 @@ class IdentityFile:
         return Identity(line.check_code, line.replica_id)
 
     def save(self, identity: Identity) -> None:
-        """Durable on return. Raises StorageFull, DiskError."""
+        """Save the identity; durable on return. Raises StorageFull, DiskError."""
         text = msgspec.json.encode(_Line(identity.check_code, identity.replica_id))
         write_durably(self._files, self._path, b"%08x %s\n" % (crc32c(text), text))
 
     def forget(self) -> None:
-        """The copy is another replica from here on; durable on return. Raises DiskError."""
+        """Make the copy another replica from now on; durable on return. Raises DiskError."""
         if self._files.exists(self._path):
             self._files.remove(self._path)
             self._files.sync_folder(self._path.rpartition("/")[0])

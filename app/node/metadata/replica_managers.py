@@ -1,7 +1,7 @@
-"""The ReplicasManagers of a node: does for each log in controller mode what its manager decides (C-10).
+"""ReplicasManagers of a node: carry out what the manager of each log in controller mode decides (C-10).
 
-What is decided stands in app/controller/replicas_manager.py; here are the disk, the driver and the way to the
-active controller.
+The decisions are in app/controller/replicas_manager.py; this module connects them to the disk, the driver and
+the active controller.
 """
 
 import logging
@@ -29,7 +29,7 @@ _ASK_TIMEOUT_MS: Final = 2_000
 
 
 class ManagedReplica:
-    """One copy: its manager, its driver, and what the core shows."""
+    """One copy: its manager, its driver, and the view of the core."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ManagedReplica:
         identity_file: IdentityFile,
         is_open: Callable[[], bool],
     ) -> None:
-        """is_open: false once the driver has ended, for whatever reason."""
+        """is_open: false once the driver has ended, for any reason."""
         self.is_open = is_open
         self.manager = manager
         self.driver = driver
@@ -49,7 +49,7 @@ class ManagedReplica:
 
 
 class ReplicasManagers:
-    """All of a node. Owned by the event loop."""
+    """All copies of a node. Owned by the event loop."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ReplicasManagers:
         random: Random,
         fail: Callable[[str, BaseException], None],
     ) -> None:
-        """metadata: what this node knows by now, None while it cannot tell."""
+        """metadata: as this node knows them, None while they are not available."""
         self._node_id = node_id
         self._config = config
         self._metadata = metadata
@@ -87,10 +87,10 @@ class ReplicasManagers:
         address: str,
         is_open: Callable[[], bool],
     ) -> None:
-        """Look after a copy that is open. address: of this node's HA listener. Reads a small file.
+        """Manage an open copy. address: of this node's HA listener. Reads a small file.
 
-        A copy without an identity, or that had to forget it as it may lack what it acknowledged, registers
-        as another replica: outside of the SyncStateSet until it has caught up.
+        A copy without an identity, or one that lost it because it may lack what it acknowledged, registers as
+        another replica: outside of the SyncStateSet until it has caught up.
         """
         identity_file = IdentityFile(self._files, self._data, log)
         manager = ReplicasManager(
@@ -105,12 +105,12 @@ class ReplicasManagers:
         self._replicas[log] = ManagedReplica(manager, driver, view, identity_file, is_open)
 
     def detach(self, log: str) -> None:
-        """The copy is closed. What it asked for may still be answered: nobody hears it."""
+        """The copy is closed. Answers to its requests are ignored from now on."""
         self._replicas.pop(log, None)
 
     def reports(self) -> tuple[Report, ...]:
-        """Of the copies that can do their work: none while this node's copy of the metadata is repaired, for
-        no role, set or deletion reaches them then, and another replica has to take over."""
+        """Return the reports of the working copies: none while this node's copy of the metadata is
+        repaired, because no role, set or deletion reaches them then, and another replica has to take over."""
         if self._metadata() is None:
             return ()
         return tuple(each.manager.report(each.view) for each in self._replicas.values() if each.is_open())
@@ -135,7 +135,7 @@ class ReplicasManagers:
                     self._step(name, replica, metadata)
 
     def leave(self) -> bool:
-        """The node stops: give every mastership up; whether the controller knows of all of it by now."""
+        """The node stops: give up every mastership; return whether the controller knows all of it by now."""
         metadata = self._metadata()
         for replica in self._replicas.values():
             replica.manager.leave()

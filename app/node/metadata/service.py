@@ -1,7 +1,7 @@
-"""What a node does with the log `__controller`: serves as controller, asks the active one, knows metadata.
+"""Use of the log `__controller` at one node: controller, client of the active controller, and metadata.
 
 Every node keeps a replica of that log: controllers vote in it, the others learn from it (C-01, C-10). So the
-metadata reach every node by replication, and what a node knows is committed, if perhaps old.
+metadata reach every node by replication, and a node knows only committed metadata, which may be old.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def controller_log(settings: Settings) -> LogSettings:
 
 
 def controller_raft(settings: Settings) -> RaftConfig:
-    """Quicker than other logs: the masters' leases must outlive an election of the controller."""
+    """Shorter than for other logs: the masters' leases must outlast an election of the controller."""
     raft, timeout = settings.raft, settings.controller.election_timeout_ms
     heartbeat_ms = min(raft.heartbeat_interval_ms, timeout[0] // 3)
     return replace(
@@ -63,7 +63,8 @@ def controller_raft(settings: Settings) -> RaftConfig:
 
 
 def log_id_in(cluster_id: str, name: str, generation: int) -> int:
-    """The id of a log: two generations of a name differ, so that nothing of one passes for the other's."""
+    """Return the id of a log: two generations of a name differ, so that their messages and files do not
+    mix."""
     return log_id_of(cluster_id, name if generation < 0 else f"{name}@{generation}")
 
 
@@ -87,8 +88,8 @@ class MetadataService:
         tell: Callable[[HostedLog, str, dict[str, Any]], None],
         fail: Callable[[str, BaseException], None],
     ) -> None:
-        """connected: nodes whose connection to this one is open. find: a log that this node knows. tell(log,
-        kind, data): write an event to the node's journal of a log."""
+        """connected: nodes whose connection to this one is open. find: a log that this node knows.
+        tell(log, kind, data): write an event to the node's journal of a log."""
         self._settings = settings
         self._node_id = settings.node.id
         self._clock = clock
@@ -98,12 +99,12 @@ class MetadataService:
         self._find = find
         self._tell = tell
         self._log_id = log_id_of(settings.cluster_id, CONTROLLER_LOG)
-        self.followed_index = -1  # up to where the logs of this node are as the metadata say
-        self.is_current = False  # since the start it has known, for once, all that was committed
+        self.followed_index = -1  # index up to which the logs of this node follow the metadata
+        self.is_current = False  # since the start it has known everything committed at least once
         self.elections: Counter[tuple[str, str, str]] = Counter()  # (log, clean, unclean or lost, reason)
         self._seen_index: tuple[int, int] | None = None
         self._news: deque[tuple[int, AnyEvent]] = deque(maxlen=NEWS_MAX)
-        self.changed = asyncio.Event()  # the metadata may have changed: whoever waits clears it
+        self.changed = asyncio.Event()  # the metadata may have changed: the waiting task clears it
         self.server = ControllerServer(
             node_id=self._node_id,
             config=settings.controller,
@@ -145,7 +146,7 @@ class MetadataService:
 
     @property
     def metadata(self) -> Metadata | None:
-        """What is committed as far as this node knows; None while its replica is repaired."""
+        """The metadata committed as far as this node knows; None while its replica is repaired."""
         state = self._state
         return None if state is None else state.metadata
 
@@ -180,14 +181,14 @@ class MetadataService:
         self.client.tick()
 
     def take(self, source: str, message: AnyControllerMessage) -> None:
-        """A message of a node, this one included."""
+        """Handle a message of a node, including this one."""
         if isinstance(message, CommandRequest | BrokerHeartbeat):
             self.server.take(source, message)
         else:
             self.client.take(source, message)
 
     async def leave(self) -> None:
-        """Before the node stops: let other replicas take over what it is master of."""
+        """Before the node stops: let other replicas take over its masterships."""
         try:
             async with asyncio.timeout(_LEAVE_S):
                 while not self.managers.leave():
@@ -198,8 +199,8 @@ class MetadataService:
         self.client.stop()
 
     async def ask(self, command: AnyCommand, timeout_ms: int = ASK_TIMEOUT_MS) -> Done | Refusal:
-        """Ask the active controller; on return this node knows the metadata that a Done speaks of, or its
-        time is over. Raises QuorumTimeout when no controller answers: then the outcome is unknown."""
+        """Send a command to the active controller; on return this node has the metadata of a Done, or the
+        time limit has passed. Raises QuorumTimeout if no controller answers: then the outcome is unknown."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         future: asyncio.Future[Done | Refusal | None] = asyncio.get_running_loop().create_future()
         self.client.ask(command, lambda answer: _settle(future, answer), timeout_ms)
@@ -246,7 +247,7 @@ class MetadataService:
     def _tell_election(self, metadata: Metadata, index: int, event: AnyEvent) -> None:
         """Write an election to the journal of the log, as every node that keeps it does (docs/api.md §2).
 
-        After a restart the last ones may come again: controller_index tells them apart.
+        After a restart the last ones may be repeated: controller_index identifies them.
         """
         hosted, log = self._find(event.log), metadata.log(event.log)
         if hosted is None or hosted.journal is None or log is None:

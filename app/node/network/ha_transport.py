@@ -48,20 +48,20 @@ logger = logging.getLogger(__name__)
 PREFACE_TIMEOUT_S: Final = 2.0
 _CONNECT_TIMEOUT_S: Final = 2.0
 UNIDENTIFIED_MAX: Final = 1_024  # connections that others opened and that have not introduced themselves
-REPLICAS_MAX: Final = 64  # of one log; a place beyond is none
+REPLICAS_MAX: Final = 64  # of one log; a higher place is invalid
 STRANGERS_MAX: Final = 256  # of one log: slaves that name no replica
 OF_A_REPLICA_MAX: Final = 8  # of one replica of a log; the newest one counts
 REFUSALS: Final = ("unidentified", "stranger", "replica")  # by the limit that was reached
-DIAL_PAUSE_MIN_S: Final = 0.1  # after a connection that ended before a byte arrived; doubles each time
+DIAL_PAUSE_MIN_S: Final = 0.1  # after a connection that ended without a byte; doubles each time
 DIAL_PAUSE_MAX_S: Final = 3.0
-READ_PAUSE_S: Final = 0.02  # until a driver with too much to do is asked again
+READ_PAUSE_S: Final = 0.02  # pause before an overloaded driver is asked again
 BUFFER_HIGH_BYTES: Final = 256 * 1024
 
 Deliver = Callable[[str, Any], None]
 
 
 class Protocol(StrEnum):
-    """Whose frames a log's connections carry."""
+    """Frame format of a log's connections."""
 
     AUTO_SWITCH = "auto_switch"
     CLASSIC = "classic"
@@ -86,8 +86,8 @@ class _Log:
     replicas: tuple[str, ...] = ()
     listener: asyncio.Server | None = None
     incoming: Counter[int] = field(default_factory=Counter)  # connections by place of the replica, 0: unnamed
-    fruitless: int = 0  # own connections in a row that ended before a byte arrived
-    dial_at_s: float = 0.0  # on the loop's clock: no sooner
+    fruitless: int = 0  # consecutive own connections that ended without a byte
+    dial_at_s: float = 0.0  # on the loop's clock: not before
 
 
 class HaTransport:
@@ -99,13 +99,13 @@ class HaTransport:
         self._listen = split_address(listen)
         self._logs: dict[int, _Log] = {}
         self._server: asyncio.Server | None = None
-        self._incoming: dict[_Connection, None] = {}  # whether they have introduced themselves or not
+        self._incoming: dict[_Connection, None] = {}  # identified or not
         self._connections: dict[tuple[int, str], _Connection] = {}  # (log id, key)
         self._connecting: dict[tuple[int, str], asyncio.Task[None]] = {}
         self.unidentified = 0  # connections that others opened and that have not introduced themselves
         self._count = 0
         self._strangers = 0
-        self.refused: Counter[str] = Counter()  # connections closed for a limit, by the limit
+        self.refused: Counter[str] = Counter()  # connections closed because of a limit, by limit
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be bound."""
@@ -125,7 +125,7 @@ class HaTransport:
 
     @property
     def open_connections(self) -> int:
-        """How many connections others have opened to this node, junk included."""
+        """Number of connections that others have opened to this node, including invalid ones."""
         return len(self._incoming)
 
     def attach(
@@ -163,7 +163,7 @@ class HaTransport:
                 task.cancel()
 
     async def listen_for(self, log_id: int, listen: str) -> str:
-        """Open a listener for one attached log alone, where the preface may be missing; return its address.
+        """Open a listener for one attached log alone, where the preface is optional; return its address.
 
         Raises OSError when the address cannot be bound.
         """
@@ -173,7 +173,7 @@ class HaTransport:
         return _bound(owner.listener)
 
     def detach(self, log_id: int) -> None:
-        """Forget a log; its connections end without a word to its core."""
+        """Detach a log; its connections end without a message to its core."""
         gone = self._logs.pop(log_id, None)
         if gone is not None and gone.listener is not None:
             gone.listener.close()
@@ -192,7 +192,7 @@ class HaTransport:
     # --- what cores ask ------------------------------------------------------------------------------------
 
     def send(self, target: str, log_id: int, message: HaMessage) -> None:
-        """Carry out a command, or send a frame; to a connection that is gone: nothing. Never raises."""
+        """Carry out a command, or send a frame; no effect on a closed connection. Never raises."""
         if isinstance(message, Connect):
             self._connect(log_id, target, message)
             return
@@ -233,7 +233,7 @@ class HaTransport:
         return self._logs.get(log_id)
 
     def came(self, connection: "_Connection") -> bool:
-        """A peer has connected; whether it may introduce itself."""
+        """A peer has connected; return whether it may identify itself."""
         limit = min(UNIDENTIFIED_MAX, self.links.room.size)
         if self.unidentified >= limit:
             self._refuse("unidentified", limit)
@@ -243,7 +243,7 @@ class HaTransport:
         return True
 
     def takes(self, owner: _Log, place: int) -> bool:
-        """Whether the log takes another connection of that replica, 0: of a peer that names none."""
+        """Return whether the log accepts another connection of that replica, 0: of a peer that names none."""
         limit = OF_A_REPLICA_MAX if place else STRANGERS_MAX
         if owner.incoming[place] < limit:
             return True
@@ -253,7 +253,7 @@ class HaTransport:
     def _refuse(self, what: str, limit: int) -> None:
         self.refused[what] += 1
         count = self.refused[what]
-        if count & (count - 1) == 0:  # ever more rarely, or the log would fill
+        if count & (count - 1) == 0:  # logged at growing intervals, or it would fill the log
             logger.warning("HA connection refused", extra={"limit": what, "allowed": limit, "count": count})
 
     def introduced(self, connection: "_Connection", owner: _Log, key: str | None) -> str:
@@ -276,13 +276,16 @@ class HaTransport:
         owner.dial_at_s = asyncio.get_running_loop().time() + pause_s
 
     def tell_closed(self, connection: "_Connection", reason: str, level: int) -> None:
-        """Why a connection ends. Of strangers ever more rarely, or probes would fill the log."""
+        """Log why a connection ended; rate-limited for unidentified peers, so that probes do not fill the
+        log."""
         if not connection.is_stranger:
             logger.log(level, "HA connection closed", extra={"connection": connection.key, "reason": reason})
             return
         self._strangers += 1
         if self._strangers & (self._strangers - 1) == 0:
-            logger.warning("strangers at the HA port", extra={"count": self._strangers, "last": reason})
+            logger.warning(
+                "unidentified peers at the HA port", extra={"count": self._strangers, "last": reason}
+            )
 
     def left(self, connection: "_Connection") -> None:
         owner = connection.owner
@@ -297,7 +300,7 @@ class HaTransport:
 
 
 class _Connection(LinkedProtocol):
-    """One connection, either way."""
+    """One connection, in either direction."""
 
     def __init__(
         self,
@@ -309,14 +312,14 @@ class _Connection(LinkedProtocol):
         """log_id: of a listener for one log, or of our own connection; key, history: of our own."""
         self.owner: _Log | None = None
         self.key = ""
-        self.is_stranger = key is None  # until it says which replica it is; one of 8-byte reports never does
+        self.is_stranger = key is None  # until it names its replica; a slave of 8-byte reports never does
         self._ha = transport
         self._log_id = log_id
         self._dialled = key
         self._history = history
         self._has_heard = False
         self.place = 0  # of the replica that it names, from 1
-        self._first = b""  # what came before it is known who speaks
+        self._first = b""  # bytes received before the peer is identified
         self._reader: FrameReader | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -371,7 +374,7 @@ class _Connection(LinkedProtocol):
             self._give_up(error.reason)
 
     def _read_if_there_is_room(self) -> None:
-        """Stop to read while the log's driver has enough to do: the other side then waits in its socket."""
+        """Stop reading while the log's driver is overloaded: the other side then waits in its socket."""
         if self._closed or self._transport is None:
             return
         if self.owner is None or self.owner.takes_more():
@@ -393,7 +396,7 @@ class _Connection(LinkedProtocol):
         self._belongs_to(owner, FrameReader(decode), Opened(), key)
 
     def _introduce(self) -> bytes:
-        """Find out from the first bytes who speaks; return those that are frames already."""
+        """Identify the peer by the first bytes; return the bytes that already belong to frames."""
         first = self._first
         preface = Preface(0)
         if self._log_id is None or first[:4] == PREFACE_MAGIC[: len(first)]:
@@ -452,7 +455,7 @@ class _Connection(LinkedProtocol):
             return
         try:
             data = encode(message)
-        except (ValueError, struct.error) as error:  # a frame without room for what it should carry
+        except (ValueError, struct.error) as error:  # a frame too small for its content
             self._ha.tell_closed(self, f"a frame that cannot be sent: {error}", logging.ERROR)
             self._give_up(f"a frame that cannot be sent: {error}")
             return
@@ -461,7 +464,7 @@ class _Connection(LinkedProtocol):
             self._ask_room()
 
     def _ask_room(self) -> None:
-        """Tell the core at the end of this turn that there is room, once."""
+        """Inform the core at the end of this turn that there is space, once."""
         if not self._wants_room:
             self._wants_room = True
             asyncio.get_running_loop().call_soon(self._tell_room)
@@ -472,26 +475,26 @@ class _Connection(LinkedProtocol):
             self.owner.deliver(self.key, Drained())
 
     def _give_up(self, reason: str) -> None:
-        """The other side is of no use: the core hears of it like of any lost connection."""
+        """Close a connection that is useless: the core sees it as a lost connection."""
         if self.owner is not None and not self._closed:
             self.owner.deliver(self.key, Closed(reason))
         self.close()
 
     def close(self) -> None:
-        """Close after what was written; nothing is delivered any more."""
+        """Close after the written bytes are sent; nothing is delivered any more."""
         self._closed = True
         self._stop_timer()
         self._ha.left(self)
         if self._transport is None:
             return
-        if self._paused:  # nobody reads what was written
+        if self._paused:  # the peer does not read the written bytes
             self._transport.abort()
         else:
             self._transport.close()
 
 
 class HaLink:
-    """The Transport of HA drivers: connections by HaTransport, other nodes (reads) by the peers' one."""
+    """The Transport of HA drivers: connections use HaTransport, other nodes (reads) the peer transport."""
 
     def __init__(self, connections: HaTransport, peers: Transport) -> None:
         self._connections = connections

@@ -1,8 +1,8 @@
-"""The client that carries calls to other nodes: writes and the leader's own views to the leader, anything
-about a log that this node does not keep to a node that does.
+"""Client that forwards calls to other nodes: writes and views of the leader to the leader, other calls about
+a log that this node does not keep to a node that does.
 
-One attempt here; who tries again, and when, is app/api/append/handler.py. What matters is told apart:
-`NotSent` is certain not to have been applied, `Lost` may have been.
+It makes one attempt; app/api/append/handler.py decides about retries. `NotSent` was certainly not applied,
+`Lost` may have been.
 """
 
 import ssl
@@ -19,11 +19,11 @@ from storage.units import MIB
 
 HeaderList = list[tuple[bytes, bytes]]
 
-NO_FORWARD: Final = b"commitlog-no-forward"  # its bearer wants an answer of this very node
+NO_FORWARD: Final = b"commitlog-no-forward"  # its sender wants an answer of this very node
 _CONNECT_TIMEOUT_S: Final = 1.0
 _CONNECTIONS_A_NODE: Final = 512
 _KEEP_ALIVE_S: Final = (
-    15.0  # well below what a node's own front allows: no call meets a connection that closes
+    15.0  # well below the idle timeout of a node's listener: no call meets a closing connection
 )
 _PRINTABLE: Final = "".join(map(chr, range(0x21, 0x7F)))  # the rest of a path or query is percent-encoded
 _PASSED_ON: Final = frozenset(
@@ -57,11 +57,11 @@ _OF_THE_CONNECTION: Final = frozenset(
 
 
 class NotSent(Exception):
-    """No connection came about: the other node has not seen the call."""
+    """No connection was made: the other node has not seen the call."""
 
 
 class Lost(Exception):
-    """The call was sent, or may have been, and no whole answer came back."""
+    """The call was sent, or may have been, and no complete answer arrived."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Relayed:
 
 
 class Stream:
-    """Another node's answer on its way in. Read `pieces` to the end, or `close`."""
+    """Another node's answer while it arrives. Read `pieces` to the end, or `close`."""
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer
@@ -127,7 +127,7 @@ class Forwarder:
         request_id: bytes,
         timeout_s: float,
     ) -> Relayed:
-        """One call and its whole answer. Raises NotSent or Lost."""
+        """Send one call and return its complete answer. Raises NotSent or Lost."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
         async with self._open(target, method, path_and_query, headers, body, request_id, timeout) as answer:
             try:
@@ -145,9 +145,10 @@ class Forwarder:
         request_id: bytes,
         silence_s: float,
     ) -> "Stream":
-        """A GET or HEAD whose answer is passed on as it comes. Raises NotSent or Lost, before its head only.
+        """Send a GET or HEAD and pass its answer on as it arrives. Raises NotSent or Lost, before the head
+        only.
 
-        silence_s: the other node may say nothing for so long, before and between the bytes of its answer.
+        silence_s: the longest silence of the other node, before and between the bytes of its answer.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=silence_s)
         opened = self._open(target, method, path_and_query, headers, b"", request_id, timeout)
@@ -161,7 +162,7 @@ class Forwarder:
         body: AsyncIterator[bytes],
         request_id: bytes,
     ) -> "Stream":
-        """A POST whose body goes there, and whose answer comes back, as they come. Raises NotSent or Lost."""
+        """Send a POST whose body and answer are streamed. Raises NotSent or Lost."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
         opened = self._open(target, "POST", path_and_query, headers, body, request_id, timeout)
         return Stream(await opened.__aenter__())
@@ -197,7 +198,7 @@ class Forwarder:
 
 
 class _Opening:
-    """Sends a call and waits for the head of its answer, with our two errors."""
+    """Send a call and wait for the head of its answer, with the two errors of this module."""
 
     def __init__(self, target: NodeSettings, context: "aiohttp.client._RequestContextManager") -> None:
         self._target = target

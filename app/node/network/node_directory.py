@@ -1,4 +1,4 @@
-"""Where every node is reached: those of the configuration, and those that a log's membership records name."""
+"""Addresses of all nodes: those of the configuration, and those in a log's membership records."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from app.settings.model import NodeSettings
 
 
 class Directory:
-    """Nodes by id. What a log says of a node that the configuration does not know is learned (R-10)."""
+    """Nodes by id. A node that only a log's records contain is learned from there (R-10)."""
 
     def __init__(self, configured: tuple[NodeSettings, ...]) -> None:
         self._nodes = {node.id: node for node in configured}
@@ -19,7 +19,7 @@ class Directory:
         return iter(tuple(self._nodes.values()))
 
     def find(self, node_id: str | None) -> NodeSettings | None:
-        """The node of that id; None for None and strangers."""
+        """Return the node with that id; None for None and unknown ids."""
         return None if node_id is None else self._nodes.get(node_id)
 
     def host_of(self, node_id: str) -> str | None:
@@ -28,7 +28,7 @@ class Directory:
         return None if node is None else split_address(node.peer_address)[0]
 
     def learn(self, addresses: Mapping[str, Address]) -> list[NodeSettings]:
-        """Note the nodes that are new; return them."""
+        """Add the nodes that are new; return them."""
         fresh = [
             NodeSettings(
                 id=node_id,
@@ -45,7 +45,7 @@ class Directory:
         return fresh
 
     def forget(self, node_id: str) -> bool:
-        """Forget a node that a log named once; False for a node of the configuration, which stays."""
+        """Forget a node that a log named; False for a node of the configuration, which stays."""
         if node_id in self._configured:
             return False
         self._nodes.pop(node_id, None)

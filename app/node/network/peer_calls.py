@@ -1,4 +1,4 @@
-"""Questions to peers over the transport of replication: one answer each, or none in time."""
+"""Requests to peers over the transport of replication: one answer each, or none in time."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from app.node.network.repair_messages import PeerCall
 
 
 class PeerCalls:
-    """Open questions by their id. Owned by the event loop; nothing is asked twice here."""
+    """Open requests by their id. Owned by the event loop; nothing is repeated here."""
 
     def __init__(self, transport: Transport, chance: Random) -> None:
-        """chance: draws ids, so that no answer to an earlier life of this node fits."""
+        """chance: draws ids, so that no answer to an earlier incarnation of this node matches."""
         self._transport = transport
         self._chance = chance
         self._open: dict[tuple[str, int, int], asyncio.Future[PeerCall]] = {}
@@ -35,7 +35,7 @@ class PeerCalls:
             del self._open[key]
 
     def answered(self, source: str, log_id: int, answer: PeerCall) -> None:
-        """An answer has come; one that nobody waits for (any more) is dropped."""
+        """Handle an answer; one without a waiting request is dropped."""
         future = self._open.get((source, log_id, answer.id))
         if future is not None and not future.done():
             future.set_result(answer)

@@ -43,7 +43,7 @@ from storage.units import MIB
 logger = logging.getLogger(__name__)
 
 PROTOCOL: Final = 2
-FRAME_MAX_BYTES: Final = 80 * MIB  # one batch at its largest, and the head of its push
+FRAME_MAX_BYTES: Final = 80 * MIB  # the largest batch, and the head of its push
 HELLO_MAX_BYTES: Final = 4096
 SEND_MAX_BYTES: Final = 128 * MIB  # waiting for one peer; beyond it messages are dropped
 HELLO_TIMEOUT_S: Final = 5.0
@@ -54,7 +54,7 @@ KEPT_MESSAGE_MAX_BYTES: Final = 4096
 KEPT_S: Final = 3.0
 OF_A_PEER_MAX: Final = 4  # incoming connections of one peer; a newer one closes the oldest
 UNKNOWN_PEERS_MAX: Final = 32  # peers known by their hello alone that are members of no log
-UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer that answers nothing so long: connect anew
+UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer without an answer for so long: connect again
 _LENGTH = struct.Struct("<I")
 
 Buffer = bytes | memoryview
@@ -62,9 +62,9 @@ Deliver = Callable[[str, int, Any], None]
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who speaks to whom. `to` guards against an address that now belongs to another node.
+    """Sender and receiver. `to` detects an address that now belongs to another node.
 
-    address: host:port at which the other nodes reach the sender. ha_address: where it takes slaves.
+    address: host:port at which the other nodes reach the sender. ha_address: where it accepts slaves.
     """
 
     protocol: int
@@ -82,20 +82,20 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryConfig:
-    """Calls to a peer that is not a member of any log, in seconds: pause at most, and how long at all."""
+    """Calls to a peer that is not a member of any log, in seconds: longest pause, and total time."""
 
     removed_retry_s: float = 30.0
     removed_forget_s: float = 300.0
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames. A frame is handed on as one piece of its own memory."""
+    """Splits a stream of bytes into frames. Each frame is returned in its own memory."""
 
     __slots__ = ("_limit", "_parts", "_size", "_wanted")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._parts: list[bytes] = []  # of the frame (with its length) that is not whole yet
+        self._parts: list[bytes] = []  # of the incomplete frame, including its length field
         self._size = 0
         self._wanted = _LENGTH.size
 
@@ -184,7 +184,7 @@ class PeerTransport:
             self.add_peer(peer_id, peer_address)
 
     def add_peer(self, peer_id: str, address: str) -> None:
-        """Keep a connection to one more node; nothing changes for one that is known. Raises ValueError."""
+        """Keep a connection to one more node; no effect for a known one. Raises ValueError."""
         if peer_id == self.node_id or peer_id in self._outgoing:
             return
         peer = self._outgoing[peer_id] = _Outgoing(self, peer_id, split_address(address), self._chance)
@@ -198,11 +198,11 @@ class PeerTransport:
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
 
     def is_member(self, peer_id: str) -> bool:
-        """Whether the peer is a member of any log here: only then is it called often."""
+        """Return whether the peer is a member of any log here: only then is it called often."""
         return self._is_member(peer_id)
 
     def drop(self, peer_id: str) -> bool:
-        """Forget a peer that is not a member and cannot be reached; False when it must stay known."""
+        """Forget a peer that is not a member and cannot be reached; return False if it must stay known."""
         if not self._forget(peer_id):
             return False
         del self._outgoing[peer_id]
@@ -241,17 +241,17 @@ class PeerTransport:
             peer.send(log_id, message)
 
     def peer_version(self, peer_id: str) -> str | None:
-        """The version that a peer said on the connection that is open to it; None while there is none."""
+        """Return the version that a peer reported on its open connection; None while there is none."""
         peer = self._outgoing.get(peer_id)
         return None if peer is None else peer.version
 
     def peer_ha_address(self, peer_id: str) -> str | None:
-        """Where a peer takes slaves, as it said last; None before it said so."""
+        """Return where a peer accepts slaves, as last reported; None before that."""
         peer = self._outgoing.get(peer_id)
         return None if peer is None else peer.ha_address
 
     def hello_to(self, peer_id: str) -> bytes:
-        """How this node introduces itself."""
+        """Return the hello of this node."""
         ha_address = None if self._ha_address is None else self._ha_address()
         hello = Hello(
             PROTOCOL, self.cluster_id, self.node_id, peer_id, self.address, VERSION, ha_address=ha_address
@@ -290,12 +290,12 @@ class PeerTransport:
             self._lost(peer)
 
     def connected(self) -> list[str]:
-        """The peers whose connection to this node is open."""
+        """Return the peers whose connection to this node is open."""
         return [connection.source for connection in self._incoming if connection.source is not None]
 
 
 class _Connection(LinkedProtocol):
-    """What both ends share: frames in, and a broken connection that never raises into anything."""
+    """Common part of both ends: incoming frames, and a broken connection that never raises."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -375,7 +375,7 @@ class _Incoming(_Connection):
 
 
 def _judge(frame: memoryview, owner: PeerTransport, proven_id: str | None) -> tuple[str, Hello | None]:
-    """The hello if it comes from a peer of ours and is meant for us, else the reason why not."""
+    """Return the hello if it comes from a valid peer and is meant for this node, otherwise the refusal."""
     try:
         hello = msgspec.json.decode(frame, type=Hello)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -404,7 +404,7 @@ def _is_address(text: str) -> bool:
 
 
 class _Outgoing(_Connection):
-    """Our connection to one peer, made again and again; `version` is set while it is open."""
+    """Our connection to one peer, restored after each loss; `version` is set while it is open."""
 
     def __init__(
         self, owner: PeerTransport, peer_id: str, address: tuple[str, int], chance: random.Random
@@ -424,9 +424,9 @@ class _Outgoing(_Connection):
         self._hurry = asyncio.Event()
 
     async def keep_connected(self) -> None:
-        """Connect, wait until the connection is lost, wait a little, and again, until cancelled.
+        """Connect, wait until the connection is lost, pause, and repeat, until cancelled.
 
-        A peer that is not a member is called rarely (when it starts, it calls itself), and not for ever.
+        A peer that is not a member is called rarely (when it starts, it calls itself), and not permanently.
         """
         loop, retry = asyncio.get_running_loop(), self._owner.retry
         delay_s, reached_s = RETRY_FIRST_S, loop.time()
@@ -439,7 +439,7 @@ class _Outgoing(_Connection):
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
                     await self._owner.links.connect(lambda: self, host, port, self.peer_id)
             except (OSError, TimeoutError):
-                pass  # the peer is down: expected, and shown by /v1/cluster
+                pass  # the peer is down: expected, and visible in /v1/cluster
             else:
                 timer = loop.call_later(HELLO_TIMEOUT_S, self._welcome_is_late)
                 await self._lost.wait()
@@ -534,9 +534,9 @@ class _Outgoing(_Connection):
 
 
 def _bound_silence(transport: asyncio.Transport) -> None:
-    """Let the system give up a connection whose bytes nobody acknowledges, where it can.
+    """Let the system give up a connection whose bytes are not acknowledged, where it can.
 
-    Without it a connection that survived a long partition goes on only when TCP's doubled timers say so.
+    Otherwise a connection that survived a long partition continues only after TCP's doubled timers.
     """
     door = transport.get_extra_info("socket")
     option = getattr(socket, "TCP_USER_TIMEOUT", None)

@@ -1,8 +1,8 @@
-"""What nodes ask each other beside replication: batches for a damaged log, terms for a lost vote, and digests
-that compare two replicas. How it looks on the wire: wire.py.
+"""Messages between nodes beside replication: batches for a damaged log, terms for a lost vote, and digests
+that compare two replicas. Encoding: wire.py.
 
-Every request carries an `id` that is drawn by chance; its answer carries the same. Only settled (committed)
-batches are ever given or compared. All indexes are inclusive.
+Every request carries a random `id`; its answer carries the same. Only settled (committed) batches are ever
+sent or compared. All indexes are inclusive.
 """
 
 from typing import Annotated, Final
@@ -19,24 +19,23 @@ Id = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PeerCall(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
-    """A question of one node to another about a log, or its answer."""
+    """A request of one node to another about a log, or its answer."""
 
     id: Id
 
 
 class FetchRequest(PeerCall, frozen=True, array_like=True, tag=20):
-    """Give the settled batches from the one that begins at `first_index` to the one that ends at
-    `last_index`, as many as fit an answer.
-    """
+    """Request the settled batches from the one that begins at `first_index` to the one that ends at
+    `last_index`, as many as fit an answer."""
 
     first_index: Index
     last_index: Index
 
 
 class FetchHead(PeerCall, frozen=True, array_like=True, tag=21):
-    """begin_index, settled_index: what of its log the peer may give; NO_INDEX, NO_INDEX: nothing.
+    """begin_index, settled_index: the part of its log that the peer may send; NO_INDEX, NO_INDEX: nothing.
 
-    busy: the peer has given as much as it may for now; ask again later.
+    busy: the peer has reached its rate limit; ask again later.
     """
 
     begin_index: Index
@@ -45,13 +44,13 @@ class FetchHead(PeerCall, frozen=True, array_like=True, tag=21):
 
 
 class FetchAnswer(FetchHead, frozen=True, array_like=True, tag=21):
-    """The answer and its batches, neighbours; none when the peer is busy or does not hold the first one."""
+    """The answer and its batches, consecutive; none if the peer is busy or does not hold the first one."""
 
     batches: tuple[Batch, ...] = ()
 
 
 class TermRequest(PeerCall, frozen=True, array_like=True, tag=22):
-    """Ask for the peer's term, after a loss of what this node promised (R-01), or for its clock."""
+    """Request for the peer's term, after a loss of what this node promised (R-01), or for its clock."""
 
 
 class TermAnswer(PeerCall, frozen=True, array_like=True, tag=23):
@@ -63,9 +62,9 @@ class TermAnswer(PeerCall, frozen=True, array_like=True, tag=23):
 
 
 class DigestRequest(PeerCall, frozen=True, array_like=True, tag=24):
-    """Digest the settled batches from the one that holds `first_index` to the one that holds `last_index`.
+    """Request for a digest of the settled batches from that of `first_index` to that of `last_index`.
 
-    deep: from the disk, not from memory, each chained to the one before.
+    deep: from the disk, not from memory, with the chain of each batch verified.
     """
 
     first_index: Index

@@ -1,10 +1,10 @@
-"""The messages of nodes as bytes: what stands in one frame of the transport, after the frame's own length.
+"""Encoding of the messages between nodes: the content of one frame of the transport, after its length.
 
 Little-endian; the sizes count the head and the batches alone:
 
     head_size u32 | batches_size u32 | log_id u64 | head: msgpack array, the kind first | batches, as stored
 
-The batches are not copied: `encode` returns them as buffers of their own, `decode` as views of the frame.
+The batches are not copied: `encode` returns them as separate buffers, `decode` as views of the frame.
 """
 
 import struct
@@ -79,7 +79,7 @@ _DECODER = msgspec.msgpack.Decoder(
 
 
 class CorruptFrame(Exception):
-    """The bytes are no frame of ours; `reason` is one short phrase. Close the connection they came on."""
+    """The bytes are not a valid frame; `reason` is one short phrase. Close the connection."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -87,7 +87,7 @@ class CorruptFrame(Exception):
 
 
 def encode(log_id: int, message: Message) -> list[bytes | memoryview]:
-    """Return the frame as buffers to be sent one behind the other; log_id: 0 to 2**64 - 1."""
+    """Return the frame as buffers to be sent one after the other; log_id: 0 to 2**64 - 1."""
     if isinstance(message, PushRequest):
         head = PushHead(
             message.term,
@@ -157,7 +157,7 @@ def _decode_batches(data: memoryview, log_id: int) -> tuple[Batch, ...]:
 
 
 def _with_batches(head: PushHead, batches: tuple[Batch, ...]) -> PushRequest:
-    """Check what must hold between head and batches, and join them."""
+    """Check the conditions between head and batches, and join them."""
     if head.type is PushType.APPEND:
         fits = len(batches) >= 1 and batches[0].base_index == head.index + 1
     elif head.type is PushType.TRUNCATE:

@@ -1,1 +1,1 @@
-"""From a node's folders to replicas that can start, and what their disks may have lost."""
+"""Opening of replicas from a node's folders, and detection of what their disks may have lost."""

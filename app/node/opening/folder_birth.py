@@ -1,8 +1,8 @@
-"""When a node's data folder began, by the metadata: which logs may have had another folder at this node.
+"""Age of a node's data folder relative to the metadata: which logs may have had another folder at this node.
 
 DATA/born is one line: CRC32C in hexadecimal, a space, JSON. A log that was created later than the folder
 opens for the first time at each of its replicas with an empty folder, and no disk was replaced. A log that is
-older than the folder may have been here before: then its empty folder is a doubt (opening.py).
+older than the folder may have been here before: then its empty folder is a doubt (trust.py).
 """
 
 from typing import Final
@@ -21,19 +21,19 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class FolderBirth:
-    """Of one node. Every method may block on the disk."""
+    """The record of one node. Every method may block on the disk."""
 
     def __init__(self, files: FileSystem, data_folder: str, metadata_marker: RepairMarker) -> None:
-        """metadata_marker: the note of the replica of `__controller`. While that may lack what is committed,
-        every log may be older than the folder."""
+        """metadata_marker: the note of the replica of `__controller`. While that may lack committed
+        records, every log may be older than the folder."""
         self._files = files
         self._path = f"{data_folder}/born"
         self._marker = metadata_marker
 
     @property
     def index(self) -> int:
-        """Index of `__controller` below or at which a log was created before this folder; NO_INDEX for a
-        folder that an earlier version made."""
+        """Index of `__controller`: a log created at or below it existed before this folder; NO_INDEX for a
+        folder of an earlier version."""
         if self._marker.exists and self._marker.intact:
             return _NEVER
         if not self._files.exists(self._path):
@@ -44,7 +44,7 @@ class FolderBirth:
         return msgspec.json.decode(text, type=_Line).index
 
     def save(self, index: int) -> None:
-        """Keep the first index; durable on return. Raises DiskError."""
+        """Save the first index; durable on return. Raises DiskError."""
         if not self._files.exists(self._path):
             text = msgspec.json.encode(_Line(index))
             write_durably(self._files, self._path, b"%08x %s\n" % (crc32c(text), text))

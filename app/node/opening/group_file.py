@@ -1,8 +1,8 @@
-"""The group of a log whose records name none yet: the configured one of the log's first opening (R-10).
+"""The group of a log whose records do not name one yet: as configured at its first opening (R-10).
 
 DATA/logs/NAME/group is one line: CRC32C in hexadecimal, a space, JSON. The next leader writes its group into
-the log, and from there on the file does not count. Until then a changed configuration must not
-change the group: nodes that restart one by one could make two majorities without a common member.
+the log; from then on the file is ignored. Until then a changed configuration must not change the group: nodes
+that restart one by one could form two majorities without a common member.
 """
 
 import logging
@@ -22,10 +22,10 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def first_group(files: FileSystem, folder: str, configured: GroupConfig, *, is_bound: bool) -> GroupConfig:
-    """Return the group of the log's first opening; record the configured one when there was none. Blocks.
+    """Return the group of the log's first opening; save the configured one if there is none. Blocks.
 
     is_bound: false while this replica has neither voted nor stored anything: then the configuration may still
-    be corrected. A line that cannot be read is replaced. Raises StorageFull, DiskError.
+    be corrected. An unreadable line is replaced. Raises StorageFull, DiskError.
     """
     path = f"{folder}/group"
     if files.exists(path):

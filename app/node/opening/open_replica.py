@@ -1,9 +1,9 @@
-"""From a node's folders to a driver that can start: recovery of one replica and all that belongs to it.
+"""Opening of one replica: recovery of its folders, and the construction of its driver.
 
 DATA/logs/NAME/     segments, manifest, epochs (storage/log/commitlog.py), vote, checkpoint, state, group
 DATA/journal/NAME/  the node's journal of the log
 
-Every replication mode takes the same steps. What differs by mode is in replica_modes.py.
+Every replication mode takes the same steps. Differences between the modes are in replica_modes.py.
 """
 
 import logging
@@ -42,7 +42,7 @@ class LogIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundFolder:
-    """What a replica's folders hold before they are opened."""
+    """Content of a replica's folders before they are opened."""
 
     services: NodeServices
     log: LogIdentity
@@ -75,11 +75,11 @@ class RecoveredReplica:
 
 
 class ReplicationMode(Protocol[MadeCore]):
-    """What differs between the replication modes when a replica opens. Every method may block on the disk."""
+    """Part of the opening that depends on the replication mode. Every method may block on the disk."""
 
     @property
     def state_type(self) -> type[LogState]:
-        """What the log's records define beside themselves."""
+        """The log's records and the state that they define."""
         ...
 
     def judge(self, found: FoundFolder) -> Trust:
@@ -87,7 +87,7 @@ class ReplicationMode(Protocol[MadeCore]):
         ...
 
     def group(self, replica: RecoveredReplica) -> GroupConfig:
-        """Return the group that holds until the log names another one. Raises DiskError, StorageFull."""
+        """Return the group to use until the log names another one. Raises DiskError, StorageFull."""
         ...
 
     def core(self, replica: RecoveredReplica, group: GroupConfig) -> MadeCore:
@@ -130,7 +130,7 @@ def open_replica(
     journal: Journal | None = None,
     events: ReplicaEvents | None = None,
 ) -> OpenReplica[Core]:
-    """Recover one replica and put its parts together; `LogDriver.start` begins. Blocks.
+    """Recover one replica and create its driver; `LogDriver.start` begins. Blocks.
 
     journal: the node's journal of the log if it is open already; None opens it. Raises CorruptLog,
     CorruptFile (this node must not take part in the log), DiskError, StorageFull.

@@ -1,4 +1,4 @@
-"""Opens the logs of a node: the mode of each by its settings, with the services that all of them share."""
+"""Opens the logs of a node: the mode of each by its settings, with the services that all share."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,12 +39,12 @@ class LogOpener:
     def open(
         self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False, begins: bool = False
     ) -> LogDriver:
-        """Recover a log and build its driver; sound, sound_if_alone, begins: as in RaftMode.
+        """Recover a log and create its driver; sound, sound_if_alone, begins: as in RaftMode.
 
         In controller mode a copy that is not sound is a new replica (C-03).
 
-        Blocks: at the start nothing else runs yet, a repair does it in a thread. Raises CorruptLog,
-        CorruptFile, DiskError, StorageFull.
+        Blocks: at the start of a node nothing else runs yet, a repair calls it in a thread. Raises
+        CorruptLog, CorruptFile, DiskError, StorageFull.
         """
         settings = hosted.settings
         log = LogIdentity(name=settings.name, log_id=hosted.log_id, durability=settings.durability)

@@ -1,4 +1,4 @@
-"""What differs between the replication modes when a replica opens: its doubts, its group and its core.
+"""Mode-dependent part of the opening of a replica: its doubts, its group and its core.
 
 Raft: the vote file holds term and vote (R-01). A replica that may lack what it promised opens without a vote.
 Controller and classic mode: the vote file holds the newest master epoch that this replica knows, and its own
@@ -98,7 +98,7 @@ class RaftMode:
 
 @dataclass(frozen=True, kw_only=True)
 class _HaMode:
-    """What controller and classic mode have in common."""
+    """Common part of controller and classic mode."""
 
     replicas: tuple[str, ...]  # of the configuration
     config: HaConfig

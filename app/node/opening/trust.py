@@ -1,7 +1,7 @@
-"""How far a Raft replica may trust its folder when it opens: a doubt is noted before the folder is used.
+"""Trust in the folder of a Raft replica when it opens: a doubt is saved before the folder is used.
 
-The note (repair/marker.py) lies outside the log's folder and stays until the replica is sound again, so a
-crash at any moment changes nothing. It is made for
+The note (repair/marker.py) is outside the log's folder and stays until the replica is sound again, so a crash
+at any moment changes nothing. The reasons are
 
 - an empty folder: its disk may have been replaced, and what it acknowledged and voted is lost. At the first
   start of a group all folders are empty; then the votes of all end the doubt (app/raft/doubt.py).

@@ -1,1 +1,1 @@
-"""Damage on disk: found, repaired from peers, compared, set aside."""
+"""Damage on disk: detection, repair from peers, comparison of replicas, quarantine."""

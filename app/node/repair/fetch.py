@@ -1,7 +1,7 @@
-"""Which peer to ask next for the batches of a damaged stretch, and what to make of its answers.
+"""Choice of the next peer for the batches of a damaged range, and evaluation of its answers.
 
-Pure: no clock, no network. One request is under way at a time, to one peer after the other: a slow or silent
-peer costs one timeout a round. What no peer can give yet is asked for again, at longer and longer intervals.
+Pure: no clock, no network. One request is in flight at a time, to one peer after the other: a slow or silent
+peer costs one timeout per round. Batches that no peer can send yet are requested again, at growing intervals.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ NOT_SETTLED_ROUNDS: Final = 8  # so often in a row must a majority say that it n
 
 
 class Outlook(StrEnum):
-    """What a peer's last answer said about the stretch."""
+    """State of a peer according to its last answer."""
 
     SILENT = "silent"
     BUSY = "busy"
@@ -32,7 +32,7 @@ class Outlook(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask `peer`, after a pause, for what is missing from `first_index` on."""
+    """Ask `peer`, after a pause, for the batches from `first_index` on."""
 
     peer: str
     first_index: int
@@ -40,13 +40,13 @@ class Ask:
 
 
 class Fetch:
-    """Gets neighbouring batches from first_index to last_index, in order, piece by piece.
+    """Gets consecutive batches from first_index to last_index, in order, in pieces.
 
-    Ends in one of two ways: `complete`, or `hopeless`: no peer will ever have the stretch as it stood here.
+    Ends in one of two ways: `complete`, or `hopeless`: no peer will ever have the range as it was here.
     """
 
     def __init__(self, first_index: int, last_index: int, peers: Sequence[str], majority: int) -> None:
-        """peers: at least one. majority: how many voters of the group are one."""
+        """peers: at least one. majority: number of voters that form a majority."""
         self.next_index = first_index
         self.last_index = last_index
         self._before: Batch | None = None  # the last one given
@@ -54,7 +54,7 @@ class Fetch:
         self._peers = tuple(peers)
         self._majority = majority
         self._turn = 0
-        self._fruitless = 0  # answers in a row that brought nothing
+        self._fruitless = 0  # consecutive answers without batches
         self._never_rounds = 0
 
     @property
@@ -63,7 +63,7 @@ class Fetch:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the stretch is gone or was never committed: only a fresh start can help."""
+        """Whether the range is lost or was never committed: only an empty log can help."""
         last_word = (Outlook.TRIMMED, Outlook.OTHER)
         if all(outlook in last_word for outlook in self.outlook.values()):
             return True
@@ -71,11 +71,11 @@ class Fetch:
 
     @property
     def waits(self) -> bool:
-        """Whether every peer was asked and none could help yet."""
+        """Whether every peer was asked and none can help yet."""
         return self._fruitless >= len(self._peers)
 
     def next(self) -> Ask:
-        """Whom to ask now. Call only while neither complete nor hopeless."""
+        """Return the next request. Call only while neither complete nor hopeless."""
         peer = self._peers[self._turn % len(self._peers)]
         rounds, position = divmod(self._fruitless, len(self._peers))
         pause_ms = 0
@@ -84,13 +84,13 @@ class Fetch:
         return Ask(peer, self.next_index, pause_ms)
 
     def took(self, peer: str, answer: FetchAnswer | None) -> tuple[Batch, ...]:
-        """The answer of the peer that was asked, None: none came in time. Return the batches that follow."""
+        """Evaluate the answer of the peer that was asked, None: none in time. Return the next batches."""
         self.outlook[peer] = self._judge(answer)
         if self.outlook[peer] is Outlook.GIVEN and answer is not None:
             self._fruitless = self._never_rounds = 0
             self._before = answer.batches[-1]
             self.next_index = self._before.next_index
-            return answer.batches  # and it goes on giving
+            return answer.batches  # and it continues to send
         self._turn += 1
         self._fruitless += 1
         if self._fruitless % len(self._peers) == 0:
@@ -121,7 +121,7 @@ class Fetch:
         return True
 
     def _end_round(self) -> None:
-        """Count the rounds in which a majority has answered that it never committed this."""
+        """Count the rounds in which a majority has reported that it never committed the range."""
         never = (Outlook.NOT_YET, Outlook.TRIMMED, Outlook.OTHER)
         answered = sum(outlook in never for outlook in self.outlook.values())
         self._never_rounds = self._never_rounds + 1 if answered >= self._majority else 0

@@ -1,11 +1,11 @@
-"""What an unclean election has lost leaves this copy too, by a loss receipt (A-04): there is always a trace.
+"""Removal of records that an unclean election has lost, after a loss receipt (A-04).
 
-The log is closed meanwhile: an open one never gives up what it knows to be committed (R-07). Each step is
+The log is closed meanwhile: an open log never removes what it knows to be committed (R-07). Each step is
 durable before the next, and all of them may be repeated after a crash:
 
-    1. the receipt: every record that goes
-    2. the checkpoint: committed no further than what stays; the state's snapshot goes, it is made anew
-    3. the log is cut
+    1. the receipt: every record that is removed
+    2. the checkpoint: committed up to the remaining records; the state's snapshot is removed and rebuilt
+    3. the log is truncated
 """
 
 from app.ha.auto_switch.slave_side import Rollback
@@ -25,7 +25,7 @@ def roll_back(
     storage: CommitlogConfig,
     rollback: Rollback,
 ) -> str | None:
-    """Take back a closed log; return the receipt's path, None when there was nothing to take. Blocks.
+    """Roll back a closed log; return the receipt's path, None if nothing was removed. Blocks.
 
     Raises CorruptLog, CorruptFile, StorageFull, DiskError: the call may be repeated.
     """
@@ -42,7 +42,7 @@ def roll_back(
             files.remove(f"{folder}/state")
             files.sync_folder(folder)
         if rollback.index == NO_INDEX or rollback.index < log.begin_index:
-            log.reset(0, 0)  # nothing is left that the next master's log could follow
+            log.reset(0, 0)  # nothing is left that the next master's log could continue
         else:
             log.truncate_after(rollback.index)
         return path

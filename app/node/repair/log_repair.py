@@ -1,14 +1,14 @@
-"""Mending one log of this node while the others go on (R-01, R-07; docs/design.md).
+"""Repair of one log of this node while the others continue (R-01, R-07; docs/design.md).
 
-    1. the note (marker.py), durable before any file is touched; the event `corruption`
-    2. find every damaged stretch, fetch it from a peer that has it settled, put it in place
-    3. what peers cannot mend (structure, a stretch that all have trimmed) is set aside: the log starts empty
+    1. save the note (marker.py) before any file is changed; record the event `corruption`
+    2. find every damaged range, fetch it from a peer that has it settled, write it in place
+    3. set aside what peers cannot repair (structure, a range that all have trimmed): the log starts empty
        and gets everything from its leader
-    4. open the log again. With every stretch in place between intact neighbours, and its vote, it holds all
-       that it ever promised, and is as before. Else it does not vote until it holds all that its leader has
-       committed. Then the note goes, and the event `repair` says what was done
+    4. open the log again. With every range restored between intact neighbours, and with its vote, it has all
+       that it ever promised, and is sound. Otherwise it does not vote until it holds all that its leader has
+       committed. Then the note is removed, and the event `repair` describes the repair
 
-A crash at any moment begins again at 2. What no peer can give yet is asked for again and again, with pauses.
+After a crash the repair continues at 2. Batches that no peer can send yet are requested again, with pauses.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ T = TypeVar("T")
 Damaged = CorruptLog | CorruptFile
 
 ANSWER_TIMEOUT_S: Final = 2.0
-PATIENCE_S: Final = 5  # with voters that do not tell their term
-VOTE_GAP: Final = 1 << 20  # campaigns: a term takes an election timeout at least, so this is days of them
-SAME_TROUBLE_MAX: Final = 3  # so often may one file be found damaged before the log is set aside
-_TOLD_MAX: Final = 100  # stretches that an event names
+PATIENCE_S: Final = 5  # wait for voters that do not report their term
+VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
+SAME_TROUBLE_MAX: Final = 3  # repairs allowed per file before the log is set aside
+_TOLD_MAX: Final = 100  # ranges listed in one event
 _RETRY_FIRST_S: Final = 0.2
 _RETRY_LAST_S: Final = 5.0
 
@@ -65,7 +65,7 @@ class RepairState(StrEnum):
 
 @dataclass(slots=True)
 class Mended:
-    """What was done so far: the data of the event `repair`."""
+    """Progress of the repair: the data of the event `repair`."""
 
     stretches: list[dict[str, int]] = field(default_factory=list)
     batches: int = 0
@@ -86,7 +86,7 @@ class Mended:
 
 
 class RepairHost(Protocol):
-    """What the node does for a repair, on the loop but for `open_log`."""
+    """Methods that the node provides for a repair; all except `open_log` run on the loop."""
 
     def tell(self, kind: str, data: dict[str, Any]) -> None:
         """Write an event to the journal of the log."""
@@ -97,14 +97,14 @@ class RepairHost(Protocol):
         ...
 
     def serve(self, driver: LogDriver) -> None:
-        """The log is open: take part with it."""
+        """Take part with the opened log."""
         ...
 
     def fail(self, what: str, error: BaseException) -> None: ...
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Do `work` in a thread of its own. A node that stops does not wait for it: it may be cut short."""
+    """Run `work` in a separate thread. A stopping node does not wait for it: it may be interrupted."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -131,7 +131,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 class GivenUp(Exception):
-    """The log is not wanted any more."""
+    """The log is to be deleted."""
 
 
 class LogRepair:
@@ -157,14 +157,15 @@ class LogRepair:
         held_index: int = NO_INDEX,
         votes: bool = True,
     ) -> None:
-        """trouble: what was found first. voters: of the group, this node among them. held_index: up to here
-        the log was durable when that was found. votes: the group elects; without it controllers or the
-        configuration do, and the vote file only holds which epoch this copy has opened."""
+        """trouble: the damage that was found first. voters: of the group, including this node. held_index:
+        index up to which the log was durable when that was found. votes: the group elects; otherwise
+        controllers or the configuration choose the leader, and the vote file only holds the epoch that
+        this copy has opened."""
         self.trouble = trouble
         self.found_by = found_by
         self.state = RepairState.SURVEYING
         self.mended = Mended()
-        self.left: list[Damage] = []  # stretches not mended yet
+        self.left: list[Damage] = []  # ranges not repaired yet
         self._host = host
         self._files = files
         self._folder = folder
@@ -181,12 +182,12 @@ class LogRepair:
         self._marker = marker
         self._calls = calls
         self._clock = clock
-        self._seen: dict[str, int] = {}  # damaged file or folder -> how often
+        self._seen: dict[str, int] = {}  # damaged file or folder -> number of times
         self._told_waiting = False
         self._given_up = asyncio.Event()
 
     def give_up(self) -> None:
-        """The log is to be deleted: end soon, and leave its files as they are."""
+        """The log is to be deleted: end soon, and leave its files unchanged."""
         self._given_up.set()
 
     async def _pause(self, seconds: float) -> None:
@@ -198,7 +199,7 @@ class LogRepair:
             raise GivenUp
 
     async def run(self) -> None:
-        """Whatever goes wrong, the other logs of the node do not suffer from it."""
+        """Run the repair; a failure of it does not affect the other logs of the node."""
         with contextlib.suppress(GivenUp):
             await self._run()
 
@@ -255,18 +256,18 @@ class LogRepair:
         )
 
     async def _doubt(self, *, lacks_records: bool = False) -> None:
-        """Something that this replica acknowledged or voted may be lost: durable before anything is done."""
+        """Save that something this replica acknowledged or voted may be lost, before any further step."""
         if self._keeps_promises or (lacks_records and not self._lacks_records):
             self._keeps_promises = False
             self._lacks_records = self._lacks_records or lacks_records
             await in_thread(self._note)
 
     async def _mend_vote(self) -> None:
-        """A lost vote: this node may have voted for anybody in any term that another voter has reached.
+        """Replace a lost vote: this node may have voted in any term that another voter has reached.
 
-        So all of them are asked, and it votes for itself in the latest: for nobody else in any of them. When
-        only a majority answers for PATIENCE_S, the silent ones may have reached later terms, by one a
-        campaign: VOTE_GAP more than they can have had.
+        It asks all voters for their terms and votes for itself in the latest, so it votes for no other node
+        in any of them. If only a majority answers within PATIENCE_S, the silent voters may have reached later
+        terms, one per campaign: it adds VOTE_GAP, which is more than they can have had.
         """
         term, voters = await in_thread(self._last_known)
         asked = [*self._peers, *(voter for voter in voters if voter not in (*self._peers, self._node_id))]
@@ -298,17 +299,17 @@ class LogRepair:
         self.mended.small_files["vote"] = None
 
     async def _mend_epoch(self) -> None:
-        """A lost epoch: this copy may have opened a later one than its log shows, and must not open it again.
-        As another replica it is never told to: epochs are given to one replica each (C-04)."""
+        """Replace a lost epoch: this copy may have opened a later one than its log shows, and must not
+        open it again. As another replica it never will: each epoch is assigned to one replica (C-04)."""
         await self._doubt()
         term, _ = await in_thread(self._last_known)
         await in_thread(lambda: self._save_vote(HardState(term, self._node_id)))
         self.mended.small_files["vote"] = None
 
     def _last_known(self) -> tuple[int, tuple[str, ...]]:
-        """The term of the log's last batch, and the voters that the log itself names (R-10).
+        """Return the term of the log's last batch, and the voters that the log itself names (R-10).
 
-        0 and nobody when the log is damaged, too: it is looked at later.
+        0 and () if the log is damaged, too: that is repaired later.
         """
         try:
             log = Commitlog.open(
@@ -323,7 +324,7 @@ class LogRepair:
         try:
             snapshot_file = SnapshotFile(self._files, f"{self._folder}/state")
             membership = load_state(log, snapshot_file, idempotency_ms=DAY_MS).membership
-        except (CorruptFile, ValueError):  # the state comes from the leader; the configuration must do
+        except (CorruptFile, ValueError):  # the state comes from the leader; use the configured voters
             membership = None
         finally:
             log.close()
@@ -339,14 +340,14 @@ class LogRepair:
     # --- from damage to an open log ---------------------------------------------------------------------
 
     async def _open(self) -> LogDriver:
-        """Open the log, and mend whatever prevents it, until it opens."""
+        """Open the log, and repair every damage that prevents it, until it opens."""
         trouble: Damaged = self.trouble
         while True:
             try:
                 await self._mend(trouble)
                 self.state = RepairState.OPENING
                 driver = await in_thread(partial(self._host.open_log, sound=self._keeps_promises))
-                await self._forget_held()  # from here on the leader may cut what was not committed
+                await self._forget_held()  # from now on the leader may truncate what was not committed
                 return driver
             except (CorruptLog, CorruptFile) as error:
                 logger.warning("log %s: still damaged: %s", self._log_name, error)
@@ -357,7 +358,7 @@ class LogRepair:
         await in_thread(self._marker.forget_held)
 
     async def _mend(self, trouble: Damaged) -> None:
-        """Mend one trouble. One that keeps coming back ends with a fresh start."""
+        """Repair one damage. If a file is damaged again and again, start with an empty log."""
         self._seen[trouble.path] = self._seen.get(trouble.path, 0) + 1
         name = trouble.path.rpartition("/")[2]
         if self._seen[trouble.path] > SAME_TROUBLE_MAX:
@@ -365,11 +366,12 @@ class LogRepair:
         elif name == "vote":
             await (self._mend_vote() if self._votes else self._mend_epoch())
         elif name == "checkpoint":
-            # The leader tells what is committed. But only the checkpoint told damage from a torn tail.
+            # The leader sends the committed index. But only the checkpoint distinguished damage from a torn
+            # tail.
             if await in_thread(self._recovery().has_torn_tail):
                 await self._doubt(lacks_records=True)
             await in_thread(lambda: self._remove(name))
-        elif name == "state":  # it is replayed, or taken from the leader (state_transfer.py)
+        elif name == "state":  # it is replayed, or received from the leader (state_transfer.py)
             await in_thread(lambda: self._remove(name))
         else:
             await self._mend_batches()
@@ -387,14 +389,14 @@ class LogRepair:
     async def _mend_batches(self) -> None:
         self.state = RepairState.SURVEYING
         if not await in_thread(lambda: self._files.exists(f"{self._folder}/{MANIFEST_NAME}")):
-            await self._doubt(lacks_records=True)  # the survey makes an empty log of a missing one
+            await self._doubt(lacks_records=True)  # the survey treats a missing log as an empty one
         found = await in_thread(self._survey)
         if found.structural:
             await self._set_aside(found.structural)
             return
         self.left = list(found.damages)
         if any(damage.next_offset == NO_OFFSET for damage in self.left):
-            await self._doubt(lacks_records=True)  # the log ends in a damage: nobody knows what was behind
+            await self._doubt(lacks_records=True)  # the log ends in a damage: what followed is unknown
         while self.left:
             damage = self.left[0]
             logger.warning(
@@ -410,7 +412,7 @@ class LogRepair:
         return survey(self._files, self._folder, self._log_id, self._committed_index())
 
     def _committed_index(self) -> int:
-        """Up to here the log was committed or durable before the damage."""
+        """Index up to which the log was committed or durable before the damage."""
         held_index = max(self._held_index, self._marker.held_index)
         try:
             checkpoint = CheckpointFile(self._files, f"{self._folder}/checkpoint").load()
@@ -419,7 +421,7 @@ class LogRepair:
         return max(held_index, checkpoint.committed_index)
 
     async def _mend_stretch(self, damage: Damage) -> bool:
-        """Fetch one stretch and put it in place, piece by piece; whether any peer has it as it stood here."""
+        """Fetch one range and write it in place, in pieces; return whether any peer has it as it was here."""
         if not self._peers:
             await self._wait_for_operator(f"indexes {damage.first_index} to {damage.last_index} are damaged")
         fetch = Fetch(damage.first_index, damage.last_index, self._peers, self._majority)
@@ -442,7 +444,7 @@ class LogRepair:
         return patch(self._files, self._folder, self._log_id, damage, batches)
 
     async def _fetch(self, fetch: Fetch) -> Sequence[Batch]:
-        """The next piece of a stretch; none when no peer will ever have it as it stood here."""
+        """Return the next piece of a range; none if no peer will ever have it as it was here."""
         while not fetch.hopeless:
             if fetch.waits:
                 seen = ", ".join(f"{peer}: {outlook}" for peer, outlook in fetch.outlook.items())
@@ -470,7 +472,7 @@ class LogRepair:
         if not self._peers:
             await self._wait_for_operator(reason)
         self._seen.clear()
-        if self.mended.set_aside:  # what was set aside is worth more than this
+        if self.mended.set_aside:  # what was set aside first is worth more than this
             self._wait(f"the log that was begun anew is damaged too: {reason}")
             await self._pause(_RETRY_LAST_S)
             return
@@ -483,13 +485,13 @@ class LogRepair:
         self.mended.set_aside = True
 
     async def _wait_for_operator(self, reason: str) -> None:
-        """A group of one: nobody else has these records, and none are thrown away here."""
+        """Wait, in a group of one: no other replica has these records, and none are discarded here."""
         self._wait(f"{reason}; no other node has this log: restore its folder from a copy")
         await self._given_up.wait()
         raise GivenUp
 
     def _wait(self, reason: str) -> None:
-        """No peer can help yet: say so once; the metric goes on saying it."""
+        """No peer can help yet: log it once; the metric continues to report it."""
         self.state = RepairState.WAITING
         if not self._told_waiting:
             self._told_waiting = True

@@ -1,7 +1,7 @@
-"""The durable note that a log of this node is damaged: from before its files are touched until it is healed.
+"""Durable note that a log of this node is damaged: from before the first repair step until it is sound.
 
-DATA/repairing/NAME is JSON. It lies outside the log's folder, so that it outlives whatever becomes of that. A
-note that cannot be read still counts, and promises nothing.
+DATA/repairing/NAME is JSON. It is outside the log's folder, so it does not depend on the state of that. An
+unreadable note still counts, and promises nothing.
 """
 
 from typing import Final
@@ -17,14 +17,14 @@ FOLDER: Final = "repairing"
 
 
 class Note(msgspec.Struct, frozen=True):
-    """reason: what was damaged first; found_by: what came upon it.
+    """reason: the first damage; found_by: what detected it.
 
-    keeps_promises: once all stretches are mended, everything that this replica ever acknowledged or voted is
-    there again. Never true again after it was false. lacks_records: some are gone that this replica held, and
-    with them perhaps what they said of the group. Never false again after it was true.
-    intact: the files are not damaged, so the log opens without a repair. lost_vote: the term and vote may be
-    older than what this replica last gave. held_index: up to here the log was durable when the damage was
-    found: what is missing of it is damage, not a torn tail.
+    keeps_promises: once all ranges are repaired, everything that this replica ever acknowledged or voted is
+    restored. Never true again after it was false. lacks_records: records that this replica held are lost,
+    perhaps with the membership records among them. Never false again after it was true. intact: the files are
+    not damaged, so the log opens without a repair. lost_vote: the term and vote may be older than the last
+    ones of this replica. held_index: index up to which the log was durable when the damage was found: missing
+    records up to it are damage, not a torn tail.
     """
 
     reason: str
@@ -75,8 +75,8 @@ class RepairMarker:
         return NO_INDEX if note is None else note.held_index
 
     def save(self, note: Note) -> None:
-        """Durable on return; the first note of a repair stays, but for its promises and what it lacks. Raises
-        DiskError."""
+        """Save the note; durable on return. The first note of a repair stays, except for its promises and
+        what it lacks. Raises DiskError."""
         if self.exists:
             first = self._load()
             if first is None:
@@ -95,7 +95,8 @@ class RepairMarker:
         write_durably(self._files, self._path, msgspec.json.encode(note) + b"\n")
 
     def forget_held(self) -> None:
-        """What was durable is there again, or given up; durable on return. Raises DiskError."""
+        """Forget the held index: those records are restored, or given up; durable on return. Raises
+        DiskError."""
         note = self._load()
         if note is not None and note.held_index != NO_INDEX:
             write_durably(
@@ -109,7 +110,7 @@ class RepairMarker:
             return None
 
     def remove(self) -> None:
-        """The log is healed; durable on return. Raises DiskError."""
+        """Remove the note: the log is sound; durable on return. Raises DiskError."""
         if self.exists:
             self._files.remove(self._path)
             self._files.sync_folder(self._folder)

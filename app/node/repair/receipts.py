@@ -1,8 +1,8 @@
-"""Loss receipts: records that an unclean election takes from this copy are written down before they go.
+"""Loss receipts: files with the records that an unclean election removes from this copy.
 
 DATA/receipts/LOG/EPOCH-FIRST-LAST.arrow: an Arrow IPC file with the columns of a read (`READ_SCHEMA`: index,
-term, offset, timestamp, key, value, headers, type), one record batch a stored batch. Durable before the cut;
-a crash in between leaves a receipt that is written again, the same.
+term, offset, timestamp, key, value, headers, type), one record batch per stored batch. Durable before the
+truncation; after a crash in between, the same receipt is written again.
 """
 
 from typing import Final
@@ -25,9 +25,10 @@ class ReceiptWriter:
         self._folder = f"{data_folder}/{FOLDER}/{log_name}"
 
     def write(self, log: Commitlog, after_index: int, epoch: int) -> str | None:
-        """Write down every record past `after_index`; return the file's path, None when there is none.
+        """Write every record after `after_index`; return the file's path, None if there is none.
 
-        epoch: of the unclean election. Raises StorageFull, DiskError, CorruptLog: then nothing may be cut.
+        epoch: of the unclean election. Raises StorageFull, DiskError, CorruptLog: then nothing may be
+        truncated.
         """
         first_index = max(after_index + 1, log.begin_index)
         if log.end_index < first_index or log.begin_index < 0:

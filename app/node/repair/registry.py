@@ -47,7 +47,7 @@ class Repairs:
         tasks: TaskSupervisor,
         fail: Callable[[str, BaseException], None],
     ) -> None:
-        """logs: by id, as the node keeps it. serve(hosted, driver): the log is open again, take part."""
+        """logs: by id, as the node keeps it. serve(hosted, driver): the log is open again; take part."""
         self._settings = settings
         self._data = str(settings.node.data.absolute())
         self._files = files
@@ -70,7 +70,7 @@ class Repairs:
     # --- messages ---------------------------------------------------------------------------------------
 
     def take(self, source: str, log_id: int, message: PeerCall) -> None:
-        """A question of a peer, or its answer to one of ours."""
+        """Handle a request of a peer, or its answer to one of ours."""
         if not isinstance(message, FetchRequest | TermRequest | DigestRequest):
             self.calls.answered(source, log_id, message)
             return
@@ -81,9 +81,9 @@ class Repairs:
     # --- damage -----------------------------------------------------------------------------------------
 
     def report(self, error: StorageError, found_by: str) -> bool:
-        """An error of the storage came up somewhere: if a log of ours is damaged, begin its repair.
+        """Begin the repair of a log that a storage error shows to be damaged; return whether there is one.
 
-        Whether that is so. The journal of a log is not the log.
+        Damage of a log's journal is not damage of the log.
         """
         if isinstance(error, CorruptLog):
             for hosted in self._logs.values():
@@ -100,7 +100,7 @@ class Repairs:
         return f"{self._data}/logs/{hosted.name}"
 
     def begin(self, hosted: HostedLog, trouble: Damaged, found_by: str) -> None:
-        """Take the log offline, if it is not so already, and mend it in the background."""
+        """Take the log offline, if it is not already, and repair it in the background."""
         if hosted.repair is not None or hosted.journal is None:
             return
         voters, marker = hosted.voters, self.marker_of(hosted)
@@ -142,14 +142,14 @@ class Repairs:
         await reread(self._files, driver.log, first_index, last_index)
 
     async def _close(self, driver: LogDriver) -> None:
-        """Give back the files of a log whose driver has ended."""
+        """Close the files of a log whose driver has ended."""
         try:
             await in_thread(driver.log.close)
-        except StorageError as error:  # it is not believed any more, so nothing rests on this
+        except StorageError as error:  # its content is not used any more
             logger.warning("log %s: not closed cleanly: %s", driver.log_name, error)
 
     async def _disk_is_done(self, hosted: HostedLog) -> None:
-        """Wait until the disk has done what it was given of this log: no thread uses its files then."""
+        """Wait until the disk has done all work on this log: no thread uses its files then."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def then(_result: Any, _error: BaseException | None) -> None:
@@ -162,15 +162,15 @@ class Repairs:
     # --- and back ---------------------------------------------------------------------------------------
 
     def opened(self, hosted: HostedLog, driver: LogDriver) -> None:
-        """A repair has made the log whole; it serves from here on, and votes once it is healed."""
+        """A repair has restored the log; it serves from now on, and votes once it is sound."""
         assert hosted.repair is not None
         hosted.mended, hosted.repair, hosted.healing = hosted.repair.mended, None, True
         self._serve(hosted, driver)
 
     def open_marked(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
-        """Open a marked log; blocks. sound: all that it ever promised is there again. The only voter of a
-        group has promised nothing to anybody: once its log opens it is sound, if it lacks no record that may
-        have named other voters. Raises CorruptLog, CorruptFile, DiskError."""
+        """Open a marked log; blocks. sound: everything that it ever promised is restored. The only voter
+        of a group has promised nothing to another node: once its log opens it is sound, unless it lacks a
+        record that may have named other voters. Raises CorruptLog, CorruptFile, DiskError."""
         return self._open_log(hosted, sound=sound, sound_if_alone=not self.marker_of(hosted).lacks_records)
 
     def healed(self, hosted: HostedLog, before: Callable[[], None] = lambda: None) -> None:
@@ -195,7 +195,7 @@ class Repairs:
                 self._fail(f"log {hosted.name}: note of a repair", error)
             elif hosted.repair is None and intact:
                 hosted.healing = False  # no file was damaged: nothing was repaired
-                logger.info("log has its vote", extra={"log": hosted.name})
+                logger.info("replica votes again", extra={"log": hosted.name})
             elif hosted.repair is None:
                 self._told_healed(hosted)
 
@@ -206,11 +206,12 @@ class Repairs:
         data: dict[str, Any] = {"state": "healed"}
         if mended is not None:
             data |= mended.as_data()
-        logger.warning("log healed", extra={"log": hosted.name, **data})
+        logger.warning("log repaired", extra={"log": hosted.name, **data})
         self.tell(hosted, "repair", data)
 
     def differs(self, hosted: HostedLog, found: Comparison) -> None:
-        """Two replicas hold different committed records: nobody can mend that here, everybody should know."""
+        """Two replicas hold different committed records: this cannot be repaired automatically, so it is
+        logged and recorded."""
         data: dict[str, Any] = {
             "found_by": "verify",
             "first_difference": found.first_difference,
@@ -221,7 +222,7 @@ class Repairs:
         self.tell(hosted, "corruption", data)
 
     def tell(self, hosted: HostedLog, kind: str, data: dict[str, Any]) -> None:
-        """Write an event to the journal of a log, whether it is served or not."""
+        """Write an event to the journal of a log, also while it is not served."""
         journal = hosted.journal
         if journal is None:
             return

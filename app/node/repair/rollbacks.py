@@ -1,7 +1,8 @@
-"""Copies that give up what an unclean election has lost (A-04): taken offline, cut by a receipt, served anew.
+"""Copies that remove what an unclean election has lost (A-04): taken offline, truncated after a receipt,
+served again.
 
-What is cut, and in which durable steps, stands in ha_loss.py; the event `truncate` of the log's journal says
-where the receipt lies.
+ha_loss.py describes the truncation and its durable steps; the event `truncate` of the log's journal names the
+receipt.
 """
 
 import asyncio
@@ -23,14 +24,14 @@ _RETRY_S: Final = 2.0
 
 
 class RollBackHost(Protocol):
-    """What the broker gives."""
+    """Methods that the broker provides."""
 
     async def end_driver(self, hosted: HostedLog) -> None:
         """End the log's driver at once and close the log; its journal stays open. Raises StorageError."""
         ...
 
     def reopen(self, hosted: HostedLog) -> Awaitable[None]:
-        """Open the log anew and take part; damage goes to the repairs. Raises DiskError."""
+        """Open the log again and take part; damage is passed to the repairs. Raises DiskError."""
         ...
 
 
@@ -58,7 +59,7 @@ class RollBacks:
         self._under_way: dict[int, None] = {}  # ids of logs
 
     def look(self, hosted: HostedLog) -> None:
-        """Begin what the log's core asks for, once."""
+        """Begin what the log's core requests, once."""
         rollback = None if hosted.ha is None or hosted.driver is None else hosted.ha.wanted_rollback
         if rollback is not None and hosted.log_id not in self._under_way and not hosted.deleting:
             self._under_way[hosted.log_id] = None
@@ -86,7 +87,7 @@ class RollBacks:
             del self._under_way[hosted.log_id]
 
     async def _cut(self, hosted: HostedLog, rollback: Rollback) -> str | None:
-        """Without room for the receipt nothing is cut: it waits."""
+        """Without space for the receipt nothing is truncated: it waits."""
         while True:
             try:
                 return await asyncio.to_thread(

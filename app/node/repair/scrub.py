@@ -1,7 +1,7 @@
-"""The background scrub of a node: every log is read again now and then, gently, to find old damage in time.
+"""Background scrub of a node: rereads every log periodically, at a limited rate, to find old damage early.
 
-One log after the other, at `bytes_per_s` in all. Batches are read in a thread of their own, small files in
-the log's disk lane, where alone they are written. Damage begins a repair, and so does a block that
+One log after the other, at `bytes_per_s` in total. Batches are read in a separate thread, small files in the
+log's disk lane, the only place where they are written. Damage begins a repair, and so does a block that
 cannot be read.
 """
 
@@ -27,7 +27,7 @@ STEP_BYTES: Final = 256 * 1024
 
 @dataclass(slots=True)
 class ScrubProgress:
-    """Of one log since the node's start."""
+    """Statistics of one log since the node's start."""
 
     rounds: int = 0
     size_bytes: int = 0
@@ -52,7 +52,7 @@ class Scrubber:
         self._damaged = damaged
 
     async def run(self, logs: Mapping[int, HostedLog]) -> None:
-        """For as long as the node runs. logs: as the node keeps them."""
+        """Run as long as the node. logs: as the node keeps them."""
         if not self._config.enabled:
             return
         await asyncio.sleep(self._config.start_delay_ms / 1000)
@@ -80,7 +80,7 @@ class Scrubber:
             progress.running = False
 
     async def _round(self, hosted: HostedLog, driver: LogDriver, progress: ScrubProgress) -> bool:
-        """Whether the round came to its end."""
+        """Whether the round reached its end."""
         for step in Scrub(self._files, driver.log, STEP_BYTES):
             if step.size_bytes:
                 await asyncio.to_thread(step.run)

@@ -1,7 +1,7 @@
-"""What a node tells its peers when they mend a log or compare theirs with ours.
+"""Answers to peers that repair a log or compare theirs with ours.
 
-Only settled batches are given, verified as they are read; no more bytes a second than SERVE_BYTES_PER_S, so
-that a repair never takes the disk or the loop from replication. Owned by the event loop.
+Only settled batches are sent, verified as they are read, at most SERVE_BYTES_PER_S, so that a repair does not
+slow down replication. Owned by the event loop.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ from storage.log.commitlog import Commitlog
 
 SERVE_BYTES_PER_S: Final = 64 * 1024 * 1024
 _BURST_MS: Final = 100
-_STEP_BYTES: Final = 1024 * 1024  # read at once; in between the loop does other things
+_STEP_BYTES: Final = 1024 * 1024  # read at once; in between the loop does other work
 DIGEST_SIZE: Final = 16
 
 
 def settled_index_of(driver: LogDriver) -> int:
-    """The last index that this replica holds, durably, and knows to be committed; NO_INDEX for none."""
+    """Return the last index that this replica holds durably and knows to be committed; NO_INDEX for none."""
     return min(driver.committed_index, driver.log.durable_index)
 
 
 class ByteBudget:
-    """So many bytes a second; more than a burst of them at once is put off. Pure."""
+    """Limit of bytes per second; a larger burst is delayed. Pure."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_ms = bytes_per_s / 1000
@@ -56,7 +56,8 @@ class ByteBudget:
 
 @dataclass(slots=True)
 class Digest:
-    """Of neighbouring batches up to `last_index`. value: over their headers, body checksums in them."""
+    """Digest of consecutive batches up to `last_index`. value: over their headers, which contain the body
+    checksums."""
 
     last_index: int
     value: bytes
@@ -91,7 +92,7 @@ async def digest_of(
 
 
 async def reread(files: FileSystem, log: Commitlog, first_index: int, last_index: int) -> None:
-    """Read the settled batches of a range from the disk, past all caches, each chained to the one before.
+    """Read the settled batches of a range from the disk, bypassing all caches, and verify the chain of each.
 
     Raises CorruptLog for damage, and when the disk holds another history than memory; DiskError.
     """
@@ -105,7 +106,7 @@ async def reread(files: FileSystem, log: Commitlog, first_index: int, last_index
 
 
 class RepairServer:
-    """Answers the questions of app/node/network/repair_messages.py."""
+    """Answers the requests of app/node/network/repair_messages.py."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class RepairServer:
         damaged: Callable[[int, CorruptLog, str], None],
         bytes_per_s: int = SERVE_BYTES_PER_S,
     ) -> None:
-        """damaged(log_id, error, found_by): a batch that was asked for is damaged here."""
+        """damaged(log_id, error, found_by): a requested batch is damaged here."""
         self._files = files
         self._clock = clock
         self._send = send
@@ -128,7 +129,7 @@ class RepairServer:
         if isinstance(request, FetchRequest):
             self._send(source, log_id, self._fetched(log_id, driver, request))
         elif isinstance(request, TermRequest):
-            if driver is not None and driver.knows_vote:  # a term that is not known for sure is not told
+            if driver is not None and driver.knows_vote:  # an uncertain term is not reported
                 self._send(source, log_id, TermAnswer(request.id, driver.term, self._clock.now_ms()))
         elif isinstance(request, DigestRequest):
             self._send(source, log_id, await self._digest(log_id, driver, request))

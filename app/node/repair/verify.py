@@ -1,9 +1,9 @@
-"""Comparing the replicas of a log batch by batch, and naming the first index at which one differs (:verify).
+"""Comparison of the replicas of a log batch by batch, which finds the first index that differs (:verify).
 
-The node that is asked compares its own replica with every other: chunk by chunk a digest over the headers of
-the batches, which hold chain and checksums; where a digest differs, bisection finds the batch and the batches
-themselves the record. Only settled batches are compared, so a difference is a broken promise: it is reported,
-never mended silently, for nobody here can know which replica is right.
+The node that is asked compares its own replica with every other one: a digest per chunk over the headers of
+the batches, which contain chain and checksums. Where a digest differs, bisection finds the batch, and the
+batches themselves the record. Only settled batches are compared, so a difference is a broken guarantee: it is
+reported and never repaired automatically, because it is unknown which replica is right.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from storage.format.records import read_columns
 
 logger = logging.getLogger(__name__)
 
-TIME_MAX_S: Final = 5.0  # of one comparison; then it says where to go on
+TIME_MAX_S: Final = 5.0  # of one comparison; then the answer states where to continue
 BEHIND_MAX_S: Final = 3.0  # how long a peer may lag before it counts as behind
 _ANSWER_TIMEOUT_S: Final = 4.0
 _TRIES: Final = 2
@@ -43,7 +43,7 @@ _POLL_S: Final = 0.1
 class ReplicaState(StrEnum):
     SAME = "same"
     DIFFERS = "differs"
-    DAMAGED = "damaged"  # a batch of it cannot be read: its repair has begun
+    DAMAGED = "damaged"  # one of its batches cannot be read: its repair has begun
     BEHIND = "behind"  # it has not settled all of the range yet
     REPAIRING = "repairing"
     UNREACHABLE = "unreachable"
@@ -51,8 +51,8 @@ class ReplicaState(StrEnum):
 
 @dataclass(slots=True)
 class ReplicaReport:
-    """How one replica compares with that of the node that was asked. until_index: exclusive end of what was
-    compared; first_difference: the first index at which it differs."""
+    """Result for one replica, compared with that of the node that was asked. until_index: exclusive end of
+    the comparison; first_difference: the first index at which it differs."""
 
     node: str
     state: ReplicaState = ReplicaState.SAME
@@ -67,7 +67,7 @@ class ReplicaReport:
 
 @dataclass(slots=True)
 class Comparison:
-    """until_index: exclusive; what lies beyond it was not compared yet."""
+    """until_index: exclusive; records from there on were not compared yet."""
 
     from_index: int
     until_index: int
@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing that was compared differs or is damaged."""
+        """Whether no compared batch differs or is damaged."""
         return not any(each.state in (ReplicaState.DIFFERS, ReplicaState.DAMAGED) for each in self.replicas)
 
     @property
@@ -94,7 +94,7 @@ class Comparison:
 
     @property
     def groups(self) -> list[list[str]]:
-        """Replicas that are alike at the first difference, the largest group first; [] without one."""
+        """Replicas that agree at the first difference, the largest group first; [] without one."""
         at = self.first_difference
         if at is None:
             return []
@@ -108,7 +108,7 @@ class Comparison:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Neighbouring batches of our own; digests: over all headers up to and including each."""
+    """Consecutive batches of our own; digests: over all headers up to and including each."""
 
     batches: list[tuple[int, int]] = field(default_factory=list)  # base and last index
     digests: list[bytes] = field(default_factory=list)
@@ -133,8 +133,8 @@ class Verifier:
         peers: Sequence[str],
         reread: Callable[[LogDriver, int, int], Awaitable[None]] | None = None,
     ) -> None:
-        """reread(driver, first, last): read from the disk, not from memory, and make each chain anew, here
-        and at every replica (server.py); None: believe what was verified when it was read."""
+        """reread(driver, first, last): read from the disk, not from memory, and recompute each chain, here
+        and at every replica (server.py); None: trust what was verified when it was read."""
         self._calls = calls
         self._reread = reread
         self._driver = driver
@@ -167,7 +167,7 @@ class Verifier:
         return result
 
     async def _chunk(self, first_index: int, last_index: int) -> _Chunk | None:
-        """Our own batches from first_index on, at most DIGEST_MAX_BYTES."""
+        """Return our own batches from first_index on, at most DIGEST_MAX_BYTES."""
         log, chunk = self._driver.log, _Chunk()
         hash_ = hashlib.blake2b(digest_size=DIGEST_SIZE)
         at = first_index
@@ -209,7 +209,8 @@ class Verifier:
         return answer.last_index == chunk.batches[position][1] and answer.digest == chunk.digests[position]
 
     async def _settled_digest(self, peer: ReplicaReport, chunk: _Chunk) -> DigestAnswer | None:
-        """The peer's digest of the whole chunk, once it has settled it; else its state says why not."""
+        """Return the peer's digest of the whole chunk, once it has settled it; otherwise its state says
+        why not."""
         deadline = asyncio.get_running_loop().time() + BEHIND_MAX_S
         while True:
             answer = await self._digest(peer, chunk.first_index, chunk.last_index)
@@ -242,8 +243,8 @@ class Verifier:
         return None
 
     async def _first_record(self, peer: ReplicaReport, base_index: int, last_index: int) -> tuple[int, bytes]:
-        """The first record of a batch that differs, and a digest of the peer's; the batch's first where the
-        records are alike."""
+        """Return the first record of a batch that differs, and a digest of the peer's; the batch's first
+        where the records are equal."""
         ours = self._driver.log.batch_at(base_index)
         request = partial(FetchRequest, first_index=base_index, last_index=last_index)
         for _ in range(_FETCHES):
@@ -263,5 +264,5 @@ class Verifier:
 
 
 def settled_end(driver: LogDriver) -> int:
-    """One past the last index that can be compared."""
+    """Return the exclusive end of the indexes that can be compared."""
     return settled_index_of(driver) + 1

@@ -1,8 +1,9 @@
-"""The leader's door of a log: which appends may enter, in which order of checks, and how they become batches.
+"""Checks of appends at the leader of a log, and the batches that accepted appends form.
 
 Everything that arrived before this turn of the loop shares a batch, as far as it fits (group commit). The
 checks of docs/api.md §3 (idempotency, sequence, fence, match_term, match_index, quota) see the log's state
-with all earlier appends in it: also those of the same turn, whose batch is written first where it matters.
+with all earlier appends applied, including those of the same turn, whose batch is written first where
+necessary.
 """
 
 from app.errors import (
@@ -39,7 +40,8 @@ class Coalescing:
         self._producers: dict[str, Producer] = {}  # the last claim of each in this batch
 
     def has_room_for(self, request: AppendRequest) -> bool:
-        """Whether the append may share this batch: a table shares none, and no batch grows past its cap."""
+        """Return whether the append may share this batch: a table shares none, and no batch exceeds its
+        maximum."""
         if self.records is None:
             return True
         if isinstance(self.records, RecordTable) or isinstance(request.records, RecordTable):
@@ -47,7 +49,7 @@ class Coalescing:
         return self._packed_bytes + request.records.packed_bytes <= self._max_bytes
 
     def decides_about(self, request: AppendRequest) -> bool:
-        """Whether the log's state cannot judge the request before this batch is in it."""
+        """Return whether the log's state can judge the request only after this batch is in it."""
         if request.idempotency_key is not None and request.idempotency_key in self._keys:
             return True
         producer = request.producer
@@ -55,20 +57,20 @@ class Coalescing:
 
     @property
     def key_count(self) -> int:
-        """Idempotency keys that this batch claims."""
+        """Number of idempotency keys that this batch claims."""
         return len(self._keys)
 
     def begins(self, producer: Producer) -> bool:
-        """Whether the producer has no append in this batch."""
+        """Return whether the producer has no append in this batch."""
         return producer.id not in self._producers
 
     @property
     def producer_count(self) -> int:
-        """Producers that have an append in this batch."""
+        """Number of producers that have an append in this batch."""
         return len(self._producers)
 
     def continues(self, producer: Producer) -> bool:
-        """Whether the producer's last append is in this batch and this is the very next one."""
+        """Return whether the producer's last append is in this batch and this one is its direct successor."""
         last = self._producers.get(producer.id)
         return last is not None and (producer.epoch, producer.sequence) == (last.epoch, last.sequence + 1)
 
@@ -140,7 +142,7 @@ def check_conditions(
 ) -> None:
     """Check fence, then term, then index. Raises Fenced, TermMismatch, IndexMismatch.
 
-    next_index: that the append would get; data_end: the index after the last data record before it.
+    next_index: index of the append's first record; data_end: the index after the last data record before it.
     """
     if state.fencing_token is not None and request.fencing_token != state.fencing_token:
         raise Fenced
@@ -151,7 +153,7 @@ def check_conditions(
 
 
 def check_quota(limits: AppendLimits, waiting: int, waiting_bytes: int, request: AppendRequest) -> None:
-    """Check what waits at the leader (D-29). Raises LeaderPendingFull.
+    """Check the limits of waiting appends at the leader (D-29). Raises LeaderPendingFull.
 
     waiting, waiting_bytes: all appends that are not answered yet.
     """
@@ -162,7 +164,7 @@ def check_quota(limits: AppendLimits, waiting: int, waiting_bytes: int, request:
 
 
 def check_memory(limits: AppendLimits, state: LogState, batch: Coalescing, request: AppendRequest) -> None:
-    """Refuse a key or producer that the log has no memory for: nothing is forgotten before its time.
+    """Refuse a new key or producer beyond the log's limits: no entry is forgotten early.
 
     Raises RateLimited.
     """

@@ -1,7 +1,8 @@
 """Queue of appends and commands at the leader of a log: they wait for the next turn, and become batches.
 
-Everything that has arrived since the last turn shares batches, as far as it fits (group commit). While the
-lead is handed over, all wait until the next leader is known: then they enter here, or are sent there (R-09).
+Everything that has arrived since the last turn shares batches, as far as it fits (group commit). During a
+transfer of leadership all wait until the next leader is known: then they enter here, or are sent to it
+(R-09).
 """
 
 from collections import deque
@@ -39,7 +40,7 @@ from app.node.replica.ready_executor import ReadyExecutor, ReplicaParts
 from storage.format.batch import BATCH_MAX_BYTES
 from storage.format.records import encode_body, encode_control
 
-APPEND_MAX_BYTES = BATCH_MAX_BYTES - 1024 * 1024  # packed; the rest is for header and marks
+APPEND_MAX_BYTES = BATCH_MAX_BYTES - 1024 * 1024  # encoded; the rest is for header and marks
 COMMAND_TIMEOUT_MS = 5_000
 COMMANDS_MAX = 1_000
 
@@ -64,7 +65,7 @@ class AppendQueue:
         self._commands: deque[OpenCommand] = deque()
         self._batch = Coalescing(services.driver.coalesce_max_bytes)
         self._decided: list[ConfirmedAnswer] = []  # in this turn
-        self._confirming: list[ConfirmedAnswer] = []  # what they rest on is not confirmed yet
+        self._confirming: list[ConfirmedAnswer] = []  # their basis is not confirmed yet
 
     # --- the queue --------------------------------------------------------------------------------------
 
@@ -111,8 +112,8 @@ class AppendQueue:
         self._queued_bytes = 0
 
     def tick(self, now_ms: int) -> None:
-        """Refuse what has waited until its deadline: for the next leader, for the disk that writes a term, or
-        for a confirmation. Nothing of it was applied."""
+        """Refuse what has waited until its deadline: for the next leader, for the disk that writes a term,
+        or for a confirmation. Nothing of it was applied."""
         self._confirming = [each for each in self._confirming if each.waits_until(now_ms)]
         self._decided = [each for each in self._decided if each.waits_until(now_ms)]
         refusal: Callable[[], CommitlogError]
@@ -136,7 +137,7 @@ class AppendQueue:
     # --- a turn -----------------------------------------------------------------------------------------
 
     def enter(self, now_ms: int) -> None:
-        """Take the queue into the log, until a hard state or a truncation must be written first."""
+        """Write the queue to the log, until a hard state or a truncation must be written first."""
         if self._core.pauses_appends:
             return
         while self._commands and not self._executor.is_busy:
@@ -144,7 +145,7 @@ class AppendQueue:
         while self._appends and not self._executor.is_busy:
             request = self._appends[0].request
             if self._batch.decides_about(request) or not self._batch.has_room_for(request):
-                self._flush()  # its outcome may decide about the next append: all is checked again
+                self._flush()  # its outcome may affect the next append: all checks run again
                 continue
             append = self._appends.popleft()
             self._queued_bytes -= append.request.records.size_bytes
@@ -153,7 +154,7 @@ class AppendQueue:
             except CommitlogError as refusal:
                 self._open.refuse(append, refusal)
             except Exception:
-                if append.claim is None:  # it is not in the core's hands: it waits again, until refuse_all
+                if append.claim is None:  # the core does not have it: it waits again, until refuse_all
                     self._appends.appendleft(append)
                     self._queued_bytes += append.request.records.size_bytes
                 raise
@@ -170,7 +171,7 @@ class AppendQueue:
             raise NotLeader(core.leader_id)
 
     def _admit(self, append: OpenAppend, now_ms: int) -> None:
-        """Put the append into the batch of this turn, or find the answer of its first attempt."""
+        """Add the append to the batch of this turn, or find the answer of its first attempt."""
         core, request, batch = self._core, append.request, self._batch
         if request.stream is not None and request.stream.broken:
             raise RequestOutstanding("an earlier append of the stream was refused")
@@ -217,14 +218,14 @@ class AppendQueue:
     def _decide(
         self, give: Callable[[], None], fail: Callable[[CommitlogError], None], deadline_ms: int
     ) -> None:
-        """Keep an answer that the log's state, with the batch of this turn in it, has decided."""
+        """Keep an answer that the log's state decided, including the batch of this turn."""
         end_index = self._log.next_index + self._batch.count - 1
         self._decided.append(
             ConfirmedAnswer(give, fail, end_index=end_index, term=self._core.term, deadline_ms=deadline_ms)
         )
 
     def _confirm_decided(self, now_ms: int) -> None:
-        """Give the answers that were decided in this turn, or let them wait for the commit of their basis."""
+        """Give the answers decided in this turn, or let them wait for the commit of their basis."""
         if not self._decided:
             return
         decided, self._decided = self._decided, []
@@ -250,13 +251,13 @@ class AppendQueue:
         self._executor.carry_out()
 
     def _join(self, append: OpenAppend, claim: Claim, now_ms: int) -> None:
-        """Answer a repeat as the first append: now, or when that has its acks."""
+        """Answer a retry as the first append: now, or when that has its acks."""
         append.claim = claim
         self._core.join(append.pending(claim.first_index, claim.last_index), now_ms)
         self._executor.carry_out()
 
     def _admit_command(self, command: OpenCommand, now_ms: int) -> None:
-        """Decide the command, and write its record. What holds already is answered once it is committed."""
+        """Decide the command, and write its record. If nothing has to change, answer after the commit."""
         try:
             self._check_leads()
         except CommitlogError as refusal:

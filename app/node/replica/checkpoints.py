@@ -1,7 +1,7 @@
-"""Where a restart begins: the checkpoint (committed index) and the snapshot of the log's state.
+"""Starting point of a restart: the checkpoint (committed index) and the snapshot of the log's state.
 
-The snapshot file holds msgpack [chain, snapshot]: the chain value of the batch that the snapshot was taken
-behind, by which a restart sees whether the log still holds that very batch.
+The snapshot file holds msgpack [chain, snapshot]: the chain value of the last batch in the snapshot. It shows
+a restart whether the log still holds that very batch.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 REPLAY_BYTES: Final = 4 * 1024 * 1024
 SLICE_BYTES: Final = 1024 * 1024  # of a snapshot, copied in one turn of the loop
-SAVED_BYTES_PER_S: Final = 1024 * 1024  # periodic snapshots of a large state are rarer than the interval asks
+SAVED_BYTES_PER_S: Final = 1024 * 1024  # snapshots of a large state are less frequent than the interval
 _SNAPSHOT_BIN = struct.Struct(">BI")  # msgpack: 0xc6, size of what follows
 
 
@@ -34,7 +34,7 @@ class _Saved(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class _Taken:
-    """A snapshot that is being copied, piece by piece. chain: of the batch that it was taken after."""
+    """A snapshot that is being copied in pieces. chain: of the batch that it was taken after."""
 
     capture: Capture
     chain: bytes
@@ -47,7 +47,7 @@ class _Taken:
 
     @property
     def committed_index(self) -> int:
-        """Nothing of the snapshot up to here can be truncated."""
+        """Nothing of the snapshot up to this index can be truncated."""
         return self.capture.committed_index
 
     def copy(self, max_bytes: int) -> None:
@@ -66,9 +66,9 @@ _EVERYTHING: Final = 1 << 62
 
 
 class Checkpointer:
-    """Saves in a disk thread, at most one save under way; what finds no room is tried again.
+    """Saves in a disk thread, at most one save in progress; a save without disk space is repeated.
 
-    Invariants: a saved committed index is durable in this log; so is the batch a saved snapshot rests on.
+    Invariants: a saved committed index is durable in this log; so is the last batch of a saved snapshot.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Checkpointer:
 
     @property
     def safe_index(self) -> int:
-        """Up to here a restart knows the state whatever becomes of the log; NO_INDEX: nothing that this life
-        has saved. What was not committed when the snapshot was taken is believed only while the log holds it.
-        """
+        """Index up to which a restart knows the state, whatever happens to the log; NO_INDEX: this
+        incarnation has saved nothing. The part that was not committed at the snapshot counts only while
+        the log holds it."""
         return self._kept[1]
 
     def demand(self) -> None:
@@ -125,14 +125,14 @@ class Checkpointer:
         self._demanded = True
 
     def save_all(self, state: LogState, committed_index: int) -> None:
-        """Save everything: the last act of a clean stop. The log must be durable by then."""
+        """Save everything: the last step of a clean stop. The log must be durable by then."""
         self._take(state)
         if self._taken is not None:
             self._taken.copy(_EVERYTHING)
         self.save(committed_index)
 
     def cut(self) -> None:
-        """The log was truncated: a snapshot that is not saved yet may be of what is gone."""
+        """The log was truncated: an unsaved snapshot may contain removed batches."""
         self._taken = None
 
     def _take(self, state: LogState) -> None:
@@ -180,10 +180,10 @@ def load_state(
     idempotency_ms: int,
     state_type: type[LogState] = LogState,
 ) -> LogState:
-    """Return the state of the log at its end: the snapshot and what came after it.
+    """Return the state of the log at its end: the snapshot and the batches after it.
 
-    A snapshot may rest on a batch that was cut since; then it goes back to what was committed at its time.
-    Raises CorruptFile for a damaged snapshot.
+    If the last batch of the snapshot was truncated since, the state is rolled back to what was committed
+    then. Raises CorruptFile for a damaged snapshot.
     """
     state = state_type(idempotency_ms=idempotency_ms)
     payload = snapshot_file.load()

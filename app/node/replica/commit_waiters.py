@@ -1,4 +1,4 @@
-"""Who waits for a log to move: long polls and linearizable reads, woken in the order of their indexes."""
+"""Callers that wait for a log to advance: long polls and linearizable reads, in the order of indexes."""
 
 import heapq
 import logging
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 def answer(done: Callable[..., None], *result: Any) -> None:
-    """Call back a client. Whatever it raises is its own affair and never reaches replication."""
+    """Call back a client. An exception in the callback is logged and never reaches replication."""
     try:
         done(*result)
     except Exception:
@@ -17,7 +17,7 @@ def answer(done: Callable[..., None], *result: Any) -> None:
 
 
 class Waiter:
-    """One who waits until `index` is committed. `cancel` may come at any time, also late."""
+    """A caller that waits until `index` is committed. `cancel` is allowed at any time, also late."""
 
     __slots__ = ("done", "index")
 
@@ -30,7 +30,7 @@ class Waiter:
 
 
 class CommitWaiters:
-    """Waiters by index. A cancelled one stays until its index comes, or until half of them are cancelled."""
+    """Waiters by index. A cancelled one stays until its index is committed, or until half are cancelled."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Waiter]] = []
@@ -48,7 +48,7 @@ class CommitWaiters:
         return waiter
 
     def wake(self, committed_index: int) -> None:
-        """Call back everybody who waits for an index up to `committed_index`, once."""
+        """Call back every waiter for an index up to `committed_index`, once."""
         while self._heap and self._heap[0][0] <= committed_index:
             waiter = heapq.heappop(self._heap)[2]
             done, waiter.done = waiter.done, None

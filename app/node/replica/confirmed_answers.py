@@ -1,8 +1,8 @@
-"""Answers that the log's state decided without a new record: a condition failed, or all is so already.
+"""Answers decided by the log's state without a new record: a condition failed, or nothing has to change.
 
-Such an answer tells the caller about the state, so it is a linearizable read of it. It is given when
-everything that it was decided on is committed, and the lead was confirmed after the decision (R-08). Without
-that, a value that is truncated later, or that another leader has changed since, would be reported.
+Such an answer reports the state to the caller, so it is a linearizable read of it. It is given when all
+records that it depends on are committed, and leadership was confirmed after the decision (R-08). Otherwise it
+could report a value that is truncated later, or that another leader has changed since.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class ConfirmedAnswer:
         term: int,
         deadline_ms: int,
     ) -> None:
-        """end_index: the last record that it was decided on. term: the leader's. deadline_ms: monotonic."""
+        """end_index: the last record that it depends on. term: the leader's. deadline_ms: monotonic."""
         self._give: Callable[[], None] | None = give
         self._fail = fail
         self._waits = 0
@@ -37,7 +37,7 @@ class ConfirmedAnswer:
         self.deadline_ms = deadline_ms
 
     def pending(self) -> PendingAppend:
-        """Return what the core keeps until the records that decided are committed."""
+        """Return what the core keeps until the records that it depends on are committed."""
         self._waits += 1
         return PendingAppend(self.end_index, self.end_index, Acks.QUORUM, self.deadline_ms, self)
 
@@ -57,13 +57,13 @@ class ConfirmedAnswer:
             give()
 
     def fail(self, refusal: CommitlogError) -> None:
-        """Give up: the decision does not count."""
+        """Withdraw the answer: the decision does not count."""
         give, self._give = self._give, None
         if give is not None:
             self._fail(refusal)
 
     def waits_until(self, now_ms: int) -> bool:
-        """Whether it is still to be given; past its deadline it fails."""
+        """Whether it is still to be given; after its deadline it fails."""
         if self._give is not None and self.deadline_ms <= now_ms:
             self.fail(NoLeader(_UNCONFIRMED))
         return self._give is not None

@@ -1,9 +1,9 @@
-"""Driver of one log: gives its core messages, time and requests, in turns, and has its decisions carried out.
+"""Driver of one log: feeds messages, time and requests to its core, in turns, and carries out its decisions.
 
-Callback style, one owner, no loop, thread or clock of its own: everything outside comes through the seams of
-app/log/contract.py, so that the simulator runs this very code. A turn takes what has arrived since the last
-one: messages, time, finished syncs, reads, and then all appends, which become as few batches as fit. While a
-hard state or a truncation is on its way to the disk, everything else waits.
+It has one owner and works by callbacks, without a loop, thread or clock of its own: all I/O passes through
+the interfaces of app/log/contract.py, so the simulator runs the same code. A turn takes what has arrived
+since the last one: messages, time, finished syncs, reads, and then all appends, which become as few batches
+as possible. While a hard state or a truncation is being written, everything else waits.
 
     driver -> append_queue -> ready_executor -> proposer -> the core, which the driver alone calls otherwise
 """
@@ -113,12 +113,12 @@ class LogDriver:
         self._loosening = Loosening(log_name, durability, disk, note, self._loosened, self._fail)
         self._inbox = Inbox()
         self._wanted: LogOptions | None = None  # the newest, since the start
-        self._options: LogOptions | None = None  # not taken up yet
+        self._options: LogOptions | None = None  # not processed yet
         self._tick_due = False
         self._synced = False
         self._turn_due = False
         self._stopping: Callable[[], None] | None = None
-        self._handed_over_ms = -math.inf  # a stop waits at most until then for the next leader
+        self._handed_over_ms = -math.inf  # deadline of a stop's wait for the next leader
         self._ended = False
 
     # --- what the node asks ---------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class LogDriver:
         self._executor.carry_out()
 
     def stop(self, done: Callable[[], None] | None = None) -> None:
-        """Hand over the lead (R-09), answer all requests, save where a restart begins: then done()."""
+        """Transfer leadership (R-09), answer all requests, save the checkpoint and the state: then done()."""
         self._stopping = done or (lambda: None)
         if self._ended:
             self._stopping()
@@ -151,7 +151,7 @@ class LogDriver:
         self._stop_if_free()
 
     def _stop_if_free(self) -> None:
-        """Go on with the stop once the next leader is known, so that waiting requests can be sent there."""
+        """Continue the stop once the next leader is known, so that waiting requests can be sent to it."""
         if self._stopping is None or self._ended or self._executor.is_busy:
             return
         known = self._core.leader_id is not None and not self._core.is_transferring
@@ -178,9 +178,9 @@ class LogDriver:
         self._journal_writer.event(CoreEvent("stop", self._core.term, {}))
 
     def abandon(self) -> None:
-        """End at once: the log is damaged. All waiting requests are answered, and a leader leads no longer.
+        """End at once: the log is damaged. All waiting requests are answered, and a leader stands down.
 
-        The disk threads finish what they were given; nothing more is written to this log afterwards.
+        The disk threads finish the submitted work; nothing more is written to this log afterwards.
         """
         if self._ended:
             return
@@ -197,22 +197,22 @@ class LogDriver:
             self._stopping()
 
     def deliver(self, source: str, message: Any) -> None:
-        """Take a message of a peer; it waits for a turn, or is dropped (Inbox)."""
+        """Queue a message of a peer for a turn; it may be dropped (Inbox)."""
         if not self._ended and self._inbox.put(source, message):
             self._ask_turn()
 
     @property
     def takes_more(self) -> bool:
-        """False while so much waits here that connections should not be read."""
+        """False while so many messages wait that connections should not be read."""
         return self._ended or not self._inbox.is_full
 
     @property
     def dropped_messages(self) -> int:
-        """Messages of peers that were dropped since the start: too many waited."""
+        """Number of messages of peers that were dropped since the start because too many waited."""
         return self._inbox.dropped
 
     def tick(self) -> None:
-        """Let time pass: the node's shared timer calls this each `tick_interval_ms`."""
+        """Advance time: the node's shared timer calls this every `tick_interval_ms`."""
         self._tick_due = True
         self._guarded(self._turn)
 
@@ -230,14 +230,14 @@ class LogDriver:
         self._ask_turn()
 
     def change_options(self, options: LogOptions) -> None:
-        """Change the settings of the log: they hold from the next turn on."""
+        """Change the settings of the log: they apply from the next turn on."""
         self._wanted = self._options = options
         self._ask_turn()
 
     def transfer(self, to: str | None) -> str:
-        """Begin to hand the lead to `to`; None: to the best. Return the target.
+        """Begin to transfer leadership to `to`; None: to the best voter. Return the target.
 
-        leader_id shows the outcome: the old leader goes on when the new one does not take over. Raises
+        leader_id shows the outcome: the old leader continues if the new one does not take over. Raises
         TransferFailed, AlreadyLeader.
         """
         if self._ended or self._executor.is_busy:
@@ -247,7 +247,7 @@ class LogDriver:
         return target
 
     def read_index(self, done: ReadDone) -> None:
-        """Ask for a linearizable read (R-08): done(index) once everything up to `index` is committed here."""
+        """Request a linearizable read (R-08): done(index) once everything up to `index` is committed here."""
         if self._stopping is not None or self._ended:
             answer(done, ReadIndexUnavailable())
             return
@@ -255,7 +255,7 @@ class LogDriver:
         self._ask_turn()
 
     def when_committed(self, index: int, done: Callable[[], None]) -> Waiter:
-        """Call done() once `index` is committed here, within this call if it is. Waiter.cancel forgets it."""
+        """Call done() once `index` is committed here, within this call if it is. Waiter.cancel removes it."""
         waiter = self._waiters.add(index, done)
         self._waiters.wake(self._core.committed_index)
         return waiter
@@ -278,32 +278,32 @@ class LogDriver:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether what is committed here may be more than the leader knows of (a slave of classic HA)."""
+        """Whether the committed index here may exceed the leader's (a slave of classic HA)."""
         return self._core.runs_ahead
 
     @property
     def is_truncating(self) -> bool:
-        """Whether the disk thread truncates or resets the log now: what a read finds may be half of it."""
+        """Whether the disk thread is truncating or resetting the log: a read may see a part of it."""
         return self._syncer.cutting
 
     @property
     def state(self) -> LogState:
-        """What the records define beside themselves, with what is not committed yet."""
+        """The state that the records define, including uncommitted ones."""
         return self._state.state
 
     @property
     def group(self) -> GroupConfig:
-        """Who is in the group as this replica knows it."""
+        """The group as this replica knows it."""
         return self._state.group.group
 
     @property
     def addresses(self) -> Mapping[str, Address]:
-        """Addresses of members that the log itself holds; the same object until they change."""
+        """Addresses of members that the log contains; the same object until they change."""
         return self._state.group.addresses
 
     @property
     def is_transferring(self) -> bool:
-        """Whether this node is handing over the lead (R-09)."""
+        """Whether this node is transferring leadership (R-09)."""
         return self._core.is_transferring
 
     @property
@@ -313,7 +313,7 @@ class LogDriver:
 
     @property
     def knows_vote(self) -> bool:
-        """False while this replica may have forgotten its term and vote."""
+        """False while this replica may have lost its term and vote."""
         return self._core.knows_vote
 
     def status(self) -> ReplicaStatus:
@@ -329,11 +329,11 @@ class LogDriver:
 
     @property
     def waiting_reads(self) -> int:
-        """Linearizable reads that wait for a confirmation, or for their index."""
+        """Number of linearizable reads that wait for a confirmation, or for their index."""
         return self._core.waiting_reads + self._reads.waiting_count
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
-        """Return them by term and peer, the leader's is its durable end; {} for a term that is not held."""
+        """Return them by term and peer; the leader's is its durable end; {} for a term that is not held."""
         return self._core.watermarks(term)
 
     # --- turns ----------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class LogDriver:
         self._guarded(self._turn)
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Do `action`. Crash-only: an error in it is a broken invariant or a disk failure."""
+        """Run `action`. Crash-only: an error in it is a broken invariant or a disk failure."""
         if self._ended:
             return
         try:
@@ -357,7 +357,7 @@ class LogDriver:
             self._fail(f"log {self.log_name}", error)
 
     def _fail(self, what: str, error: BaseException) -> None:
-        """End this log if it is damaged and a repair may follow, else stop the node."""
+        """End this log if it is damaged and can be repaired, otherwise stop the node."""
         if self._ended:
             return
         error = storage_errors.as_damage(error)
@@ -412,7 +412,7 @@ class LogDriver:
         self._core.synced(now_ms)
 
     def _loosened(self) -> None:
-        """From now on the log may acknowledge what is not synced, if the settings still ask for it."""
+        """From now on the log may acknowledge unsynced records, if the settings still say so."""
         self._options = self._wanted
         self._ask_turn()
 

@@ -1,8 +1,8 @@
-"""What has arrived for one log and waits for its driver's turn, in order and bounded.
+"""Queue of messages for one log that wait for its driver's turn, in order and bounded.
 
-A driver takes nothing while its hard state or a truncation waits for the disk, and a disk may hang. Messages
-between nodes may be lost, so those beyond the bounds are dropped: their senders repeat what matters. Nothing
-may be lost within a connection between a master and a slave: its transport stops to read instead.
+A driver processes nothing while its hard state or a truncation waits for the disk, and a disk may hang.
+Messages between nodes may be lost, so those beyond the bounds are dropped: their senders repeat what matters.
+Nothing may be lost within a connection between a master and a slave: its transport stops reading instead.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ BYTES_MAX: Final = 64 * 1024 * 1024  # of records and pieces of state
 
 
 class Inbox:
-    """Owned by the driver. `dropped`: messages that found no room since the start."""
+    """Owned by the driver. `dropped`: number of messages beyond the bounds since the start."""
 
     def __init__(self, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX) -> None:
         self.dropped = 0
@@ -33,9 +33,9 @@ class Inbox:
         return len(self._waiting) >= self._messages_max or self._size_bytes >= self._bytes_max
 
     def put(self, source: str, message: Any) -> bool:
-        """Let a message wait; False when it was dropped.
+        """Queue a message; return False if it was dropped.
 
-        A message without records finds room while there are fewer than `messages_max`: votes and heartbeats
+        A message without records is accepted while there are fewer than `messages_max`: votes and heartbeats
         still pass when pushes have used up the bytes.
         """
         size_bytes = _size_of(message)

@@ -1,4 +1,4 @@
-"""Room on the disk as one log sees it: what may be written when the disk is full, and who learns of it."""
+"""Disk space from the view of one log: what may be written when the disk is full."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ from storage.format.batch import Batch
 
 logger = logging.getLogger(__name__)
 
-FULL_FOR_MS: Final = 2_000  # for so long after a refused write a replica counts as one without room
-RETRY_MS: Final = 50  # an append that finds no room is undone by syncs: no more often than this, when
-TRIES_MAX: Final = 10  # ... so many in succession have found none
+FULL_FOR_MS: Final = 2_000  # after a refused write a replica counts as full for this long
+RETRY_MS: Final = 50  # a refused append is undone by syncs: no more often than this, when
+TRIES_MAX: Final = 10  # ... this many consecutive ones were refused
 
 
 class LogSpace:
@@ -22,30 +22,30 @@ class LogSpace:
     def __init__(self, log_name: str, reserve: SpaceReserve | None) -> None:
         self._log_name = log_name
         self._reserve = reserve
-        self._full_ms: int | None = None  # of the last write that found no room
-        self._tries = 0  # writes in succession that found none
+        self._full_ms: int | None = None  # of the last write without space
+        self._tries = 0  # consecutive writes without space
 
     @property
     def in_use(self) -> bool:
-        """Whether the node lives on its reserve."""
+        """Whether the node is using its reserve."""
         return self._reserve is not None and self._reserve.in_use
 
     def has_room(self, now_ms: int) -> bool:
-        """Whether this replica can take clients' records, as far as is known."""
+        """Return whether this replica can take clients' records, as far as is known."""
         return not self.in_use and (self._full_ms is None or now_ms - self._full_ms >= FULL_FOR_MS)
 
     def refusal(self, now_ms: int) -> CommitlogError | None:
-        """Why clients' records are refused without a try at writing them; None when they are not."""
+        """Return why clients' records are refused without an attempt; None when they are not."""
         waits = self._full_ms is not None and now_ms - self._full_ms < RETRY_MS and self._tries >= TRIES_MAX
         return StorageFull() if self.in_use or waits else None
 
     def write(
         self, append: Callable[[Sequence[Batch]], None], batches: Sequence[Batch], *, leads: bool, now_ms: int
     ) -> bool:
-        """Write the batches, all or none; False when there is no room for them.
+        """Write the batches, all or none; return False if there is no space for them.
 
-        A leader's own control records use the reserve. So do records that a leader has sent, down to one
-        half: trims may come after them, and those find room in the other half.
+        A leader's own control records use the reserve. So do records from a leader, down to one half of it:
+        trims may follow, and the other half is for them.
         """
         control = any(batch.is_control for batch in batches)
         while True:

@@ -1,7 +1,7 @@
-"""When a log that was opened with `fsync` may acknowledge what is not synced: after a note in its folder.
+"""Change of a log from `fsync` to acknowledgements before the sync: only after a note in its folder.
 
-A power failure takes what was not synced. The next opening must know that it may have been acknowledged
-(storage/log/clean_stop.py), so the note is durable first. Until then the log stays as strict as it was.
+A power failure loses unsynced records. The next opening must know that they may have been acknowledged
+(storage/log/clean_stop.py), so the note is made durable first. Until then the log stays as strict as before.
 """
 
 import logging
@@ -13,7 +13,7 @@ from storage.errors import StorageFull
 
 logger = logging.getLogger(__name__)
 
-RETRY_MS: Final = 1_000  # after the disk had no room for the note
+RETRY_MS: Final = 1_000  # after the disk had no space for the note
 
 
 class Loosening:
@@ -29,7 +29,7 @@ class Loosening:
         fail: Callable[[str, BaseException], None],
     ) -> None:
         """durability: that the log was opened with; its opening has noted `replicated`. note(): makes the
-        note durable, on the disk. noted(): ask `allowed` again. fail(what, error): the disk has failed."""
+        note durable, on the disk. noted(): call `allowed` again. fail(what, error): the disk has failed."""
         self._log_name = log_name
         self._disk = disk
         self._note = note
@@ -41,7 +41,7 @@ class Loosening:
         self._now_ms = 0
 
     def allowed(self, wanted: Durability, now_ms: int) -> Durability:
-        """Return what the log may be now; noted() follows when that changes. now_ms: monotonic."""
+        """Return the durability that is permitted now; noted() follows a change. now_ms: monotonic."""
         self._now_ms = now_ms
         if wanted is Durability.FSYNC or self._is_noted:
             self._retry_ms = None
@@ -51,7 +51,7 @@ class Loosening:
         return Durability.FSYNC
 
     def tick(self, now_ms: int) -> None:
-        """Try again after the disk was full."""
+        """Retry after the disk was full."""
         self._now_ms = now_ms
         if self._retry_ms is not None and now_ms >= self._retry_ms and not self._is_noting:
             self._begin()
@@ -66,7 +66,9 @@ class Loosening:
             self._is_noted = True
             self._noted()
         elif isinstance(error, StorageFull):
-            logger.warning("log %s: no room to note that its durability is changed", self._log_name)
+            logger.warning(
+                "log %s: the disk is full: the change of its durability is not recorded", self._log_name
+            )
             self._retry_ms = self._now_ms + RETRY_MS
         else:
             self._fail(f"log {self._log_name}: note of its durability", error)

@@ -1,4 +1,4 @@
-"""Appends from the moment they are asked for until they are answered, once each."""
+"""Open appends: from the request until the answer, each answered once."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ CommandDone = Callable[[CommandResult | CommitlogError], None]
 
 
 class OpenAppend:
-    """An append that is not answered yet. claim: of the first one, when this is a repeat."""
+    """An append without an answer yet. claim: of the first one, if this is a retry."""
 
     __slots__ = ("claim", "deadline_ms", "done", "request", "stamped")
 
@@ -45,7 +45,7 @@ class OpenAppend:
 
 
 class OpenCommand:
-    """A command of app/log/commands.py that became, or may become, a record, and is not answered yet."""
+    """A command of app/log/commands.py without an answer yet; it became, or may become, a record."""
 
     __slots__ = ("command", "deadline_ms", "done", "stamped")
     count = 1
@@ -72,7 +72,7 @@ class OpenCommand:
 
 
 class Stamped:
-    """What the answers of one batch's appends have in common."""
+    """Common part of the answers of one batch's appends."""
 
     __slots__ = ("first_offset", "next_offset", "term", "timestamp_ms")
 
@@ -84,7 +84,7 @@ class Stamped:
 
 
 class OpenAppends:
-    """Counts the bytes of all appends that are not answered yet, and answers them."""
+    """Counts the bytes of all unanswered appends, and answers them."""
 
     def __init__(self, node_id: str, durability: Durability, log: Commitlog) -> None:
         self.size_bytes = 0
@@ -93,7 +93,7 @@ class OpenAppends:
         self._log = log
 
     def change_durability(self, durability: Durability) -> None:
-        """What the answers from now on name."""
+        """Set what answers report from now on."""
         self._durability = durability
 
     def add(self, request: AppendRequest, done: Done, now_ms: int) -> OpenAppend:
@@ -104,7 +104,7 @@ class OpenAppends:
         self._answer(append, refusal)
 
     def settle(self, pending: PendingAppend, fate: AppendFate, committed_index: int, next_index: int) -> None:
-        """Answer one whose wait has ended. committed_index, next_index: of the log at this instant."""
+        """Answer an append whose wait has ended. committed_index, next_index: of the log at this instant."""
         append: OpenAppend | OpenCommand | ConfirmedAnswer = pending.token
         if isinstance(append, ConfirmedAnswer):
             append.settle(fate)
@@ -124,7 +124,8 @@ class OpenAppends:
             self._answer(append, QuorumTimeout(pending.first_index))
 
     def _answer(self, append: OpenAppend, result: AppendResult | CommitlogError) -> None:
-        """Answer an append. After a failure, or an unknown outcome, nothing later of its stream may enter."""
+        """Answer an append. After a failure, or an unknown outcome, no later append of its stream may
+        enter."""
         stream = append.request.stream
         if stream is not None and isinstance(result, CommitlogError):
             stream.broken = True
@@ -154,9 +155,9 @@ class OpenAppends:
         )
 
     def _leader_of(self, term: int) -> str:
-        """Who led the term of a batch: every term opens with a record that names its leader.
+        """Return the leader of the batch's term: every term opens with a record that names its leader.
 
-        With its records trimmed, a term is forgotten: then whoever answers the repeat stands for its leader.
+        After a trim of its records a term is unknown: then the node that answers the retry takes its place.
         """
         epochs = self._log.epochs
         for epoch in reversed(epochs):

@@ -1,4 +1,4 @@
-"""Batches that a leader makes: stamped for the end of the log, and handed to the core."""
+"""Batches of a leader: stamped for the end of the log, and passed to the core."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,8 @@ class Proposer:
         self._stamped_ms = 0  # of the last batch, ms since 1970
 
     def open_term(self, value: dict[str, Any]) -> None:
-        """Write the control record that the core wants. No timestamp after it is below the log's last."""
+        """Write the control record that the core wants. Later timestamps are never below the log's last
+        one."""
         log = self._files.log
         if log.end_index != NO_INDEX:
             self._stamped_ms = log.batch_at(log.end_index).timestamp_ms
@@ -34,7 +35,8 @@ class Proposer:
         marks: Sequence[AppendMark] = (),
         control: bool = False,
     ) -> None:
-        """Stamp a batch for the log's end and hand it to the core. waiting: what its records answer."""
+        """Stamp a batch for the log's end and pass it to the core. waiting: the appends that its records
+        answer."""
         log, term = self._files.log, self._core.term
         self._stamped_ms = max(self._stamped_ms, self._clock.now_ms())
         batch = stamp(

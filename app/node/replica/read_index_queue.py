@@ -1,4 +1,4 @@
-"""Linearizable reads from the moment they are asked for until this replica has what they must see (R-08)."""
+"""Linearizable reads from the request until this replica has the records that they must see (R-08)."""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,7 +13,7 @@ WhenCommitted = Callable[[int, Callable[[], None]], Waiter]
 
 
 class ReadGate:
-    """Readers that wait for a confirmation of the lead, and then for the index that it gave them."""
+    """Readers that wait for a confirmation of leadership, and then for the index that they got."""
 
     def __init__(self, timeout_ms: int, when_committed: WhenCommitted) -> None:
         """timeout_ms: of a read whose turn does not come, or whose index this replica does not reach."""
@@ -24,7 +24,7 @@ class ReadGate:
 
     @property
     def waiting_count(self) -> int:
-        """Readers that wait for their turn, or for their index."""
+        """Number of readers that wait for their turn, or for their index."""
         return len(self._asking) + len(self._confirmed)
 
     def ask(self, done: ReadDone, now_ms: int) -> None:
@@ -41,12 +41,12 @@ class ReadGate:
         return asking
 
     def give(self, done: ReadDone, index: int | None, now_ms: int) -> None:
-        """The core has an answer; None: leadership was not confirmed."""
+        """Handle the core's answer; None: leadership was not confirmed."""
         if index is None:
             answer(done, ReadIndexUnavailable())
             return
         waiter = self._when_committed(index, lambda: done(index))
-        if waiter.done is not None:  # confirmed, but this replica has not got that far
+        if waiter.done is not None:  # confirmed, but this replica has not reached the index
             self._confirmed.append((now_ms + self._timeout_ms, waiter, done))
 
     def give_up(self, now_ms: float) -> None:

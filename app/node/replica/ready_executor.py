@@ -1,7 +1,7 @@
 """Carries out what the core of a log decides: to the log, the disk, the peers, the journal and the clients.
 
-What only a disk thread may do, a hard state or a truncation, comes first and alone: until it is durable the
-executor is busy, and nothing else of the log happens.
+Work that only a disk thread may do (a hard state or a truncation) comes first and alone: until it is durable
+the executor is busy, and nothing else happens in the log.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ MAX_INDEX: Final = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaParts:
-    """The parts of one replica that its driver, executor and append queue share."""
+    """Parts of one replica that its driver, executor and append queue share."""
 
     services: NodeServices
     files: ReplicaFiles
@@ -42,9 +42,9 @@ class ReplicaParts:
 
 
 class ReadyExecutor:
-    """Owned by one driver. Invariant: a Ready is carried out whole before the core hears of anything else.
+    """Owned by one driver. Invariant: a Ready is carried out completely before the core gets other input.
 
-    is_busy: a hard state or a truncation is on its way to the disk; the executor must not be called.
+    is_busy: a hard state or a truncation is being written; the executor must not be called.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class ReadyExecutor:
         self._waiters = parts.waiters
         self._disk_done = disk_done
         self._healed = healed
-        self._unanswered: Ready | None = None  # what is being carried out, until its answers are given
+        self._unanswered: Ready | None = None  # being carried out, until its answers are given
         self._seen_committed = NO_INDEX
 
     def carry_out(self) -> None:
-        """Do what the core wants until it wants nothing more, or until the disk must be waited for."""
+        """Do what the core wants until it wants nothing more, or until it must wait for the disk."""
         core = self._core
         while True:
             ready = core.ready()
@@ -105,7 +105,7 @@ class ReadyExecutor:
             healed()
 
     def resume(self) -> None:
-        """Go on after the disk: `disk_done` was called without an error."""
+        """Continue after the disk: `disk_done` was called without an error."""
         ready = self._unanswered
         if ready is not None:
             if ready.truncate is not None:
@@ -114,7 +114,7 @@ class ReadyExecutor:
         self.carry_out()
 
     def abandon(self) -> None:
-        """Answer what the core has decided and no client has heard of: the driver has ended."""
+        """Give the answers that the core has decided and that were not given yet: the driver has ended."""
         for ready in (self._unanswered, self._core.ready()):
             if ready is not None:
                 self._answer_appends(ready)
@@ -141,8 +141,8 @@ class ReadyExecutor:
         self._disk.submit(work, then)
 
     def _give_refusals(self, ready: Ready) -> Ready:
-        """Answer the callers that have lost their leader; return the rest. The disk may hang, and what these
-        answers report does not depend on it."""
+        """Answer the callers that have lost their leader; return the rest. The disk may hang, and these
+        answers do not depend on it."""
         kept = tuple(each for each in ready.answers if each[1] is AppendFate.ACKNOWLEDGED)
         for pending, fate in ready.answers:
             if fate is not AppendFate.ACKNOWLEDGED:
@@ -154,7 +154,7 @@ class ReadyExecutor:
         return replace(ready, answers=kept, reads=reads)
 
     def _finish(self, ready: Ready) -> None:
-        """Do everything but what only a disk thread may do."""
+        """Do everything except the work of the disk thread."""
         now_ms = self._clock.monotonic_ms()
         self._unanswered = ready
         stored = not ready.batches or self._store(ready.batches)
@@ -178,7 +178,7 @@ class ReadyExecutor:
             self._appends.settle(pending, fate, self._core.committed_index, self._log.next_index)
 
     def _store(self, batches: tuple[Batch, ...]) -> bool:
-        """Write the batches, all or none; False when the disk has no room for them."""
+        """Write the batches, all or none; return False if the disk has no space for them."""
         now_ms, leads = self._clock.monotonic_ms(), self._core.role in (Role.LEADER, Role.MASTER)
         if not self._space.write(self._log.append, batches, leads=leads, now_ms=now_ms):
             return False

@@ -1,4 +1,4 @@
-"""The state and the group of a log at one replica: kept in step with the log, saved and transferred."""
+"""State and group of a log at one replica: they follow the log, and are saved and transferred."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -56,12 +56,12 @@ class StateKeeper:
         self._core = core
 
     def start(self) -> None:
-        """Let the core know what this copy has, before it starts."""
+        """Inform the core what this copy has, before it starts."""
         self.judge_electable()
         self.group.refresh()
 
     def stop(self) -> None:
-        """Begin no more work on the log's files."""
+        """Start no more work on the log's files."""
         self.trimmer.stop()
 
     def tick(self, now_ms: int) -> None:
@@ -93,8 +93,8 @@ class StateKeeper:
             self.judge_electable()
 
     def truncated(self, truncate: TruncateAfter | Reset) -> None:
-        """The log was truncated. What this replica knows of the committed past stays known, also when its log
-        was emptied."""
+        """The log was truncated. The committed past of this replica stays known, also if its log was
+        emptied."""
         kept_index = self._core.committed_index if isinstance(truncate, Reset) else truncate.index
         self.state.truncate_after(max(kept_index, self.state.committed_index))
         self.checkpointer.cut()
@@ -102,7 +102,7 @@ class StateKeeper:
         self.group.refresh()
 
     def judge_electable(self) -> None:
-        """Let the core know whether this copy has what a leader needs: the state, and all records."""
+        """Inform the core whether this copy has what a leader needs: the state, and all records."""
         has_records = self.transfer.holds_untrimmed or not self._core.needs_all_records
         self._core.electable = self.transfer.is_whole and has_records
 
@@ -122,18 +122,18 @@ class StateKeeper:
 
 
 class LogGroup:
-    """The group of a log: of its newest membership record, else of the configuration (R-10).
+    """The group of a log: of its newest membership record, otherwise of the configuration (R-10).
 
     Invariant: the core knows the newest group that the log names.
     """
 
     def __init__(self, configured: GroupConfig, state: LogState, core: ReplicationCore, clock: Clock) -> None:
-        """configured: holds until the log names another one."""
+        """configured: used until the log names another one."""
         self._configured = configured
         self._state = state
         self._core = core
         self._clock = clock
-        self._membership: Membership | None = None  # the core knows of it
+        self._membership: Membership | None = None  # the group that the core knows
         self._notice: GroupNotice | None = None
         self._noticed: Mapping[str, Address] = NO_ADDRESSES  # the addresses in it
 
@@ -147,7 +147,7 @@ class LogGroup:
 
     @property
     def addresses(self) -> Mapping[str, Address]:
-        """Addresses of members that the log, or the peer, gives; the same object until they change."""
+        """Addresses of members from the log, or from the peer; the same object until they change."""
         notice = self._core.notice
         if notice is not None:
             if notice is not self._notice:
@@ -157,8 +157,8 @@ class LogGroup:
         return NO_ADDRESSES if self._membership is None else self._membership.nodes
 
     def refresh(self) -> None:
-        """Let the core know the group, if the log names a new one. After a start the committed group first:
-        its voters may campaign until the newest one is committed."""
+        """Inform the core of the group, if the log names a new one. After a start, the committed group is
+        adopted first: its voters may campaign until the newest one is committed."""
         newest = self._state.membership
         if newest == self._membership:
             return

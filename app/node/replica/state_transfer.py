@@ -22,8 +22,8 @@ from storage.log.commitlog import Commitlog
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_MS: Final = 1_000
-SERVED_MAX: Final = 4  # snapshots that are being sent at one time
-SERVED_MS: Final = 60_000  # a snapshot that nobody has asked for so long is dropped
+SERVED_MAX: Final = 4  # snapshots that are sent at one time
+SERVED_MS: Final = 60_000  # a snapshot without requests for this long is dropped
 COPY_BYTES: Final = 4 * 1024 * 1024  # of a snapshot, copied in one turn of the loop
 REPLAY_BYTES: Final = 1024 * 1024  # of the log, applied in one turn of the loop
 
@@ -60,7 +60,7 @@ class _Served:
 
 
 class StateTransfer:
-    """Both sides, for one log at one node. `done` is called when the state has become whole."""
+    """Both sides, for one log at one node. `done` is called when the state is complete."""
 
     def __init__(
         self,
@@ -79,17 +79,17 @@ class StateTransfer:
         self._chunk_bytes = chunk_bytes
         self._now_ms = 0
         self._id = 0
-        self._restoring: Restoring | WholeRestoring | None = None  # what has arrived of the leader's state
+        self._restoring: Restoring | WholeRestoring | None = None  # received part of the leader's state
         self._size = 0  # of that, in bytes
         self._crc = 0
-        self._taken: LogState | None = None  # the leader's state, to which this log is applied
+        self._taken: LogState | None = None  # the leader's state, to which this log is being applied
         self._asked_ms: int | None = None
         self._turn = 0  # whose it is among the peers
-        self._served: dict[str, _Served] = {}  # by the asking node, oldest first
+        self._served: dict[str, _Served] = {}  # by requesting node, oldest first
 
     @property
     def is_whole(self) -> bool:
-        """Whether the state knows everything before the log's first record."""
+        """Whether the state includes everything before the log's first record."""
         return self._state.applied_index >= self._log.first_index - 1
 
     @property
@@ -103,7 +103,7 @@ class StateTransfer:
         return self._log.first_index <= self._state.logged_trim_index
 
     def accept_loss(self) -> None:
-        """Go on without what precedes the log: an operator has accepted that it is lost (C-05)."""
+        """Continue without the records before the log: an operator has accepted their loss (C-05)."""
         self._state.pass_over(self._log.first_index)
         self._asked_ms = self._restoring = self._taken = None
         while not self._apply_next(self._state):
@@ -128,7 +128,7 @@ class StateTransfer:
         elif leader_id is None and not peers:
             self._asked_ms = None
         elif self._asked_ms is None or now_ms - self._asked_ms >= ASK_AGAIN_MS:
-            self._id = max(self._id + 1, now_ms)  # as no earlier incarnation has asked
+            self._id = max(self._id + 1, now_ms)  # an id that no earlier incarnation has used
             self._begin()
             self._turn += 1
             self._ask(leader_id or peers[self._turn % len(peers)], 0, now_ms)
@@ -142,13 +142,13 @@ class StateTransfer:
         self._transport.send(leader_id, self._log_id, StateRequest(self._id, offset))
 
     def cut(self) -> None:
-        """The log was truncated: a replay may have applied what is gone, and begins again."""
+        """The log was truncated: a replay may have applied removed records, and starts again."""
         self._taken = None
 
     # --- the side that has the state
 
     def serve(self, source: str, request: StateRequest) -> None:
-        """Send a piece of the state as it was when its first piece was asked for."""
+        """Send a piece of the state as it was when its first piece was requested."""
         served = self._served.get(source)
         if request.offset == 0 and self.is_whole and (served is None or served.id != request.id):
             if served is None or served.is_whole:
@@ -158,7 +158,7 @@ class StateTransfer:
                 )
                 while len(self._served) > SERVED_MAX:
                     del self._served[next(iter(self._served))]
-            served.id = request.id  # asked again before it was copied: the copy goes on
+            served.id = request.id  # requested again before it was copied: the copy continues
         if served is None or served.id != request.id:
             return
         served.used_ms = self._now_ms
@@ -186,7 +186,7 @@ class StateTransfer:
     # --- the side that lacks it
 
     def take(self, source: str, chunk: StateChunk, now_ms: int) -> None:
-        """Take the next piece; after the last one the state becomes the leader's."""
+        """Take the next piece; after the last one, adopt the leader's state."""
         if self._asked_ms is None or self._restoring is None:
             return
         if chunk.id != self._id or chunk.offset != self._size:
@@ -200,7 +200,7 @@ class StateTransfer:
                 return
             restoring, self._restoring = self._restoring, None
             if self._crc != chunk.crc:
-                return  # pieces of two snapshots: asked for again
+                return  # pieces of two snapshots: requested again
             taken = restoring.finish()
         except ValueError as error:
             logger.warning(
@@ -211,12 +211,12 @@ class StateTransfer:
         self._asked_ms = None
         taken.truncate_after(taken.committed_index)
         if taken.applied_index < self._log.first_index - 1:
-            return  # older than what this log lacks: asked for again
+            return  # older than what this log lacks: requested again
         self._taken = taken
         self._replay(taken)
 
     def _replay(self, taken: LogState) -> None:
-        """Apply a slice of what this log holds beyond the state; become it when all is applied."""
+        """Apply a slice of this log's records after the state; adopt it when all are applied."""
         if self._apply_next(taken):
             self._taken = None
             self._state.become(taken)

@@ -1,4 +1,4 @@
-"""When a log and its journal are synced: one sync of each under way, for whatever was written meanwhile."""
+"""Syncs of a log and its journal: one of each in progress, for everything written meanwhile."""
 
 import logging
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from storage.log.journal import Journal
 
 logger = logging.getLogger(__name__)
 
-WATERMARKS_REPEAT_MS: Final = 60_000  # unchanged watermarks are written to the journal this often
+WATERMARKS_REPEAT_MS: Final = 60_000  # unchanged watermarks are written to the journal at this interval
 
 
 class LogSyncer:
-    """The log as the disk syncs it (app.log.contract.SyncSource).
+    """The log as a sync source of the disk (app.log.contract.SyncSource).
 
-    With `fsync` every write asks for a sync, with `replicated` one comes within `sync_interval_ms`. While a
-    cut is under way the log is left alone: the cut makes everything durable itself, in the disk thread.
+    With `fsync` every write requests a sync, with `replicated` one follows within `sync_interval_ms`. During
+    a truncation the log is not synced: the truncation makes everything durable itself, in the disk thread.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LogSyncer:
         self._due_ms: int | None = None
 
     def change_durability(self, durability: Durability) -> None:
-        """From now on; what is written already is synced at once."""
+        """Change the durability from now on; what is already written is synced at once."""
         self._durability = durability
         self._ask()
 
@@ -79,7 +79,7 @@ class LogSyncer:
 
 
 class JournalWriter:
-    """Writes what a node sees of one log to its journal; a full disk costs events, never replication."""
+    """Writes the events of one log to the node's journal; a full disk costs events, never replication."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class JournalWriter:
 
     def event(self, event: CoreEvent) -> None:
         if self._space.in_use and event.kind == "watermarks":
-            return  # what little room there is belongs to those events that come once
+            return  # the remaining space is for events that happen once
         now_ms = self._clock.now_ms()
         if event.kind == "watermarks" and not self._tells_more(event, now_ms):
             return
@@ -120,14 +120,14 @@ class JournalWriter:
             self._sync()
 
     def _tells_more(self, event: CoreEvent, now_ms: int) -> bool:
-        """Whether watermarks are other ones than those written last, or as long ago as a reader may wait."""
+        """Return whether the watermarks have changed since they were last written, or are due again."""
         if event == self._watermarks and 0 <= now_ms - self._watermarks_ms < WATERMARKS_REPEAT_MS:
             return False
         self._watermarks, self._watermarks_ms = event, now_ms
         return True
 
     def control(self, batch: Batch) -> None:
-        """A control batch was stored: if it opened an epoch, tell it as docs/api.md §2 shows an epoch."""
+        """A control batch was stored: if it opened an epoch, record the event of docs/api.md §2."""
         for epoch in reversed(self._log.epochs):
             if epoch.start_index == batch.base_index:
                 data = {
@@ -145,7 +145,7 @@ class JournalWriter:
                 return
 
     def _sync(self) -> None:
-        """Make the events durable, one sync at a time: what is written meanwhile waits for the next one."""
+        """Make the events durable, one sync at a time: events written meanwhile wait for the next one."""
         self._asked, self._dirty = self._dirty, False
         if self._asked:
             self._disk.request_sync(self._journal, self._sync)

@@ -1,4 +1,4 @@
-"""Removes what a committed trim record allows: the same records at every replica, each in its own time."""
+"""Removal of records that a committed trim record allows: the same ones at every replica, at its own time."""
 
 import logging
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from storage.log.commitlog import Commitlog, TrimTicket
 logger = logging.getLogger(__name__)
 
 
-RETRY_TICKS: Final = 50  # until a trim that found no room is tried again
+RETRY_TICKS: Final = 50  # pause after a trim that failed for lack of space
 
 
 class Trimmer:
-    """Nothing goes before the state that it led to is safe: else nobody could ever say what it was.
+    """Records are removed only after the state that they led to is safe: otherwise that state would be lost.
 
-    Invariant: at most one piece of work is at the disk. A segment is removed in a piece of its own, as the
-    removal of a large file takes the disk long: the log's syncs run between two pieces.
+    Invariant: at most one piece of work is at the disk. Each segment is removed in a piece of its own,
+    because the removal of a large file takes long: the log's syncs run between two pieces.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class Trimmer:
         self._checkpointer = checkpointer
         self._disk = disk
         self._fail = fail
-        self._trimmed_index = 0  # up to here it was tried
-        self._ticket: TrimTicket | None = None  # of the trim under way
+        self._trimmed_index = 0  # index up to which a trim was attempted
+        self._ticket: TrimTicket | None = None  # of the trim in progress
         self._retry_ticks = 0
         self._stopped = False
 
     def stop(self) -> None:
-        """Begin nothing more: the log is given back."""
+        """Start nothing more: the log is being closed."""
         self._stopped = True
 
     def trim(self) -> None:
-        """Begin what the state asks for and was not begun before; called with every tick."""
+        """Start the work that the state requires and that was not started before; called with every tick."""
         if self._ticket is not None:
             self._retry()
             return

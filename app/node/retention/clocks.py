@@ -1,7 +1,7 @@
-"""The clocks of a log's replicas, compared: no record is old by a clock that is ahead of the others.
+"""Comparison of the clocks of a log's replicas: a clock that is ahead of the others makes no record old.
 
-A node takes over its wall clock at the start (app/node/clock.py). One that starts days ahead and leads would
-find every record old. So a leader asks the other voters for their clocks before it removes records by age.
+A node takes over its wall clock at the start (app/node/clock.py). A leader that starts days ahead would find
+every record old. So a leader asks the other voters for their clocks before it removes records by age.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from app.node.network.repair_messages import PeerCall, TermAnswer, TermRequest
 logger = logging.getLogger(__name__)
 
 CLOCK_ANSWER_TIMEOUT_S: Final = 2.0
-AHEAD_MS: Final = 60_000  # a difference that is worth a warning
+AHEAD_MS: Final = 60_000  # difference that causes a warning
 
 
 def earlier_of(own_ms: int, ahead_ms: Sequence[int]) -> int:
@@ -35,7 +35,7 @@ class Calls(Protocol):
 
 
 class PeerClocks:
-    """What the peers' clocks showed in the present round. Owned by the event loop."""
+    """Clocks that the peers reported in the present round. Owned by the event loop."""
 
     def __init__(self, calls: Calls, clock: Clock) -> None:
         self._calls = calls
@@ -44,7 +44,7 @@ class PeerClocks:
         self._is_ahead = False
 
     def begin_round(self) -> None:
-        """Ask each peer again when it is needed next."""
+        """Ask each peer again at its next use."""
         self._ahead_ms = {}
 
     async def agreed_ms(self, log_id: int, peers: Sequence[str], least: int) -> int | None:

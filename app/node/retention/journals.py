@@ -1,4 +1,4 @@
-"""Retention of journals by age and size. A journal is its node's alone, so this node trims it by itself."""
+"""Retention of journals by age and size. A journal belongs to one node, so each node trims its own."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ class JournalKeeper:
         self._fail = fail
 
     async def run(self, logs: Callable[[], Iterable[HostedLog]]) -> None:
-        """Look at the journals of `logs()` for as long as the node runs, one in each turn of the loop."""
+        """Check the journals of `logs()` as long as the node runs, one in each turn of the loop."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             for hosted in list(logs()):
@@ -36,14 +36,14 @@ class JournalKeeper:
                 await asyncio.sleep(0)
 
     def trim(self, hosted: HostedLog) -> None:
-        """Begin to remove what is too old or too much."""
+        """Begin to remove what exceeds the age or the size."""
         journal, config = hosted.journal, self._config
         if journal is None:
             return
         oldest_ms = None if config.retention_ms is None else self._clock.now_ms() - config.retention_ms
         try:
             ticket = journal.start_trim(oldest_ms, config.retention_bytes)
-        except StorageError as error:  # the next start begins a damaged journal again
+        except StorageError as error:  # the next start replaces a damaged journal
             logger.error("log %s: retention of its journal: %s", hosted.name, error)
             return
         if ticket is None:

@@ -1,8 +1,9 @@
-"""Retention by age and size: the leader looks now and then, and trims what is too old or too much.
+"""Retention by age and size: the leader checks its logs periodically, and trims what exceeds the limits.
 
-A trim is a record of the log (app/log/commands.py), so every replica removes the same. Readers' fences and
-the newest committed batch stay; a log that only holds control records beside it is left alone, for a trim
-writes one itself. Age counts by a clock that is not ahead of the other replicas (clocks.py).
+A trim is a record of the log (app/log/commands.py), so every replica removes the same records. Records
+protected by readers' fences and the newest committed batch stay. A trim that would remove only control
+records is omitted, because it writes one itself. Age is measured by a clock that is not ahead of the other
+replicas (clocks.py).
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from storage.units import MIB
 
 logger = logging.getLogger(__name__)
 
-_LOOK_BYTES: Final = 1024 * 1024  # of what would go, in search of a data record
+_LOOK_BYTES: Final = 1024 * 1024  # of what would be removed, in search of a data record
 _SLACK_BYTES: Final = 4096
 _SCAN_BYTES: Final = 16 * 1024 * 1024
 _STEP_BYTES: Final = 64 * 1024
@@ -33,14 +34,14 @@ _STEP_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long (ms since the record's timestamp) and how much (bytes as stored) is kept. None: for ever."""
+    """Maximum age (ms since the record's timestamp) and size (bytes as stored) of a log. None: no limit."""
 
     ms: int | None = None
     bytes: int | None = None
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any] | None, default: RetentionConfig) -> "Retention":
-        """chosen: {"ms", "bytes"} of the log, which stand instead of both defaults; null: for ever."""
+        """chosen: {"ms", "bytes"} of the log, which replace both defaults; null: no limit."""
         if chosen is None:
             return cls(default.ms, default.bytes)
         return cls(chosen.get("ms"), chosen.get("bytes"))
@@ -49,7 +50,8 @@ class Retention:
 def retained_from(
     log: Commitlog, state: LogState, committed_index: int, retention: Retention, now_ms: int
 ) -> int | None:
-    """The index below which everything may go, None when nothing may. Raises CorruptLog, DiskError."""
+    """Return the index below which everything may be removed, None for nothing. Raises CorruptLog,
+    DiskError."""
     begin = log.begin_index
     if begin == NO_INDEX or committed_index < begin:
         return None
@@ -58,14 +60,14 @@ def retained_from(
     fence = state.fenced_below(until)
     if fence is not None:
         until = min(until, fence[1])
-    gone = max(begin, state.trim_index)  # or as good as gone: the last trim may still be under way
+    gone = max(begin, state.trim_index)  # or about to be removed: the last trim may still be in progress
     return until if _holds_data(log, gone, until) else None
 
 
 def _young_from(log: Commitlog, ms: int | None, now_ms: int) -> int:
-    """The first data record that is young enough. The age of control records does not matter.
+    """Return the first data record that is young enough. The age of control records does not matter.
 
-    Looks at _SCAN_BYTES at most behind a young control record; the next look goes on from there.
+    Reads at most _SCAN_BYTES after a young control record; the next check continues there.
     """
     if ms is None:
         return log.begin_index
@@ -83,9 +85,9 @@ def _young_from(log: Commitlog, ms: int | None, now_ms: int) -> int:
 
 
 def _small_from(log: Commitlog, size_bytes: int | None) -> int:
-    """The first index of the newest batches that take at most size_bytes, found by bisection.
+    """Return the first index of the newest batches within size_bytes, found by bisection.
 
-    A little too much is let be: the record of a trim takes room itself.
+    A small excess is accepted: the record of a trim takes space itself.
     """
     slack = _SLACK_BYTES + min((size_bytes or 0) // 16, MIB)
     if size_bytes is None or log.end_offset - log.begin_offset <= size_bytes + slack:
@@ -103,7 +105,7 @@ def _small_from(log: Commitlog, size_bytes: int | None) -> int:
 
 
 def _holds_data(log: Commitlog, begin: int, until: int) -> bool:
-    """Whether a data record would go. Control records alone are not worth another one."""
+    """Return whether a data record would be removed. Control records alone are not worth another one."""
     at, looked = begin, 0
     while at < until and looked < _LOOK_BYTES:
         for batch in log.read_batches(at, _STEP_BYTES, until - 1):
@@ -115,7 +117,7 @@ def _holds_data(log: Commitlog, begin: int, until: int) -> bool:
 
 
 class RetentionKeeper:
-    """Looks at the logs that this node leads. Owned by the event loop."""
+    """Checks the logs that this node leads. Owned by the event loop."""
 
     def __init__(self, default: RetentionConfig, clocks: PeerClocks, node_id: str) -> None:
         self._default = default
@@ -123,7 +125,7 @@ class RetentionKeeper:
         self._node_id = node_id
 
     async def run(self, logs: Mapping[str, HostedLog]) -> None:
-        """For as long as the node runs. logs: as the node keeps them."""
+        """Run as long as the node. logs: as the node keeps them."""
         while True:
             await asyncio.sleep(self._default.check_interval_ms / 1000)
             await self.trim_all(list(logs.values()))
@@ -141,9 +143,9 @@ class RetentionKeeper:
             if hosted.leads and hosted.driver is driver:
                 try:
                     self._trim(hosted, driver, retention, now_ms)
-                except StorageError as error:  # the scrub or the next read will deal with damage
+                except StorageError as error:  # the scrub or the next read will report the damage
                     logger.error("log %s: retention: %s", hosted.name, error)
-            await asyncio.sleep(0)  # a look may read from the disk: the loop goes on between two
+            await asyncio.sleep(0)  # a check may read from the disk: the loop continues between two
 
     async def _agreed_ms(self, hosted: HostedLog) -> int | None:
         """Return the time by which age counts, None when it is not known.
