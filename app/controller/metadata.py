@@ -137,6 +137,12 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys((*self.spec.replicas, *self.leaving)))
 
     @property
+    def acting_spec(self) -> LogSpec:
+        """The settings that the replicas act by. While nodes leave, every member of the set counts: an
+        acknowledged record could be on the leaving copies and too few others otherwise (C-12)."""
+        return msgspec.structs.replace(self.spec, in_sync_replicas=None) if self.leaving else self.spec
+
+    @property
     def voters(self) -> tuple[str, ...]:
         """The nodes that may be in the SyncStateSet and be elected, in the order of `nodes`."""
         return tuple(node for node in self.nodes if not self.is_learner(node))

@@ -5,6 +5,7 @@ SyncStateSet when they hold all of it (C-08). Nodes that it takes out, or makes 
 act as replicas, as members and masters too, until the log can do without them. They leave together, in one
 event, when
 
+- every member of the set counts for acknowledgements, also if the settings ask for fewer (`acting_spec`),
 - every node that came with the change (`arriving`) is in the SyncStateSet,
 - without them the set has a living member, and at least `min_in_sync_replicas` of them, and
 - none of them is master: another member is elected first, after the master has given up its lease (A-11).
@@ -18,6 +19,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from app.controller.commands import ChangeReplica, Reason, Refused, ReplicaChange
+from app.controller.complete_copies import counts_all
 from app.controller.events import LogChanged
 from app.controller.liveness import Liveness
 from app.controller.metadata import Log, LogSpec
@@ -119,6 +121,8 @@ def may_leave(log: Log, liveness: Liveness, now_ms: int) -> bool:
     if not log.leaving or log.is_opening or not log.elects:
         return False
     in_sync = log.set_nodes
+    if not counts_all(log) and any(node in in_sync for node in log.leaving):
+        return False
     if log.master_epoch and any(node not in in_sync for node in log.arriving):
         return False
     return _why_not_without(log, log.leaving, liveness, now_ms) is None

@@ -340,6 +340,7 @@ def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
         found["epoch"] = log.master_epoch
         found["sync_state_set"] = [node for node in log.nodes if node in log.set_nodes]
         found["leaving"] = list(log.leaving)
+        found["in_sync_replicas"] = log.spec.in_sync_replicas
         found["set_epoch"] = log.set_epoch
     elif settings.replication == "classic":
         found["master"] = settings.replicas[0]

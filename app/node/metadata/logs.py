@@ -125,7 +125,7 @@ class MetadataLogs:
         if hosted is None or hosted.generation != CONFIGURED:
             return
         try:
-            settings = hosted.settings.changed_by(log.spec)
+            settings = hosted.settings.changed_by(log.acting_spec)
         except ValueError as error:
             logger.error("log %s keeps its settings: %s", log.name, error)
             return
@@ -145,7 +145,7 @@ class MetadataLogs:
             is_new = self._node_id in log.spec.replicas and self._node_id not in hosted.settings.replicas
             if is_new and hosted.journal is not None:
                 await self._in_thread(self._folders.adopt, log.name, log.generation)
-            hosted.take_settings(LogSettings.of_spec(log.name, log.spec))
+            hosted.take_settings(LogSettings.of_spec(log.name, log.acting_spec))
             return await self._follow_nodes(log, hosted)
         return True
 
@@ -211,7 +211,7 @@ class MetadataLogs:
         return True
 
     async def _add(self, log: Log) -> bool:
-        settings = LogSettings.of_spec(log.name, log.spec)
+        settings = LogSettings.of_spec(log.name, log.acting_spec)
         try:
             if self._node_id in log.spec.replicas:
                 await self._in_thread(self._folders.prepare, log.name, log.generation)

@@ -157,6 +157,22 @@ def test_a_member_that_is_dead_does_not_count_when_another_leaves() -> None:
     assert quorum.log().set_nodes == ("n1", "n2")
 
 
+@pytest.mark.rule("C-12")
+def test_where_a_part_of_the_set_acknowledges_nodes_leave_when_all_of_it_does() -> None:
+    """A record may be on the leaving copy and the master alone; the master counts all while nodes leave."""
+    quorum = in_sync(in_sync_replicas=2)
+    assert isinstance(quorum.alter(*KEEPING, acks=2), Done)
+    log = change(quorum, "n1", "n2")
+    assert (log.leaving, log.set_nodes) == (("n3",), KEEPING)
+    assert (log.spec.in_sync_replicas, log.acting_spec.in_sync_replicas) == (2, None)
+    quorum.scan()
+    assert quorum.log().leaving == ("n3",)
+    assert isinstance(quorum.alter(*KEEPING, acks=0), Done)
+    quorum.scan()
+    log = quorum.log()
+    assert (log.leaving, log.set_nodes, log.acting_spec.in_sync_replicas) == ((), ("n1", "n2"), 2)
+
+
 def test_replicas_become_learners_and_learners_replicas() -> None:
     quorum = in_sync()
     quorum.done(one(quorum, ReplicaChange.DEMOTE, "n3"))
