@@ -101,6 +101,8 @@ def _context(side: int, certificate: Path, key: Path, authority: Path) -> ssl.SS
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
+    if side == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # every connection shows its certificate
     with _refusing(f"peer_tls_certificate {certificate} and peer_tls_key {key}"):
         context.load_cert_chain(certificate, key, password="")
     with _refusing(f"peer_tls_ca {authority}"):

@@ -311,7 +311,7 @@ class _Connection(LinkedProtocol):
                     return
                 self.frame_received(frame)
         except wire.CorruptFrame as error:
-            logger.warning("peer connection closed", extra={"reason": error.reason})
+            self.refused(error.reason)
             self.close()
         except Exception:
             logger.exception("peer connection closed: a message could not be handled")
@@ -319,6 +319,10 @@ class _Connection(LinkedProtocol):
 
     def frame_received(self, frame: memoryview) -> None:
         raise NotImplementedError
+
+    def refused(self, reason: str) -> None:
+        """Report why the connection is closed."""
+        logger.warning("peer connection closed", extra={"reason": reason})
 
     def close(self) -> None:
         if self._transport is not None:
@@ -332,14 +336,16 @@ class _Incoming(_Connection):
         super().__init__()
         self._owner = owner
         self.source: str | None = None
+        self._address = ""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._owner.joined(self)
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if isinstance(peer, tuple) else ""
         if self.proven_id is None:
-            peer = transport.get_extra_info("peername")
-            self._owner.links.wait(self, str(peer[0]) if isinstance(peer, tuple) else "")
+            self._owner.links.wait(self, self._address)
         self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._hello_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -360,7 +366,7 @@ class _Incoming(_Connection):
         owner = self._owner
         reason, hello = _judge(frame, owner, self.proven_id)
         if hello is None:
-            logger.warning("peer refused", extra={"reason": reason})
+            self.refused(reason)
             self._reply(msgspec.json.encode(Refusal(reason)))
             self.close()
             return
@@ -368,6 +374,13 @@ class _Incoming(_Connection):
         owner.heard_from(self, hello.source, hello.address)
         self._reader.raise_limit(FRAME_MAX_BYTES)
         self._reply(owner.hello_to(hello.source))
+
+    def refused(self, reason: str) -> None:
+        """Report rarely what an unidentified peer sends: a flood would fill the disk with lines."""
+        if self.source is None:
+            self._owner.links.refuse("malformed", reason, self._address)
+        else:
+            super().refused(reason)
 
     def _reply(self, frame: bytes) -> None:
         if self._transport is not None:
