@@ -10,12 +10,12 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from app.api.append import stream as append_stream
-from app.api.append.fast_front import AppendFront
+from app.api.append.fast_front import FastFront
 from app.api.append.handler import AppendHandler
 from app.api.append.openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.http import problems
 from app.api.http.dependencies import ExactResponse, LogName
-from app.api.http.in_flight_limit import Room
+from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.openapi import PROBLEM_SCHEMA
 from app.api.http.tokens import Tokens
 from app.api.routes import (
@@ -35,10 +35,9 @@ from app.api.routes import (
     upkeep,
 )
 from app.api.routes.tables import KnownTables
-from app.middleware import Edge
+from app.middleware import HttpMiddleware
 from app.node.broker import Broker
-from app.settings.model import AppendFront as AppendFrontChoice
-from app.settings.model import Settings
+from app.settings.model import AppendFront, Settings
 from app.version import VERSION
 
 _PARTS: Final = (
@@ -69,7 +68,7 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     """Return the application of a started node. Raises ConfigError for a tokens file that cannot be used."""
     tokens = Tokens.load(settings.security.tokens_file)
     handler = AppendHandler(broker)
-    front = AppendFront(handler, settings.limits, settings.http.body_timeout_ms)
+    front = FastFront(handler, settings.limits, settings.http.body_timeout_ms)
     broker.tasks.keep("late-bodies", front.sweep)
     app = FastAPI(
         title="commitlog",
@@ -89,9 +88,9 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     app.state.routes = [route for router in routers for route in router.routes]
     problems.install(app)
     _complete_openapi(app)
-    direct = front if settings.http.append_front is AppendFrontChoice.ASGI else None
-    room = Room(settings.http.max_open_reads, settings.http.max_open_bytes)
-    return Edge(app, direct, tokens, broker.meter, room, _actions_of(app.state.routes))
+    direct = front if settings.http.append_front is AppendFront.ASGI else None
+    in_flight = InFlightLimit(settings.http.max_open_reads, settings.http.max_open_bytes)
+    return HttpMiddleware(app, direct, tokens, broker.meter, in_flight, _actions_of(app.state.routes))
 
 
 def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:
@@ -105,7 +104,7 @@ def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:
     return actions
 
 
-def _append_router(front: AppendFront) -> APIRouter:
+def _append_router(front: FastFront) -> APIRouter:
     """The append as a FastAPI route: the reference of the plain ASGI front, and its documentation."""
     router = APIRouter(tags=["records"])
 

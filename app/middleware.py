@@ -10,9 +10,9 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.append.fast_front import AppendFront, append_log_of
+from app.api.append.fast_front import FastFront, append_log_of
 from app.api.http.dependencies import RESERVATION
-from app.api.http.in_flight_limit import Room
+from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import REQUEST_ID, Response, problem_response, request_id_of
 from app.api.http.tokens import Tokens
 from app.errors import CommitlogError, CrossOrigin, Forbidden, Internal, MethodNotAllowed, NotFound
@@ -24,16 +24,16 @@ _SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 _PROBES: Final = ("/healthz", "/readyz", "/metrics")
 
 
-class Edge:
+class HttpMiddleware:
     """An ASGI application. `front` None: FastAPI handles the appends too."""
 
     def __init__(
         self,
         inner: ASGIApp,
-        front: AppendFront | None,
+        front: FastFront | None,
         tokens: Tokens,
         meter: Meter,
-        room: Room,
+        in_flight: InFlightLimit,
         actions: Mapping[str, Sequence[str]],
     ) -> None:
         """room: limit of everything but probes and appends, which have their own. actions: methods by
@@ -43,7 +43,7 @@ class Edge:
         self._tokens = tokens
         self._tokens_needed = tokens.needed
         self._meter = meter
-        self._room = room
+        self._in_flight = in_flight
         self._actions = actions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +72,7 @@ class Edge:
             _check_not_ours(method, path)
             _check_origin(method, headers)
             if counted:
-                self._room.enter(0)
+                self._in_flight.enter(0)
         except CommitlogError as error:
             answer = problem_response(error, instance=path, request_id=request_id)
             await _send_whole(answer, send, head=method == "HEAD")
@@ -81,12 +81,12 @@ class Edge:
         if appends and self._front is not None:
             await self._front(scope, receive, send)
             return
-        reservation = scope[RESERVATION] = self._room.reservation()
+        reservation = scope[RESERVATION] = self._in_flight.reservation()
         try:
             await self._through(scope, receive, send, request_id)
         finally:
             if counted:
-                self._room.leave(reservation.bytes)
+                self._in_flight.leave(reservation.bytes)
 
     def _check_action(self, method: str, path: str) -> None:
         """The last part of a path may end in `:action`, which must not be taken for a part of a name.

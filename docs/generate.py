@@ -164,8 +164,8 @@ def configuration_page() -> str:
     ]
     tables_of_file: dict[str, type] = {
         "[cluster]": file._Cluster,
-        "[[nodes]]": file._Node,
-        "[[logs]]": file._Log,
+        "[[nodes]]": file._NodeTable,
+        "[[logs]]": file._LogTable,
     }
     notes = {
         "[cluster]": "Required.",

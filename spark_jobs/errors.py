@@ -17,7 +17,7 @@ class NoCopy(Unreachable):
     """A node answered that has no data of the log."""
 
 
-class Refused(SourceError):
+class RequestRefused(SourceError):
     """A replica answered with a problem that a retry, there or at another replica, cannot solve."""
 
     def __init__(self, status: int, code: str, detail: str, fields: dict[str, object] | None = None) -> None:
@@ -27,7 +27,7 @@ class Refused(SourceError):
         self.fields = fields or {}
 
 
-class Trimmed(SourceError):
+class LogTrimmed(SourceError):
     """The log no longer contains the requested index."""
 
     def __init__(self, log: str, index: int, begin_index: int) -> None:
@@ -40,7 +40,7 @@ class Trimmed(SourceError):
         self.begin_index = begin_index
 
 
-class EventsTrimmed(SourceError):
+class JournalTrimmed(SourceError):
     """A node's journal no longer contains the requested event."""
 
     def __init__(self, log: str, node: str, seq: int, first_seq: int) -> None:

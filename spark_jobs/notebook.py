@@ -75,7 +75,7 @@ class Widgets:
         return self.values[name]
 
 
-class Page:
+class HtmlPage:
     """The HTML page while it is built, and the pictures."""
 
     def __init__(self, path: Path, title: str) -> None:
@@ -161,7 +161,7 @@ def run_notebook(
     """
     cells = read_cells(path.read_text())
     output_html.parent.mkdir(parents=True, exist_ok=True)
-    page = Page(output_html, path.stem)
+    page = HtmlPage(output_html, path.stem)
     widgets = Widgets(parameters)
     names: dict[str, Any] = {"__name__": "__main__", "spark": spark, "display": _display_on(page)}
     names["dbutils"] = SimpleNamespace(widgets=widgets)
@@ -174,7 +174,7 @@ def run_notebook(
 
 
 def _run_cell(
-    cell: Cell, number: int, path: Path, page: Page, names: dict[str, Any], widgets: Widgets
+    cell: Cell, number: int, path: Path, page: HtmlPage, names: dict[str, Any], widgets: Widgets
 ) -> None:
     if cell.kind == "md":
         page.markdown(cell.text)
@@ -222,12 +222,12 @@ def with_parameters(sql: str, values: Mapping[str, str]) -> str:
     return re.sub(r"(?<!:):([A-Za-z_]\w*)", literal, sql)
 
 
-def _show_open_figures(page: Page) -> None:
+def _show_open_figures(page: HtmlPage) -> None:
     for number in plt.get_fignums():
         page.figure(plt.figure(number))
 
 
-def _display_on(page: Page) -> Any:
+def _display_on(page: HtmlPage) -> Any:
     def display(value: object) -> None:
         """Show a DataFrame, a figure, or anything else as text."""
         if isinstance(value, DataFrame):

@@ -23,13 +23,13 @@ from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
 from app.errors import ConfigError
-from spark_jobs.errors import OptionError, Refused, SourceError, Trimmed, Unreachable
+from spark_jobs.errors import LogTrimmed, OptionError, RequestRefused, SourceError, Unreachable
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.epochs import EpochsJob
 from spark_jobs.materialize.events import EventsJob
 from spark_jobs.materialize.groups import FAILURES as GROUP_FAILURES
 from spark_jobs.materialize.groups import Groups, split_names
-from spark_jobs.materialize.lease import MOVE_EACH_S, Lease, LeasedEntries
+from spark_jobs.materialize.lease import MOVE_EACH_S, LeasedEntries, MaterializerLease
 from spark_jobs.materialize.progress import LogProgress, Progress, ProgressFile
 from spark_jobs.materialize.remote import RemoteWrite
 from spark_jobs.materialize.supervisor import MAX_FAILURES, Job, MaterializeFailed, Supervisor, reason_of
@@ -139,7 +139,7 @@ class LogMaterializer:
         self.events = EventsJob(spark, journals, path, events_options)
         self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
         checkpoints = config.checkpoints_folder / log
-        self.lease = Lease(CommitlogClient(endpoints, log=log, token=config.token))
+        self.lease = MaterializerLease(CommitlogClient(endpoints, log=log, token=config.token))
         self.leased = LeasedEntries(self.entries, self.lease, 0.0 if now else config.cursor_each_s)
         self.writers: list[Job] = [self.leased, self.events]
         self.remote = is_remote(spark)
@@ -164,7 +164,7 @@ class LogMaterializer:
         """Start the queries first, so nothing is created for a log that does not exist. Raises
         SourceError."""
         for supervisor in self.supervisors:
-            supervisor.look()
+            supervisor.ensure_running()
         self.epochs.open()
 
     def stop(self) -> None:
@@ -173,10 +173,10 @@ class LogMaterializer:
         if not self.remote:
             self.leased.finish()
 
-    def look(self, *, final: bool = False) -> None:
+    def poll(self, *, final: bool = False) -> None:
         """Do what is due: restarts, the epoch tables, and the progress."""
         for supervisor in self.supervisors:
-            supervisor.look()
+            supervisor.ensure_running()
         try:
             self.leased.check()
         except SourceError as error:
@@ -185,14 +185,14 @@ class LogMaterializer:
         begun = all(supervisor.done or supervisor.query is not None for supervisor in self.supervisors)
         if self.remote and begun and (final or now_s >= self.tables_at_s):  # other processes write them
             self.tables_at_s = now_s + TABLES_EACH_S
-            self.entries.look()
-            self.events.look()
+            self.entries.refresh()
+            self.events.refresh()
         if final or now_s >= self.epochs_at_s:
             self.epochs_at_s = now_s + EPOCHS_EACH_S
             try:
                 self.epochs.refresh()
                 self.epochs_failures = 0
-                self._look_at_the_end()
+                self._measure_lag()
             except Unreachable:
                 self.committed_index = None
             except SPARK_ERRORS as error:
@@ -208,7 +208,7 @@ class LogMaterializer:
             raise MaterializeFailed(f"epochs: {reason}") from error
         sys.stderr.write(f"epochs: {reason}; retrying\n")
 
-    def _look_at_the_end(self) -> None:
+    def _measure_lag(self) -> None:
         """Return the end of the log, and whether the table lacks control records alone."""
         covered = self.entries.covered_index
         committed = self.status.tail(confirmed=False).next_index - 1
@@ -216,9 +216,9 @@ class LogMaterializer:
         try:
             if covered < committed and self.status.first_data_index(covered + 1, committed + 1) is None:
                 self.through_index = committed
-        except Trimmed:
+        except LogTrimmed:
             if self.remote:
-                self.entries.look()
+                self.entries.refresh()
             if self.entries.covered_index == covered:
                 raise
             # the table has advanced since, and its rows may be trimmed from the log: the next check decides
@@ -276,13 +276,13 @@ def _follow(
     try:
         logs.start()
         while not stop.is_set():
-            logs.look()
+            logs.poll()
             file.write("running", logs.progress())
             if logs.done:
                 break
             stop.wait(LOOK_EACH_S)
         if not stop.is_set():
-            logs.look(final=True)
+            logs.poll(final=True)
             logs.finish()
         state = "stopped" if stop.is_set() else "done"
     finally:
@@ -393,7 +393,7 @@ def exit_code(error: Exception) -> int:
     reason = error.__cause__ if isinstance(error, MaterializeFailed) and error.__cause__ else error
     if isinstance(reason, ConfigError | OptionError):
         return 2
-    if isinstance(reason, Refused) and reason.status == 404:
+    if isinstance(reason, RequestRefused) and reason.status == 404:
         return 4
     return 5 if "Unreachable: " in f"{type(reason).__name__}: {reason}" else 1
 

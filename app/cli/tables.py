@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table as View
 
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, target_options
-from app.client.tables import Cut, Tables
-from app.client.tables import Table as DeltaTable
+from app.client.tables import Cut, MaterializedTable, Tables
 from app.local.spark_job import JOB, VERIFY_JOB, job_arguments
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
 from storage.units import MIB
@@ -65,7 +64,7 @@ def tables_command(
             _show_tables(known.all(), target)
 
 
-def _show_tables(tables: Sequence[DeltaTable], target: Target) -> None:
+def _show_tables(tables: Sequence[MaterializedTable], target: Target) -> None:
     if target.as_json:
         print_json({"tables": [asdict(table) for table in tables]})
         return

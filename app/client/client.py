@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from app.client.connection import Answer, Connection
+from app.client.connection import Answer, ClusterConnection
 from app.client.errors import NoAnswer
 from app.client.records import RecordLike, ndjson
 from app.media_types import ARROW_STREAM, NDJSON
@@ -58,7 +58,7 @@ class CommitlogClient:
         token: str | None = None,
         give_up_s: float = 30.0,
     ) -> None:
-        self.connection = Connection(
+        self.connection = ClusterConnection(
             [endpoints] if isinstance(endpoints, str) else endpoints, token=token, give_up_s=give_up_s
         )
         self.log = log

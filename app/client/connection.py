@@ -25,7 +25,7 @@ NEVER_SENT = (
 Answer = urllib3.BaseHTTPResponse
 
 
-class Connection:
+class ClusterConnection:
     """Calls of one client to the nodes of a cluster. May be shared by threads.
 
     endpoints: base URLs, at least one. give_up_s: time for which a call is retried before its error is

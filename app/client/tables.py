@@ -19,7 +19,7 @@ PAUSE_S = 0.2  # before the nodes are asked again
 
 
 @dataclass(frozen=True)
-class Table:
+class MaterializedTable:
     """State of one table. The last three are None for tables that hold no records.
 
     materialized_index: every committed record up to it is a row or a control record. lag_ms: age of the
@@ -59,15 +59,15 @@ class Tables:
         self._connection = client.connection
         self._log = f"/v1/logs/{quote(client.log, safe='')}"
 
-    def all(self) -> list[Table]:
+    def all(self) -> list[MaterializedTable]:
         """Return the tables by name."""
-        return [Table(**table) for table in self._get("/tables")["tables"]]
+        return [MaterializedTable(**table) for table in self._get("/tables")["tables"]]
 
-    def find(self, name: str) -> Table:
+    def find(self, name: str) -> MaterializedTable:
         """Raises NotFound."""
-        return Table(**self._get(f"/tables/{quote(name, safe='')}"))
+        return MaterializedTable(**self._get(f"/tables/{quote(name, safe='')}"))
 
-    def wait(self, index: int, *, table: str = ENTRIES, timeout_ms: int = 5_000) -> Table:
+    def wait(self, index: int, *, table: str = ENTRIES, timeout_ms: int = 5_000) -> MaterializedTable:
         """Return the table once it holds the record. Raises Unavailable (not-yet-materialized) after the
         time."""
         path = f"{self._log}/tables/{quote(table, safe='')}:wait"
@@ -87,7 +87,7 @@ class Tables:
                 except (NoAnswer, Unavailable) as error:
                     failed.append(error)
                     continue
-                return Table(**_json(answer))
+                return MaterializedTable(**_json(answer))
             left_s = deadline - time.monotonic()
             told = [error for error in failed if isinstance(error, Unavailable)]
             if not told or left_s <= 0:

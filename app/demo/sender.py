@@ -38,7 +38,7 @@ class Sending:
     ended: float = 0.0
 
 
-class Sender:
+class AppendThread:
     """A thread that appends `records` one batch after the other, so that the log keeps their order.
 
     Each append has an idempotency key of its own and is repeated with it until it is answered: whatever

@@ -40,8 +40,8 @@ SETTINGS = {  # for two processors and tables of one file
 EVENT_COLUMNS = ("node", "kind", "term", "timestamp", "data")
 
 
-def look(spark: SparkSession, tables: Path) -> dict[str, Any]:
-    """Everything that the demo asks of the tables."""
+def collect_findings(spark: SparkSession, tables: Path) -> dict[str, Any]:
+    """Return all that the demo compares of the tables."""
 
     def table(which: Table) -> DataFrame:
         return read_table(spark, table_path(tables, LOG, which))
@@ -89,7 +89,7 @@ def main() -> int:
     spark = build_session("commitlog-demo", jars_folder=DEFAULT_JARS_FOLDER, extra=SETTINGS)
     try:
         unfinished = options.answer.with_suffix(".new")
-        unfinished.write_text(json.dumps(look(spark, options.tables)) + "\n")
+        unfinished.write_text(json.dumps(collect_findings(spark, options.tables)) + "\n")
         unfinished.replace(options.answer)
         parameters = {"tables": str(options.tables), "endpoint": options.endpoint, "log": LOG}
         run_notebook(NOTEBOOK, parameters, options.notebook, spark)

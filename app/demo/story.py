@@ -14,7 +14,7 @@ from app.client.operations import Operations
 from app.demo.flights import read_flights
 from app.demo.node_logs import NodeLog, NodesDiffer, count_events, read_node_log, wait_for_same_end
 from app.demo.proofs import Proof, Sent, prove_entries, prove_epochs, prove_nodes, prove_watermarks
-from app.demo.sender import Sender, gap_ms
+from app.demo.sender import AppendThread, gap_ms
 from app.demo.show import Show
 from app.local.cluster import ClusterError, LocalCluster
 from app.local.processes import ChildProcess, describe_exit
@@ -88,7 +88,7 @@ class Demo:
     def send(self) -> Sent:
         """Send all flights; kill the leader half-way; start it again when the cluster has gone on."""
         story = self.story
-        sender = Sender(self.cluster.urls, read_flights(story.flights), story.flights)
+        sender = AppendThread(self.cluster.urls, read_flights(story.flights), story.flights)
         self._stack.callback(sender.stop)
         sender.start()
         killed_at = 0.0
@@ -112,7 +112,7 @@ class Demo:
                     if story.gap_ms is not None:
                         self._restart_killed(story.gap_ms, sender.done.acknowledgements[-1].leader)
                 self._check_children()
-                stalled.look(sender.done.sent)
+                stalled.check(sender.done.sent)
                 bar.to(sender.done.sent)
                 if story.leader:
                     time.sleep(LOOK_EACH_S)
@@ -158,7 +158,7 @@ class Demo:
                 if complete and log["epochs_rows"] >= epochs and cursor_is_past(client, sent.last_index):
                     break
                 self._check_children()
-                stalled.look(rows)
+                stalled.check(rows)
                 time.sleep(LOOK_EACH_S)
         self.story.into_delta_s = time.monotonic() - started
         self.show.line(f"every record is in Delta, {self.story.into_delta_s:.1f} s after the last append")
@@ -190,7 +190,7 @@ class Demo:
             while (rows := int(self._job.progress()["logs"]["default"]["events_rows"])) < told:
                 bar.to(rows)
                 self._check_children()
-                stalled.look(rows)
+                stalled.check(rows)
                 time.sleep(LOOK_EACH_S)
 
     def start_spark_side(self) -> None:
@@ -302,7 +302,7 @@ class Stalled:
         self._count = -1
         self._moved_at = time.monotonic()
 
-    def look(self, count: int) -> None:
+    def check(self, count: int) -> None:
         if count != self._count:
             self._count, self._moved_at = count, time.monotonic()
         elif time.monotonic() - self._moved_at > STALLED_S:

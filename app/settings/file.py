@@ -52,7 +52,7 @@ class _Cluster(_Table):
     """Name of the cluster, 1 to 128 characters; nodes of another cluster are refused."""
 
 
-class _Node(_Table):
+class _NodeTable(_Table):
     id: str = Field(pattern=f"^{_NODE_ID}$")
     """Id of the node: 1 to 32 letters, digits, `.`, `_` or `-`; the first is a letter or a digit."""
     listen: str
@@ -72,7 +72,7 @@ class _Node(_Table):
     """Address under which slaves reach `ha_listen`; absent: `ha_listen`, or the port that was bound."""
 
 
-class _Log(_Table):
+class _LogTable(_Table):
     name: str = Field(pattern=f"^{LOG_NAME.pattern}$")
     """Name of the log; the log `default` exists without being named."""
     replication: Replication = Replication.RAFT
@@ -143,8 +143,8 @@ _SECTIONS: dict[str, type] = {
 
 class _File(_Table):
     cluster: _Cluster
-    nodes: tuple[_Node, ...] = Field(min_length=1)
-    logs: tuple[_Log, ...] = ()
+    nodes: tuple[_NodeTable, ...] = Field(min_length=1)
+    logs: tuple[_LogTable, ...] = ()
 
 
 _COLUMNS: dict[str, Any] = {name: (_table_of(config) | None, None) for name, config in _SECTIONS.items()}
@@ -210,7 +210,7 @@ def _complaint(item: Any) -> str:
     return f"{place}: {item['msg']}"
 
 
-def _node(node: _Node, scheme: str) -> NodeSettings:
+def _node(node: _NodeTable, scheme: str) -> NodeSettings:
     """scheme: of the node's URL when the file does not set one."""
     for name, address in (("listen", node.listen), ("peer_listen", node.peer_listen)):
         _checked_address(f"{node.id}.{name}", address)
@@ -237,15 +237,15 @@ def _node(node: _Node, scheme: str) -> NodeSettings:
     )
 
 
-def _logs(tables: tuple[_Log, ...], node_ids: list[str], brokers: list[str]) -> tuple[LogSettings, ...]:
+def _logs(tables: tuple[_LogTable, ...], node_ids: list[str], brokers: list[str]) -> tuple[LogSettings, ...]:
     names = [table.name for table in tables]
     check(len(set(names)) == len(names), f"[[logs]] name must be unique: {', '.join(names)}")
     if DEFAULT_LOG not in names:
-        tables = (_Log(name=DEFAULT_LOG), *tables)
+        tables = (_LogTable(name=DEFAULT_LOG), *tables)
     return tuple(_log(table, _replicas(table, node_ids, brokers), node_ids) for table in tables)
 
 
-def _log(table: _Log, replicas: tuple[str, ...], node_ids: list[str]) -> LogSettings:
+def _log(table: _LogTable, replicas: tuple[str, ...], node_ids: list[str]) -> LogSettings:
     classic = table.replication is Replication.CLASSIC
     only_classic = ("master", "sync_slaves", "auto_in_sync_replicas", "ha_listen", "ha_address")
     given = [key for key in only_classic if getattr(table, key) is not None]
@@ -283,12 +283,12 @@ def _log(table: _Log, replicas: tuple[str, ...], node_ids: list[str]) -> LogSett
     return log
 
 
-def _retention(table: _Log) -> dict[str, int] | None:
+def _retention(table: _LogTable) -> dict[str, int] | None:
     given = {"ms": table.retention_ms, "bytes": table.retention_bytes}
     return {name: value for name, value in given.items() if value is not None} or None
 
 
-def _replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:
+def _replicas(table: _LogTable, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:
     """Return the replicas. In classic mode the master is the first of them."""
     replicas = _named_replicas(table, node_ids, brokers)
     if table.master is None:
@@ -301,7 +301,7 @@ def _replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tuple[str
     return (table.master, *(replica for replica in replicas if replica != table.master))
 
 
-def _named_replicas(table: _Log, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:
+def _named_replicas(table: _LogTable, node_ids: list[str], brokers: list[str]) -> tuple[str, ...]:
     """A number takes that many brokers in the order of the file; absent: all of them."""
     wanted = table.replicas
     if wanted is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from app.tables.delta_log import Commit, DeltaLog, Snapshot, table_folders
+from app.tables.delta_log import Commit, DeltaLog, DeltaSnapshot, table_folders
 from app.tables.names import ENTRIES, LOG_ID_PROPERTY
 
 KEY: Final = "index"
@@ -29,7 +29,7 @@ class TableState:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TablesCut:
     """The tables at a point of the log. exact: that version of `entries` holds nothing after the point."""
 
     versions: Mapping[str, int]
@@ -53,7 +53,7 @@ class LogTables:
         """Return the table, None if it does not exist or has no commit. Raises DeltaLogError."""
         return self._state(name) if name in table_folders(self._folder) else None
 
-    def cut(self, index: int, held_index: int) -> Cut | None:
+    def cut(self, index: int, held_index: int) -> TablesCut | None:
         """Return the first version of `entries` that holds every data record up to `index`, and of each other
         table the newest one before `entries` advanced: they follow it by seconds. None if there is no such
         version.
@@ -75,7 +75,7 @@ class LogTables:
         for name in table_folders(self._folder):
             if name != ENTRIES and (version := _newest_before(self._log(name), until_ms)) is not None:
                 versions[name] = version
-        return Cut(versions, _last_row(entries, history.start, position) <= index)
+        return TablesCut(versions, _last_row(entries, history.start, position) <= index)
 
     def _log(self, name: str) -> DeltaLog:
         if name not in self._logs:
@@ -96,7 +96,7 @@ class LogTables:
         return TableState(name, log.path, snapshot.version, self._held[1], log_id)
 
 
-def last_index(snapshot: Snapshot) -> int:
+def last_index(snapshot: DeltaSnapshot) -> int:
     """Return the largest index of a version of `entries`, NONE for none."""
     return max((int(file.most.get(KEY, NONE)) for file in snapshot.files.values()), default=NONE)
 

@@ -59,7 +59,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class DeltaSnapshot:
     """A table at one version. files: by path as the log has it. reader_features: beyond the plain format."""
 
     path: str
@@ -95,9 +95,9 @@ class DeltaLog:
         self._added: dict[str, DataFile] = {}
         self._properties: dict[str, str] = {}
         self._features: tuple[str, ...] = ()
-        self._snapshot: Snapshot | None = None
+        self._snapshot: DeltaSnapshot | None = None
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> DeltaSnapshot | None:
         """Return the newest version; None while there is none. Raises DeltaLogError."""
         for look in range(1, MAX_LOOKS + 1):
             try:
@@ -117,7 +117,7 @@ class DeltaLog:
         if self._version < 0:
             return None
         if self._snapshot is None or self._snapshot.version != self._version:
-            self._snapshot = Snapshot(
+            self._snapshot = DeltaSnapshot(
                 self.path, self._version, dict(self._added), dict(self._properties), self._features
             )
         return self._snapshot

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from spark_jobs.errors import Refused
+from spark_jobs.errors import RequestRefused
 from spark_jobs.source.client import LogClient
 from spark_jobs.tables import schemas
 from spark_jobs.tables.journal_table import JournalTable
@@ -119,7 +119,7 @@ class QuarantineTable(DerivedTable):
             return []  # the truncated records were not committed
         try:
             records = self.client.receipt(event["node"], receipt.rpartition("/")[2])
-        except Refused as refused:
+        except RequestRefused as refused:
             if refused.status != 404:
                 raise
             sys.stderr.write(f"{self.table.name}: {event['node']} no longer has the receipt {receipt}\n")

@@ -20,7 +20,7 @@ from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import COMPILED, INTERPRETED
 from spark_jobs.source.client import LogClient, Place
 from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
-from spark_jobs.tables.snapshot import Snapshot, read_snapshot
+from spark_jobs.tables.snapshot import EntriesSnapshot, read_snapshot
 from spark_jobs.tables.table import (
     ENTRIES,
     MAX_REFUSALS,
@@ -127,7 +127,7 @@ class EntriesJob:
         """
         until = read_offset(self.checkpoint, batch_id).next_index
         if self._was_taken_from():
-            self.look()
+            self.refresh()
         refusals = 0
         while self.client.first_data_index(self.next_index, until) is not None:
             first = self.next_index
@@ -151,17 +151,17 @@ class EntriesJob:
                 if self.follows:
                     look_ahead(self.spark, self.path, application=APPLICATION, claimed=claim)
                 return
-            self.look()
+            self.refresh()
             refusals = refusals + 1 if self.next_index == first else 0
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the records from index {first} on")
         self.covered_index = max(self.covered_index, until - 1)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the progress of the table from its statistics."""
         self._take(self._snapshot())
 
-    def _take(self, snapshot: Snapshot | None) -> None:
+    def _take(self, snapshot: EntriesSnapshot | None) -> None:
         if snapshot is not None:
             self.rows, next_index = snapshot.rows, snapshot.next_index
         else:
@@ -173,7 +173,7 @@ class EntriesJob:
             self.next_index = next_index
             self.covered_index = max(self.covered_index, next_index - 1)
 
-    def _snapshot(self) -> Snapshot | None:
+    def _snapshot(self) -> EntriesSnapshot | None:
         """The table from its own transaction log; None where only Spark can read it: at a URL, or in
         another format."""
         if is_url(self.path):
@@ -183,10 +183,10 @@ class EntriesJob:
         except TableUnreadable:
             return None
 
-    def _properties(self, snapshot: Snapshot | None) -> Mapping[str, str]:
+    def _properties(self, snapshot: EntriesSnapshot | None) -> Mapping[str, str]:
         return table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
 
-    def _last_place(self, snapshot: Snapshot | None) -> Place:
+    def _last_place(self, snapshot: EntriesSnapshot | None) -> Place:
         """Of the last row that was recorded."""
         if self.rows == 0:
             return Place(0, 0)

@@ -54,10 +54,10 @@ class EventsJob:
         reader = self.spark.readStream.format("commitlog").options(**self.options).option("stream", "events")
         return reader.options(startingIndex=start, maxRecordsPerTrigger=MAX_EVENTS_PER_TRIGGER).load()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the progress from the tables, when other jobs fill them."""
-        self.events.look()
-        self.watermarks.look()
+        self.events.refresh()
+        self.watermarks.refresh()
 
     def write(self, events: DataFrame, batch_id: int) -> None:
         """Extend the tables to the end of a micro-batch, which is small: the option limits it."""

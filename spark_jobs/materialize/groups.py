@@ -25,7 +25,7 @@ class Group(Protocol):
 
     def start(self) -> None: ...
 
-    def look(self, *, final: bool = False) -> None: ...
+    def poll(self, *, final: bool = False) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -105,14 +105,14 @@ class Groups:
             self._add(log)
         self._raise_when_all_failed()
 
-    def look(self, *, final: bool = False) -> None:
+    def poll(self, *, final: bool = False) -> None:
         """Do what is due in every group, and add or drop groups of new and deleted logs."""
         if self.patterns and not final and self._clock() >= self._asked_at_s + NAMES_EACH_S:
             self._ask()
         for log, group in list(self.groups.items()):
             if log not in self.failed:
                 try:
-                    group.look(final=final)
+                    group.poll(final=final)
                 except FAILURES as error:
                     self._end(log, error)
         self._raise_when_all_failed()

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 from app.client import ClientError, CommitlogClient, ConditionFailed, NotFound, Problem
 from app.client.operations import Cursor, Operations
 from app.tables.names import CURSOR
-from spark_jobs.errors import Refused, SourceError, Unreachable
+from spark_jobs.errors import RequestRefused, SourceError, Unreachable
 from spark_jobs.materialize.entries import EntriesJob
 
 MOVE_EACH_S: Final = 10.0
@@ -41,7 +41,7 @@ class LeaseLost(SourceError):
         )
 
 
-class Lease:
+class MaterializerLease:
     """The cursor of one log, held by one job. `index`: the next one that the table needs, as recorded in
     the log."""
 
@@ -58,7 +58,7 @@ class Lease:
     def take(self, index: int) -> None:
         """Take the cursor at `index`, from any previous holder; later calls check that it is still held.
 
-        Raises LeaseLost, Refused, Unreachable.
+        Raises LeaseLost, RequestRefused, Unreachable.
         """
         if self._held is not None:
             self.move(index)
@@ -118,7 +118,7 @@ class LeasedEntries:
 
     name = EntriesJob.name
 
-    def __init__(self, entries: EntriesJob, lease: Lease, each_s: float = MOVE_EACH_S) -> None:
+    def __init__(self, entries: EntriesJob, lease: MaterializerLease, each_s: float = MOVE_EACH_S) -> None:
         """each_s: least time between two moves, 0 for a move after each commit."""
         self.entries = entries
         self.lease = lease
@@ -207,7 +207,7 @@ class LeasedEntries:
                 self._lost = error
 
 
-def _told(error: ClientError) -> Refused | Unreachable:
+def _told(error: ClientError) -> RequestRefused | Unreachable:
     if isinstance(error, Problem) and not error.retryable:
-        return Refused(error.status, error.code, error.detail)
+        return RequestRefused(error.status, error.code, error.detail)
     return Unreachable(str(error))

@@ -26,7 +26,16 @@ MAX_FAILURES = 5  # of one query, without a write in between
 FAILURE_PAUSE_S = 1.0
 STOP_WITHIN_S = 15.0
 # Errors that a restart does not fix: their names as in Spark's error text.
-FATAL = ("LogClash", "Trimmed", "TableClash", "OptionError", "Refused", "EpochClash", "LeaseLost")
+FATAL = (
+    "LogClash",
+    "LogTrimmed",
+    "JournalTrimmed",
+    "TableClash",
+    "OptionError",
+    "RequestRefused",
+    "EpochClash",
+    "LeaseLost",
+)
 
 _OWN_ERROR = re.compile(r"spark_jobs\.[\w.]+: ")  # how a line of Spark's text names an error of this package
 
@@ -93,7 +102,7 @@ class Supervisor:
         else:
             self.query = writer.trigger(processingTime=self.trigger).start()
 
-    def look(self) -> None:
+    def ensure_running(self) -> None:
         """Restart the query if it failed, after a pause.
 
         Raises MaterializeFailed if a restart does not help.

@@ -34,7 +34,7 @@ IDENTITY = "identity"
 
 
 @dataclass(frozen=True)
-class Limits:
+class AppendSizeLimits:
     """Limits of the service: of one record and of one append, values, keys and headers together."""
 
     record_bytes: int
@@ -105,7 +105,7 @@ class Staging:
                 "must be a folder that the driver and all executors share"
             )
 
-    def stage(self, batch_id: int, batches: Iterable[pa.RecordBatch], limits: Limits) -> StagedFile:
+    def stage(self, batch_id: int, batches: Iterable[pa.RecordBatch], limits: AppendSizeLimits) -> StagedFile:
         """Write a task's rows, divided into appends; durable on return. Raises SinkError, OSError."""
         name = f"batch-{batch_id}/{uuid.uuid4()}.arrow"
         path = self.folder / name
@@ -218,7 +218,7 @@ class Staging:
         return temporary
 
 
-def cut(batches: Iterable[pa.RecordBatch], limits: Limits) -> Iterator[pa.RecordBatch]:
+def cut(batches: Iterable[pa.RecordBatch], limits: AppendSizeLimits) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in BODY_SCHEMA, in pieces of at most the size of an append. Raises SinkError."""
     pending: list[pa.RecordBatch] = []
     size = count = 0

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from app.client import ClientError, CommitlogClient, Problem
 from spark_jobs.errors import SinkClash, SinkError
 from spark_jobs.sink.options import SinkOptions
-from spark_jobs.sink.staging import CHUNK_BYTES, Limits, StagedFile, StagedList, Staging
+from spark_jobs.sink.staging import CHUNK_BYTES, AppendSizeLimits, StagedFile, StagedList, Staging
 from spark_jobs.source.client import GIVE_UP_S, LogClient
 
 CHUNKS_A_BATCH = 2**20
@@ -30,7 +30,7 @@ BATCH_ID_PROPERTY = "streaming.sql.batchId"
 class ServiceLimits:
     """appends: limits of one. remembered_ms: time for which the service remembers a silent producer."""
 
-    appends: Limits
+    appends: AppendSizeLimits
     remembered_ms: int
 
 
@@ -44,7 +44,7 @@ def service_limits(options: SinkOptions) -> ServiceLimits:
     finally:
         client.close()
     return ServiceLimits(
-        Limits(
+        AppendSizeLimits(
             record_bytes=limits["max_record_bytes"],
             chunk_bytes=max(limits["max_record_bytes"], min(CHUNK_BYTES, limits["max_request_bytes"])),
             chunk_records=limits["max_request_records"],

@@ -15,7 +15,15 @@ import pyarrow as pa
 import urllib3
 
 from app.media_types import ARROW_STREAM, BATCHES
-from spark_jobs.errors import EventsTrimmed, LogClash, NoCopy, Refused, ShortRead, Trimmed, Unreachable
+from spark_jobs.errors import (
+    JournalTrimmed,
+    LogClash,
+    LogTrimmed,
+    NoCopy,
+    RequestRefused,
+    ShortRead,
+    Unreachable,
+)
 from spark_jobs.source.planning import check_joined
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch, follows_chain
@@ -35,7 +43,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
-class Tail:
+class LogTail:
     """End of a log. next_index: one after the last committed index. confirmed: by its leader, just now;
     otherwise it is the largest that the reachable replicas know, and the log may be longer."""
 
@@ -97,7 +105,7 @@ class LogClient:
         """Hex id of the log, from the names of its cluster and itself."""
         return str(self._any("")["id"])
 
-    def tail(self, *, confirmed: bool) -> Tail:
+    def tail(self, *, confirmed: bool) -> LogTail:
         """Return the end of the log. confirmed: retry until its leader confirms; else use what replicas
         know."""
         if confirmed:
@@ -126,7 +134,7 @@ class LogClient:
         """Return term and byte position of a committed record, None if it was trimmed."""
         try:
             records = self._read_one(index)
-        except Trimmed:
+        except LogTrimmed:
             return None
         return Place(records["term"][0].as_py(), records["offset"][0].as_py())
 
@@ -156,8 +164,8 @@ class LogClient:
 
         They arrive as the replicas store them: both checksums of each batch are verified, and that each
         follows the one before. A record batch of a table is a stored one, complete or in part. [first, until)
-        must be committed somewhere: a replica that lags is waited for, then skipped. Raises Trimmed,
-        LogClash, ShortRead, Refused, Unreachable.
+        must be committed somewhere: a replica that lags is waited for, then skipped. Raises LogTrimmed,
+        LogClash, ShortRead, RequestRefused, Unreachable.
         """
         before: Batch | None = None
         while first < until:
@@ -171,7 +179,7 @@ class LogClient:
         """Return the location of one of the log's Delta tables, None when the service does not know it."""
         try:
             return str(self._any(f"/tables/{table}")["path"])
-        except Refused as refused:
+        except RequestRefused as refused:
             if refused.status != 404:
                 raise
             return None
@@ -195,7 +203,7 @@ class LogClient:
         ]
 
     def events(self, node: Node, from_seq: int, limit: int = MAX_EVENTS) -> EventPage:
-        """Return a page of one node's own journal. Raises EventsTrimmed; Unreachable at once when that
+        """Return a page of one node's own journal. Raises JournalTrimmed; Unreachable at once when that
         node has or sends none."""
         answer = self._json(node.url, self._path("/events"), OWN_ANSWER, from_seq=from_seq, limit=limit)
         return EventPage(answer["events"], int(answer["next_seq"]), bool(answer["has_more"]))
@@ -206,12 +214,12 @@ class LogClient:
 
     def receipt(self, node_id: str, name: str) -> pa.Table:
         """Return the records that an unclean election removed from a node, by its receipt's name. Raises
-        Refused."""
+        RequestRefused."""
 
         def ask(_: str) -> pa.Table:
             url = next((node.url for node in self.nodes() if node.id == node_id), None)
             if url is None:
-                raise Refused(404, "not-found", f"the cluster has no node {node_id} any more")
+                raise RequestRefused(404, "not-found", f"the cluster has no node {node_id} any more")
             answer = self._request(url, self._path(f"/receipts/{quote(name, safe='')}"), {}, {})
             return pa.ipc.open_file(answer.data).read_all()
 
@@ -292,14 +300,14 @@ class LogClient:
         """Return the first good answer: from the endpoint that answered last, else from the next ones in
         turn.
 
-        Raises Trimmed when no other endpoint begins earlier: the slaves of a classic log may.
+        Raises LogTrimmed when no other endpoint begins earlier: the slaves of a classic log may.
         """
         for attempt in self._attempts():
-            trimmed: list[Trimmed] = []
+            trimmed: list[LogTrimmed] = []
             for _ in self.endpoints:
                 try:
                     return ask(self.endpoints[self._at])
-                except Trimmed as error:
+                except LogTrimmed as error:
                     trimmed.append(error)
                 except (Unreachable, ShortRead) as error:
                     attempt(error)
@@ -342,7 +350,7 @@ class LogClient:
         self, endpoint: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str]
     ) -> urllib3.BaseHTTPResponse:
         """Return one complete answer. Raises Unreachable for errors that another replica, or time, may
-        fix; else Refused."""
+        fix; else RequestRefused."""
         if self.token is not None:
             headers = {**headers, "Authorization": f"Bearer {self.token}"}
         url = f"{endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -359,15 +367,15 @@ class LogClient:
         if answer.status == 429 or answer.status >= 500:
             raise Unreachable(f"{endpoint}: {answer.status} {code} {detail}")
         if answer.status == 410 and code == "events-trimmed":
-            raise EventsTrimmed(self.log, endpoint, int(query["from_seq"]), int(problem["first_seq"]))
+            raise JournalTrimmed(self.log, endpoint, int(query["from_seq"]), int(problem["first_seq"]))
         if answer.status == 410:
             begin_index = int(problem["begin_index"])
-            raise Trimmed(self.log, int(query.get("from_index", begin_index - 1)), begin_index)
+            raise LogTrimmed(self.log, int(query.get("from_index", begin_index - 1)), begin_index)
         if answer.status == 416:
             raise LogClash(
                 self.log, f"it ends before index {problem.get('next_index')}, {query['from_index']} was due"
             )
-        raise Refused(answer.status, code, detail, problem)
+        raise RequestRefused(answer.status, code, detail, problem)
 
 
 def decode_batches(data: bytes) -> list[Batch]:
@@ -386,10 +394,10 @@ def piece(batch: Batch, first: int, until: int) -> pa.RecordBatch:
     return read_columns(batch).slice(start - batch.base_index, until - start)
 
 
-def _tail(answer: Mapping[str, Any], *, confirmed: bool) -> Tail:
+def _tail(answer: Mapping[str, Any], *, confirmed: bool) -> LogTail:
     """Return the begin of a log, which is -1 while it is empty; then its next index counts."""
     next_index = int(answer["committed_index"]) + 1
-    return Tail(max(0, int(answer["begin_index"])), next_index, confirmed)
+    return LogTail(max(0, int(answer["begin_index"])), next_index, confirmed)
 
 
 def _problem(data: bytes) -> dict[str, Any]:

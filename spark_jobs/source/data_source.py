@@ -33,8 +33,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_jobs.errors import LogClash, OptionError, Trimmed
-from spark_jobs.source.client import LogClient, Tail
+from spark_jobs.errors import LogClash, LogTrimmed, OptionError
+from spark_jobs.source.client import LogClient, LogTail
 from spark_jobs.source.events import EventsBatchReader, EventsStreamReader
 from spark_jobs.source.options import EVENTS, SourceOptions, parse_options
 from spark_jobs.source.planning import (
@@ -142,7 +142,7 @@ class RecordsBatchReader(DataSourceReader):
         """Return the first index, the exclusive end, and the first requested index that was lost, None for
         none.
 
-        Raises OptionError, Trimmed, LogClash.
+        Raises OptionError, LogTrimmed, LogClash.
         """
         tail = client.tail(confirmed=True)
         first, until = asked_range(self.options, tail)
@@ -206,7 +206,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             try:
                 return self._latest(offset, limit) or start
-            except Trimmed:  # between two checks; the next one starts at the log's begin
+            except LogTrimmed:  # between two checks; the next one starts at the log's begin
                 if self.options.fail_on_data_loss:
                     raise
 
@@ -264,13 +264,13 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _position_of(self, index: int) -> int:
         place = self.client.place(index)
         if place is None:
-            raise Trimmed(self.options.log, index, self.client.tail(confirmed=False).begin_index)
+            raise LogTrimmed(self.options.log, index, self.client.tail(confirmed=False).begin_index)
         return place.offset
 
-    def _first_held(self, next_index: int, tail: Tail) -> int:
+    def _first_held(self, next_index: int, tail: LogTail) -> int:
         """Return `next_index`, or the log's begin if that is later and the user accepts the loss."""
         if next_index < tail.begin_index and self.options.fail_on_data_loss:
-            raise Trimmed(self.options.log, next_index, tail.begin_index)
+            raise LogTrimmed(self.options.log, next_index, tail.begin_index)
         return max(next_index, tail.begin_index)
 
     def _offset_at(self, next_index: int, log_id: str) -> RecordsOffset:
@@ -286,8 +286,8 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             check_same_term(self.options.log, offset, self._offset_at(offset.next_index, offset.log_id).term)
 
 
-def asked_range(options: SourceOptions, tail: Tail) -> tuple[int, int]:
-    """Return [first, until) of a batch query in a log with this tail. Raises OptionError, Trimmed,
+def asked_range(options: SourceOptions, tail: LogTail) -> tuple[int, int]:
+    """Return [first, until) of a batch query in a log with this tail. Raises OptionError, LogTrimmed,
     LogClash."""
     first, until = first_index(options, tail), tail.next_index
     if isinstance(options.ending_index, int):
@@ -300,7 +300,7 @@ def asked_range(options: SourceOptions, tail: Tail) -> tuple[int, int]:
         if options.starting_index in (first, LATEST):
             raise OptionError(f"startingIndex must be at most the end of the read, {until - 1}, got {first}")
         if options.fail_on_data_loss:
-            raise Trimmed(options.log, until - 1, tail.begin_index)
+            raise LogTrimmed(options.log, until - 1, tail.begin_index)
         first = until  # all of the range was trimmed
     return first, until
 
@@ -308,13 +308,13 @@ def asked_range(options: SourceOptions, tail: Tail) -> tuple[int, int]:
 def narrow_range(
     options: SourceOptions, client: LogClient, first: int, until: int, bounds: Bounds
 ) -> tuple[int, int]:
-    """Return the part of [first, until) that can match the filters. Raises Trimmed."""
+    """Return the part of [first, until) that can match the filters. Raises LogTrimmed."""
 
     def term_of(index: int) -> int:
         place = client.place(index)
         if place is None:
             if options.fail_on_data_loss:
-                raise Trimmed(options.log, index, client.tail(confirmed=False).begin_index)
+                raise LogTrimmed(options.log, index, client.tail(confirmed=False).begin_index)
             return NO_TERM  # below any: the search continues after it
         return place.term
 
@@ -325,8 +325,8 @@ def open_client(options: SourceOptions) -> LogClient:
     return LogClient(options.endpoints, options.log, options.token)
 
 
-def first_index(options: SourceOptions, tail: Tail) -> int:
-    """Return the index for startingIndex in a log with this tail. Raises Trimmed, LogClash."""
+def first_index(options: SourceOptions, tail: LogTail) -> int:
+    """Return the index for startingIndex in a log with this tail. Raises LogTrimmed, LogClash."""
     if options.starting_index == EARLIEST:
         return tail.begin_index
     if options.starting_index == LATEST:
@@ -336,5 +336,5 @@ def first_index(options: SourceOptions, tail: Tail) -> int:
     if first > tail.next_index:
         raise LogClash(options.log, f"it ends before index {tail.next_index}, startingIndex is {first}")
     if first < tail.begin_index and options.fail_on_data_loss:
-        raise Trimmed(options.log, first, tail.begin_index)
+        raise LogTrimmed(options.log, first, tail.begin_index)
     return max(first, tail.begin_index)

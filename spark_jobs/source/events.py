@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_jobs.errors import EventsTrimmed, LogClash, NoCopy, ShortRead, Unreachable
+from spark_jobs.errors import JournalTrimmed, LogClash, NoCopy, ShortRead, Unreachable
 from spark_jobs.source.client import LogClient, Node
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import EARLIEST, EventsOffset, JournalPosition, check_same_log
@@ -161,7 +161,7 @@ def _scan_node(
     while until is None or position.next_seq < until:
         try:
             page = client.events(node, position.next_seq)
-        except EventsTrimmed as trimmed:
+        except JournalTrimmed as trimmed:
             if options.fail_on_data_loss:
                 raise
             position = JournalPosition(trimmed.first_seq, None)
@@ -182,9 +182,9 @@ def _check_same_journal(
     last_seq = position.next_seq - 1
     try:
         known = client.events(node, last_seq, limit=1).events
-    except EventsTrimmed as trimmed:
+    except JournalTrimmed as trimmed:
         if trimmed.first_seq > position.next_seq:
-            raise EventsTrimmed(options.log, node.id, position.next_seq, trimmed.first_seq) from trimmed
+            raise JournalTrimmed(options.log, node.id, position.next_seq, trimmed.first_seq) from trimmed
         return  # everything that is due is still there
     if not known or known[0]["seq"] != last_seq or position.timestamp_ms not in (None, known[0]["timestamp"]):
         raise other_journal(options, node, last_seq)
@@ -213,7 +213,7 @@ def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[
     since.
 
     A journal that started again after a loss has a first seq above 0: from 0 on, that is where it begins;
-    else the events between are lost. Raises LogClash for those, EventsTrimmed for what retention removed
+    else the events between are lost. Raises LogClash for those, JournalTrimmed for what retention removed
     (unless failOnDataLoss is false), ShortRead.
     """
     client = LogClient([partition.node.url or options.endpoints[0]], options.log, options.token)
@@ -222,9 +222,9 @@ def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[
         while seq < partition.until_seq:
             try:
                 page = client.events_when_up(partition.node, seq)
-            except EventsTrimmed as trimmed:
+            except JournalTrimmed as trimmed:
                 if options.fail_on_data_loss:
-                    raise EventsTrimmed(options.log, partition.node.id, seq, trimmed.first_seq) from trimmed
+                    raise JournalTrimmed(options.log, partition.node.id, seq, trimmed.first_seq) from trimmed
                 seq = _skip(options, partition, seq, trimmed.first_seq)
                 continue
             if page.events and page.events[0]["seq"] > seq == partition.from_seq:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from spark_jobs.errors import LogClash, ShortRead, Trimmed
+from spark_jobs.errors import LogClash, LogTrimmed, ShortRead
 from spark_jobs.source.client import LogClient
 from spark_jobs.source.local_log import LocalLog, NotHere
 from spark_jobs.source.options import SourceOptions
@@ -80,7 +80,7 @@ def plan_partitions(
 def read_records(options: SourceOptions, partition: RecordsPartition) -> Iterator[pa.RecordBatch]:
     """Yield the partition's rows, in order, each index of it once, or counted as lost.
 
-    Raises Trimmed (unless failOnDataLoss is false), LogClash, ShortRead, Refused, Unreachable.
+    Raises LogTrimmed (unless failOnDataLoss is false), LogClash, ShortRead, Refused, Unreachable.
     """
     client = LogClient(partition.endpoints, options.log, options.token)
     first, until = partition.first, partition.until
@@ -95,7 +95,7 @@ def read_records(options: SourceOptions, partition: RecordsPartition) -> Iterato
                 for records in client.read(first, until):
                     first = _checked_end(options, partition, records, first)
                     yield from rows(options, records)
-            except Trimmed as error:
+            except LogTrimmed as error:
                 if options.fail_on_data_loss:
                     raise
                 begin = min(error.begin_index, until)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from app.tables.names import LOG_ID_PROPERTY
-from spark_jobs.errors import OptionError, Trimmed
+from spark_jobs.errors import LogTrimmed, OptionError
 from spark_jobs.source.client import LogClient
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import (
@@ -27,7 +27,7 @@ from spark_jobs.source.planning import (
 from spark_jobs.source.pushdown import Bounds, Interval
 from spark_jobs.source.reading import RECORDS_ARROW
 from spark_jobs.tables.schemas import ENTRIES
-from spark_jobs.tables.snapshot import Snapshot, TableFile, read_rows, read_snapshot
+from spark_jobs.tables.snapshot import EntriesSnapshot, TableFile, read_rows, read_snapshot
 
 TABLE = "entries"
 
@@ -47,7 +47,7 @@ def plan_union(
 ) -> tuple[list[InputPartition], int, int]:
     """Return the partitions of the table's part, and the range to read from the log.
 
-    Raises LogClash (the table is another log's), Trimmed (the table lacks the beginning, or the log lacks
+    Raises LogClash (the table is another log's), LogTrimmed (the table lacks the beginning, or the log lacks
     what follows the table), OptionError, TableUnreadable.
     """
     tail = client.tail(confirmed=True)
@@ -69,18 +69,18 @@ def plan_union(
     seam = snapshot.next_index
     is_asked_for = options.starting_index != EARLIEST and options.fail_on_data_loss
     if is_asked_for and first < min(snapshot.begin_index, seam, until):
-        raise Trimmed(options.log, first, snapshot.begin_index)
+        raise LogTrimmed(options.log, first, snapshot.begin_index)
     from_log = max(first, seam)
     if from_log < min(tail.begin_index, until):
         if options.starting_index == EARLIEST and seam == 0:
             from_log = tail.begin_index  # an empty table: the log's own beginning
         elif options.fail_on_data_loss:
-            raise Trimmed(options.log, from_log, tail.begin_index)
+            raise LogTrimmed(options.log, from_log, tail.begin_index)
     return plan_files(options, snapshot, first, min(until, seam), bounds), from_log, max(from_log, until)
 
 
 def plan_files(
-    options: SourceOptions, snapshot: Snapshot, first: int, until: int, bounds: Bounds
+    options: SourceOptions, snapshot: EntriesSnapshot, first: int, until: int, bounds: Bounds
 ) -> list[InputPartition]:
     """Return the data files that can hold rows of [first, until) within `bounds`, in minPartitions parts."""
     wanted = bounds.index & Interval(first, until - 1)
@@ -122,7 +122,9 @@ def _path_of(options: SourceOptions, client: LogClient) -> str:
     return path
 
 
-def _check_table(options: SourceOptions, client: LogClient, snapshot: Snapshot, next_index: int) -> None:
+def _check_table(
+    options: SourceOptions, client: LogClient, snapshot: EntriesSnapshot, next_index: int
+) -> None:
     """Raise LogClash unless the table was created from this log, and OptionError for any other table."""
     if LOG_ID_PROPERTY not in snapshot.properties:
         raise OptionError(f"table: {snapshot.path} is not a table {TABLE} of a log")

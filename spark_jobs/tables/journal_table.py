@@ -26,7 +26,7 @@ class JournalTable:
         if create_table(self.spark, self.path, self.table):
             self.positions, self.rows = {}, 0
         else:
-            self.look()
+            self.refresh()
 
     def append(self, rows: pa.Table) -> None:
         """Add those of `rows` that are after the table's positions; whole events, in the order of each
@@ -46,12 +46,12 @@ class JournalTable:
                 self.rows += written[0]
                 self.positions |= ends(rows)
                 break
-            self.look()
+            self.refresh()
             refusals = refusals + 1 if sum(self.positions.values()) == claim else 0
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the events after {self.positions}")
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the progress from the table."""
         held = read_plain(self.path, self.table.schema, ["node", "seq"])
         if held is not None:

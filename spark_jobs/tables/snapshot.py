@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
-from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, file_system_of
-from app.tables.delta_log import Snapshot as PlainSnapshot
+from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, DeltaSnapshot, file_system_of
 from app.tables.names import BEGIN_PROPERTY
 from spark_jobs.errors import TableUnreadable
 from spark_jobs.session.locations import is_url
@@ -37,7 +36,7 @@ class TableFile:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class EntriesSnapshot:
     """The table at one version. files: in the order of their first indexes."""
 
     path: str
@@ -71,11 +70,11 @@ class Snapshot:
         return max((file.last_offset for file in self.files), default=0)
 
 
-def read_snapshot(path: str) -> Snapshot:
+def read_snapshot(path: str) -> EntriesSnapshot:
     """Return the newest version of the table at a path or URL. Raises TableUnreadable."""
     found = _plain_snapshot(path)
     files = [_table_file(path, file) for file in found.files.values()]
-    return Snapshot(
+    return EntriesSnapshot(
         found.path, found.version, tuple(sorted(files, key=lambda file: file.first_index)), found.properties
     )
 
@@ -115,7 +114,7 @@ def read_rows(file: TableFile | DataFile, columns: list[str]) -> Iterator[pa.Rec
         raise TableUnreadable(file.path, f"the file has {count} rows, its Delta log specifies {file.rows}")
 
 
-def _plain_snapshot(path: str) -> PlainSnapshot:
+def _plain_snapshot(path: str) -> DeltaSnapshot:
     try:
         found = DeltaLog(path).snapshot()
     except DeltaLogError as error:

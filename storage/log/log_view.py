@@ -14,7 +14,7 @@ from storage.format.records import READ_SCHEMA, read_columns
 from storage.format.segment_format import ENTRY_SIZE_BYTES, IndexEntry
 from storage.log.recovery import Recovered
 from storage.log.segment import Segment
-from storage.log.tail import Tail
+from storage.log.tail import BatchTail
 from storage.units import NO_INDEX
 
 _TIMESTAMP: Final = READ_SCHEMA.get_field_index("timestamp")
@@ -51,7 +51,7 @@ class LogView:
         self._last = recovered.last_batch
         self._durable_index = self.end_index
         self._settled_index = NO_INDEX
-        self._tail = Tail(tail_cache_bytes)
+        self._tail = BatchTail(tail_cache_bytes)
 
     # --- where it stands
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from storage.format.batch import Batch
 
 
-class Tail:
+class BatchTail:
     """Consecutive batches up to the log's end; at most about twice `limit_bytes` of them."""
 
     def __init__(self, limit_bytes: int) -> None:

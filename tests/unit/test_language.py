@@ -11,7 +11,7 @@ import click
 import pytest
 from fastapi import FastAPI
 
-from app.api.append.fast_front import AppendFront
+from app.api.append.fast_front import FastFront
 from app.cli.main import cli
 from app.errors import PROBLEMS, CommitlogError
 from app.main import _DESCRIPTION, _PARTS, _append_router
@@ -69,7 +69,7 @@ def commands(command: click.Command, context: click.Context) -> Iterator[tuple[s
 def openapi() -> Iterator[tuple[str, str]]:
     """The summaries and descriptions of the document, from the routes alone: no node runs."""
     app = FastAPI(description=_DESCRIPTION)
-    app.include_router(_append_router(cast(AppendFront, SimpleNamespace())))
+    app.include_router(_append_router(cast(FastFront, SimpleNamespace())))
     for part in _PARTS:
         app.include_router(part.router)
     document = app.openapi()

@@ -1,4 +1,4 @@
-"""One name, one meaning: constants and loggers are defined once, and each the same way."""
+"""One name, one meaning: constants, loggers and class names."""
 
 import ast
 import operator
@@ -60,3 +60,43 @@ def test_every_logger_is_called_logger_and_named_after_its_module() -> None:
             if ast.unparse(value).startswith("logging.getLogger("):
                 named.add((name, ast.unparse(value)))
     assert named == {("logger", "logging.getLogger(__name__)")}
+
+
+# Names that two classes still have. The list may only get shorter. The exceptions of the Python client,
+# InvalidRequest and NotFound, stay: they have the names of the service's refusals that they stand for.
+TWO_OF_A_NAME = frozenset(
+    {
+        "InvalidRequest",
+        "NotFound",
+        "Ask",
+        "Command",
+        "CorruptFrame",
+        "Cursor",
+        "Event",
+        "FrameReader",
+        "Identity",
+        "InvalidBody",
+        "LogDeleting",
+        "Opened",
+        "Opener",
+        "Refusal",
+        "Replica",
+        "StorageFull",
+        "SyncStateSetChanged",
+        "Transfer",
+        "Waiting",
+        "_Connection",
+        "_Line",
+        "_Snapshot",
+    }
+)
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places = defaultdict(list)
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path)
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert {name: found for name, found in twice.items() if name not in TWO_OF_A_NAME} == {}

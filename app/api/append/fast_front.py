@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.append.call import AppendCall
 from app.api.append.handler import AppendHandler
-from app.api.http.in_flight_limit import Room
+from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import REQUEST_ID, Response, problem_response, request_id_of
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
 from app.settings.model import Limits
@@ -30,12 +30,12 @@ def append_log_of(path: str) -> str | None:
     return None
 
 
-class AppendFront:
+class FastFront:
     """An ASGI application for `POST /v1/logs/{log}/records`, and nothing else. `sweep` runs beside it."""
 
     def __init__(self, handler: AppendHandler, limits: Limits, body_timeout_ms: int) -> None:
         self._handler = handler
-        self._room = handler.room
+        self._in_flight = handler.in_flight
         self._limits = limits
         self._body_timeout_s = body_timeout_ms / 1000
         self._reading: dict[asyncio.Task[Any], float] = {}  # who waits for a body, since when
@@ -62,10 +62,10 @@ class AppendFront:
         try:
             self._handler.check_log(log)
             announced = self._announced(length)
-            self._room.enter(announced)
+            self._in_flight.enter(announced)
         except CommitlogError as error:
             return problem_response(error, instance=scope["path"], request_id=request_id)
-        incoming = _Incoming(self._room, announced, self._limits.max_request_bytes)
+        incoming = _IncomingBody(self._in_flight, announced, self._limits.max_request_bytes)
         task = asyncio.current_task()
         assert task is not None
         self._reading[task] = time.monotonic()
@@ -93,7 +93,7 @@ class AppendFront:
         finally:
             self._reading.pop(task, None)
             if future is None:  # the handler has not taken it over
-                self._room.leave(incoming.reserved)
+                self._in_flight.leave(incoming.reserved)
         return await future
 
     async def sweep(self) -> None:
@@ -124,14 +124,14 @@ def _settle(future: asyncio.Future[Response], response: Response) -> None:
         future.set_result(response)
 
 
-class _Incoming:
-    """A body on its way in. `reserved` is what it has entered into the room so far."""
+class _IncomingBody:
+    """A body on its way in. `reserved` is what it has added to the in-flight limit so far."""
 
-    __slots__ = ("_limit", "_room", "reserved")
+    __slots__ = ("_in_flight", "_limit", "reserved")
 
-    def __init__(self, room: Room, announced: int, limit: int) -> None:
+    def __init__(self, in_flight: InFlightLimit, announced: int, limit: int) -> None:
         self.reserved = announced
-        self._room = room
+        self._in_flight = in_flight
         self._limit = limit
 
     async def whole(self, receive: Receive) -> bytes | None:
@@ -157,5 +157,5 @@ class _Incoming:
         if size > self._limit:
             raise TooLarge(f"the body may have at most {self._limit} bytes, got more", self._limit)
         if size > self.reserved:
-            self._room.grow(size - self.reserved)
+            self._in_flight.grow(size - self.reserved)
             self.reserved = size

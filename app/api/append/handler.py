@@ -1,4 +1,4 @@
-"""Appends: the handler that every door shares, free of any framework.
+"""Appends: the handler that every front shares, free of any framework.
 
 A call is checked, then either queued at this node's driver (when it leads the log) or carried to the
 leader. The answer comes by callback: nothing waits in here, so a client that has gone disturbs nobody.
@@ -17,7 +17,7 @@ import msgspec
 from app.api.append.bodies import Heads, media_type_of, read_append
 from app.api.append.call import AppendCall
 from app.api.append.parameters import parse_append_query
-from app.api.http.in_flight_limit import Room
+from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.leader_headers import log_headers, not_leader
 from app.api.http.messages import JSON_TYPE, REQUEST_ID, Response, problem_response
 from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader, QuorumTimeout, Repairing
@@ -61,9 +61,9 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 class AppendHandler:
-    """Takes appends from any door. `handle` calls `done` exactly once, at once or later, never raises.
+    """Takes appends from any front. `handle` calls `done` exactly once, at once or later, never raises.
 
-    A door enters a request into `room` before it reads the body; the answer leaves it.
+    A front adds a request to `in_flight` before it reads the body; the answer removes it.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -71,7 +71,7 @@ class AppendHandler:
         self._limits = broker.settings.limits
         self._http = broker.settings.http
         self._url = broker.node.url.encode("latin-1")
-        self.room = Room(self._http.max_open_appends, self._http.max_open_bytes)
+        self.in_flight = InFlightLimit(self._http.max_open_appends, self._http.max_open_bytes)
 
     def check_log(self, name: str) -> None:
         """Raises LogNotFound, InvalidRequest or Forbidden, before a body is read."""
@@ -82,7 +82,7 @@ class AppendHandler:
         """Check a call and begin it; done(answer) when it ends. Order of checks: docs/api.md §3."""
 
         def answered(response: Response) -> None:
-            self.room.leave(call.reserved_bytes)
+            self.in_flight.leave(call.reserved_bytes)
             self._broker.meter.answered("POST", "/v1/logs/{log}/records", response.status)
             done(response)
 

@@ -72,8 +72,8 @@ async def append_stream(request: Request, broker: Node, log: LogName) -> Respons
         return await _at_leader(request, broker, hosted)
     piece_type, pieces = pieces_of(request.stream(), media_type, limit)
     handler: AppendHandler = request.app.state.appends
-    stream = _Stream(request, handler, hosted.name, piece_type, parameters)
-    return _Answers(stream.lines(pieces), media_type=NDJSON, headers=_text(broker, hosted))
+    stream = _AppendStream(request, handler, hosted.name, piece_type, parameters)
+    return _StreamResponse(stream.lines(pieces), media_type=NDJSON, headers=_text(broker, hosted))
 
 
 def _text(broker: Broker, hosted: HostedLog) -> dict[str, str]:
@@ -110,7 +110,7 @@ async def _at_leader(request: Request, broker: Broker, hosted: HostedLog) -> Res
     if stream.status == NotLeader.http_status:
         stream.close()
         raise NoLeader()
-    response = _Answers(stream.pieces(), status_code=stream.status)
+    response = _StreamResponse(stream.pieces(), status_code=stream.status)
     response.raw_headers = stream.headers
     return response
 
@@ -135,7 +135,7 @@ async def _asked_for(request: Request, broker: Broker, hosted: HostedLog) -> str
     return None
 
 
-class _Answers(StreamingResponse):
+class _StreamResponse(StreamingResponse):
     """An answer that goes out while the request comes in: what arrives is the request's, not this one's."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +143,7 @@ class _Answers(StreamingResponse):
             await self.stream_response(send)
 
 
-class _Stream:
+class _AppendStream:
     """One client's stream at the leader. Invariant: answers leave in the order of the appends."""
 
     def __init__(
@@ -228,7 +228,7 @@ class _Stream:
             self._order,
         )
         try:
-            self._handler.room.enter(len(data))
+            self._handler.in_flight.enter(len(data))
         except CommitlogError as error:
             self._order.broken = True
             future.set_result(self._problem(error))

@@ -4,7 +4,7 @@
 from app.errors import RateLimited
 
 
-class Room:
+class InFlightLimit:
     """Counts requests and the bytes of their bodies. A `leave` makes up for an `enter` and its `grow`s."""
 
     __slots__ = ("_max_bytes", "_max_requests", "bytes", "requests")
@@ -50,14 +50,14 @@ class Room:
 class Reservation:
     """Bytes that one request holds until it has been answered."""
 
-    __slots__ = ("_room", "bytes")
+    __slots__ = ("_limit", "bytes")
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, limit: InFlightLimit) -> None:
+        self._limit = limit
         self.bytes = 0
 
     def reach(self, size_bytes: int) -> None:
         """Hold at least so many bytes from now on. Raises RateLimited: what it held before stays."""
         if size_bytes > self.bytes:
-            self._room.grow(size_bytes - self.bytes)
+            self._limit.grow(size_bytes - self.bytes)
             self.bytes = size_bytes

@@ -11,7 +11,7 @@ from app.api.read.epochs import epoch_object, position_at
 from app.api.read.page_rendering import page_object, rendered
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader
-from app.api.read.selection import Page
+from app.api.read.selection import RecordPage
 from app.errors import CommitlogError, Internal, Repairing
 from app.media_types import EVENTS
 from storage.errors import StorageError
@@ -28,7 +28,7 @@ def event_stream(
         return Response(status_code=200, headers=headers, media_type=EVENTS)
 
     async def events() -> AsyncIterator[bytes]:
-        stream = _Stream(reader, range_, query)
+        stream = _EventStream(reader, range_, query)
         try:
             async for event in stream.events():
                 yield event
@@ -53,7 +53,7 @@ def _event(name: str, data: dict[str, Any] | bytes, event_id: int | None = None)
     return b"event: %s\n%sdata: %s\n\n" % (name.encode("ascii"), identity, body)
 
 
-class _Stream:
+class _EventStream:
     """One client's stream. Invariant: a batch never holds records of two epochs, so that an `epoch` event can
     stand before it."""
 
@@ -80,7 +80,7 @@ class _Stream:
             await reader.bound(range_)
             for event in self._epoch_before(next_index):
                 yield event
-            page = Page(next_index)
+            page = RecordPage(next_index)
             await reader.fill(page, self._epoch_range(next_index), self._wanted)
             next_index = page.next_index
             if page.count:
@@ -109,7 +109,7 @@ class _Stream:
             until = start if until is None else min(until, start)
         return Range(index, until)
 
-    async def _batch(self, page: Page) -> bytes:
+    async def _batch(self, page: RecordPage) -> bytes:
         reader = self._reader
         has_more = reader.has_more(page, Range(page.next_index, self._range.until_index))
 

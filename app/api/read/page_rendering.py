@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from app.api.read.reader import Reader
 from app.api.read.rendering import record_objects
-from app.api.read.selection import Encoding, Page
+from app.api.read.selection import Encoding, RecordPage
 
 _IN_PLACE_RECORDS: Final = 200
 _IN_PLACE_BYTES: Final = 128 * 1024
 
 
-def page_object(reader: Reader, page: Page, has_more: bool, encoding: Encoding) -> dict[str, Any]:
+def page_object(reader: Reader, page: RecordPage, has_more: bool, encoding: Encoding) -> dict[str, Any]:
     return {
         "log": reader.hosted.name,
         "records": record_objects(page.columns, encoding),
@@ -25,7 +25,7 @@ def page_object(reader: Reader, page: Page, has_more: bool, encoding: Encoding) 
     }
 
 
-async def rendered(page: Page, render: Callable[[], bytes]) -> bytes:
+async def rendered(page: RecordPage, render: Callable[[], bytes]) -> bytes:
     """Render a small page here, a large one in a thread: the loop also carries replication."""
     if page.size_bytes <= _IN_PLACE_BYTES and page.count <= _IN_PLACE_RECORDS:
         return render()

@@ -16,7 +16,7 @@ Index = Annotated[int, Field(ge=0, le=MAX_ORDINAL)]
 TimestampMs = Annotated[int, Field(ge=MIN_TIMESTAMP_MS, le=MAX_TIMESTAMP_MS)]
 
 
-class Start(StrEnum):
+class StartPosition(StrEnum):
     EARLIEST = "earliest"
     LATEST = "latest"
 
@@ -44,10 +44,10 @@ class ReadQuery(RecordQuery):
         None, description="Start at the first record with this timestamp or a later one; ms since 1970 UTC"
     )
     last: Annotated[int, Field(ge=1, le=100_000)] | None = Field(None, description="The last N data records")
-    from_: Start | None = Field(
+    from_: StartPosition | None = Field(
         None, alias="from", description="Start at earliest (the default) or latest (committed_index + 1)"
     )
-    cursor: str | None = Field(None, description="Start at the cursor with this name")
+    cursor: str | None = Field(None, description="StartPosition at the cursor with this name")
     limit: int = Field(1_000, ge=1, le=100_000, description="Maximum number of records")
     max_bytes: int = Field(
         4 * MIB,

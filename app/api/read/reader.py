@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.api.http.leader_proxy import Served
-from app.api.read.query import ReadQuery, Start
-from app.api.read.selection import SCAN_MAX_BYTES, Consistency, Page, Selection, select, window_of_last
+from app.api.read.query import ReadQuery, StartPosition
+from app.api.read.selection import SCAN_MAX_BYTES, Consistency, RecordPage, Selection, select, window_of_last
 from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
 from storage.format.batch import Batch
 
@@ -127,7 +127,7 @@ class Reader:
             if cursor is None:
                 raise CursorNotFound(query.cursor)
             start = self._checked(cursor.position, end)
-        elif query.from_ is Start.LATEST:
+        elif query.from_ is StartPosition.LATEST:
             start = self.committed_index + 1
         else:
             start = self.log.first_index
@@ -180,11 +180,11 @@ class Reader:
 
     # --- reading ------------------------------------------------------------------------------------------
 
-    async def page(self, range_: Range, wanted: Selection, wait_ms: int) -> Page:
+    async def page(self, range_: Range, wanted: Selection, wait_ms: int) -> RecordPage:
         """The wanted records of the range; when there are none, wait for the first one, up to wait_ms."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
-        page = Page(range_.start_index)
+        page = RecordPage(range_.start_index)
         while True:
             await self.bound(range_)
             await self.fill(page, range_, wanted)
@@ -197,10 +197,10 @@ class Reader:
             if left_s <= 0 or not await self.grown(page.next_index, left_s):
                 return page
 
-    def has_more(self, page: Page, range_: Range) -> bool:
+    def has_more(self, page: RecordPage, range_: Range) -> bool:
         return page.next_index <= range_.last_index(self.visible_end)
 
-    async def fill(self, page: Page, range_: Range, wanted: Selection) -> None:
+    async def fill(self, page: RecordPage, range_: Range, wanted: Selection) -> None:
         """Look at what may be seen from page.next_index on, until the page is full or enough was seen."""
         scanned = 0
         while not page.full and scanned < SCAN_MAX_BYTES:

@@ -52,7 +52,7 @@ class Selection:
 
 
 @dataclass(slots=True)
-class Page:
+class RecordPage:
     """What was found. columns: READ_SCHEMA. next_index: one past the last index looked at."""
 
     next_index: int
@@ -62,7 +62,7 @@ class Page:
     full: bool = False
 
 
-def select(batches: Sequence[Batch], page: Page, end_index: int, wanted: Selection) -> None:
+def select(batches: Sequence[Batch], page: RecordPage, end_index: int, wanted: Selection) -> None:
     """Look at the records of `batches` from page.next_index to end_index (inclusive); add what is wanted.
 
     Pure and free of the event loop: may run in a thread. Stops when the page is full.
@@ -86,7 +86,7 @@ def select(batches: Sequence[Batch], page: Page, end_index: int, wanted: Selecti
         page.next_index = last_index + 1
 
 
-def _take(rows: pa.RecordBatch, page: Page, wanted: Selection) -> bool:
+def _take(rows: pa.RecordBatch, page: RecordPage, wanted: Selection) -> bool:
     """Add as many rows as fit, at least one to an empty page; whether all did."""
     sizes = record_sizes(rows)
     room = min(wanted.limit - page.count, rows.num_rows)

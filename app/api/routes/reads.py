@@ -17,7 +17,7 @@ from app.api.read.page_rendering import page_object, rendered
 from app.api.read.query import ConsistencyQuery, ReadQuery, RecordQuery
 from app.api.read.reader import Range, Reader
 from app.api.read.rendering import as_arrow, as_lines, as_parquet, record_objects
-from app.api.read.selection import Consistency, Page, Selection, select
+from app.api.read.selection import Consistency, RecordPage, Selection, select
 from app.errors import InvalidRequest
 from app.media_types import ARROW_STREAM, BATCHES, EVENTS, JSON, NDJSON, PARQUET
 
@@ -109,7 +109,7 @@ async def read(
 
 
 def _page_headers(
-    reader: Reader, page: Page, has_more: bool, *, with_more: bool
+    reader: Reader, page: RecordPage, has_more: bool, *, with_more: bool
 ) -> list[tuple[bytes, bytes]]:
     headers = [*log_headers(reader.broker, reader.hosted), _next_index(page.next_index)]
     if with_more:
@@ -180,7 +180,7 @@ async def read_one(
     await reader.confirm()
     await reader.reach(wanted_min)
     reader.check_index(index)
-    page = Page(index)
+    page = RecordPage(index)
     select(await reader.raw(index, index, 1), page, index, Selection(limit=1, include_control=True))
     (record,) = record_objects(page.columns, query.encoding)
     return reader.here.answer(record, headers=[_next_index(index + 1)])

@@ -48,14 +48,14 @@ Result = TypeVar("Result")
 
 
 class KnownTables:
-    """The tables of all logs, as last looked at. One look at a log's tables at a time, in a thread."""
+    """The tables of all logs, as they were read last. One read of a log's tables at a time, in a thread."""
 
     def __init__(self, root: str | None) -> None:
         self.root = root if root is None or "://" in root else str(FilePath(root).absolute())
         self._logs: dict[str, tuple[LogTables, asyncio.Lock]] = {}
 
-    async def look(self, log: str, ask: Callable[[LogTables], Result]) -> Result | None:
-        """What `ask` finds; None when nobody said where tables lie."""
+    async def query(self, log: str, ask: Callable[[LogTables], Result]) -> Result | None:
+        """Return what `ask` finds, None when [tables] path is not set."""
         if self.root is None:
             return None
         if log not in self._logs:
@@ -105,7 +105,7 @@ def known_tables(call: Call) -> KnownTables:
 )
 async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()]) -> Response:
     here = await call.replica(log)
-    found = await known_tables(call).look(log, LogTables.all) or []
+    found = await known_tables(call).query(log, LogTables.all) or []
     return here.answer({"tables": [await _table_object(here, state) for state in found]})
 
 
@@ -127,7 +127,7 @@ async def wait(call: Call, log: LogName, table: TableName, query: Annotated[Wait
     while True:
         left_ms = deadline_ms - broker.clock.monotonic_ms()
         over = left_ms <= 0 or broker.waits.stopping
-        state = await known_tables(call).look(log, lambda found: found.find(table))
+        state = await known_tables(call).query(log, lambda found: found.find(table))
         if state is None:  # the job that makes it may just have begun
             if over or known_tables(call).root is None:
                 raise TableNotFound(table, log)
@@ -181,7 +181,7 @@ async def at(call: Call, log: LogName, query: Annotated[AtQuery, Query()]) -> Re
 
 async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, Any]:
     """Raises NoSuchCut."""
-    state = await known_tables(call).look(log, lambda found: found.find(ENTRIES))
+    state = await known_tables(call).query(log, lambda found: found.find(ENTRIES))
     if state is None or not _is_ours(here, state):
         raise NoSuchCut(f"log {log!r} has no table {ENTRIES!r}", None)
     held_index = (await _table_object(here, state))["materialized_index"]
@@ -191,7 +191,7 @@ async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, 
             f"index {index} is not in the tables yet; they contain the log up to index {held_index}",
             held_index,
         )
-    cut = await known_tables(call).look(log, lambda found: found.cut(index, held_index))
+    cut = await known_tables(call).query(log, lambda found: found.cut(index, held_index))
     if cut is None:
         raise NoSuchCut(f"no known version of the tables contains index {index}", held_index)
     return {"index": index, "tables": dict(cut.versions), "exact": cut.exact}
@@ -199,7 +199,7 @@ async def _cut(call: Call, here: Served, log: str, query: AtQuery) -> dict[str, 
 
 async def _found(call: Call, log: str, table: str) -> TableState:
     """Raises TableNotFound."""
-    state = await known_tables(call).look(log, lambda found: found.find(table))
+    state = await known_tables(call).query(log, lambda found: found.find(table))
     if state is None:
         raise TableNotFound(table, log)
     return state

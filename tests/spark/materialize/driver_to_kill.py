@@ -89,7 +89,7 @@ def tell_and_die() -> None:
 ARRANGED: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "opened": lambda: after(entries.EntriesJob, "open"),
-    "leased": lambda: after(lease.Lease, "take"),
+    "leased": lambda: after(lease.MaterializerLease, "take"),
     "planned": lambda: before_batch(0, lambda _: die()),
     "file-written": lambda: before_batch(0, watch_files),
     "committed": lambda: after(entries, "append_once"),

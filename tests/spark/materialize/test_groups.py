@@ -23,7 +23,7 @@ class FakeGroup:
     def start(self) -> None:
         self.state = "started"
 
-    def look(self, *, final: bool = False) -> None:
+    def poll(self, *, final: bool = False) -> None:
         if self.error is not None:
             raise self.error
         self.state = "looked at"
@@ -77,17 +77,17 @@ def test_logs_that_match_later_join_and_deleted_ones_leave() -> None:
     world = World("orders-eu", "other")
     groups = world.groups("default", "orders-*")
     groups.start()
-    groups.look()
+    groups.poll()
     assert list(groups.groups) == ["default", "orders-eu"]
     world.logs = ["orders-us"]
-    groups.look()
+    groups.poll()
     assert list(groups.groups) == ["default", "orders-eu"]  # not asked at each look
     world.now_s += NAMES_EACH_S
     world.unreachable = True
-    groups.look()
+    groups.poll()
     world.now_s += NAMES_EACH_S
     world.unreachable = False
-    groups.look()
+    groups.poll()
     assert list(groups.progress()) == ["default", "orders-us"]
     assert world.made["orders-eu"].state == "stopped"
     assert world.made["orders-us"].state == "looked at"
@@ -101,8 +101,8 @@ def test_one_log_fails_alone_and_is_told_in_the_end(
     groups = world.groups("a", "b")
     groups.start()
     world.made["a"].error = error
-    groups.look()
-    groups.look()
+    groups.poll()
+    groups.poll()
     assert world.made["a"].state == "stopped"
     assert world.made["b"].state == "looked at"
     assert capsys.readouterr().err == f"a: {error}; the other logs go on\n"
@@ -113,7 +113,7 @@ def test_one_log_fails_alone_and_is_told_in_the_end(
         groups.finish()
     world.made["b"].error = CLASH
     with pytest.raises(type(error)):
-        groups.look()
+        groups.poll()
 
 
 def test_a_deleted_log_is_no_failure_once_it_is_known_to_be_gone() -> None:
@@ -121,10 +121,10 @@ def test_a_deleted_log_is_no_failure_once_it_is_known_to_be_gone() -> None:
     groups = world.groups("orders-*")
     groups.start()
     world.made["orders-eu"].error = CLASH
-    groups.look()
+    groups.poll()
     world.logs = ["orders-us"]
     world.now_s += NAMES_EACH_S
-    groups.look()
+    groups.poll()
     groups.finish()
     assert list(groups.groups) == ["orders-us"]
 

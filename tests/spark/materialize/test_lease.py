@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
-from app.tables.catalog import CURSOR
-from spark_jobs.errors import Refused, Unreachable
-from spark_jobs.materialize.lease import Lease, LeasedEntries, LeaseLost
+from app.tables.names import CURSOR
+from spark_jobs.errors import RequestRefused, Unreachable
+from spark_jobs.materialize.lease import LeasedEntries, LeaseLost, MaterializerLease
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.tables.table import read_table
@@ -19,8 +19,8 @@ from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import await_true
 
 
-def lease(replicas: list[FakeReplica], log: str = "default") -> Lease:
-    return Lease(CommitlogClient([replica.url for replica in replicas], log=log, give_up_s=0.5))
+def lease(replicas: list[FakeReplica], log: str = "default") -> MaterializerLease:
+    return MaterializerLease(CommitlogClient([replica.url for replica in replicas], log=log, give_up_s=0.5))
 
 
 def where(log: FakeLog) -> tuple[int, bool]:
@@ -76,7 +76,7 @@ def test_a_cursor_that_cannot_be_moved_is_told_of(replicas: list[FakeReplica]) -
         replica.refuse_moves = True
     with pytest.raises(Unreachable, match="no-leader"):
         held.move(10)
-    with pytest.raises(Refused, match="404"):
+    with pytest.raises(RequestRefused, match="404"):
         lease(replicas, "../nothing").take(0)
 
 
@@ -202,14 +202,14 @@ def test_a_cursor_that_went_with_the_logs_end_is_no_other_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An unclean election between a commit of the table and the move of the cursor takes both."""
-    whole = Lease.move
+    whole = MaterializerLease.move
 
-    def move(held: Lease, index: int) -> None:
+    def move(held: MaterializerLease, index: int) -> None:
         log.cursors.clear()
         del log.records[60:]
         whole(held, index)
 
-    monkeypatch.setattr(Lease, "move", move)
+    monkeypatch.setattr(MaterializerLease, "move", move)
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
     with pytest.raises(MaterializeFailed, match="it ends before index 60, and was read up to 101"):
         materialize(config, spark=spark)

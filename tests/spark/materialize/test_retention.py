@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.client.tables import DigestPage, Tables
-from app.tables.catalog import CURSOR
+from app.tables.names import CURSOR
 from spark_jobs.errors import SourceError
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.run import MaterializeConfig, materialize

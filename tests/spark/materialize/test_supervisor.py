@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from app.errors import ConfigError
-from spark_jobs.errors import OptionError, Refused, Unreachable
+from spark_jobs.errors import OptionError, RequestRefused, Unreachable
 from spark_jobs.materialize import supervisor
 from spark_jobs.materialize.lease import LeaseLost
 from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
@@ -34,7 +34,7 @@ def test_who_follows_a_log_waits_out_an_outage_and_gives_up_on_all_else(
     monkeypatch.setattr(supervisor, "FAILURE_PAUSE_S", 0.0)
     following = Supervisor(Failing(Unreachable("no replica")), tmp_path, "1 second")
     for _ in range(4 * MAX_FAILURES):
-        following.look()
+        following.ensure_running()
     assert following.starts == 4 * MAX_FAILURES
     for error, trigger, starts in (
         (Unreachable("no replica"), None, 1),
@@ -42,9 +42,9 @@ def test_who_follows_a_log_waits_out_an_outage_and_gives_up_on_all_else(
     ):
         ending = Supervisor(Failing(error), tmp_path, trigger)
         for _ in range(starts - 1):
-            ending.look()
+            ending.ensure_running()
         with pytest.raises(MaterializeFailed, match=str(error)):
-            ending.look()
+            ending.ensure_running()
         assert ending.starts == starts
 
 
@@ -55,13 +55,15 @@ def test_the_exit_code_says_whose_fault_it_was() -> None:
         return error
 
     assert exit_code(ConfigError("no table")) == exit_code(OptionError("endpoint")) == 2
-    assert exit_code(Refused(404, "log-not-found", "no log")) == 4
+    assert exit_code(RequestRefused(404, "log-not-found", "no log")) == 4
     assert exit_code(Unreachable("nobody")) == exit_code(failed(Unreachable("nobody"))) == 5
     assert exit_code(failed(RuntimeError("spark_jobs.errors.Unreachable: nobody"))) == 5
-    assert exit_code(Refused(403, "forbidden", "not yours")) == exit_code(failed(OSError("full"))) == 1
+    assert exit_code(RequestRefused(403, "forbidden", "not yours")) == exit_code(failed(OSError("full"))) == 1
 
 
-@pytest.mark.parametrize("error", [Refused(404, "log-not-found", "no such log"), LeaseLost("orders", 7)])
+@pytest.mark.parametrize(
+    "error", [RequestRefused(404, "log-not-found", "no such log"), LeaseLost("orders", 7)]
+)
 def test_a_person_is_told_the_own_error_in_sparks_text(error: Exception) -> None:
     kind = type(error)
     text = (

@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient, NotFound
-from app.client.tables import Table, Tables
+from app.client.tables import MaterializedTable, Tables
 from app.demo.flights import read_flights
-from app.tables.catalog import CURSOR, LOG_ID_PROPERTY
+from app.tables.names import CURSOR, LOG_ID_PROPERTY
 from spark_jobs.materialize.progress import Progress
 from spark_jobs.notebook import run_notebook
 from spark_jobs.run import MaterializeConfig, materialize
@@ -100,7 +100,7 @@ def send_flights(cluster: Cluster, urls: list[str]) -> tuple[str, int]:
     return killed, last_index
 
 
-def in_table(client: CommitlogClient, index: int) -> Table | None:
+def in_table(client: CommitlogClient, index: int) -> MaterializedTable | None:
     """The table once it holds the index; None while there is none."""
     try:
         return Tables(client).wait(index, timeout_ms=60_000)

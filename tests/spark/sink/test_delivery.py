@@ -17,10 +17,18 @@ from hypothesis import strategies as st
 from app.client import NoAnswer, Problem
 from spark_jobs.errors import OptionError, SinkClash, SinkError
 from spark_jobs.sink.options import SinkOptions, parse_sink_options
-from spark_jobs.sink.staging import Limits, StagedFile, StagedList, Staging, body_rows, cut, record_sizes
+from spark_jobs.sink.staging import (
+    AppendSizeLimits,
+    StagedFile,
+    StagedList,
+    Staging,
+    body_rows,
+    cut,
+    record_sizes,
+)
 from spark_jobs.sink.writer import CHUNKS_A_BATCH, Delivery
 
-LIMITS = Limits(record_bytes=100, chunk_bytes=250, chunk_records=4)
+LIMITS = AppendSizeLimits(record_bytes=100, chunk_bytes=250, chunk_records=4)
 DAY_MS = 86_400_000
 REMEMBERED = 5
 
@@ -270,7 +278,7 @@ def test_a_file_that_the_driver_cannot_see_names_the_remedy(tmp_path: Path) -> N
 def test_rows_are_cut_within_the_limits_and_as_few_as_that_allows(
     sizes: list[int], splits: int, chunk_records: int
 ) -> None:
-    limits = Limits(100, 250, chunk_records)
+    limits = AppendSizeLimits(100, 250, chunk_records)
     all_values = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
     given_batches = [
         pa.record_batch({"value": pa.array(all_values[at : at + splits], pa.binary())})

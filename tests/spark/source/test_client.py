@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.errors import LogClash, Refused, ShortRead, Trimmed, Unreachable
+from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, ShortRead, Unreachable
 from spark_jobs.source.client import LogClient, Node
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
@@ -62,7 +62,7 @@ def test_tells_the_tail_without_a_leader_but_does_not_confirm_it(replicas: list[
 def test_trimmed_names_the_begin_and_the_remedy(replicas: list[FakeReplica], log: FakeLog) -> None:
     log.begin_index = 20
     client = client_of(replicas)
-    with pytest.raises(Trimmed, match=r"begins at index 20.*failOnDataLoss") as raised:
+    with pytest.raises(LogTrimmed, match=r"begins at index 20.*failOnDataLoss") as raised:
         indexes(client, 10, 30)
     assert raised.value.begin_index == 20
     assert client.place(19) is None
@@ -82,7 +82,7 @@ def test_an_index_that_no_replica_has_is_not_waited_for_without_end(replicas: li
 
 
 def test_a_refusal_is_not_repeated(replicas: list[FakeReplica]) -> None:
-    with pytest.raises(Refused, match="404"):
+    with pytest.raises(RequestRefused, match="404"):
         LogClient([replicas[0].url], "default").events(Node("n1", f"{replicas[0].url}/elsewhere", True), 0)
 
 

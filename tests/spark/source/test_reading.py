@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from spark_jobs.errors import EventsTrimmed, LogClash, OptionError, Trimmed, Unreachable
+from spark_jobs.errors import JournalTrimmed, LogClash, LogTrimmed, OptionError, Unreachable
 from spark_jobs.source import client
 from spark_jobs.source.data_source import RecordsStreamReader, asked_range
 from spark_jobs.source.events import EventsPartition, read_events, scan
@@ -89,7 +89,9 @@ def test_a_trim_in_the_middle_is_an_error_that_says_what_is_missing(
 ) -> None:
     _, rest = started(options_for(replicas))
     log.begin_index = 40
-    with pytest.raises(Trimmed, match=r"begins at index 40: the records from 10 to 39 were.*failOnDataLoss"):
+    with pytest.raises(
+        LogTrimmed, match=r"begins at index 40: the records from 10 to 39 were.*failOnDataLoss"
+    ):
         indexes(rest)
 
 
@@ -173,7 +175,7 @@ def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: lis
 
     assert seqs(0, 8) == seqs(5, 8) == seqs(3, 8, failOnDataLoss="false") == [5, 6, 7]
     assert seqs(3, 4, failOnDataLoss="false") == []
-    with pytest.raises(EventsTrimmed, match=r"begins at event 5: the events from 3 to 4 were removed"):
+    with pytest.raises(JournalTrimmed, match=r"begins at event 5: the events from 3 to 4 were removed"):
         seqs(3, 8)
 
     def latest(next_seq: int, **given: str) -> int:
@@ -184,16 +186,16 @@ def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: lis
 
     assert latest(5) == 8  # the event before was trimmed, nothing that is due was
     assert latest(3, failOnDataLoss="false") == 8
-    with pytest.raises(EventsTrimmed):
+    with pytest.raises(JournalTrimmed):
         latest(3)
 
 
 def test_a_range_that_was_trimmed_whole_is_empty_or_an_error() -> None:
-    tail = client.Tail(begin_index=10, next_index=20, confirmed=True)
+    tail = client.LogTail(begin_index=10, next_index=20, confirmed=True)
     asked = parse_options({"endpoint": "http://127.0.0.1:1", "startingIndex": "2", "endingIndex": "5"})
     assert asked_range(replace(asked, fail_on_data_loss=False), tail) == (6, 6)
     for lost in (asked, replace(asked, starting_index="earliest")):
-        with pytest.raises(Trimmed, match="begins at index 10"):
+        with pytest.raises(LogTrimmed, match="begins at index 10"):
             asked_range(lost, tail)
     with pytest.raises(OptionError, match=r"startingIndex must be at most the end of the read, .* got 15"):
         asked_range(replace(asked, starting_index=15, ending_index=12), tail)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from app.api.http.dependencies import PIECE_BYTES, body_answer
-from app.api.http.in_flight_limit import Room
+from app.api.http.in_flight_limit import InFlightLimit
 from app.errors import RateLimited
 
 
 def test_an_answer_counts_until_it_has_been_sent() -> None:
-    room = Room(10, 100)
+    room = InFlightLimit(10, 100)
     room.enter(0)
     reservation = room.reservation()
     reservation.reach(60)
@@ -27,7 +27,7 @@ def test_an_answer_counts_until_it_has_been_sent() -> None:
 
 
 def test_one_answer_of_any_size_fits() -> None:
-    room = Room(10, 100)
+    room = InFlightLimit(10, 100)
     room.reservation().reach(1_000)
     with pytest.raises(RateLimited):
         room.reservation().reach(1)

@@ -9,7 +9,7 @@ import pytest
 
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader
-from app.api.read.selection import Consistency, Page
+from app.api.read.selection import Consistency, RecordPage
 from app.errors import IndexTrimmed, Repairing
 from tests.unit.node.replica.driver_support import Node, leading_node
 
@@ -28,7 +28,7 @@ def test_only_a_local_read_sees_what_is_not_committed(tmp_path: Path) -> None:
     ):
         reader = Reader(here, consistency)
         assert reader.visible_end == visible_end
-        assert reader.has_more(Page(0), Range(0, None)) is (visible_end >= 0)
+        assert reader.has_more(RecordPage(0), Range(0, None)) is (visible_end >= 0)
 
 
 class _Waits:
@@ -54,7 +54,7 @@ def _reader_of_five_records(tmp_path: Path) -> tuple[Node, Reader]:
     return node, Reader(here, Consistency.COMMITTED)
 
 
-async def _page(reader: Reader, start_index: int) -> Page:
+async def _page(reader: Reader, start_index: int) -> RecordPage:
     query = ReadQuery(from_index=start_index)  # type: ignore[call-arg]
     return await reader.page(await reader.range_of(query), query.selection(), 0)
 
@@ -92,7 +92,7 @@ def test_a_read_waits_for_a_truncation_in_the_disk_thread(tmp_path: Path) -> Non
 def test_the_last_n_records_stay_n_when_appends_come_in(tmp_path: Path) -> None:
     node, reader = _reader_of_five_records(tmp_path)
 
-    async def last(count: int) -> Page:
+    async def last(count: int) -> RecordPage:
         query = ReadQuery(last=count)  # type: ignore[call-arg]
         range_ = await reader.range_of(query)
         node.append(b"later")
