@@ -186,6 +186,10 @@ class KeyTable:
             found.append((last_index, hashed, claim))
         return found
 
+    def numbers(self) -> list[int]:
+        """Return the partitions that hold claims, in order."""
+        return [number for number, partition in enumerate(self._partitions) if partition is not None]
+
     def dump(self, number: int, until_index: int) -> bytes:
         """Return the claims of a partition that end at or before `until_index`, for `load`; b"" for none."""
         partition = self._partitions[number]

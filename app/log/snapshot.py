@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from app.log.claims import PARTITIONS, KeyTable, unpack_claim
+from app.log.claims import KeyTable, unpack_claim
 from app.log.facts import Cursor, Membership
 from app.log.producers import Undo
 from storage.file_system import Bytes
@@ -113,7 +113,7 @@ def _pieces(
     yield first_piece
     for first in range(0, len(producers), _PRODUCERS_A_FRAME):
         yield _frame(PRODUCERS, msgspec.msgpack.encode(producers[first : first + _PRODUCERS_A_FRAME]))
-    for number in range(PARTITIONS):
+    for number in keys.numbers():  # a partition that begins later holds no key of this snapshot
         dumped = keys.dump(number, until_index)
         if dumped:
             yield _frame(KEYS, dumped)

@@ -137,6 +137,17 @@ class SimulatedCluster:
         self.crash(name, power=True)
         return self.nodes[name].files.flip(FOLDER, dice) is not None
 
+    def flip_running(self, name: str, dice: int) -> bool:
+        """Flip a bit of what is durable at a node that goes on, unless another disk may lack something."""
+        node = self.nodes[name]
+        if node.files.is_ill or not self.may_lose_disk() or not node.alive:
+            return False
+        flip = node.files.flip(FOLDER, dice)
+        if flip is not None:
+            self.world.note(f"{name}: {flip}")
+            self.sometimes.hit("flip-running")
+        return flip is not None
+
     def replace_disk(self, name: str) -> bool:
         """Give a node an empty disk, if that is the only one that may lack something."""
         if not self.may_lose_disk():
@@ -174,8 +185,11 @@ class SimulatedCluster:
         return node.alive
 
     def is_whole(self) -> bool:
-        """Whether every disk holds what its node has promised."""
-        return not any(node.files.flips or node.may_lack for node in self.members)
+        """Whether every disk holds what its node has promised, and no voter is in doubt: at the first start
+        all are, and with one damaged disk more they could not elect a leader."""
+        voters, _ = self.group()
+        in_doubt = any(self.nodes[name].is_in_doubt for name in voters)
+        return not (in_doubt or any(node.files.flips or node.may_lack for node in self.members))
 
     def may_lose_power(self) -> bool:
         """Whether a node may lose what it never synced, with `replicated`: one at a time."""

@@ -56,6 +56,7 @@ WEIGHTS = {
     "read_error": 1,
     "full_disk": 3,
     "flip": 2,  # a bit rots while the node is down
+    "flip_running": 3,  # a bit rots while the process runs; a scrub follows
     "stop": 3,  # a planned stop: the lead is handed over (R-09)
     "transfer": 4,  # of the lead, to anybody
     "trim": 3,
@@ -85,6 +86,7 @@ OPERATIONS = (
     "remove_leader",
     "replace_disk",
     "restore_copy",
+    "flip_running",
     "reconfigure",
     "scrub",
 )
@@ -140,6 +142,7 @@ class Victims(Protocol):
     def sicken_disk(self, name: str, kind: str, dice: int) -> None: ...
     def cure_disk(self, name: str) -> None: ...
     def flip(self, name: str, dice: int) -> bool: ...
+    def flip_running(self, name: str, dice: int) -> bool: ...
     def operate(self, kind: str, random: Random) -> bool: ...
     def quieten(self, lasting_us: int) -> None: ...
     def set_clock_rate(self, name: str, rate: float) -> None: ...
@@ -183,6 +186,7 @@ class Nemesis:
             "read_error": self._sicken,
             "full_disk": self._sicken,
             "flip": self._flip,
+            "flip_running": self._flip_running,
             "stop": self._stop,
             "reconnect": self._reconnect,
             "hang_disk": self._hang_disk,
@@ -417,6 +421,17 @@ class Nemesis:
             return False
         self._later(fault, partial(self._bring_up, name))
         return True
+
+    def _flip_running(self, fault: Fault, name: str) -> bool:
+        """Reads and restarts may come upon it before the scrub does."""
+        if not self._cluster.flip_running(name, fault.dice):
+            return False
+        self._later(fault, partial(self._scrub_unless_stopped, name))
+        return True
+
+    def _scrub_unless_stopped(self, name: str) -> None:
+        if not self._stopped:
+            self._cluster.scrub(name)
 
 
 def _both_ways(links: Iterable[Link]) -> list[Link]:

@@ -81,6 +81,11 @@ class SimulatedNode:
         return self._serves and self._life.alive
 
     @property
+    def is_in_doubt(self) -> bool:
+        """Whether its disk holds the note of a doubt or a repair."""
+        return self._marker.exists
+
+    @property
     def is_stalled(self) -> bool:
         return self._life.stalled_until_us > self._cluster.world.now_us
 
@@ -228,7 +233,7 @@ class SimulatedNode:
             clock=self.clock,
             trouble=error,
             found_by=found_by,
-            held_index=NO_INDEX if ended is None else ended.log.durable_index,
+            held_index=NO_INDEX if ended is None else ended.held_index,
         )
         self._loop.create_task(self._mend(ended))
 

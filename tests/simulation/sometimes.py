@@ -70,6 +70,7 @@ POINTS: dict[str, str] = {
     "grown-to-all": "R-10: every node became a voter",
     "trimmed-all": "a trim of everything committed was committed",
     "disk-replaced": "a node got an empty disk",
+    "flip-running": "a bit rotted on the disk of a running process",
     "copy-restored": "a node got an older copy of its disk",
     "power-replicated": "a power failure took what `replicated` durability had acknowledged at one node",
     "caught-up-again": "a replica whose disk had lost what it promised holds everything committed again",

@@ -158,9 +158,9 @@ class LogRepair:
         votes: bool = True,
     ) -> None:
         """trouble: the damage that was found first. voters: of the group, including this node. held_index:
-        index up to which the log was durable when that was found. votes: the group elects; otherwise
-        controllers or the configuration choose the leader, and the vote file only holds the epoch that
-        this copy has opened."""
+        index up to which this replica may have acknowledged when that was found; damage up to it is not a
+        torn tail. votes: the group elects; otherwise controllers or the configuration choose the leader, and
+        the vote file only holds the epoch that this copy has opened."""
         self.trouble = trouble
         self.found_by = found_by
         self.state = RepairState.SURVEYING

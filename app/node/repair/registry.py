@@ -120,7 +120,7 @@ class Repairs:
             clock=self._clock,
             trouble=trouble,
             found_by=found_by,
-            held_index=NO_INDEX if driver is None else driver.log.durable_index,
+            held_index=NO_INDEX if driver is None else driver.held_index,
             votes=hosted.settings.replication is Replication.RAFT,
         )
         hosted.repairs_begun += 1

@@ -316,6 +316,12 @@ class LogDriver:
         """False while this replica may have lost its term and vote."""
         return self._core.knows_vote
 
+    @property
+    def held_index(self) -> int:
+        """The last index that this replica may have acknowledged: synced with `fsync`, else written."""
+        log = self.log
+        return log.durable_index if self._durability is Durability.FSYNC else log.end_index
+
     def status(self) -> ReplicaStatus:
         log = self.log
         return ReplicaStatus(

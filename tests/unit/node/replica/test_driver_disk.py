@@ -476,3 +476,16 @@ def test_no_append_waits_longer_than_its_timeout_for_a_disk_that_hangs(tmp_path:
     assert [code(answer) for answer in patient] == ["no-leader"]
     assert node.driver.term == 9
     assert len(late) == len(entered) == 1
+
+
+@pytest.mark.rule("R-11")
+@pytest.mark.parametrize("durability", list(Durability))
+def test_what_a_repair_may_not_lose_is_what_was_acknowledged(tmp_path: Path, durability: Durability) -> None:
+    """With `replicated` that is more than what is synced: a damage there is no torn tail."""
+    node = Node(tmp_path, durability=durability)
+    durable_index = node.driver.log.durable_index
+    node.ask(b"written")
+    node.seams.turn()
+    assert node.driver.log.end_index > node.driver.log.durable_index == durable_index
+    acknowledged = {Durability.FSYNC: durable_index, Durability.REPLICATED: node.driver.log.end_index}
+    assert node.driver.held_index == acknowledged[durability]
