@@ -21,6 +21,7 @@ from app.api.http.tokens import Tokens
 from app.api.routes import (
     block_digests,
     cluster,
+    controller_settings,
     elect,
     fences,
     ha_status,
@@ -54,6 +55,7 @@ _PARTS: Final = (
     receipts,
     members,
     replicas,
+    controller_settings,
     health,
     live_page,
 )

@@ -22,6 +22,7 @@ COMMANDS = {
     "ha-status": "app.cli.inspect",
     "elect": "app.cli.logs",
     "leader": "app.cli.members",
+    "controller": "app.cli.members",
     "members": "app.cli.members",
     "rebuild-controllers": "app.cli.rebuild_controllers",
     "trim": "app.cli.upkeep",

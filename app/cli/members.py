@@ -1,5 +1,6 @@
-"""`commitlog members` and `commitlog leader`: manage the nodes, and transfer the leadership of a log."""
+"""`commitlog members`, `leader` and `controller`: manage the nodes, the lead of logs, and the controllers."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -130,6 +131,43 @@ def transfer_leader(target: Target, to: str | None) -> None:
         print_json(done)
     else:
         click.echo(f"{done['leader']} is the leader of {done['log']} in term {done['term']}")
+
+
+@click.group("controller", invoke_without_command=True)
+@target_options
+@click.pass_context
+def controller_command(ctx: click.Context, target: Target) -> None:
+    """Show the active controller and the settings of the controllers (the default), or change them."""
+    if ctx.invoked_subcommand is None:
+        with target.client() as client:
+            _show_controller(target, Operations(client).controller_settings())
+
+
+@controller_command.command("set")
+@click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
+@target_options
+def change_settings(target: Target, settings: Sequence[str]) -> None:
+    """Change settings at run time. VALUE is a number, true, false, or null for the configuration file's."""
+    changes = {}
+    for each in settings:
+        name, _, text = each.partition("=")
+        try:
+            changes[name] = json.loads(text)
+        except ValueError:
+            raise click.BadParameter(f"must be NAME=VALUE such as lease_ms=2000, got {each!r}") from None
+    with target.client(writes=True) as client:
+        _show_controller(target, Operations(client).change_controller_settings(changes))
+
+
+def _show_controller(target: Target, found: Mapping[str, Any]) -> None:
+    if target.as_json:
+        print_json(found)
+        return
+    click.echo(f"{found['active'] or 'no node'} is the active controller in term {found['term']}")
+    table = Table("setting", "value", "changed at run time", box=SIMPLE_HEAD)
+    for name, value in found["settings"].items():
+        table.add_row(name, json.dumps(value), "yes" if name in found["changed"] else "")
+    Console().print(table)
 
 
 def _show(target: Target, members: Sequence[Mapping[str, Any]]) -> None:

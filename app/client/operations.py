@@ -65,6 +65,14 @@ class Operations:
         asked = {"log": self._log_name} if to is None else {"log": self._log_name, "to": to}
         return self._call("POST", "/v1/cluster/leader:transfer", asked)[0]
 
+    def controller_settings(self) -> dict[str, Any]:
+        """The active controller, and the settings of the controllers."""
+        return self._call("GET", "/v1/cluster/controller")[0]
+
+    def change_controller_settings(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Change settings of the controllers at run time; None: the value of the file."""
+        return self._call("PATCH", "/v1/cluster/controller", changes)[0]
+
     def create_log(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Create a log (docs/api.md §5: name, replication, replicas, ...); a repeat returns the same log."""
         return self._call("POST", "/v1/logs", settings)[0]

@@ -18,6 +18,7 @@ from app.controller.commands import (
     AlterSyncStateSet,
     AnyCommand,
     ApplyForReplicaId,
+    ChangeControllers,
     ChangeLog,
     ChangeReplica,
     CreateLog,
@@ -32,9 +33,10 @@ from app.controller.commands import (
     StepDown,
 )
 from app.controller.complete_copies import may_become_complete
-from app.controller.config import ControllerConfig
+from app.controller.config import ControllerConfig, changed_config, check_changes
 from app.controller.events import (
     AnyEvent,
+    ControllersChanged,
     LogCreated,
     LogDeleted,
     LogDeleting,
@@ -46,6 +48,7 @@ from app.controller.liveness import Liveness, Report, counted_lease_ms
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.metadata import LOG_DELETING, Log, LogSpec
 from app.controller.state_machine import Metadata
+from app.errors import ConfigError
 
 Answer = Done | Refusal
 ChangeOfLog = CreateLog | ChangeLog | ChangeReplica | DeleteLog
@@ -91,7 +94,8 @@ class ActiveController:
         """metadata: what is committed; the driver's side updates it. brokers: nodes that keep logs.
         configured: controller-mode logs of the configuration file, which exist without a command."""
         self._node_id = node_id
-        self._config = config
+        self._file_config = self.config = config
+        self._taken = metadata.settings_version
         self._metadata = metadata
         self._configured = configured
         self._make_log_id = make_log_id
@@ -99,6 +103,7 @@ class ActiveController:
         keeping = (node for log in metadata for node in log.nodes)
         known = dict.fromkeys((*brokers, *keeping))
         self.liveness = Liveness(config, known, connected, now_ms, self._lease_ms_of)
+        self._take_settings()
         self._waiting: list[tuple[Any, AnyCommand]] = []
         self._round: Round | None = None
         self._withheld: dict[str, None] = {}  # logs whose lease is not granted: an operator's election waits
@@ -111,6 +116,16 @@ class ActiveController:
         self._scanned_ms = now_ms - config.scan_interval_ms
         self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason)
         self._refused_epochs: dict[str, int] = {}  # log -> epoch after which an election was refused
+
+    def _take_settings(self) -> None:
+        """The settings that were changed at run time count as soon as they are committed. A file that
+        contradicts them wins at its controller: the change was checked against another file."""
+        self._taken = self._metadata.settings_version
+        try:
+            self.config = changed_config(self._file_config, self._metadata.settings)
+        except ConfigError:
+            self.config = self._file_config
+        self.liveness.config = self.config
 
     # --- heartbeats -------------------------------------------------------------------------------------
 
@@ -168,7 +183,7 @@ class ActiveController:
     def _lease_ms_of(self, name: str) -> int:
         """Return the length of the leases in the log's epoch."""
         log = self._metadata.log(name)
-        return self._config.lease_ms if log is None or log.lease_ms == 0 else log.lease_ms
+        return self._file_config.lease_ms if log is None or log.lease_ms == 0 else log.lease_ms
 
     def _is_electing(self, log: str) -> bool:
         return self._round is not None and any(
@@ -194,7 +209,7 @@ class ActiveController:
         next_index: of the log. time_ms: wall clock, for the events. A round without events has answers only.
         """
         assert self._round is None
-        if not self._waiting and now_ms - self._scanned_ms < self._config.scan_interval_ms:
+        if not self._waiting and now_ms - self._scanned_ms < self.config.scan_interval_ms:
             return None
         round_ = Round(term, next_index)
         state = self._metadata.copy()
@@ -233,6 +248,8 @@ class ActiveController:
         if self._round is None or index < self._round.last_index:
             return []
         answers, self._round = self._round.answers, None
+        if self._taken != self._metadata.settings_version:
+            self._take_settings()
         return answers
 
     def not_stored(self) -> None:
@@ -257,7 +274,7 @@ class ActiveController:
             return False
         if not self.liveness.may_be_leased(log.name, now_ms):
             over_ms = self.liveness.lease_over_ms(log.name)
-            if now_ms - over_ms >= self._config.broker_timeout_ms or self._can_elect(log, command, now_ms):
+            if now_ms - over_ms >= self.config.broker_timeout_ms or self._can_elect(log, command, now_ms):
                 return False
         if not self._can_elect(log, command, now_ms, provisional=True):
             return False  # it will be refused now
@@ -292,6 +309,8 @@ class ActiveController:
             return Done(state.applied_index, created=isinstance(command, CreateLog))
         if isinstance(command, CreateLog):
             return self._create(state, command, index, happen)
+        if isinstance(command, ChangeControllers):
+            return self._change_controllers(state, command, happen)
         log = state.log(command.log)
         if log is None:
             raise Refused(Reason.UNKNOWN_LOG, f"there is no log {command.log!r}")
@@ -381,6 +400,24 @@ class ActiveController:
         at_once = (command.node,) if is_forced else ()
         happen(replica_changes.changed(log, spec, change_id=command.change_id, at_once=at_once))
         return Done(state.applied_index, everywhere=True)
+
+    def _change_controllers(
+        self, state: Metadata, command: ChangeControllers, happen: Callable[..., None]
+    ) -> Done:
+        if state.was_carried_out(command.log, command.change_id):
+            return Done(state.applied_index)
+        if command.version is not None and command.version != state.settings_version:
+            raise Refused(
+                Reason.CONFIG_CHANGED, f"version {state.settings_version} holds, not {command.version}"
+            )
+        settings = {**state.settings, **command.changes}
+        settings = {name: value for name, value in settings.items() if value is not None}
+        try:
+            check_changes(self._file_config, {**dict.fromkeys(command.changes), **settings})
+        except ConfigError as error:
+            raise Refused(Reason.INVALID, str(error)) from error
+        happen(ControllersChanged(log=command.log, settings=settings, change_id=command.change_id))
+        return Done(state.applied_index)
 
     def _delete(self, state: Metadata, log: Log, command: DeleteLog, happen: Callable[..., None]) -> Done:
         self._check_not_configured(log)
@@ -530,7 +567,7 @@ class ActiveController:
     def _is_record_due(self, log: Log, now_ms: int) -> bool:
         """Whether the copies of an open log have confirmed more than its metadata record, for long enough."""
         since_ms = now_ms - self._recorded_ms.get(log.name, self._began_ms)
-        return since_ms >= self._config.confirmed_interval_ms and bool(self.liveness.news_of_confirmed(log))
+        return since_ms >= self.config.confirmed_interval_ms and bool(self.liveness.news_of_confirmed(log))
 
     def _with_confirmed(
         self, state: Metadata, event: SyncStateSetChanged, now_ms: int
@@ -549,7 +586,7 @@ class ActiveController:
         if epoch != log.master_epoch:
             self._opening_since[log.name] = (log.master_epoch, now_ms)
             return False
-        return now_ms - since_ms >= self._config.opening_timeout_ms
+        return now_ms - since_ms >= self.config.opening_timeout_ms
 
     def _replace_master(
         self,
@@ -608,14 +645,14 @@ class ActiveController:
         if restored is not None:
             happen(restored)
             set_epoch = restored.set_epoch + 1
-        lease_ms = self._config.lease_ms
+        lease_ms = self.config.lease_ms
         happen(msgspec.structs.replace(event, set_epoch=set_epoch, lease_ms=lease_ms))
 
     def _may_begin(self, log: Log, now_ms: int) -> bool:
         """Return whether the first election need not wait for the replica that the settings prefer, or for
         all."""
         since_ms = self._unmastered_ms.setdefault(log.name, now_ms)
-        if now_ms - since_ms >= self._config.broker_timeout_ms:
+        if now_ms - since_ms >= self.config.broker_timeout_ms:
             return True
         registered = [each.node for each in log.eligible() if self.liveness.has_copy(log, each, now_ms)]
         first = min(log.voters, key=log.spec.preference)

@@ -135,8 +135,18 @@ class DeleteLog(Command, frozen=True, array_like=True, tag="delete-log"):
     change_id: str = ""
 
 
+class ChangeControllers(Command, frozen=True, array_like=True, tag="change-controllers"):
+    """Settings of the controllers at run time (config.py). changes: new values, None for that of the file.
+    version: the ETag that must match, None for any. change_id: as in CreateLog. log: of the metadata."""
+
+    changes: dict[str, Any]
+    change_id: str
+    version: int | None = None
+
+
 AnyCommand = (
-    ApplyForReplicaId
+    ChangeControllers
+    | ApplyForReplicaId
     | RegisterReplica
     | AlterSyncStateSet
     | StepDown

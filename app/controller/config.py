@@ -1,8 +1,18 @@
 """Constants of the C rules with their defaults: `[controller]` of the configuration file."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from app.errors import ConfigError
+
+CHANGEABLE_AT_RUN_TIME: Final = (
+    "broker_timeout_ms",
+    "lease_ms",
+    "scan_interval_ms",
+    "trim_after_records",
+    "elect_unclean",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,18 +28,22 @@ class ControllerConfig:
     heartbeat_interval_ms: int = 500
     """Interval of a node's heartbeats to the active controller (C-05)."""
     broker_timeout_ms: int = 2_000
-    """Silence after which a node counts as dead (C-05)."""
+    """Silence after which a node counts as dead (C-05). Can be changed at run time."""
     lease_ms: int = 1_500
     """Length of a master's lease for masters elected from now on; the master itself uses nine tenths
-    (A-11)."""
+    (A-11). Can be changed at run time."""
     retry_interval_ms: int = 100
     """Pause before an unanswered request is sent again to the controller that is active then."""
     scan_interval_ms: int = 50
-    """Interval at which the active controller looks for dead masters (C-05)."""
+    """Interval at which the active controller looks for dead masters (C-05). Can be changed at run time."""
     election_timeout_ms: tuple[int, int] = (300, 600)
     """Range of election timeouts of the log `__controller`."""
     trim_after_records: int = 10_000
-    """Records of `__controller` covered by a snapshot after which that log is trimmed (C-09)."""
+    """Records of `__controller` covered by a snapshot after which that log is trimmed (C-09). Can be
+    changed at run time."""
+    elect_unclean: bool = False
+    """Allow unclean elections of every log, as `unclean` of a log does (C-05; RocketMQ:
+    enableElectUncleanMaster). Can be changed at run time."""
 
     @property
     def confirmed_interval_ms(self) -> int:
@@ -43,7 +57,7 @@ class ControllerConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, int) and value <= 0:
+            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
                 raise ConfigError(f"{name} must be positive")
         if len(set(self.nodes)) != len(self.nodes):
             raise ConfigError("nodes names a node twice")
@@ -56,3 +70,22 @@ class ControllerConfig:
             raise ConfigError("lease_ms must be at least two heartbeat_interval_ms")
         if self.retry_interval_ms > self.heartbeat_interval_ms:
             raise ConfigError("retry_interval_ms must be at most heartbeat_interval_ms")
+
+
+def changed_config(config: ControllerConfig, changes: Mapping[str, Any]) -> ControllerConfig:
+    """Return the configuration of the file with the settings that were changed at run time.
+
+    changes: as the metadata have them. Raises ConfigError for values that contradict each other or the file.
+    """
+    return replace(config, **{name: changes[name] for name in CHANGEABLE_AT_RUN_TIME if name in changes})
+
+
+def check_changes(config: ControllerConfig, changes: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a setting that cannot be changed at run time, or a value of another type."""
+    for name, value in changes.items():
+        if name not in CHANGEABLE_AT_RUN_TIME:
+            allowed = ", ".join(CHANGEABLE_AT_RUN_TIME)
+            raise ConfigError(f"{name} cannot be changed at run time; {allowed} can")
+        if value is not None and type(value) is not type(getattr(config, name)):
+            raise ConfigError(f"{name} must be {type(getattr(config, name)).__name__}, got {value!r}")
+    changed_config(config, {name: value for name, value in changes.items() if value is not None})

@@ -86,7 +86,9 @@ def elect(
         clean = [each for each in able if each.id in complete]
     candidates = clean
     unclean_asked = command is not None and command.unclean
-    if not (clean or may_become_complete(log, liveness, now_ms)) and (log.spec.unclean or unclean_asked):
+    if not (clean or may_become_complete(log, liveness, now_ms)) and (
+        log.spec.unclean or unclean_asked or liveness.config.elect_unclean
+    ):
         candidates = living
     wanted = None if command is None else command.candidate
     if wanted is not None:

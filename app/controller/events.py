@@ -119,8 +119,19 @@ class MetadataRebuilt(Event, frozen=True, kw_only=True, tag="metadata-rebuilt"):
     skipped_epochs: int = 1_000_000
 
 
+class ControllersChanged(Event, frozen=True, kw_only=True, tag="controllers-changed"):
+    """The settings of the controllers that differ from their files from now on (config.py).
+
+    log: of the metadata themselves.
+    """
+
+    settings: dict[str, Any]
+    change_id: str = ""
+
+
 AnyEvent = (
-    LogCreated
+    ControllersChanged
+    | LogCreated
     | LogChanged
     | LogDeleting
     | LogDeleted

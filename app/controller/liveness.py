@@ -93,7 +93,7 @@ class Liveness:
     ) -> None:
         """Begin to be active. connected: nodes whose connection is open. lease_ms_of: how long the leases of
         a log last in its epoch; without it as configured."""
-        self._config = config
+        self.config = config
         self._lease_ms_of = lease_ms_of or (lambda _log: config.lease_ms)
         self._nodes = {node: _Node(node in connected) for node in nodes}
         self._began_ms = now_ms
@@ -179,7 +179,7 @@ class Liveness:
 
     def _is_silent(self, heard_ms: int, now_ms: int) -> bool:
         """Return whether that was longer ago than a live node allows."""
-        return now_ms - heard_ms >= self._config.broker_timeout_ms
+        return now_ms - heard_ms >= self.config.broker_timeout_ms
 
     def can_hear(self, node: str) -> bool:
         """Return whether the node has confirmed an answer of this controller: it will learn of its
@@ -191,7 +191,7 @@ class Liveness:
         """Return whether the node confirms its answers: otherwise a lease that it may never have received
         would prevent other elections."""
         known = self._nodes.get(node)
-        limit_ms = 2 * self._config.heartbeat_interval_ms + self._config.retry_interval_ms
+        limit_ms = 2 * self.config.heartbeat_interval_ms + self.config.retry_interval_ms
         return known is not None and now_ms - known.answered_ms <= limit_ms
 
     def heard_after(self, node: str, time_ms: int) -> bool:
@@ -207,7 +207,7 @@ class Liveness:
         if known is not None and known.connected and is_heard:
             return None
         due_ms = self._began_ms if heard_ms is None else heard_ms
-        return due_ms + self._config.heartbeat_interval_ms + self._config.retry_interval_ms
+        return due_ms + self.config.heartbeat_interval_ms + self.config.retry_interval_ms
 
     def may_live(self, node: str, now_ms: int) -> bool:
         """Return whether the node is alive, or had no time yet to report to this controller."""

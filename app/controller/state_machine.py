@@ -5,12 +5,13 @@ nothing, whatever wrote it. It is idempotent: an index that was applied is never
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from app.controller.events import (
     AnyEvent,
+    ControllersChanged,
     LogChanged,
     LogCreated,
     LogDeleted,
@@ -33,6 +34,8 @@ class _Snapshot(msgspec.Struct, array_like=True):
     index: int
     logs: list[Log]
     changes: list[tuple[str, str]] = []
+    settings: dict[str, Any] = {}
+    settings_version: int = NO_INDEX
 
 
 class Metadata:
@@ -45,6 +48,8 @@ class Metadata:
     def __init__(self) -> None:
         self._logs: dict[str, Log] = {}
         self._applied_index = NO_INDEX
+        self.settings: dict[str, Any] = {}  # of the controllers, as changed at run time (config.py)
+        self.settings_version = NO_INDEX  # index of their last change
         self._changes: dict[tuple[str, str], None] = {}  # (log, change id) carried out, oldest first
 
     @property
@@ -68,6 +73,7 @@ class Metadata:
         other._logs = dict(self._logs)
         other._applied_index = self._applied_index
         other._changes = dict(self._changes)
+        other.settings, other.settings_version = self.settings, self.settings_version
         return other
 
     def apply(self, index: int, event: AnyEvent) -> None:
@@ -77,6 +83,10 @@ class Metadata:
         self._applied_index = index
         if isinstance(event, MetadataRebuilt):
             self._logs = {name: _rebuilt(log, event) for name, log in self._logs.items()}
+            return
+        if isinstance(event, ControllersChanged):
+            self.settings, self.settings_version = event.settings, index
+            self._remember((event.log, event.change_id))
             return
         log = self._logs.get(event.log)
         if isinstance(event, LogDeleting) or (isinstance(event, LogCreated | LogChanged) and event.change_id):
@@ -100,7 +110,13 @@ class Metadata:
     def snapshot(self) -> bytes:
         """Return everything, as of `applied_index` (C-09)."""
         return msgspec.msgpack.encode(
-            _Snapshot(self._applied_index, list(self._logs.values()), list(self._changes))
+            _Snapshot(
+                self._applied_index,
+                list(self._logs.values()),
+                list(self._changes),
+                self.settings,
+                self.settings_version,
+            )
         )
 
     @classmethod
@@ -111,6 +127,7 @@ class Metadata:
         metadata._applied_index = snapshot.index
         metadata._logs = {log.name: log for log in snapshot.logs}
         metadata._changes = dict.fromkeys(snapshot.changes)
+        metadata.settings, metadata.settings_version = snapshot.settings, snapshot.settings_version
         return metadata
 
 

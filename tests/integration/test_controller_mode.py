@@ -225,6 +225,38 @@ def test_leader_transfer_elects_the_named_member_of_the_set(cluster: Cluster, na
     assert anyone.json()["leader"] in ("n1", "n3")
 
 
+@pytest.mark.rule("C-02", "C-12")
+def test_acks_by_a_part_of_the_set_and_settings_of_the_controllers_change_at_run_time(
+    cluster: Cluster, name: str
+) -> None:
+    created = create(cluster, name, in_sync_replicas=2)
+    assert created["in_sync_replicas"] == 2
+    wait_in_sync(cluster, name, "n1", "n2", "n3")
+    wait_acknowledged(cluster, name, "kept by two")
+    before = cluster.get("n1", "/v1/cluster/controller")
+    assert before.status_code == 200, before.text
+    changed = cluster.call("PATCH", "n2", "/v1/cluster/controller", json={"broker_timeout_ms": 2_500})
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["changed"] == {"broker_timeout_ms": 2_500}
+    stale = cluster.call(
+        "PATCH", "n3", "/v1/cluster/controller", json={"lease_ms": 1_200}, headers={"If-Match": '"0"'}
+    )
+    assert (stale.status_code, stale.json()["code"]) == (412, "config-changed")
+    bad = cluster.call("PATCH", "n3", "/v1/cluster/controller", json={"lease_ms": 9_000})
+    assert (bad.status_code, bad.json()["code"]) == (422, "invalid-request")
+    with Producer(cluster, name) as producer:
+        producer.wait_for(5)
+        master = look(cluster, name)["master"]
+        producer.nodes.remove(master)
+        cluster.kill(master)
+        producer.wait_for(5)
+    assert look(cluster, name)["master"] != master
+    back = cluster.call(
+        "PATCH", cluster.running[0], "/v1/cluster/controller", json={"broker_timeout_ms": None}
+    )
+    assert back.json()["changed"] == {}
+
+
 @pytest.mark.rule("C-05", "A-04")
 def test_what_an_unclean_election_loses_is_in_a_receipt_and_an_event_says_where(
     cluster: Cluster, name: str

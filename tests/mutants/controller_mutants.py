@@ -44,6 +44,7 @@ from tests.unit.controller import (
     test_logs,
     test_registration,
     test_replicas_manager,
+    test_settings_at_run_time,
     test_sync_state_set,
 )
 from tests.unit.controller import (
@@ -588,6 +589,15 @@ def a_replaced_copy_leaves_a_set_that_counts_a_part(patch: pytest.MonkeyPatch) -
 )
 def a_node_that_is_taken_out_leaves_a_set_that_counts_a_part(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(state_machine, "acks_needed", lambda size, acks: size)
+
+
+@mutant(
+    "A-11",
+    lambda _: test_settings_at_run_time.test_a_lease_that_was_granted_is_not_shortened(),
+    mode="controller",
+)
+def a_changed_lease_counts_for_the_present_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ActiveController, "_lease_ms_of", lambda self, name: self.config.lease_ms)
 
 
 @mutant(

@@ -281,7 +281,8 @@ class ControllerServer:
     def _compact(self, driver: LogDriver) -> None:
         """Trim events that every new replica gets by the state's snapshot instead (C-09)."""
         applied_index = _state_of(driver).metadata.applied_index
-        if self._compacting or applied_index - driver.log.begin_index < self._config.trim_after_records:
+        config = self._config if self._active is None else self._active.config
+        if self._compacting or applied_index - driver.log.begin_index < config.trim_after_records:
             return
         self._compacting = True
 

@@ -257,3 +257,8 @@ def test_members_of_one_log_and_the_metadata_of_dead_nodes() -> None:
         ("DELETE", "n3", {"log": "a", "force": "true"}),
         ("POST", "n3:clean", {}),
     ]
+
+
+def test_settings_of_the_controllers_are_name_and_value() -> None:
+    for wrong in (["lease_ms"], ["lease_ms=long"], []):
+        assert CliRunner().invoke(cli, ["controller", "set", *wrong]).exit_code == 2
