@@ -316,6 +316,8 @@ class RaftCore(MemberCore):
         now_ms: int,
         nodes: Mapping[str, tuple[str, str]] = NO_NODES,
     ) -> None:
+        if group != self._member.group:
+            self._member.group_index = index
         if not self._standing.configure(group, index, nodes):
             return
         self._peers.regroup(now_ms)

@@ -26,7 +26,8 @@ class MemberState:
 
     sound: it holds all that it ever acknowledged or voted. An unsound member's acknowledgements and confirmed
     reads do not count, and its vote counts only when every voter grants (ballot.py). electable: it holds the
-    log's state; without that it does not campaign.
+    log's state; without that it does not campaign. group_index: of the record that names the group, NO_INDEX
+    for the configured group.
     """
 
     node_id: str
@@ -39,6 +40,7 @@ class MemberState:
     leader_id: str | None = None
     sound: bool = True
     electable: bool = True
+    group_index: int = NO_INDEX
 
     @property
     def leads(self) -> bool:
@@ -50,8 +52,17 @@ class MemberState:
         return len(self.group.voters) // 2 + 1
 
     def held_index(self, log: ReplicaLog) -> int:
-        """The last index that this member may acknowledge: on disk with `fsync`, otherwise written (R-11)."""
-        return log.durable_index if self.durability is Durability.FSYNC else log.end_index
+        """The last index that this member may acknowledge: on disk with `fsync`, otherwise written (R-11).
+
+        A change of the group counts on disk only. A member that a power failure makes forget who votes could
+        elect itself without the new voters, although they hold what was acknowledged since (R-10).
+        """
+        durable_index = log.durable_index
+        if self.durability is Durability.FSYNC:
+            return durable_index
+        if durable_index < self.group_index <= log.end_index:
+            return max(durable_index, self.group_index - 1)
+        return log.end_index
 
 
 def committed_at_open(log: ReplicaLog, committed_index: int) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound, WouldLoseQuorum
-from app.log.contract import ChangeKind, GroupConfig, Role
+from app.log.contract import ChangeKind, Durability, GroupConfig, Role
 from app.raft.membership import GroupView, changed, next_change
 from app.raft.messages import PushRequest, PushType, VoteRequest
 from storage.log.hard_state import HardState
@@ -40,6 +40,29 @@ def test_a_learner_gets_the_log_and_becomes_a_voter() -> None:
     assert leader.answers == []  # two of four are no majority any more
     group.settle()
     assert [token for token, _ in leader.answers] == ["a"]
+
+
+@pytest.mark.rule("R-10", "R-11")
+def test_with_replicated_durability_a_change_of_the_group_is_committed_when_it_is_on_the_disks() -> None:
+    """A power failure at the only voter would make it forget the second one, and elect itself alone."""
+    group = Group(1, durability=Durability.REPLICATED)
+    leader = group.elect("n1")
+    learner = added(group, leader, "n2")
+    leader.auto_sync = learner.auto_sync = False
+    leader.append(token="before")
+    group.settle()
+    assert [token for token, _ in leader.answers] == ["before"]  # nothing is synced
+    leader.change(ChangeKind.PROMOTE, "n2")
+    leader.append(token="after")
+    index = leader.log.end_index - 1
+    group.settle()
+    leader.sync()
+    group.settle()
+    assert leader.core.committed_index == index - 1
+    learner.sync()
+    group.settle()
+    assert leader.core.committed_index == index + 1
+    assert [token for token, _ in leader.answers] == ["before", "after"]
 
 
 @pytest.mark.rule("R-10")
