@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tests.simulation.checks import Violation
 from tests.simulation.ha.cluster import HaCluster
+from tests.simulation.ha.nemesis import EVENTS
 from tests.simulation.ha.plan import long_plan_of, plan_of
 
 SECONDS = 40.0  # simulated, of one seed
-FULL_SEEDS = 400
+FULL_SEEDS = 1_000
+EVENTS_AN_HOUR = 5  # of each kind, at least: 500 in 100 hours
 FULL_MASTER_CHANGES = 5_000
 
 
@@ -40,6 +42,12 @@ def counts_of(cluster: HaCluster) -> Counter[str]:
         counts.update({f"masterless: {reason}": number for reason, number in looks.items()})
         counts["masterless: looks"] += cluster.liveness.looks
     return counts
+
+
+def rare_events(counts: Counter[str]) -> list[str]:
+    """The kinds of events that happened too rarely to prove anything."""
+    least = EVENTS_AN_HOUR * counts["simulated seconds"] / 3_600
+    return [f"{kind} happened only {counts[kind]} times" for kind in EVENTS if counts[kind] < least]
 
 
 def run_seeds(
@@ -85,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         counts, violations = run_seeds(range(FULL_SEEDS), options.seconds, until=FULL_MASTER_CHANGES)
         if counts["master changes"] < FULL_MASTER_CHANGES:
             violations.append(f"only {counts['master changes']} master changes")
+        violations += rare_events(counts)
     else:
         seeds = range(options.first, options.first + options.seeds)
         counts, violations = run_seeds(seeds, options.seconds, usual=options.usual)

@@ -11,8 +11,9 @@ from app.controller.commands import ElectMaster
 from app.log.contract import NO_INDEX
 from tests.simulation.ha import classic
 from tests.simulation.ha.cluster import HaCluster
+from tests.simulation.ha.nemesis import EVENTS
 from tests.simulation.ha.plan import LOG_NAME, HaPlan, plan_with_acks
-from tests.simulation.ha.run import run_seed, run_seeds
+from tests.simulation.ha.run import rare_events, run_seed, run_seeds
 
 SEEDS, SECONDS = 9, 18.0
 
@@ -30,6 +31,13 @@ def test_groups_keep_every_promise_under_faults() -> None:
     operations = ("trim all", "replaced disk", "copy set aside", "rebuilt controllers", "changed settings")
     for rare in ("reads", "page-read", "cursor-read", "stall", "suspend", "hung disk", *operations):
         assert counts[rare], f"a run without {rare} proves little"
+
+
+def test_an_event_that_hardly_ever_happens_is_reported() -> None:
+    counts = Counter(dict.fromkeys(EVENTS, 500)) + Counter({"simulated seconds": 360_000})
+    assert rare_events(counts) == []
+    counts["suspend"] -= 1
+    assert rare_events(counts) == ["suspend happened only 499 times"]
 
 
 @pytest.mark.rule("C-12", "C-08")
