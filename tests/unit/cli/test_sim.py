@@ -1,0 +1,24 @@
+"""`commitlog sim`: the simulator is a program of the tests; without the tests the command says so."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli import sim
+
+
+def test_without_the_tests_the_error_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sim, "ROOT", tmp_path)
+    result = CliRunner().invoke(sim.sim_command, ["--seed", "7"])
+    assert result.exit_code != 0
+    assert "not installed" in result.output + str(result.exception)
+    assert "checkout" in result.output + str(result.exception)
+
+
+def test_an_unknown_mode_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    result = CliRunner().invoke(sim.sim_command, ["--mode", "paxos"])
+    assert result.exit_code == 2
+    assert "--mode must be one of raft, controller, classic, got 'paxos'" in capfd.readouterr().err
