@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 PREFACE_TIMEOUT_S: Final = 2.0
 _CONNECT_TIMEOUT_S: Final = 2.0
+_PROOF_TIMEOUT_S: Final = 5.0  # with a handshake, which needs the other side's event loop
 UNIDENTIFIED_MAX: Final = 1_024  # connections that others opened and that have not introduced themselves
 REPLICAS_MAX: Final = 64  # of one log; a higher place is invalid
 STRANGERS_MAX: Final = 256  # of one log: slaves that name no replica
@@ -218,7 +219,7 @@ class HaTransport:
         address, history = connect.address, connect.history
         try:
             await asyncio.sleep(max(0.0, owner.dial_at_s - loop.time()))
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S if self.links.is_plain else _PROOF_TIMEOUT_S):
                 host, port = split_address(address or owner.master() or "")
                 await self.links.connect(lambda: _Connection(self, owner.log_id, key, history), host, port)
         except (OSError, TimeoutError, ValueError) as error:
