@@ -178,7 +178,7 @@ def _quoted(value: object) -> str:
 
 
 def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """Send every logger's lines to stderr. Called once, by whoever owns the process."""
+    """Send every logger's lines to stderr. Called once, by the owner of the process."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(LineFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

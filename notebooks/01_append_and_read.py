@@ -110,7 +110,7 @@ display(
 check = index_check(entries).collect()[0]
 in_log = records.options(startingIndex="earliest", endingIndex=check["last"]).load()
 missing = in_log.join(entries, "index", "left_anti").count()
-assert check["doubles"] == 0, f"{check['doubles']} indexes stand in the table twice"
+assert check["doubles"] == 0, f"{check['doubles']} indexes are in the table twice"
 assert missing == 0, f"{missing} records of the log are not in the table"
 assert in_log.count() == check["rows"], "the table has rows that the log does not have"
 print(f"{check['rows']:,} rows, indexes {check['first']:,} to {check['last']:,}: each record of the log once")

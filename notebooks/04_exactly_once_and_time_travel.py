@@ -113,6 +113,6 @@ display(spark.createDataFrame(cuts))
 check = index_check(entries).collect()[0]
 verified = verify_tables(spark, endpoint, log, token)
 assert commits.where("written != held").isEmpty(), "a commit wrote other rows than the table has"
-assert check["doubles"] == 0, f"{check['doubles']} indexes stand in the table twice"
+assert check["doubles"] == 0, f"{check['doubles']} indexes are in the table twice"
 assert verified.equal, str(verified)
 print(f"{check['rows']:,} rows, {check['doubles']} doubles; {verified}")

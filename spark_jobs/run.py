@@ -58,7 +58,7 @@ FAILURES = (*GROUP_FAILURES, ConfigError, JarsUnavailable, JavaNotFound)
 
 @dataclass(frozen=True, kw_only=True)
 class MaterializeConfig:
-    """What to materialize, where, and how often.
+    """Logs to materialize, destination and intervals.
 
     endpoint: base URLs of replicas, comma-separated. tables: folder or URL with one folder per log. logs:
     names, and patterns such as `orders-*`. checkpoints: a scratch folder that driver and executors share,

@@ -66,7 +66,7 @@ def main() -> None:
     try:
         cli.main(prog_name="commitlog")
     except BrokenPipeError:
-        # the reader of our output has seen enough (`commitlog read | head`): nothing more can be told to it
+        # the reader of the output has closed it (`commitlog read | head`): nothing more can be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -169,7 +169,7 @@ class CommitlogClient:
         """Return the begin and the end of the log, and its committed index."""
         return self._get("/tail", consistency=consistency)
 
-    # --- what the nodes tell ---
+    # --- views of the nodes ---
 
     def status(self, endpoint: str | None = None) -> dict[str, Any]:
         """Return a node's view of the log: of `endpoint`, asked once, or of any node."""

@@ -100,7 +100,7 @@ class Tables:
         return Cut(found["index"], found["tables"], found["exact"])
 
     def digests(self, from_index: int, until_index: int, block: int = BLOCK) -> Iterator[DigestPage]:
-        """Of the log's data records of [from_index, until_index), page by page.
+        """Yield the digests of the data records of [from_index, until_index), page by page.
 
         Raises NotFound when an index was trimmed.
         """

@@ -154,7 +154,8 @@ class Liveness:
         return heard if heard is not None and heard.exceeds(recorded) else recorded
 
     def news_of_confirmed(self, log: Log) -> tuple[Confirmed, ...]:
-        """What the copies of a log have reported as confirmed and its metadata do not record."""
+        """Return the confirmed positions that copies of a log have reported and its metadata do not
+        record."""
         found = (self.confirmed(log, replica.id) for replica in log.replicas)
         return tuple(each for each in found if each and each.exceeds(log.confirmed_by(each.replica_id)))
 

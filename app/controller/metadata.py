@@ -48,14 +48,14 @@ class Confirmed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client chooses when it creates a log; replication, durability: as docs/api.md §2 spells them.
+    """Settings that a client chooses when it creates a log; replication and durability: as in docs/api.md §2.
 
     replicas: nodes that keep the log; classic: the first one is the master. learners: those of them that
-    neither join the SyncStateSet nor are elected (C-11). min_in_sync_replicas: appends are refused while
-    the set is smaller (C-12). in_sync_replicas: how many members of the set, the master included, must hold
-    a record before it is acknowledged; None: all of them. unclean: a replica that is not in the set may be
-    elected when nobody of it lives, losing what it does not have. preferred: elected where epoch and offset
-    are equal. priorities: by node, from 0 to PRIORITY_MAX, the lower number wins (RocketMQ:
+    neither join the SyncStateSet nor are elected (C-11). min_in_sync_replicas: appends are refused while the
+    set is smaller (C-12). in_sync_replicas: number of members of the set, including the master, that must
+    hold a record before it is acknowledged; None: all of them. unclean: a replica outside the set may be
+    elected when no member of it is alive, with the loss of what it does not have. preferred: elected where
+    epoch and offset are equal. priorities: by node, from 0 to PRIORITY_MAX, the lower number wins (RocketMQ:
     brokerElectionPriority); they decide where epoch and offset are equal and no candidate is preferred, a
     node without one comes last.
     """
@@ -183,7 +183,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         return next((each for each in reversed(self.replicas) if each.node == node and each.registered), None)
 
     def confirmed_by(self, replica_id: int) -> Confirmed | None:
-        """What is recorded of the copy's confirmed records, None for nothing."""
+        """Return the recorded position of the copy's confirmed records, None for nothing."""
         return next((each for each in self.confirmed if each.replica_id == replica_id), None)
 
     def is_current(self, replica_id: int) -> bool:

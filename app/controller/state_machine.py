@@ -199,11 +199,12 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
 
 
 def _without_gone(log: Log) -> Log:
-    """The log after a change of its nodes: no copy of a node that it does not name, no learner in the set.
+    """Return the log after a change of its nodes: no copy of a node that it does not name, no learner in the
+    set.
 
-    The set may be empty then (a change by force): only an unclean election brings another master. A set of
-    which a part acknowledges keeps them: a record may be on them and fewer others than its acks say, until
-    the master has asked for a set without them.
+    The set may be empty then (a change by force): only an unclean election brings another master. A set whose
+    appends need only some members keeps them: a record may be on them and on fewer others than its acks
+    require, until the master has requested a set without them.
     """
     replicas = tuple(each for each in log.replicas if each.node in log.nodes)
     voting = {each.id for each in replicas if not log.is_learner(each.node)}
@@ -237,7 +238,7 @@ def _rebuilt(log: Log, event: MetadataRebuilt) -> Log:
 
 
 def _with_confirmed(log: Log, news: tuple[Confirmed, ...]) -> tuple[Confirmed, ...]:
-    """What is recorded of the copies that are known still."""
+    """Return the recorded positions of the copies that are still known."""
     found = {each.replica_id: each for each in (*log.confirmed, *news)}
     return tuple(each for replica_id, each in sorted(found.items()) if log.replica(replica_id) is not None)
 

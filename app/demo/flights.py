@@ -24,9 +24,9 @@ class DataSetMissing(Exception):
 
 
 def read_flights(count: int = FLIGHTS_OF_2013) -> Iterator[Record]:
-    """The first `count` flights, in the order of the file. Raises DataSetMissing.
+    """Return the first `count` flights, in the order of the file. Raises DataSetMissing.
 
-    The file is read where the package keeps it: importing the package would parse all its tables with pandas.
+    The file is read from the package's folder: importing the package would parse all its tables with pandas.
     """
     encoder = msgspec.json.Encoder()
     try:
@@ -43,7 +43,7 @@ def read_flights(count: int = FLIGHTS_OF_2013) -> Iterator[Record]:
 
 
 def _typed(name: str, text: str) -> str | int | float | None:
-    """A column's value; a flight that was cancelled has none in some."""
+    """Return a column's value; a cancelled flight lacks some."""
     if text in ("", "NA"):
         return None
     if name in TEXT_COLUMNS:
@@ -52,9 +52,9 @@ def _typed(name: str, text: str) -> str | int | float | None:
 
 
 class ContentHash:
-    """A hash of keys and values in order: equal for two sequences of records only when they are the same.
+    """Return a hash of keys and values in order: only identical sequences of records have the same hash.
 
-    Every part goes in with its length, so that no two different sequences give the same bytes.
+    Every part is hashed with its length, so that no two different sequences give the same bytes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a demo: wiped before each demo, if a demo has made it, and only what demos make in it."""
+"""The folder of a demo: emptied before each demo, but only if a demo has created it."""
 
 import fcntl
 import shutil
@@ -12,14 +12,14 @@ MADE_BY_DEMOS = ("n[1-9]", "cluster.toml", "spark", "tables", "checkpoints", "pr
 
 
 class FolderRefused(Exception):
-    """The folder has something in it that no demo has made."""
+    """The folder contains something that no demo has created."""
 
 
 def prepare(folder: Path) -> bool:
-    """Make `folder` with the demo's marker and nothing of an earlier demo; True when there was one.
+    """Create `folder` with the demo's marker and nothing of an earlier demo; return whether there was one.
 
-    What demos do not make is left alone. Raises FolderRefused when the folder holds things but no marker, or
-    when a cluster runs in it.
+    Other files are left alone. Raises FolderRefused when the folder is not empty and has no marker, or when a
+    cluster runs in it.
     """
     earlier = (folder / MARKER).is_file()
     if folder.exists() and not folder.is_dir():

@@ -1,4 +1,4 @@
-"""What each node holds of a log: its end, a hash of all its records, and its epoch file byte by byte."""
+"""Copies of a log at each node: end, hash of all records, and epoch file byte by byte."""
 
 import hashlib
 import time
@@ -22,7 +22,7 @@ BYTES_COLUMNS = ("key", "value", "type")
 
 
 class NodesDiffer(Exception):
-    """The nodes did not come to the same end in time."""
+    """The nodes did not reach the same end in time."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class NodeLog:
 
 
 def wait_for_same_end(client: CommitlogClient, nodes: Sequence[LocalNode], timeout_s: float) -> None:
-    """Until all nodes have committed up to one end. Raises NodesDiffer, and ClientError of a silent node."""
+    """Wait until all nodes have committed up to one end. Raises NodesDiffer, and ClientError for a silent
+    node."""
     deadline = time.monotonic() + timeout_s
     while True:
         views = [client.status(node.url) for node in nodes]
@@ -54,7 +55,7 @@ def wait_for_same_end(client: CommitlogClient, nodes: Sequence[LocalNode], timeo
 
 
 def count_events(client: CommitlogClient, nodes: Sequence[LocalNode]) -> int:
-    """How many events stand in the journals of all nodes. Raises ClientError of a silent node."""
+    """Return the number of events in the journals of all nodes. Raises ClientError for a silent node."""
     total = 0
     for node in nodes:
         page = client.events(node.url)
@@ -94,9 +95,9 @@ def read_node_log(client: CommitlogClient, node: LocalNode) -> NodeLog:
 
 
 class ColumnsHash:
-    """A hash of every column of records that come in pages, the same wherever the pages are cut.
+    """A hash of every column of records that arrive in pages, independent of the page boundaries.
 
-    Each column has a hash of its own: of the numbers, or of the lengths and the contents apart, so that no
+    Each column has its own hash: of the numbers, or of the lengths and the contents separately, so that no
     two different columns give the same bytes.
     """
 
@@ -107,7 +108,7 @@ class ColumnsHash:
         self._hashes = {name: hashlib.blake2b(digest_size=16) for name in names}
 
     def add(self, page: pa.Table) -> None:
-        """The next records."""
+        """Add the next records."""
         self.count += page.num_rows
         for name in INTEGER_COLUMNS:
             numbers = page[name].cast(pa.int64()).to_numpy()

@@ -1,4 +1,4 @@
-"""The claims of the demo, each checked against what was found; one that does not hold makes the demo fail."""
+"""The claims of the demo, each checked against the result; a claim that does not hold makes the demo fail."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ EPOCH_FIELDS = ("epoch", "term", "leader", "start_index", "start_offset", "end_i
 
 @dataclass(frozen=True)
 class Sent:
-    """What went in: how many records, their content hash, and the last index that was acknowledged."""
+    """Input of the demo: number of records, their content hash, and the last acknowledged index."""
 
     records: int
     content_hash: str
@@ -28,7 +28,7 @@ class Proof:
 
 
 def prove_entries(sent: Sent, found: Mapping[str, Any]) -> list[Proof]:
-    """That the table `entries` holds each record that was sent exactly once, and nothing else."""
+    """Prove that the table `entries` holds each sent record exactly once, and nothing else."""
     rows, indexes, last = found["rows"], found["indexes"], found["last"]
     return [
         Proof("entries: as many rows as records sent", rows == sent.records, f"{rows:,} = {sent.records:,}"),
@@ -47,7 +47,7 @@ def prove_entries(sent: Sent, found: Mapping[str, Any]) -> list[Proof]:
 
 
 def prove_nodes(logs: Sequence[NodeLog], restarted: str) -> list[Proof]:
-    """That every node holds the same log, the restarted one too."""
+    """Prove that every node holds the same log, including the restarted one."""
     first = logs[0]
     hashes = ", ".join(f"{log.node} {log.records_hash[:8]}" for log in logs)
     files = ", ".join(f"{log.node} {log.epoch_file_hash[:8]}" for log in logs)
@@ -76,7 +76,7 @@ def prove_epochs(
     told: Sequence[Mapping[str, Any]],
     nodes: Sequence[str],
 ) -> list[Proof]:
-    """That the epoch tables say what the nodes say, and that there was a fail-over.
+    """Prove that the epoch tables agree with the nodes, and that there was a fail-over.
 
     found: rows of `epochs`; files: rows of `epoch_files`; told: the epochs of the service.
     """
@@ -105,7 +105,7 @@ def prove_epochs(
 def prove_watermarks(
     found: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]], nodes: Sequence[str]
 ) -> Proof:
-    """That the table `watermarks` tells of every node in every term. told: the epochs of the service."""
+    """Prove that the table `watermarks` has every node in every term. told: the epochs of the service."""
     rows = {(row["term"], row["peer"]) for row in found}
     terms = [epoch["term"] for epoch in told]
     return Proof(

@@ -12,7 +12,7 @@ from app.demo.proofs import Proof
 
 
 def leaders_table(roles: Sequence[Mapping[str, Any]], epochs: Sequence[Mapping[str, Any]]) -> Table:
-    """Who led in which term, from the epochs; when, from the journal of the node itself."""
+    """Return the leader of each term, from the epochs, and the time, from the journal of the node itself."""
     table = Table(
         title="who led in which term (tables epochs and events)", title_justify="left", box=SIMPLE_HEAD
     )
@@ -37,7 +37,7 @@ def leaders_table(roles: Sequence[Mapping[str, Any]], epochs: Sequence[Mapping[s
 
 
 def watermarks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The last watermark of each peer in each term, from the table `watermarks`."""
+    """Return the last watermark of each peer in each term, from the table `watermarks`."""
     peers = sorted({row["peer"] for row in rows})
     table = Table(
         title="the last watermarks by term and peer (table watermarks)", title_justify="left", box=SIMPLE_HEAD
@@ -56,7 +56,7 @@ def watermarks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def nodes_table(logs: Sequence[NodeLog], restarted: str) -> Table:
-    """Each node's copy of the log."""
+    """Return each node's copy of the log."""
     table = Table(title="what each node holds", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("node")
     for name in ("end index", "records"):
@@ -71,7 +71,7 @@ def nodes_table(logs: Sequence[NodeLog], restarted: str) -> Table:
 
 
 def proofs_table(proofs: Sequence[Proof]) -> Table:
-    """Every claim with its figures."""
+    """Return every claim with its figures."""
     table = Table(title="proofs", title_justify="left", box=SIMPLE_HEAD)
     for name in ("", "claim", "found = expected"):
         table.add_column(name, overflow="fold")

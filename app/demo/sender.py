@@ -1,4 +1,5 @@
-"""Sends the flights through REST, in order, and notes when and where each append was acknowledged."""
+"""Sends the flights through REST, in order, and records when and by which leader each append was
+acknowledged."""
 
 import threading
 import time
@@ -16,7 +17,7 @@ _GIVE_UP_S = 60.0
 
 @dataclass
 class Acknowledgement:
-    """One append's answer: when it came (monotonic seconds), from which term and leader."""
+    """Answer to one append: its time (monotonic seconds), term and leader."""
 
     at: float
     term: int
@@ -27,7 +28,7 @@ class Acknowledgement:
 
 @dataclass
 class Sending:
-    """What a sender has done so far. Read by the thread that shows progress while the sender runs."""
+    """Progress of a sender. Read by the thread that shows it while the sender runs."""
 
     sent: int = 0
     last_index: int = -1
@@ -41,12 +42,12 @@ class Sending:
 class AppendThread:
     """A thread that appends `records` one batch after the other, so that the log keeps their order.
 
-    Each append has an idempotency key of its own and is repeated with it until it is answered: whatever
-    happens to the nodes, a record is stored once.
+    Each append has an idempotency key and is retried with it until it is answered: whatever happens to the
+    nodes, a record is stored once.
     """
 
     def __init__(self, endpoints: Sequence[str], records: Iterable[Record], total: int) -> None:
-        """total: how many records there are."""
+        """total: number of records."""
         self.done = Sending()
         self.half_way = threading.Event()
         self._records = records
@@ -64,7 +65,7 @@ class AppendThread:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Let it end after the append that is under way."""
+        """End after the append in progress."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -89,7 +90,7 @@ class AppendThread:
                 self.done.sent += appended.count
                 if 2 * self.done.sent >= self._total:
                     self.half_way.set()
-        except Exception as error:  # the thread that watches raises it where a person sees it
+        except Exception as error:  # the thread that shows the progress raises it
             self.done.error = error
         finally:
             self.done.ended = time.monotonic()
@@ -97,7 +98,8 @@ class AppendThread:
 
 
 def gap_ms(acknowledgements: Sequence[Acknowledgement], killed_at: float, killed_term: int) -> int | None:
-    """Milliseconds from the kill to the first acknowledgement of a later term, None if there was none."""
+    """Return the milliseconds from the kill to the first acknowledgement of a later term, None if there
+    was none."""
     for acknowledgement in acknowledgements:
         if acknowledgement.at >= killed_at and acknowledgement.term > killed_term:
             return round((acknowledgement.at - killed_at) * 1000)

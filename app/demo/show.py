@@ -1,4 +1,4 @@
-"""What a person sees of the demo: lines and tables, and progress bars only where a terminal shows them."""
+"""Output of the demo: lines and tables, and progress bars on a terminal."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ PLAIN_LINE_EACH_S = 5.0
 
 
 class Bar:
-    """How far one piece of work is: `to` moves it; without a terminal, a line each few seconds."""
+    """Progress of one piece of work: `to` moves it; without a terminal, one line every few seconds."""
 
     def __init__(self, show: "Show", what: str, total: int, progress: Progress | None) -> None:
         self._show, self._what, self._total = show, what, total
@@ -21,7 +21,7 @@ class Bar:
         self._told_at = time.monotonic()
 
     def to(self, done: int, note: str = "") -> None:
-        """`done` of the total is done. note: what is special now."""
+        """Set the progress to `done`. note: a remark shown beside it."""
         done = min(done, self._total)
         if self._progress is not None and self._task is not None:
             self._progress.update(
@@ -40,19 +40,19 @@ class Show:
         self._started = time.monotonic()
 
     def step(self, text: str) -> None:
-        """A new part of the demo, with the time since its start."""
+        """Begin a new part of the demo, with the time since its start."""
         seconds = f"{time.monotonic() - self._started:6.1f} s"
         self.console.print(f"[bold cyan]{seconds}[/]  [bold]{escape(text)}[/]", soft_wrap=True)
 
     def line(self, text: str) -> None:
-        """A plain line below a step."""
+        """Print a plain line below a step."""
         self.console.print(f"          {escape(text)}", soft_wrap=True)
 
     def table(self, table: RenderableType) -> None:
         self.console.print(table)
 
     def outcome(self, text: str, *, good: bool) -> None:
-        """The last word."""
+        """Print the last line."""
         self.console.print(f"[bold {'green' if good else 'red'}]{escape(text)}[/]", soft_wrap=True)
 
     @contextmanager

@@ -23,18 +23,18 @@ from app.tables.names import CURSOR
 
 LOOK_EACH_S = 0.05
 CURSOR_AT_ONCE = ("--cursor-each-s", "1")  # the demo ends with the move of the job's cursor
-STALLED_S = 300.0  # without a record acknowledged, or a row in the table, for this long the demo gives up
+STALLED_S = 300.0  # time without an acknowledged record, or a new row, after which the demo gives up
 SAME_END_TIMEOUT_S = 60.0
 SPARK_TIMEOUT_S = 300.0
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on. The message says why, and where to read more."""
+    """The demo cannot continue. The message states the reason, and where to read more."""
 
 
 @dataclass
 class Story:
-    """What has happened so far; the demo's report."""
+    """Progress and report of the demo."""
 
     flights: int
     leader: str = ""
@@ -54,7 +54,7 @@ class Story:
 
 
 class Demo:
-    """One run. Everything that it starts stands on `stack`, and ends with it."""
+    """One run. Everything that it starts is registered on `stack`, and ends with it."""
 
     def __init__(self, folder: Path, port: int, flights: int, show: Show, stack: ExitStack) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Demo:
     # --- the cluster ---
 
     def start(self) -> None:
-        """Three nodes, then the Spark job, which warms up while the flights are sent."""
+        """Start three nodes, then the Spark job, which warms up while the flights are sent."""
         try:
             self.cluster.start()
             self.cluster.wait_ready()
@@ -86,7 +86,7 @@ class Demo:
     # --- the flights, and the kill ---
 
     def send(self) -> Sent:
-        """Send all flights; kill the leader half-way; start it again when the cluster has gone on."""
+        """Send all flights; kill the leader half-way; restart it when the cluster has a new leader."""
         story = self.story
         sender = AppendThread(self.cluster.urls, read_flights(story.flights), story.flights)
         self._stack.callback(sender.stop)
@@ -143,7 +143,7 @@ class Demo:
     # --- Delta ---
 
     def wait_for_tables(self, sent: Sent) -> None:
-        """Until every record, and every epoch, is in the Delta tables, and the job writes no more."""
+        """Wait until every record, and every epoch, is in the Delta tables, and the job writes no more."""
         assert self._job is not None
         started = time.monotonic()
         stalled = Stalled("no row came into the table", self._job)
@@ -178,7 +178,7 @@ class Demo:
                 raise DemoFailed(f"the nodes' logs cannot be compared: {error}") from error
 
     def wait_for_events(self) -> None:
-        """Until all that the nodes have noted so far, watermarks above all, is in the Delta tables."""
+        """Wait until all events of the nodes so far, especially watermarks, are in the Delta tables."""
         assert self._job is not None
         stalled = Stalled("no event came into the table", self._job)
         try:
@@ -194,7 +194,7 @@ class Demo:
                 time.sleep(LOOK_EACH_S)
 
     def start_spark_side(self) -> None:
-        """A Spark of the demo's own: `look_at_tables` and `run_notebook` wait for what it does."""
+        """The demo's own Spark: `look_at_tables` and `run_notebook` wait for its results."""
         folder = self.folder / "spark"
         arguments = ["--tables", str(self.folder / "tables"), "--endpoint", ",".join(self.cluster.urls)]
         arguments += ["--answer", str(self._answer), "--notebook", str(self._notebook)]
@@ -208,7 +208,7 @@ class Demo:
         self._stack.callback(self._spark_side.end, 2.0)
 
     def look_at_tables(self) -> None:
-        """What Spark finds in the tables."""
+        """Return the results of Spark's reading of the tables."""
         self._await_spark(self._answer.exists, "Spark's look at the tables")
         self.story.found = json.loads(self._answer.read_text())
 
@@ -228,20 +228,20 @@ class Demo:
         return story.proofs
 
     def run_notebook(self) -> None:
-        """The first notebook on these tables, with its plots as HTML."""
+        """Run the first notebook on these tables; return the HTML page with its plots."""
         assert self._spark_side is not None
         spark_side = self._spark_side
         self._await_spark(lambda: not spark_side.running, "the notebook")
         self.story.notebook_html = self._notebook
 
     def stop_job(self) -> None:
-        """End the Spark job: what follows has the processors for itself."""
+        """End the Spark job, so that the next steps have the processors for themselves."""
         assert self._job is not None
         self._job.stop()
         self._job = None
 
     def watch(self) -> None:
-        """Stay until a signal comes, and tell who falls."""
+        """Keep the cluster until a signal arrives, and report nodes that end."""
         while True:
             time.sleep(1.0)
             for node_id, words in self.cluster.fallen():
@@ -279,8 +279,7 @@ class Demo:
 
 
 def cursor_is_past(client: CommitlogClient, index: int) -> bool:
-    """Whether the job has moved its cursor past `index`: the move is a record of the log, so it is the last
-    one that the nodes get."""
+    """Return whether the job has moved its cursor beyond `index`: the move is the last record of the log."""
     try:
         return Operations(client).cursor(CURSOR).index > index
     except NotFound:
@@ -288,13 +287,13 @@ def cursor_is_past(client: CommitlogClient, index: int) -> bool:
 
 
 def java_environment() -> dict[str, str]:
-    """For a Java that lives for a minute: compile quickly rather than well. Halves the processor time."""
+    """Options for a short-lived JVM: compile quickly rather than well. Halves the processor time."""
     options = [os.environ.get("JDK_JAVA_OPTIONS", ""), "-XX:TieredStopAtLevel=1"]
     return {"JDK_JAVA_OPTIONS": " ".join(options).strip()}
 
 
 class Stalled:
-    """Raises DemoFailed when a count has not moved for STALLED_S."""
+    """Raises DemoFailed when a count has not changed for STALLED_S."""
 
     def __init__(self, what: str, job: SparkJob | None = None) -> None:
         self._what = what

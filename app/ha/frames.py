@@ -16,7 +16,7 @@
       preface         magic(4) "CLHA" version(1) flags(1) replica(2) log_id(8)   flags bit 0: by number
       history         end_offset(8) next_index(8) epoch(8) chain(8)    with flags bit 1, directly after it
 
-The preface says which log of a shared listener is meant, and which of the log's replicas comes. It cannot be
+The preface names the log on a shared listener, and the log's replica that connects. It cannot be
 taken for a first frame (no state and no offset begins like that), so a listener of one log does without.
 
 The history proves what a classic report alone cannot: the chain of the slave's last batch is a digest over

@@ -1,9 +1,9 @@
-"""What the ReplicasManager tells an AutoSwitch core, and what it may ask of it (C-10). PURE.
+"""Messages from the ReplicasManager to an AutoSwitch core, and its view of the core (C-10). PURE.
 
-All of it goes through the driver, so that the core never hears of two things at once:
+All of it goes through the driver, so that the core handles one message at a time:
 
-    driver.deliver(MANAGER, MasterRole(...))             the controller says that this replica is master
-    driver.deliver(MANAGER, SlaveRole(...))              ... or that another one is, or nobody (yet)
+    driver.deliver(MANAGER, MasterRole(...))             this replica is master by the controller's decision
+    driver.deliver(MANAGER, SlaveRole(...))              ... or another one is, or none (yet)
     driver.deliver(MANAGER, SyncStateSetChanged(...))    the set as the controller has it now
     driver.deliver(MANAGER, Lease(until_ms))             a heartbeat was answered: fencing (A-11)
 
@@ -174,7 +174,7 @@ class HaView(Protocol):
 
     @property
     def max_offset(self) -> int:
-        """Byte after the last record that is as durable as the log's durability says; falls by truncation."""
+        """Byte after the last record that is as durable as the log requires; falls by truncation."""
         ...
 
     @property

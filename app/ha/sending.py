@@ -26,7 +26,7 @@ class Piece:
 
 
 class Sender:
-    """What was sent to a slave and what it has acknowledged. Offsets are bytes of the log.
+    """Sent and acknowledged position of one slave. Offsets are bytes of the log.
 
     Invariants: acked_offset <= sent_offset; acked_index is the last batch completely below acked_offset,
     among those that were sent or that the slave began with.

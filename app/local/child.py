@@ -1,7 +1,8 @@
-"""`python -m app.local.child PARENT MODULE [ARGUMENT ...]`: a module as a process that ends with its parent.
+"""`python -m app.local.child PARENT MODULE [ARGUMENT ...]`: runs a module in a process that ends with its
+parent.
 
-The kernel is asked to send a SIGTERM when the parent ends, however it ends. The child asks by itself: a
-parent with threads must not run anything between fork and exec.
+The kernel sends a SIGTERM when the parent ends, in any way. The child requests this itself: a parent with
+threads must not run anything between fork and exec.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    """Never returns before the module ends; at once when the parent is gone already."""
+    """Run the module and return when it ends; return at once if the parent has ended already."""
     parent, module, *arguments = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):

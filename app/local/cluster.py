@@ -1,10 +1,10 @@
-"""A cluster of real processes on this machine: its folders, its configuration file, its life.
+"""A cluster of real processes on this machine: its folders, its configuration file, start and stop.
 
-DIR/cluster.toml           what every node reads
+DIR/cluster.toml           configuration of every node
 DIR/cluster.lock           held while a cluster runs here
 DIR/tables                 the Delta tables, if a job writes them
 DIR/nK/{pid,log,data/}     node K: REST on port + K - 1, peers on port + 1000 + K - 1, all on 127.0.0.1;
-                           classic: n1 takes slaves on port + 2000
+                           classic: n1 accepts slaves on port + 2000
 """
 
 import fcntl
@@ -20,7 +20,7 @@ from app.client import ClientError, CommitlogClient
 from app.local.processes import ChildProcess, describe_exit
 
 PEER_PORT_DISTANCE = 1_000
-HA_PORT_DISTANCE = 2_000  # where n1 takes the slaves of a classic log
+HA_PORT_DISTANCE = 2_000  # where n1 accepts the slaves of a classic log
 LOCK = "cluster.lock"
 READY_TIMEOUT_S = 60.0
 STOP_GRACE_S = 10.0
@@ -28,12 +28,12 @@ POLL_S = 0.05
 
 
 class ClusterError(Exception):
-    """The cluster cannot be made or does not start; the message says why, and names the log."""
+    """The cluster cannot be created or does not start; the message states the reason and the log file."""
 
 
 @dataclass(frozen=True)
 class LocalNode:
-    """Where one node of a local cluster listens and keeps its things."""
+    """Addresses and files of one node of a local cluster."""
 
     id: str
     port: int
@@ -50,9 +50,9 @@ class LocalNode:
 
 
 class LocalCluster:
-    """Nodes n1 ... nN below `folder`. Leaves nothing running behind once `stop` or `with` has ended.
+    """Nodes n1 ... nN below `folder`. No process is left running once `stop` or `with` has ended.
 
-    A folder that has a cluster already goes on with it: same id, same nodes.
+    An existing cluster in the folder is started again: same id, same nodes.
     """
 
     def __init__(self, folder: Path, *, nodes: int, port: int, replication: str = "raft") -> None:
@@ -87,7 +87,7 @@ class LocalCluster:
     # --- its life ---
 
     def start(self) -> None:
-        """Write the configuration and start every node; `wait_ready` tells when they serve.
+        """Write the configuration and start every node; `wait_ready` returns when they serve.
 
         Raises ClusterError when the folder cannot be used, or is in use.
         """
@@ -97,7 +97,7 @@ class LocalCluster:
             self.start_node(node.id)
 
     def start_node(self, node_id: str) -> None:
-        """Start one node, which must not run."""
+        """Start one node, which must not be running."""
         node = self.node(node_id)
         node.folder.mkdir(exist_ok=True)
         arguments = ["serve", "--config", str(self.config), "--node", node_id]
@@ -106,13 +106,13 @@ class LocalCluster:
         )
 
     def kill_node(self, node_id: str) -> None:
-        """SIGKILL: the node has no chance to say good-bye."""
+        """Send SIGKILL: no clean stop."""
         child = self._children[node_id]
         self._reported.add(child.pid)
         child.kill()
 
     def stop(self) -> None:
-        """End every node cleanly, all at once; those that do not obey, hard."""
+        """End every node cleanly, all at once; kill those that do not end."""
         for child in self._children.values():
             self._reported.add(child.pid)
             child.terminate()
@@ -133,7 +133,7 @@ class LocalCluster:
             raise ClusterError(f"{self.folder} cannot be used: {error.strerror}") from error
 
     def fallen(self) -> list[tuple[str, str]]:
-        """Nodes that ended by themselves since the last call: (id, what happened, in words)."""
+        """Return the nodes that ended by themselves since the last call: (id, description)."""
         fallen = []
         for node_id, child in self._children.items():
             if child.exit_code is not None and child.pid not in self._reported:
@@ -143,7 +143,7 @@ class LocalCluster:
         return fallen
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Until every node serves and a leader confirms reads. Raises ClusterError."""
+        """Wait until every node serves and a leader confirms reads. Raises ClusterError."""
         deadline = time.monotonic() + timeout_s
         with CommitlogClient(self.urls, give_up_s=0) as client:
             waiting = list(self.nodes)
@@ -194,7 +194,7 @@ class LocalCluster:
         self.config.write_text("\n".join(tables))
 
     def _checked_id(self, document: dict[str, Any]) -> str:
-        """The id of the cluster that this folder has; ClusterError when it is of another shape."""
+        """Return the id of the cluster in this folder. Raises ClusterError when its settings differ."""
         there = [node["id"] for node in document.get("nodes", [])]
         wanted = [node.id for node in self.nodes]
         if there != wanted:
@@ -211,5 +211,5 @@ class LocalCluster:
 
 
 def _quoted(text: str) -> str:
-    """A TOML basic string: JSON's quoting of unescaped Unicode is a part of it."""
+    """Return a TOML basic string: JSON's quoting of unescaped Unicode is a subset of it."""
     return json.dumps(text, ensure_ascii=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class ChildProcess:
-    """A Python module as a child process, in a session of its own: a Ctrl-C reaches only the parent.
+    """A Python module as a child process, in a separate session: a Ctrl-C reaches only the parent.
 
     Its output goes to `log`; `pid_file` holds its pid while it runs. It ends with its parent (child.py).
     """
@@ -27,7 +27,7 @@ class ChildProcess:
         """environment: variables beside those of this process."""
         self.log = log
         self._pid_file = pid_file
-        # -P: the folder that we are in must not shadow our packages
+        # -P: the current folder must not shadow installed packages
         command = [sys.executable, "-P", "-m", "app.local.child", str(os.getpid()), module, *arguments]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -54,35 +54,35 @@ class ChildProcess:
         return self.exit_code is None
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM), and do not wait."""
+        """Send SIGTERM, and do not wait."""
         if self.running:
             self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
+        """Send SIGKILL, and wait for the end."""
         if self.running:
             self._process.kill()
         self.wait(10)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, None when it still runs after `timeout_s`."""
+        """Return its exit code, None when it still runs after `timeout_s`."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
         if self._pid_file.exists() and self._pid_file.read_text().strip() == str(self.pid):
-            self._pid_file.unlink(missing_ok=True)  # unless somebody else runs in its place by now
+            self._pid_file.unlink(missing_ok=True)  # unless another process uses its files by now
         return code
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM, then after `grace_s` SIGKILL for it and for whatever it started."""
+        """Send SIGTERM, then after `grace_s` SIGKILL to it and to everything it started."""
         self.terminate()
         if self.wait(grace_s) is None:
             os.killpg(self.pid, signal.SIGKILL)
             self.wait(10)
 
     def last_lines(self, count: int = 5) -> str:
-        """The end of its log, for a message to a person."""
+        """Return the end of its log, for an error message."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
         except OSError:
@@ -90,12 +90,13 @@ class ChildProcess:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Return a description of an exit code."""
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 class StopRequested(BaseException):
-    """SIGTERM, SIGINT or SIGHUP came: clean up and end. Not an Exception, so that nothing swallows it."""
+    """SIGTERM, SIGINT or SIGHUP arrived: clean up and end. Not an Exception, so that it is not caught by
+    accident."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The Spark job beside a local cluster: a process of its own that writes the log into Delta tables."""
+"""The Spark job beside a local cluster: a separate process that writes the log into Delta tables."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Self
 from app.local.cluster import LocalCluster
 from app.local.processes import ChildProcess
 
-STOP_GRACE_S = 5.0  # a kill does no harm: the tables stay right (spark_jobs/README.md)
+STOP_GRACE_S = 5.0  # a kill does no harm: the tables stay correct (spark_jobs/README.md)
 
 
 JOB = "spark_jobs.run"
@@ -18,7 +18,7 @@ VERIFY_JOB = "spark_jobs.verify"
 def job_arguments(
     endpoints: Sequence[str], log: str, tables: Path | str | None, checkpoints: Path | str | None
 ) -> list[str]:
-    """What `python -m spark_jobs.run` needs to know. None: its own configuration says."""
+    """Options for `python -m spark_jobs.run`. None: as in its own configuration."""
     arguments = ["--endpoint", ",".join(endpoints), "--log", log]
     for name, place in (("--tables", tables), ("--checkpoints", checkpoints)):
         arguments += [] if place is None else [name, str(place)]
@@ -47,7 +47,7 @@ class SparkJob:
         arguments = job_arguments(cluster.urls, "default", self.tables, cluster.folder / "checkpoints")
         arguments += ["--progress", str(self._progress), *options]
         for node in cluster.nodes:
-            arguments += ["--data-folder", str(node.data)]  # read in place: nothing of theirs is slowed down
+            arguments += ["--data-folder", str(node.data)]  # read in place, which costs the nodes nothing
         self._process = ChildProcess(
             JOB, arguments, log=self.log, pid_file=folder / "pid", environment=environment
         )
@@ -68,7 +68,7 @@ class SparkJob:
         return self._process.last_lines()
 
     def fallen(self) -> int | None:
-        """Its exit code, once, when it has ended by itself."""
+        """Return its exit code, once, when it has ended by itself."""
         code = self._process.exit_code
         if code is None or self._reported:
             return None
@@ -76,7 +76,7 @@ class SparkJob:
         return code
 
     def progress(self) -> dict[str, Any]:
-        """What the job says of itself; empty while it has not said anything."""
+        """Return the job's last report; empty before the first."""
         try:
             document = json.loads(self._progress.read_text())
         except (OSError, ValueError):
@@ -84,6 +84,6 @@ class SparkJob:
         return document if isinstance(document, dict) else {}
 
     def stop(self) -> None:
-        """End it, softly if it is quick."""
+        """End it, cleanly if that is quick."""
         self._reported = True
         self._process.end(STOP_GRACE_S)

@@ -86,7 +86,7 @@ class ReplicaFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaEvents:
-    """What a driver reports to its node, each at most once.
+    """Reports of a driver to its node, each at most once.
 
     healed(): a core that was not sound has become so; None: not reported. damaged(error): the log was found
     damaged, and this driver has ended; None: damage fails the node.

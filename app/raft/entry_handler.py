@@ -61,7 +61,7 @@ class EntryHandler:
         self._acked_index = NO_INDEX  # the last one received since the last comparison
         self._leader_committed = NO_INDEX
         self._is_vouched = False
-        self._vouched_index = NO_INDEX  # the committed index, told to this very life after a comparison
+        self._vouched_index = NO_INDEX  # the committed index sent to this incarnation after a comparison
         self._last_check_ms = 0
 
     def handle(self, request: PushRequest, now_ms: int) -> None:

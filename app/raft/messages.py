@@ -94,7 +94,7 @@ class PushHead(Message, frozen=True, array_like=True, tag=5):
         index. TRUNCATE, APPEND: the record before the first batch. COMMIT: what the leader believes the
         follower to hold.
     session: counts the dispatcher's changes of state: a push or an answer of an older one is stale.
-    life: of the follower, as its answer to COMPARE told it (0 in a COMPARE): a push to an earlier life of it
+    life: of the follower, as in its answer to COMPARE (0 in a COMPARE): a push to an earlier incarnation
         is stale.
     leader_begin: the leader's begin index.
     reset: TRUNCATE may empty the follower's log (D-12 3, 4, 7; R-07).

@@ -63,7 +63,7 @@ class NodeSettings:
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
     """One log. replicas: ids of the nodes that keep it, in the order of the configuration; the rest as
-    app/controller/metadata.py says (LogSpec).
+    in LogSpec (app/controller/metadata.py).
 
     Classic mode: the first replica is the master. sync_slaves: how many slaves a synchronous append waits for
     (H-07; RocketMQ: inSyncReplicas - 1), at least min_in_sync_replicas - 1. auto_in_sync_replicas (RocketMQ:

@@ -1,6 +1,6 @@
-"""`python3 app/setup [--doctor]`: make the environment in .venv, or say what this machine lacks.
+"""`python3 app/setup [--doctor]`: create the environment in .venv, or report what this machine lacks.
 
-Any Python 3 can start this file: one that is too old hands over to a newer one on the PATH.
+Any Python 3 can start this file: one that is too old starts a newer one on the PATH.
 """
 
 import os
@@ -11,7 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def newer_python() -> "str | None":
-    """Path of a Python 3.11 or newer on the PATH, None if there is none."""
+    """Return the path of a Python 3.11 or newer on the PATH, None if there is none."""
     for minor in (11, 12, 13, 14):
         found = shutil.which("python3.%d" % minor)  # noqa: UP031 - an old Python must be able to read this
         if found:

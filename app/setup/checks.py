@@ -1,7 +1,7 @@
-"""What a machine needs for commitlog, looked at one by one: `commitlog doctor` and `make doctor`.
+"""Checks of a machine's requirements: `commitlog doctor` and `make doctor`.
 
-Each check ends as OK, WARNING (it works, but mind this) or MISSING (it will not work), with a remedy for the
-last two. Nothing is changed, nothing is fetched.
+Each check ends as OK, WARNING (it works with a restriction) or MISSING (it does not work), with a remedy for
+the last two. Nothing is changed or downloaded.
 """
 
 import json
@@ -29,7 +29,7 @@ SET_UP = "run `make setup`"
 
 
 class State(Enum):
-    """How a check ended."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -38,7 +38,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. remedy: what to do about it, empty when nothing is to be done."""
+    """One finding. remedy: empty when nothing has to be done."""
 
     name: str
     state: State
@@ -47,10 +47,10 @@ class Check:
 
 
 def check_machine(port: int = 8101, nodes: int = 3, data: Path | None = None) -> list[Check]:
-    """Every check, in the order in which they build on one another.
+    """Run every check, in the order in which they depend on one another.
 
-    port, nodes: of the cluster whose ports must be free.
-    data: folder whose disk must have room, by default the current one.
+    port, nodes: of the cluster whose ports must be free. data: folder whose disk must have space, by default
+    the current one.
     """
     environment = Environment()
     looks: Sequence[Callable[[], Check]] = (
@@ -217,7 +217,7 @@ def check_memory() -> Check:
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
     except OSError:
-        pass  # not Linux: what sysconf says is near enough
+        pass  # not Linux: the value of sysconf is close enough
     text = f"{free / GIB:.1f} GiB free"
     if free < MIN_FREE_MEMORY_BYTES:
         return Check(

@@ -1,10 +1,10 @@
-"""The environment in .venv: from the lock file alone, checked by hash, stamped when it is whole.
+"""The environment in .venv: from the lock file alone, verified by hash, with a stamp when it is complete.
 
     python -m venv     pip install --require-hashes     pip install --no-deps -e .     Java, the jars
 
-A stamp with the hash of the lock says that all of this was done: the next set-up then ends at once and needs
-no network. The stamp goes before anything is changed and comes back last, so a broken set-up is never taken
-for a whole one.
+A stamp with the hash of the lock file records that all of this was done: the next set-up then ends at once
+and needs no network. The stamp is removed before anything is changed and written last, so a broken set-up is
+never taken for a complete one.
 """
 
 import fcntl
@@ -31,11 +31,11 @@ LOG_TAIL_LINES = 15
 
 
 class SetupFailed(Exception):
-    """The environment could not be made. The message says which step, why, and how to mend it."""
+    """The environment could not be created. The message states the step, the reason and the remedy."""
 
 
 def lock_packages(lock: str) -> dict[str, str]:
-    """The lock file's blocks by package name: its requirement line with hashes, as pip reads it."""
+    """Return the lock file's blocks by package name: its requirement line with hashes, as pip reads it."""
     blocks = re.split(r"^(?=[a-z0-9][a-z0-9._-]*==)", lock, flags=re.MULTILINE)
     return {block.split("==", 1)[0]: block for block in blocks if "==" in block.partition("\n")[0]}
 
@@ -52,7 +52,7 @@ class Environment:
         self.log = root / ".cache" / "setup.log"
 
     def fingerprint(self) -> dict[str, str]:
-        """What the stamp says of a set-up that is whole and of today."""
+        """Content of the stamp of a complete set-up from the current files."""
         return {
             "lock": hashlib.sha256(self.lock.read_bytes()).hexdigest(),
             "project": hashlib.sha256((self.root / "pyproject.toml").read_bytes()).hexdigest(),
@@ -60,14 +60,14 @@ class Environment:
         }
 
     def is_ready(self) -> bool:
-        """Whether a set-up from this very lock was finished here."""
+        """Return whether a set-up from this very lock file was completed here."""
         try:
             return self.python.exists() and json.loads(self.stamp.read_text()) == self.fingerprint()
         except (OSError, ValueError):
             return False
 
     def set_up(self, *, again: bool = False) -> None:
-        """Make the environment unless it is ready. Raises SetupFailed."""
+        """Create the environment unless it is ready. Raises SetupFailed."""
         if self.is_ready() and not again:
             return
         self.log.parent.mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ class Environment:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One set-up at a time in a checkout: a second one waits."""
+        """Allow one set-up at a time in a checkout: a second one waits."""
         with (self.log.parent / "setup.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -105,7 +105,7 @@ class Environment:
         self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)], "make the environment")
 
     def _works(self) -> bool:
-        """Whether the environment's Python runs, is new enough and has pip."""
+        """Return whether the environment's Python runs, is new enough and has pip."""
         test = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
         try:
             return subprocess.run([self.python, "-c", test], capture_output=True, check=False).returncode == 0
@@ -125,7 +125,7 @@ class Environment:
 
     def _install_project(self) -> None:
         _say("3/5 commitlog itself")
-        # its only build requirement came with the lock: nothing is looked up
+        # its only build requirement is installed from the lock file: nothing is downloaded
         options = ("--no-deps", "--no-build-isolation", "--no-index", "-e", str(self.root))
         self._pip("install commitlog", *options)
 
@@ -146,7 +146,8 @@ class Environment:
         self._run([*pip, "--progress-bar", "off", *options], what, watch)
 
     def _run(self, command: Sequence[str], what: str, watch: "_PackageCounter | None" = None) -> str:
-        """The command's output, also kept in the log; SetupFailed with its last lines when it fails."""
+        """Return the command's output, also kept in the log; SetupFailed with its last lines when it
+        fails."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         lines: list[str] = []
         with (
@@ -177,7 +178,8 @@ class Environment:
 
 
 class _PackageCounter:
-    """Turns pip's output into progress: a moving line on a terminal, else one line each ten packages."""
+    """Converts pip's output into progress: a moving line on a terminal, otherwise one line per ten
+    packages."""
 
     def __init__(self, total: int) -> None:
         self._total = total

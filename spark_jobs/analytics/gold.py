@@ -56,10 +56,9 @@ def lag(watermarks: DataFrame) -> DataFrame:
 
 
 def lag_by_peer(watermarks: DataFrame) -> DataFrame:
-    """Out peer, news (events), median, p95, most: records that the peer lacked, over all terms that it
-    followed in.
+    """Return the lag by peer, over all terms that it followed in.
 
-    In WATERMARKS.
+    In WATERMARKS. Out peer, `news` (number of events), median, p95, most: records that the peer lacked.
     """
     followed = lag(watermarks).where(F.col("peer") != F.col("node"))
     levels = followed.groupBy("peer").agg(

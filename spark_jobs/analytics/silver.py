@@ -177,7 +177,7 @@ class DelaysJob:
         return 0 if last is None else int(last)
 
     def _newest_hour(self) -> Column:
-        """Of all earlier records: a late one is never the newest, so the other table is sufficient."""
+        """From all earlier records: a late one is never the newest, so the other table is sufficient."""
         newest = F.date_format(F.max("hour"), ISO)
         found = read_table(self.spark, self.delays_path).agg(newest).collect()[0][0]
         return F.lit(found).cast("timestamp")

@@ -101,7 +101,7 @@ class SyncStateSetsTable(DerivedTable):
         key = (data["epoch"], data["set_epoch"])
         if key in self._known:
             return []
-        self._known[key] = None  # an append that fails after this ends the query, and the next one looks anew
+        self._known[key] = None  # after a failed append the next query reads the table again
         told = {name: data[name] for name in ("epoch", "set_epoch", "master", "members", "confirm_offset")}
         return [{**_place(event), **told, "timestamp": event["timestamp"]}]
 

@@ -187,7 +187,7 @@ class EntriesJob:
         return table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
 
     def _last_place(self, snapshot: EntriesSnapshot | None) -> Place:
-        """Of the last row that was recorded."""
+        """Return the place of the last recorded row."""
         if self.rows == 0:
             return Place(0, 0)
         if snapshot is not None:

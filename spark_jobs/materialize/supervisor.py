@@ -170,7 +170,7 @@ class Supervisor:
         self.failures += 1
         reason = reason_of(error)
         told = f"{type(error).__name__}: {error}"
-        unreachable = "Unreachable: " in told  # told after a time of asking: who follows a log asks on
+        unreachable = "Unreachable: " in told  # reported after retries: a following job retries on
         if unreachable and self.trigger is not None:
             self.failures = min(self.failures, MAX_FAILURES)
         given_up = self.failures > MAX_FAILURES or (unreachable and self.trigger is None)

@@ -48,7 +48,7 @@ def check(holds: bool, complaint: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionSettings:
-    """Where Spark runs, and what it may use. Raises ConfigError for malformed values."""
+    """Environment and resources of Spark. Raises ConfigError for malformed values."""
 
     master: str = "local[2]"
     """Master of Spark: `local[N]`, `spark://HOST:PORT`, `yarn` or `k8s://...`."""

@@ -251,7 +251,7 @@ def _reason(error: Py4JError) -> str:
 
 def _quiet(session: SparkSession) -> SparkSession:
     session.sparkContext.setLogLevel("ERROR")
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # tell each exception once more
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # these log each exception again
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     return session
 

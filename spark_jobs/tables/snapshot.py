@@ -61,7 +61,7 @@ class EntriesSnapshot:
 
     @property
     def last_term(self) -> int:
-        """Of the last row, since terms only rise; 0 for none."""
+        """Term of the last row, since terms only rise; 0 for none."""
         return max((file.last_term for file in self.files), default=0)
 
     @property

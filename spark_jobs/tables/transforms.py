@@ -105,7 +105,7 @@ def commit_ranges(history: DataFrame, entries: DataFrame) -> DataFrame:
 def index_check(entries: DataFrame) -> DataFrame:
     """One row:
 
-    does each index stand in the table once? In ENTRIES, out rows, indexes, doubles, first, last.
+    is each index in the table once? In ENTRIES, out rows, indexes, doubles, first, last.
     """
     return entries.agg(
         F.count("*").alias("rows"),

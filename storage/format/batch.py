@@ -10,7 +10,7 @@ Little-endian; every batch is a multiple of 8 bytes:
      16  log_id            u64  log_id_of(cluster, log): a batch of another log cannot pass
      24  base_index        i64  index of the first record
      32  count             u32  records, at least 1
-     36  body_crc          u32  CRC32C of the body, made by whoever packed it
+     36  body_crc          u32  CRC32C of the body, computed by the node that encoded it
      40  term              i64
      48  timestamp_ms      i64  the leader's clock when it stamped the batch
      56  max_timestamp_us  i64  largest record timestamp, for the time index
@@ -66,7 +66,7 @@ class BatchHeader(NamedTuple):
     appends_size: int
     log_id: int
     base_index: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
     body_crc: int
     term: int
     timestamp_ms: int

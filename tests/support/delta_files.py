@@ -63,7 +63,7 @@ class DeltaFiles:
         return self.version
 
     def checkpoint(self) -> None:
-        """Of the newest version."""
+        """Write a checkpoint of the newest version."""
         rows = [{"add": added} for added in self.added]
         rows += [{"metaData": {"configuration": list(self.properties.items())}}]
         kinds = pa.schema(

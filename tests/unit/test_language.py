@@ -1,7 +1,9 @@
-"""User-facing texts use plain technical English: error pages, messages, help texts, the OpenAPI document."""
+"""Texts use plain technical English: error pages, messages, help, OpenAPI, docstrings, comments."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +35,29 @@ REFUSED: Final = re.compile(
     re.IGNORECASE,
 )
 FIRST_WORDS: Final = re.compile(r"(What|Who|Whose|Whether|Where|Of)\b")
+# Folders whose docstrings and comments are free of the words below. Add a folder when it is; remove none.
+PLAIN_CODE: Final = (
+    "app/client",
+    "app/errors",
+    "app/ha",
+    "app/local",
+    "app/log",
+    "app/raft",
+    "app/settings",
+    "app/setup",
+    "app/tables",
+    "spark_jobs",
+    "storage",
+    "tests/support",
+)
+REFUSED_IN_CODE: Final = re.compile(
+    r"\b(tells?|told|says?|said|anew|whoever|nobody|somebody|for ever|mend(?:s|ed)?|strangers?|news"
+    r"|so long as|stands? (?:at|in|behind|for)|stood (?:at|in|behind|for))\b",
+    re.IGNORECASE,
+)
+FIRST_IN_CODE: Final = re.compile(r"(What|Who|Whose|Where|Of)\b[^?]*(?:\.|$)")
+NAMES: Final = re.compile(r"`[^`]*`|\b\w+: |\w+\([^)]*\)")  # code, parameters and fields keep their names
+STATEMENT_BEGINS_AFTER: Final = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
 
 def complaints(texts: Iterator[tuple[str, str]]) -> list[str]:
@@ -120,6 +145,28 @@ def literals(value: ast.expr) -> Iterator[str]:
             yield from literals(item)
 
 
+def prose_of(source: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield (line, text, is a docstring) of docstrings and comments, without names of code."""
+    before = tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        is_docstring = token.type == tokenize.STRING and before in STATEMENT_BEGINS_AFTER
+        if is_docstring or token.type == tokenize.COMMENT:
+            text = token.string.strip('"# ')
+            yield token.start[0], " ".join(NAMES.sub(" ", text).split()), is_docstring
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            before = token.type
+
+
+def code_complaints(place: str, source: str) -> list[str]:
+    """Return the docstrings and comments with a word that `REFUSED_IN_CODE` or `FIRST_IN_CODE` refuses."""
+    found = []
+    for line, text, is_docstring in prose_of(source):
+        word = REFUSED_IN_CODE.search(text) or (FIRST_IN_CODE.match(text) if is_docstring else None)
+        if word:
+            found.append(f"{place}:{line}: {word.group()!r} in {text!r}")
+    return found
+
+
 def client_errors() -> Iterator[tuple[str, str]]:
     for name in ("app/client/errors.py", "spark_jobs/errors.py", "app/errors/base.py"):
         for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
@@ -142,6 +189,33 @@ def test_texts_for_users_are_plain_technical_english(collect: Any) -> None:
     texts = list(collect())
     assert len(texts) > LONGEST_REPORT
     assert complaints(iter(texts)) == []
+
+
+@pytest.mark.parametrize("folder", PLAIN_CODE)
+def test_docstrings_and_comments_are_plain_technical_english(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    found = [
+        complaint
+        for file in files
+        for complaint in code_complaints(str(file.relative_to(ROOT)), file.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "is_refused"),
+    [
+        ('"""What a node knows."""', True),
+        ('"""Which node leads?"""', False),
+        ('"""What did each node acknowledge?"""', False),
+        ("x = 1  # nobody waits", True),
+        ("x = 1  # `tell` and told: are names, say(x) is a call", False),
+        ("x = 'nobody'  # a value", False),
+    ],
+)
+def test_the_check_of_code_sees_docstrings_and_comments_alone(source: str, is_refused: bool) -> None:
+    assert bool(code_complaints("here", f"{source}\n")) is is_refused
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""What an append says, in 16 bytes: by it a repeat is told from another append (docs/api.md §3).
+"""Digest of an append in 16 bytes: distinguishes a retry from another append (docs/api.md §3).
 
-Taken over the decoded records and the conditions, so that it does not matter in which type, compression or
-order of JSON fields they came.
+Computed over the decoded records and the conditions, so it does not depend on the content type, the
+compression or the order of JSON fields.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ def append_digest(request: AppendRequest) -> bytes:
 
 
 def _text(data: bytes | None) -> bytes:
-    """Length and content, so that no two sequences of fields have the same bytes."""
+    """Return length and content, so that no two sequences of fields have the same bytes."""
     return _NONE if data is None else _NUMBER.pack(len(data)) + data
 
 

@@ -1,6 +1,5 @@
-"""From the bytes of an append to the request that a leader queues: every check of a body happens here, before
-anything is stored (docs/api.md §3). Nothing in this module knows of a framework.
-"""
+"""Decoding of an append's body into the request that a leader queues: every check of a body happens here,
+before anything is stored (docs/api.md §3). Independent of any framework."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -28,7 +27,8 @@ _IN_THE_BODY: Final = "is also in the body; set it in one place only"
 
 
 def media_type_of(heads: Heads) -> str:
-    """The Content-Type without its parameters. Raises UnsupportedMediaType when it is missing or unknown."""
+    """Return the Content-Type without its parameters. Raises UnsupportedMediaType when it is missing or
+    unknown."""
     given = heads.get(b"content-type", b"")
     name = given.partition(b";")[0].strip().lower()
     media_type = _AS_SENT.get(given) or _AS_SENT.get(name)
@@ -93,7 +93,7 @@ def _one_record(body: bytes, heads: Heads, limits: Limits) -> RecordColumns:
 
 
 def parse_key(heads: Heads) -> bytes | None:
-    """The Commitlog-Key header, UTF-8. Raises InvalidRequest."""
+    """Return the Commitlog-Key header, UTF-8. Raises InvalidRequest."""
     key = heads.get(b"commitlog-key")
     if key is not None and not key.isascii():
         try:
@@ -116,7 +116,7 @@ def _timestamp(raw: bytes) -> int:
 
 
 def _arrow(body: bytes, media_type: str, limits: Limits) -> RecordTable:
-    """The records of an Arrow stream or of packed batches, checked to the last offset."""
+    """Return the records of an Arrow stream or of encoded batches, completely validated."""
     decode = table_from_stream if media_type == ARROW_STREAM else table_from_batches
     try:
         return decode(

@@ -1,6 +1,6 @@
-"""Two doors to the append handler: a plain ASGI one for speed, and the FastAPI route that is its reference.
+"""Plain ASGI application for appends: the fast path beside the FastAPI route that is its reference.
 
-Both read the call in the same way and give the same bytes back; `[http] append_front` chooses.
+Both read the call in the same way and return the same bytes; `[http] append_front` chooses.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ SUFFIX = "/records"
 
 
 def append_log_of(path: str) -> str | None:
-    """The log's name in the path of an append, None for any other path."""
+    """Return the log's name in the path of an append, None for any other path."""
     if path.startswith(PREFIX) and path.endswith(SUFFIX):
         name = path[len(PREFIX) : -len(SUFFIX)]
         if name and "/" not in name:
@@ -38,7 +38,7 @@ class FastFront:
         self._in_flight = handler.in_flight
         self._limits = limits
         self._body_timeout_s = body_timeout_ms / 1000
-        self._reading: dict[asyncio.Task[Any], float] = {}  # who waits for a body, since when
+        self._reading: dict[asyncio.Task[Any], float] = {}  # calls that wait for a body, since when
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self.answer(scope, receive)
@@ -48,7 +48,8 @@ class FastFront:
         await send({"type": "http.response.body", "body": response.body})
 
     async def answer(self, scope: Scope, receive: Receive) -> Response | None:
-        """Read the call and wait for its answer; None when the client has gone before it was whole."""
+        """Read the call and wait for its answer; None when the client has disconnected before it was
+        complete."""
         headers = scope["headers"]
         length = request_id = None
         for name, value in headers:
@@ -97,7 +98,7 @@ class FastFront:
         return await future
 
     async def sweep(self) -> None:
-        """End, until cancelled, the waiting for bodies that do not come: one timer for all of them."""
+        """End, until cancelled, the wait for bodies that do not arrive: one timer for all of them."""
         while True:
             await asyncio.sleep(min(1.0, self._body_timeout_s / 2))
             oldest = time.monotonic() - self._body_timeout_s
@@ -107,7 +108,7 @@ class FastFront:
                     task.cancel()
 
     def _announced(self, length: bytes | None) -> int:
-        """The Content-Length, 0 for a chunked body. Raises TooLarge, InvalidRequest."""
+        """Return the Content-Length, 0 for a chunked body. Raises TooLarge, InvalidRequest."""
         if length is None:
             return 0
         limit = self._limits.max_request_bytes
@@ -120,7 +121,7 @@ class FastFront:
 
 
 def _settle(future: asyncio.Future[Response], response: Response) -> None:
-    if not future.done():  # else the client's task was cancelled: the append goes on without it
+    if not future.done():  # otherwise the client's task was cancelled: the append continues without it
         future.set_result(response)
 
 
@@ -135,7 +136,7 @@ class _IncomingBody:
         self._limit = limit
 
     async def whole(self, receive: Receive) -> bytes | None:
-        """The whole body, None when the client disconnects. Raises TooLarge or RateLimited."""
+        """Return the whole body, None when the client disconnects. Raises TooLarge or RateLimited."""
         message = await receive()
         body: bytes = message.get("body", b"")
         if message["type"] == "http.request" and not message.get("more_body", False):

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 Done = Callable[[Response], None]
 
-_GRACE_MS: Final = 1_000  # the leader's own timeout comes first, with the better answer
+_GRACE_MS: Final = 1_000  # the leader's own timeout comes first, with the more precise answer
 _RETRY_MS: Final = 100
 _HINTS_FOLLOWED: Final = 3  # at once; then with pauses
 _IN_PLACE_BYTES: Final = 256 * 1024  # of a body that is decoded on the loop: heartbeats wait meanwhile
@@ -91,7 +91,7 @@ class AppendHandler:
 
     @contextmanager
     def _guarded(self, call: AppendCall, done: Done) -> Iterator[None]:
-        """Whatever is raised in the `with` is the call's answer."""
+        """An exception in the `with` becomes the call's answer."""
         try:
             yield
         except CommitlogError as error:
@@ -101,7 +101,7 @@ class AppendHandler:
             done(self._problem(call, Internal()))
 
     def _begin(self, call: AppendCall, done: Done) -> None:
-        """Decode the body, here or, if that may take long, in a thread; then append or carry it."""
+        """Decode the body, here or, if that may take long, in a thread; then append or forward it."""
         started_ms = self._broker.clock.monotonic_ms()
         hosted = self._broker.find(call.log)
         heads = dict(call.headers)
@@ -138,7 +138,8 @@ class AppendHandler:
         started_ms: int,
         done: Done,
     ) -> None:
-        """A checked append: to this node's driver, or to the leader. started_ms: when the call came in."""
+        """Pass a checked append to this node's driver, or to the leader. started_ms: when the call
+        arrived."""
         if not hosted.leads or hosted.driver is None:
             if _stays(heads):
                 done(self._problem(call, not_leader(self._broker, hosted), hosted))
@@ -148,7 +149,7 @@ class AppendHandler:
 
         def ended(result: AppendResult | CommitlogError) -> None:
             if isinstance(result, (NotLeader, NoLeader)) and not _stays(heads):
-                # The lead went while the append waited for its turn: nothing was applied, go to who has it.
+                # Leadership was lost while the append waited for its turn: nothing was applied; forward it.
                 self._carry(call, hosted, request, started_ms, done)
             else:
                 done(self._ended(call, hosted, request, started_ms, result))
@@ -163,7 +164,7 @@ class AppendHandler:
         started_ms: int,
         result: AppendResult | CommitlogError,
     ) -> Response:
-        if isinstance(result, NotLeader):  # the driver knows ids only; the client is told a URL too
+        if isinstance(result, NotLeader):  # the driver knows ids only; the client also gets a URL
             result = not_leader(self._broker, hosted)
         if isinstance(result, CommitlogError):
             return self._problem(call, result, hosted)
@@ -243,15 +244,15 @@ class AppendHandler:
         leader_deadline_ms: int,
         repeatable: bool,
     ) -> Response:
-        """The leader's answer, or this node's own if it comes to lead meanwhile.
+        """Return the leader's answer, or this node's own if it becomes leader meanwhile.
 
-        Once an answer was lost only an acknowledgement is certain: every refusal of a later try leaves open
-        what became of the first. Raises NoLeader, QuorumTimeout.
+        Once an answer was lost only an acknowledgement is certain: every refusal of a later attempt leaves
+        the outcome of the first unknown. Raises NoLeader, QuorumTimeout.
         """
         now_ms = self._broker.clock.monotonic_ms
         hint: str | None = None
         lost: Lost | None = None
-        why: str | None = None  # the last node that should lead gave as its reason not to
+        why: str | None = None  # the reason that the last presumed leader gave for not leading
         attempts = 0
         while True:
             if hosted.leads and hosted.driver is not None:
@@ -295,7 +296,8 @@ class AppendHandler:
         raise NoLeader(why)
 
     def _target(self, hosted: HostedLog, hint: str | None, attempts: int) -> NodeSettings | None:
-        """The node to ask: the known leader; of a log that is not served here, one replica after another."""
+        """Return the node to ask: the known leader; for a log that is not served here, one replica after
+        another."""
         leader = hint or hosted.leader_id
         if hint is None and hosted.serving is None:
             replicas = hosted.answering(self._broker.node.id)
@@ -305,7 +307,7 @@ class AppendHandler:
         return self._broker.nodes.find(leader)
 
     async def _send(self, call: AppendCall, hosted: HostedLog, target: NodeSettings, left_ms: int) -> Relayed:
-        """One attempt. Raises NotSent, or Lost: also when another leads before `target` has answered."""
+        """Make one attempt. Raises NotSent, or Lost: also when another leads before `target` has answered."""
         query = [part for part in call.query.split(b"&") if part and not part.startswith(b"timeout_ms=")]
         query.append(b"timeout_ms=%d" % left_ms)
         path = b"/v1/logs/%s/records?%s" % (quote(call.log).encode(), b"&".join(query))
@@ -347,7 +349,7 @@ async def _appended(driver: LogDriver, request: AppendRequest) -> AppendResult |
 
 
 def _stays(heads: Heads) -> bool:
-    """Whether the client wants this node's own answer."""
+    """Return whether the client wants this node's own answer."""
     return heads.get(NO_FORWARD) == b"1"
 
 
@@ -358,7 +360,8 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 def _refused(relayed: Relayed) -> _Refusal | None:
-    """The refusal of a node that does not lead (nothing was applied), None for an answer to pass on."""
+    """Return the refusal of a node that does not lead (nothing was applied), None for an answer to pass
+    on."""
     if relayed.status not in (421, 503):
         return None
     try:

@@ -1,7 +1,7 @@
-"""JSON bodies of an append (docs/api.md §2, §3): strict shapes, and pointers to what is wrong with them.
+"""JSON bodies of an append (docs/api.md §2, §3): strict shapes, and JSON pointers to errors.
 
-Numbers of `value_json` are never read as floats: the text is kept, only its blanks go and its strings are
-written in plain UTF-8.
+Numbers of `value_json` are never read as floats: the text is kept, without its whitespace and with its
+strings in plain UTF-8.
 """
 
 import io
@@ -24,7 +24,7 @@ class HeaderBytes(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
-    """A record as a client writes it: exactly one of the three values; null is a tombstone."""
+    """A record in a client's notation: exactly one of the three values; null is a tombstone."""
 
     value: str | UnsetType | None = UNSET
     value_json: Raw | UnsetType = UNSET
@@ -82,7 +82,7 @@ def decode_append(body: bytes) -> AppendIn:
 
 
 def records_of(request: AppendIn, limits: Limits) -> RecordColumns:
-    """The records of a decoded append. Raises InvalidRequest or TooLarge."""
+    """Return the records of a decoded append. Raises InvalidRequest or TooLarge."""
     columns = RecordColumns()
     records = request.records
     if isinstance(records, UnsetType):
@@ -98,12 +98,12 @@ def records_of(request: AppendIn, limits: Limits) -> RecordColumns:
 
 
 def decode_lines(body: bytes, limits: Limits) -> RecordColumns:
-    """Read an application/x-ndjson body: one record a line; pointers begin with the line.
+    """Read an application/x-ndjson body: one record per line; pointers begin with the line.
 
     Raises InvalidJson, InvalidRequest or TooLarge.
     """
     columns = RecordColumns()
-    for position, line in enumerate(io.BytesIO(body)):  # one by one: nobody else may run during a split
+    for position, line in enumerate(io.BytesIO(body)):  # one by one: no other task runs during a split
         if line and not line.isspace():
             if columns.count == limits.max_request_records:
                 raise too_many(limits)
@@ -129,7 +129,7 @@ def check_record_size(size_bytes: int, pointer: str, limits: Limits) -> None:
 
 
 def add_record(columns: RecordColumns, record: RecordIn, pointer: str, limits: Limits) -> None:
-    """Add one decoded record. Raises InvalidRequest or TooLarge, led by `pointer`."""
+    """Add one decoded record. Raises InvalidRequest or TooLarge, prefixed with `pointer`."""
     values = [
         value
         for value in (record.value, record.value_json, record.value_base64)
@@ -159,7 +159,7 @@ def add_record(columns: RecordColumns, record: RecordIn, pointer: str, limits: L
 
 
 def compact_json(text: bytes) -> bytes:
-    """Valid JSON text without blanks, its strings in plain UTF-8; numbers stay as they were written."""
+    """Return valid JSON text without whitespace, its strings in plain UTF-8; numbers are unchanged."""
     compact = msgspec.json.format(text, indent=-1)
     if b"\\" not in compact:
         return compact

@@ -25,7 +25,7 @@ _NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class AppendParameters:
-    """What the query says. None: not given."""
+    """Parameters of the query. None: absent."""
 
     acks: Acks = Acks.QUORUM
     timeout_ms: int = DEFAULT_TIMEOUT_MS
@@ -39,11 +39,11 @@ _DEFAULTS: Final = AppendParameters()
 
 
 def parse_append_query(query: bytes) -> AppendParameters:
-    """Read the query string of an append. Raises InvalidRequest with all complaints."""
+    """Read the query string of an append. Raises InvalidRequest with all errors."""
     return _parse(query) if query else _DEFAULTS
 
 
-@lru_cache(maxsize=256)  # most clients repeat one query; what fails is not kept
+@lru_cache(maxsize=256)  # most clients repeat one query; failures are not cached
 def _parse(query: bytes) -> AppendParameters:
     errors: list[tuple[str, str]] = []
     given = _split(query, errors)
@@ -125,7 +125,7 @@ def _producer(given: dict[str, str], errors: list[tuple[str, str]]) -> Producer 
 
 
 def parse_idempotency_key(raw: bytes | None) -> str | None:
-    """The Idempotency-Key header: 1 to 255 visible ASCII characters. Raises InvalidRequest."""
+    """Return the Idempotency-Key header: 1 to 255 visible ASCII characters. Raises InvalidRequest."""
     if raw is None:
         return None
     if 1 <= len(raw) <= 255 and all(0x21 <= byte <= 0x7E for byte in raw):

@@ -1,8 +1,8 @@
 """`POST …/records:stream`: appends one after the other on one connection, answered in order as they commit.
 
 Up to WINDOW appends are in flight; the log holds them in the order of the stream. After the first failure
-nothing more of the stream is stored, and its problem is the last line. A node that does not lead hands the
-stream to the leader as it comes.
+nothing more of the stream is stored, and its problem is the last line. A node that does not lead forwards the
+stream to the leader as it arrives.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ router = APIRouter(tags=["records"])
 
 WINDOW: Final = 256  # appends in flight
 WINDOW_BYTES: Final = 16 * 1024 * 1024
-IN_ORDER_BYTES: Final = 128 * 1024  # a larger append is decoded aside: nothing else is begun meanwhile
+IN_ORDER_BYTES: Final = 128 * 1024  # a larger append is decoded in a thread: no other one is begun meanwhile
 _RETRY_S: Final = 0.1
 _ASK_TIMEOUT_S: Final = 2.0
 
@@ -81,7 +81,8 @@ def _text(broker: Broker, hosted: HostedLog) -> dict[str, str]:
 
 
 async def _leads(broker: Broker, hosted: HostedLog) -> bool:
-    """Whether this node leads the log; waits for a leader, at most `leader_wait_ms`. Raises NoLeader."""
+    """Return whether this node leads the log; wait for a leader, at most `leader_wait_ms`. Raises
+    NoLeader."""
     deadline_ms = broker.clock.monotonic_ms() + broker.settings.http.leader_wait_ms
     while hosted.serving is not None and hosted.leader_id is None:
         if broker.clock.monotonic_ms() >= deadline_ms:
@@ -91,7 +92,7 @@ async def _leads(broker: Broker, hosted: HostedLog) -> bool:
 
 
 async def _at_leader(request: Request, broker: Broker, hosted: HostedLog) -> Response:
-    """Hand the stream to the leader; what it answers goes back as it comes."""
+    """Forward the stream to the leader, and its answers to the client, as they arrive."""
     known = hosted.serving is not None
     leader_id = hosted.leader_id if known else await _asked_for(request, broker, hosted)
     node = broker.nodes.find(leader_id)
@@ -116,7 +117,8 @@ async def _at_leader(request: Request, broker: Broker, hosted: HostedLog) -> Res
 
 
 async def _asked_for(request: Request, broker: Broker, hosted: HostedLog) -> str | None:
-    """Who leads a log that is not kept here, as its replicas say: a stream can be handed on only once."""
+    """Return the leader of a log that is not kept here, as reported by its replicas: a stream can be
+    forwarded only once."""
     path = f"/v1/logs/{hosted.name}/status".encode()
     token = [(name, value) for name, value in request.headers.raw if name.lower() == b"authorization"]
     for node_id in hosted.answering(broker.node.id):
@@ -136,7 +138,7 @@ async def _asked_for(request: Request, broker: Broker, hosted: HostedLog) -> str
 
 
 class _StreamResponse(StreamingResponse):
-    """An answer that goes out while the request comes in: what arrives is the request's, not this one's."""
+    """An answer that is sent while the request arrives: incoming messages belong to the request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnect):
@@ -169,7 +171,7 @@ class _AppendStream:
         self._count = 0
 
     async def lines(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The answers, until the stream ends or an append fails."""
+        """Yield the answers, until the stream ends or an append fails."""
         problem: CommitlogError | None = None
         piece: asyncio.Future[bytes | None] | None = None
         try:
@@ -212,7 +214,7 @@ class _AppendStream:
         return bool(large) or len(self._open) >= WINDOW or self._open_bytes >= WINDOW_BYTES
 
     def _begin(self, data: bytes) -> None:
-        """Let the next append enter the log behind the one before."""
+        """Let the next append enter the log after the one before."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._open.append((future, len(data)))
         self._open_bytes += len(data)

@@ -1,4 +1,5 @@
-"""Cuts the body of `records:stream` into appends as it comes: lines, Arrow record batches, packed batches."""
+"""Splits the body of `records:stream` into appends as it arrives: lines, Arrow record batches, stored
+batches."""
 
 import asyncio
 import io
@@ -18,7 +19,8 @@ STREAM_TYPES: Final = (NDJSON, ARROW_STREAM, BATCHES)
 def pieces_of(
     body: AsyncIterator[bytes], media_type: str, max_bytes: int
 ) -> tuple[str, AsyncIterator[bytes]]:
-    """The Content-Type of one piece, and the pieces: each is the body of one append, at most max_bytes.
+    """Return the Content-Type of one piece, and the pieces: each is the body of one append, at most
+    max_bytes.
 
     The iterator raises TooLarge or InvalidBody. Raises UnsupportedMediaType.
     """
@@ -70,7 +72,7 @@ async def _batches(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[
 
 
 async def _arrow(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
-    """Arrow's own reader wants to read and to wait, so it does in a thread of its own."""
+    """Arrow's own reader blocks while it reads, so it runs in a separate thread."""
     loop = asyncio.get_running_loop()
     source = _BlockingBody(body, loop, max_bytes)
     with ThreadPoolExecutor(1, "arrow stream") as thread:
@@ -132,7 +134,7 @@ class _BlockingBody(io.RawIOBase):
         return data
 
     async def _next_part(self) -> bytes:
-        """The next bytes, b"" at the end, or when nobody wants them any more."""
+        """Return the next bytes, b"" at the end, or when they are not wanted any more."""
         part = asyncio.ensure_future(anext(self._body, b""))
         abandoned = asyncio.ensure_future(self._abandoned.wait())
         done, _ = await asyncio.wait((part, abandoned), return_when=asyncio.FIRST_COMPLETED)

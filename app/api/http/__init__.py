@@ -1,1 +1,1 @@
-"""What all routes share: messages, dependencies, limits, tokens, problem documents."""
+"""Shared by all routes: messages, dependencies, limits, tokens, problem documents."""

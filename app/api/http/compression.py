@@ -1,4 +1,4 @@
-"""Content-Encoding of a request body: gzip and zstd, never unpacked past a limit."""
+"""Content-Encoding of a request body: gzip and zstd, never decompressed beyond a limit."""
 
 import zlib
 from typing import Final
@@ -9,13 +9,14 @@ from app.errors import InvalidBody, TooLarge, UnsupportedMediaType
 
 _PIECE_BYTES: Final = 256 * 1024
 _GZIP: Final = 16 + zlib.MAX_WBITS
-_ZSTD_WINDOW_MAX_BYTES: Final = 8 * 1024 * 1024  # what RFC 9659 asks every reader to take
+_ZSTD_WINDOW_MAX_BYTES: Final = 8 * 1024 * 1024  # the window that RFC 9659 requires every decoder to accept
 
 
 def unpack(body: bytes, encoding: bytes | None, limit: int) -> bytes:
-    """Return the body without its Content-Encoding; limit: bytes, of what is unpacked.
+    """Return the body without its Content-Encoding; limit: bytes after decompression.
 
-    Raises TooLarge past the limit, InvalidBody when it is broken, UnsupportedMediaType for another encoding.
+    Raises TooLarge beyond the limit, InvalidBody when it is malformed, UnsupportedMediaType for another
+    encoding.
     """
     name = (encoding or b"identity").strip().lower()
     if name == b"identity":
@@ -66,7 +67,7 @@ def _unpack_zstd(body: bytes, limit: int) -> bytes:
     while rest:
         frame = unpacker.decompressobj()
         try:
-            # Fed in small pieces, so that a bomb is seen before it is unpacked whole.
+            # Decompressed in small pieces, so that a decompression bomb is detected early.
             at = 0
             while at < len(rest) and not frame.eof:
                 part = frame.decompress(rest[at : at + 512])

@@ -1,4 +1,4 @@
-"""Calls that the active controller decides: asked over the connections of the nodes, answered here."""
+"""Calls that the active controller decides: sent over the connections of the nodes, answered here."""
 
 from typing import Final
 
@@ -39,10 +39,10 @@ _INVALID: Final = {
 
 
 async def decided(request: Request, broker: Broker, command: AnyCommand) -> Done:
-    """The active controller's answer, when it carried the command out; this node knows the result then.
+    """Return the active controller's answer when it carried the command out; this node then knows the result.
 
-    Raises NotLeader for a call that must not be forwarded, QuorumTimeout when nobody answered, and what the
-    controller refused it for.
+    Raises NotLeader for a call that must not be forwarded, QuorumTimeout without an answer, and the
+    controller's refusal.
     """
     if stays_here(request) and not broker.metadata.server.is_active:
         active = broker.nodes.find(broker.metadata.hosted.leader_id or "")
@@ -51,7 +51,7 @@ async def decided(request: Request, broker: Broker, command: AnyCommand) -> Done
 
 
 async def carried_out(broker: Broker, command: AnyCommand) -> Done:
-    """As `decided`, of a call that another node may have forwarded here."""
+    """As `decided`, for a call that another node may have forwarded here."""
     answer = await broker.metadata.ask(command)
     if isinstance(answer, Refusal):
         raise _refusal(command.log, answer)

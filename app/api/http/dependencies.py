@@ -1,4 +1,4 @@
-"""What every FastAPI route shares: the node, the log in the path, answers, and what was asked."""
+"""Shared parts of every FastAPI route: the node, the log in the path, answers, and the request."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final, cast
@@ -35,9 +35,9 @@ Nothing = Annotated[NoQuery, Query()]  # no query parameter at all
 
 
 class ExactResponse(Response):
-    """An answer of the framework-free part, sent with its very headers.
+    """An answer of the framework-free part, sent with exactly its headers.
 
-    A large body leaves piece by piece as the client reads it, and counts as bytes in flight until then.
+    A large body is sent in pieces as the client reads it, and counts as bytes in flight until then.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -83,12 +83,12 @@ def body_answer(
 
 
 def stays_here(request: Request) -> bool:
-    """Whether the client wants this node's own answer (Commitlog-No-Forward)."""
+    """Return whether the client wants this node's own answer (Commitlog-No-Forward)."""
     return request.headers.get(NO_FORWARD.decode()) == "1"
 
 
 def target_of(request: Request, query: bytes = b"") -> bytes:
-    """Path and query of the call as it came, with more of a query behind it: to be asked of another node."""
+    """Return path and query of the call, with an addition to the query: for a call to another node."""
     path: bytes = request.scope.get("raw_path") or request.url.path.encode()
     queries = b"&".join(part for part in (request.scope["query_string"], query) if part)
     return path + (b"?" + queries if queries else b"")

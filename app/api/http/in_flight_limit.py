@@ -1,11 +1,11 @@
-"""How much may be under way at this node at once: overload is refused early, never buffered
+"""Limit of concurrent requests and their bytes at this node: overload is refused early, never buffered
 (docs/design.md)."""
 
 from app.errors import RateLimited
 
 
 class InFlightLimit:
-    """Counts requests and the bytes of their bodies. A `leave` makes up for an `enter` and its `grow`s."""
+    """Counts requests and the bytes of their bodies. One `leave` reverses an `enter` and its `grow`s."""
 
     __slots__ = ("_max_bytes", "_max_requests", "bytes", "requests")
 
@@ -16,7 +16,7 @@ class InFlightLimit:
         self.bytes = 0
 
     def enter(self, size_bytes: int) -> None:
-        """A request begins; size_bytes: of its body, as announced. Raises RateLimited: it has not entered."""
+        """A request begins; size_bytes: declared size of its body. Raises RateLimited: it has not entered."""
         if self.requests >= self._max_requests:
             raise RateLimited(
                 f"{self.requests} requests are in flight, this node accepts at most {self._max_requests}"
@@ -26,7 +26,7 @@ class InFlightLimit:
         self.bytes += size_bytes
 
     def grow(self, size_bytes: int) -> None:
-        """More of a body has come than was announced. Raises RateLimited."""
+        """More of a body has arrived than was declared. Raises RateLimited."""
         self._check(size_bytes)
         self.bytes += size_bytes
 
@@ -36,7 +36,7 @@ class InFlightLimit:
         self.bytes -= size_bytes
 
     def reservation(self) -> "Reservation":
-        """What one request takes for its answer."""
+        """Reservation of one request for its answer."""
         return Reservation(self)
 
     def _check(self, size_bytes: int) -> None:
@@ -57,7 +57,8 @@ class Reservation:
         self.bytes = 0
 
     def reach(self, size_bytes: int) -> None:
-        """Hold at least so many bytes from now on. Raises RateLimited: what it held before stays."""
+        """Reserve at least this number of bytes from now on. Raises RateLimited: the old reservation
+        stays."""
         if size_bytes > self.bytes:
             self._limit.grow(size_bytes - self.bytes)
             self.bytes = size_bytes

@@ -1,4 +1,4 @@
-"""Strict JSON of requests: one shape, and a JSON pointer to whatever does not fit it."""
+"""Strict JSON of requests: one shape, and a JSON pointer to every error."""
 
 import re
 from typing import Annotated, Final, TypeVar
@@ -27,10 +27,10 @@ def decode_as(kind: type[_S], body: bytes) -> _S:
 
 def decode(decoder: msgspec.json.Decoder[_T], text: bytes, pointer: str) -> _T:
     try:
-        text.decode()  # msgspec looks only at the strings it builds
+        text.decode()  # msgspec checks only the strings that it creates
         return decoder.decode(text)
     except msgspec.ValidationError as error:
-        _check_syntax(text, pointer)  # the decoder stops at the first wrong shape, whatever comes behind it
+        _check_syntax(text, pointer)  # the decoder stops at the first error, whatever follows
         raise InvalidRequest(_placed(str(error), pointer)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _invalid_json(error, pointer) from error
@@ -50,7 +50,7 @@ def _invalid_json(error: Exception, pointer: str) -> InvalidJson:
 
 
 def _placed(complaint: str, pointer: str) -> tuple[str, str]:
-    """msgspec's complaint as (JSON pointer, detail)."""
+    """Return msgspec's error as (JSON pointer, detail)."""
     match = _PLACE.match(complaint)
     assert match is not None  # the pattern matches any text
     detail = match["detail"]
@@ -62,5 +62,5 @@ def _placed(complaint: str, pointer: str) -> tuple[str, str]:
 
 
 def escape_pointer(part: str) -> str:
-    """One step of a JSON pointer (RFC 6901)."""
+    """Return one step of a JSON pointer (RFC 6901)."""
     return part.replace("~", "~0").replace("/", "~1")

@@ -1,7 +1,6 @@
-"""What this node knows of a log and tells a client beside the answer: headers, and who leads (docs/api.md
-§4).
+"""Headers about a log in every answer, and the refusal of a node that does not lead it (docs/api.md §4).
 
-Free of any framework: the append handler uses it too.
+Independent of any framework: the append handler uses it too.
 """
 
 from app.errors import CommitlogError, NoLeader, NotLeader, Repairing
@@ -10,7 +9,7 @@ from app.node.hosted_log import HostedLog
 
 
 def log_headers(broker: Broker, hosted: HostedLog) -> list[tuple[bytes, bytes]]:
-    """Term, committed index and leader of a log that this node serves; none of another."""
+    """Return term, committed index and leader of a log that this node serves; nothing for another."""
     driver = hosted.serving
     if driver is None:
         return []
@@ -25,7 +24,7 @@ def log_headers(broker: Broker, hosted: HostedLog) -> list[tuple[bytes, bytes]]:
 
 
 def not_leader(broker: Broker, hosted: HostedLog) -> CommitlogError:
-    """What a node that does not lead tells a client that wants no other node's answer."""
+    """Return the refusal of a node that does not lead, for a client that wants no other node's answer."""
     if hosted.repair is not None:
         return Repairing()
     leader = broker.nodes.find(hosted.leader_id)

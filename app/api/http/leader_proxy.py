@@ -1,7 +1,7 @@
-"""Calls about a log that are no appends: answered by this node, or by the one that can.
+"""Calls about a log other than appends: answered by this node, or forwarded to one that can.
 
-`LogCall` is the one FastAPI dependency of their routes. What another node has answered leaves a route as the
-exception AnsweredElsewhere, which the application turns into that very answer.
+`LogCall` is the one FastAPI dependency of their routes. Another node's answer leaves a route as the exception
+AnsweredElsewhere, which the application turns into that answer.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ from app.node.replica.driver import LogDriver
 from app.node.request_waits import settling
 
 BODY_MAX_BYTES: Final = 64 * 1024
-CALL_TIMEOUT_S: Final = 10.0  # of a call that another node carries out
+CALL_TIMEOUT_S: Final = 10.0  # time limit of a call that another node carries out
 _LONG_SILENCE_S: Final = 75.0  # a long poll may take a minute
 _RETRY_S: Final = 0.1
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 class AnsweredElsewhere(Exception):
-    """Another node has answered the call: `response` is its answer, as it comes."""
+    """Another node has answered the call: `response` is its answer, streamed."""
 
     def __init__(self, response: Response) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Served:
     driver: LogDriver
 
     def answer(self, content: object, *, headers: Sequence[tuple[bytes, bytes]] = ()) -> Response:
-        """200 with that JSON, and what this node knows of the log as headers before the others."""
+        """Return 200 with that JSON, and this node's headers about the log before the others."""
         return json_answer(content, headers=(*log_headers(self.broker, self.hosted), *headers))
 
     async def commit(self, command: Command) -> CommandResult:
@@ -73,7 +73,7 @@ Act = Callable[[Served], Awaitable[Response]]
 
 
 class LogCall:
-    """One call. A route asks in this order: the log, the type of answer, what the call says, who answers."""
+    """One call. A route asks in this order: the log, the type of answer, the request, the answering node."""
 
     def __init__(self, request: Request, broker: Node) -> None:
         self.request = request
@@ -83,19 +83,19 @@ class LogCall:
     # --- what is asked ------------------------------------------------------------------------------------
 
     def find(self, log: str) -> HostedLog:
-        """The log, for a client that takes JSON. Raises what Broker.find raises, NotAcceptable."""
+        """Return the log, for a client that accepts JSON. Raises what Broker.find raises, NotAcceptable."""
         hosted = self.broker.find(log)
         self.wants_json()
         return hosted
 
     def wants_json(self) -> None:
-        """Refuse a client that does not take JSON. Raises NotAcceptable."""
+        """Refuse a client that does not accept JSON. Raises NotAcceptable."""
         negotiate(self.request.headers.get("accept"), (JSON,))
 
     async def asked(self, kind: type[Shape]) -> Shape:
-        """The body as JSON of that shape; none at all is an empty object.
+        """Return the body as JSON of that shape; an absent one is an empty object.
 
-        Raises TooLarge past BODY_MAX_BYTES, UnsupportedMediaType, InvalidJson, InvalidRequest.
+        Raises TooLarge beyond BODY_MAX_BYTES, UnsupportedMediaType, InvalidJson, InvalidRequest.
         """
         parts, size = [], 0
         async for part in self.request.stream():
@@ -112,11 +112,11 @@ class LogCall:
     # --- who answers --------------------------------------------------------------------------------------
 
     async def replica(self, log: str, *, own: bool = False) -> Served:
-        """The log as this node serves it. Raises what `find` and `elsewhere` raise."""
+        """Return the log as this node serves it. Raises what `find` and `elsewhere` raise."""
         return await self.replica_of(self.find(log), own=own)
 
     async def replica_of(self, hosted: HostedLog, *, own: bool = False) -> Served:
-        """The same of a log that is found. own: asked is this node's replica, a removed one too.
+        """The same for a log that is already found. own: this node's replica is meant, also a removed one.
 
         Raises what `elsewhere` raises.
         """
@@ -126,7 +126,7 @@ class LogCall:
         await self.elsewhere(hosted)
 
     async def elsewhere(self, hosted: HostedLog) -> NoReturn:
-        """About a log that this node does not serve a node that does is asked.
+        """Forward the request to a replica that serves the log.
 
         Raises AnsweredElsewhere; NoLeader when none of them can be reached, NotLeader when the client wants
         none of their answers, Repairing while this node's copy is damaged.
@@ -140,7 +140,7 @@ class LogCall:
         raise NoLeader("no replica of this log is reachable")
 
     async def leader(self, log: str) -> Served:
-        """As `find`; then the log as this node serves it, if it leads, else the leader is asked.
+        """As `find`; then return the log if this node leads it, otherwise forward the call to the leader.
 
         Waits for a leader, at most `leader_wait_ms`. Raises AnsweredElsewhere, NotLeader, NoLeader.
         """
@@ -156,10 +156,10 @@ class LogCall:
         return await self.replica_of(hosted)
 
     async def at_leader(self, hosted: HostedLog, act: Act, query: bytes = b"") -> Response:
-        """What `act` answers here, if this node leads, else the leader's answer to the same call.
+        """Return what `act` answers here, if this node leads, otherwise the leader's answer to the same call.
 
-        query: to be added for the leader. Waits for a leader, at most `leader_wait_ms`. Raises NotLeader,
-        NoLeader; QuorumTimeout when the call was lost on its way, so that nobody knows.
+        query: added for the leader. Waits for a leader, at most `leader_wait_ms`. Raises NotLeader, NoLeader;
+        QuorumTimeout when the call was lost, so that its outcome is unknown.
         """
         deadline_ms = self._leader_deadline_ms()
         while True:
@@ -185,13 +185,14 @@ class LogCall:
         return self.broker.clock.monotonic_ms() + self.broker.settings.http.leader_wait_ms
 
     async def _no_leader_yet(self, hosted: HostedLog, deadline_ms: int) -> None:
-        """Nobody leads as far as is known: wait for news. Raises NoLeader past the deadline."""
+        """Wait for a change, because no leader is known. Raises NoLeader after the deadline."""
         if self.broker.clock.monotonic_ms() >= deadline_ms:
             raise NoLeader()
         await hosted.leadership_changed(_RETRY_S)
 
     def _targets(self, hosted: HostedLog) -> list[str]:
-        """The nodes that may lead: the known leader; of a log that this node does not serve, any replica."""
+        """Return the nodes that may lead: the known leader; for a log that this node does not serve, any
+        replica."""
         here = self.broker.node.id
         if hosted.serving is None:
             return hosted.answering(here)
@@ -199,7 +200,7 @@ class LogCall:
         return [] if leader is None or leader == here else [leader]
 
     async def _pass_on(self, node_id: str, silence_s: float) -> None:
-        """Raises AnsweredElsewhere with another node's answer to this read, which comes bit by bit.
+        """Raises AnsweredElsewhere with another node's answer to this read, streamed.
 
         Returns when the node cannot be reached or does not lead (any more).
         """
@@ -225,7 +226,7 @@ class LogCall:
         raise AnsweredElsewhere(response)
 
     async def _carry(self, node_id: str, query: bytes) -> Relayed | None:
-        """Another node's answer; None when it did not get the call, or does not lead (any more)."""
+        """Return another node's answer; None when it did not get the call, or does not lead (any more)."""
         node = self.broker.nodes.find(node_id)
         if node is None:
             return None

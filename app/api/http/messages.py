@@ -1,4 +1,4 @@
-"""Whole answers and request ids, free of any framework."""
+"""Complete answers and request ids, independent of any framework."""
 
 import itertools
 import re
@@ -25,12 +25,12 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 def new_request_id() -> bytes:
-    """An id that no other request of this process has, and hardly one of another process."""
+    """Return an id that no other request of this process has, and hardly one of another process."""
     return f"{_PREFIX}-{next(_NUMBERS):x}".encode()
 
 
 def request_id_of(given: bytes | None) -> bytes:
-    """The client's id if it is 1 to 128 visible ASCII characters, else a new one."""
+    """Return the client's id if it is 1 to 128 visible ASCII characters, otherwise a new one."""
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return new_request_id()
@@ -38,7 +38,7 @@ def request_id_of(given: bytes | None) -> bytes:
 
 @dataclass(slots=True)
 class Response:
-    """A whole answer. `headers` has everything but the Date and Connection of the server."""
+    """A complete answer. `headers` has everything but the Date and Connection of the server."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -63,7 +63,7 @@ def problem_response(
     request_id: bytes,
     headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> Response:
-    """The problem document of `error` (docs/api.md §2), with the headers that belong to it."""
+    """Return the problem document of `error` (docs/api.md §2), with its headers."""
     return json_response(
         error.http_status,
         error.problem(instance, request_id.decode("ascii")),

@@ -1,4 +1,4 @@
-"""Accept: which of the types that a route can give the client wants (RFC 9110, section 12.5.1)."""
+"""Accept: selection of the content type that the client prefers (RFC 9110, section 12.5.1)."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from app.errors import NotAcceptable
 
 
 def negotiate(accept: str | None, offers: Sequence[str]) -> str:
-    """Return the offer the client likes best, the first one when it does not care. Raises NotAcceptable.
+    """Return the offer that the client prefers, the first one without a preference. Raises NotAcceptable.
 
     offers: lower-case media types, the default first.
     """
@@ -38,7 +38,7 @@ def _range(part: str) -> tuple[str, float]:
 
 
 def _quality(offer: str, ranges: Sequence[tuple[str, float]]) -> float:
-    """Of the most specific range that the offer matches; 0 for none."""
+    """Return the quality of the most specific range that matches the offer; 0 for none."""
     family = offer.partition("/")[0] + "/*"
     for wanted in (offer, family, "*/*"):
         found = [quality for name, quality in ranges if name == wanted]

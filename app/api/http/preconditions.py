@@ -1,16 +1,16 @@
-"""`If-Match`: which version of a resource a change asks for (RFC 9110, section 13.1.1)."""
+"""`If-Match`: the version of a resource that a change requires (RFC 9110, section 13.1.1)."""
 
 from typing import Final
 
-NEVER: Final = -2  # a version that nothing ever has
+NEVER: Final = -2  # a version that no resource has
 _DIGITS_MAX: Final = 18
 
 
 def wanted_version(if_match: str, current: int | None) -> int | None:
-    """The version that must be found when the change is decided, NEVER when none will do; None: any.
+    """Return the version that the resource must have, NEVER when none matches; None: any.
 
-    current: the version that is known here, None when there is no such resource. Of several tags the one
-    that fits counts; tags that are none of ours fit nothing.
+    current: the version known here, None when there is no such resource. Of several tags the one that matches
+    counts; foreign tags match nothing.
     """
     tags = [tag.strip() for tag in if_match.split(",")]
     if "*" in tags:

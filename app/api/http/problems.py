@@ -1,4 +1,4 @@
-"""FastAPI's own errors as problem documents: its bodies never show (docs/api.md §5)."""
+"""FastAPI's own errors as problem documents: its default bodies are never sent (docs/api.md §5)."""
 
 import logging
 from typing import Any
@@ -45,7 +45,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    # A log that does not exist is the first thing to be told, whatever else is wrong (docs/api.md §3).
+    # A missing log is reported first, whatever else is wrong (docs/api.md §3).
     log = request.path_params.get("log")
     if log is not None:
         try:
@@ -75,13 +75,13 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 async def _table(request: Request, error: Exception) -> Response:
-    """A table that somebody damaged, or that asks more of its readers than ours can."""
+    """A damaged table, or one that requires features that this reader lacks."""
     logger.error("tables: %s", error, extra={"request_id": request_id_of(request).decode("ascii")})
     return problem(request, Internal(str(error)))
 
 
 async def _storage(request: Request, error: Exception) -> Response:
-    """A read met damage, which begins a repair, or a failed disk: the details are for the node's own log."""
+    """A read found damage, which begins a repair, or a failed disk: the details are only logged."""
     assert isinstance(error, StorageError)
     if broker_of(request).repairs.report(error, "read"):
         return problem(request, Repairing())
@@ -94,7 +94,7 @@ def _method(request: Request) -> str:
 
 
 def _allowed(request: Request) -> list[str]:
-    """The methods of every route that has this path."""
+    """Return the methods of every route with this path."""
     allowed: dict[str, None] = {}
     for route in request.app.state.routes:
         if route.path_regex.match(request.url.path):

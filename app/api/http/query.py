@@ -1,4 +1,4 @@
-"""Query parameters that every route shares."""
+"""Query parameters that all routes share."""
 
 from pydantic import BaseModel, ConfigDict
 

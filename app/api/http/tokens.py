@@ -17,14 +17,14 @@ _OPEN_BELOW: Final = ("/problems/", "/docs/")
 
 
 class Tokens:
-    """Who may call. No tokens: everybody may do everything."""
+    """Permission check. Without tokens every caller may do everything."""
 
     def __init__(self, tokens: dict[bytes, str]) -> None:
         self._tokens = tokens
 
     @classmethod
     def load(cls, path: Path | None) -> "Tokens":
-        """Raises ConfigError; a file without tokens is one too, for it would lock everybody out."""
+        """Raises ConfigError, also for a file without tokens, which would refuse every caller."""
         if path is None:
             return cls({})
         try:
@@ -56,7 +56,7 @@ class Tokens:
             raise Unauthenticated()
         allowed: str | None = None
         for token, right in self._tokens.items():
-            if hmac.compare_digest(token, given.strip()):  # the same time whichever token it is
+            if hmac.compare_digest(token, given.strip()):  # constant time for every token
                 allowed = right
         if allowed is None:
             raise Unauthenticated("the token is not in the service's tokens file")

@@ -1,5 +1,4 @@
-"""This node's epoch file, as docs/api.md §2 shows an epoch: where it starts, and where the next one ends
-it."""
+"""This node's epoch file in the form of docs/api.md §2: start of each epoch, and start of the next one."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from storage.format.epoch_file import Epoch
 
 
 def epoch_object(epochs: Sequence[Epoch], position: int) -> dict[str, Any]:
-    """The epoch at `position`; its end is null while it is open."""
+    """Return the epoch at `position`; its end is null while it is open."""
     epoch = epochs[position]
     following = epochs[position + 1] if position + 1 < len(epochs) else None
     return {
@@ -25,6 +24,6 @@ def epoch_object(epochs: Sequence[Epoch], position: int) -> dict[str, Any]:
 
 
 def position_at(epochs: Sequence[Epoch], index: int) -> int | None:
-    """Position of the epoch that `index` belongs to, or will; None before the first one."""
+    """Return the position of the epoch that `index` belongs to, or will; None before the first one."""
     position = bisect_right(epochs, index, key=lambda epoch: epoch.start_index) - 1
     return position if position >= 0 else None

@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 def event_stream(
     reader: Reader, range_: Range, query: ReadQuery, request_id: str, instance: str, *, head: bool
 ) -> Response:
-    """The answer to a read that accepts text/event-stream; it ends at `until_*`, at an error or a stop."""
+    """Return the answer to a read that accepts text/event-stream; it ends at `until_*`, at an error or a
+    stop."""
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     if head:
         return Response(status_code=200, headers=headers, media_type=EVENTS)
@@ -47,15 +48,15 @@ def event_stream(
 
 
 def _event(name: str, data: dict[str, Any] | bytes, event_id: int | None = None) -> bytes:
-    """One event. JSON of ours has no line breaks."""
+    """Return one event. The JSON has no line breaks."""
     body = data if isinstance(data, bytes) else as_json(data)
     identity = b"" if event_id is None else b"id: %d\n" % event_id
     return b"event: %s\n%sdata: %s\n\n" % (name.encode("ascii"), identity, body)
 
 
 class _EventStream:
-    """One client's stream. Invariant: a batch never holds records of two epochs, so that an `epoch` event can
-    stand before it."""
+    """One client's stream. Invariant: a batch never holds records of two epochs, so that an `epoch` event
+    can precede it."""
 
     def __init__(self, reader: Reader, range_: Range, query: ReadQuery) -> None:
         self._reader = reader
@@ -90,7 +91,7 @@ class _EventStream:
         return _event("ping", {"committed_index": self._reader.committed_index})
 
     def _epoch_before(self, index: int) -> list[bytes]:
-        """The epoch of the record at `index`, unless the client knows it."""
+        """Return the epoch of the record at `index`, unless the client has it."""
         epochs = self._reader.log.epochs
         position = position_at(epochs, index)
         if position is None or epochs[position].epoch == self._told:
@@ -99,7 +100,7 @@ class _EventStream:
         return [_event("epoch", epoch_object(epochs, position))]
 
     def _epoch_range(self, index: int) -> Range:
-        """What is left of the range within the epoch that `index` belongs to."""
+        """Return the rest of the range within the epoch of `index`."""
         epochs = self._reader.log.epochs
         position = position_at(epochs, index)
         following = 0 if position is None else position + 1

@@ -1,4 +1,4 @@
-"""A page of records as the read answer of docs/api.md §2, rendered where it disturbs least."""
+"""A page of records as the read answer of docs/api.md §2, rendered on the loop or in a thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def page_object(reader: Reader, page: RecordPage, has_more: bool, encoding: Enco
 
 
 async def rendered(page: RecordPage, render: Callable[[], bytes]) -> bytes:
-    """Render a small page here, a large one in a thread: the loop also carries replication."""
+    """Render a small page here, a large one in a thread: the loop also runs replication."""
     if page.size_bytes <= _IN_PLACE_BYTES and page.count <= _IN_PLACE_RECORDS:
         return render()
     return await asyncio.to_thread(render)

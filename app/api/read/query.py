@@ -1,4 +1,4 @@
-"""The query parameters of a read (docs/api.md §5), as FastAPI checks and documents them."""
+"""Query parameters of a read (docs/api.md §5), validated and documented by FastAPI."""
 
 from enum import StrEnum
 from typing import Annotated, Literal

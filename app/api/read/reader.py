@@ -1,4 +1,4 @@
-"""Reads of one log at this node: how far they may see, where they start, and their waiting."""
+"""Reads of one log at this node: their visible end, their start, and their waiting."""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from app.api.read.selection import SCAN_MAX_BYTES, Consistency, RecordPage, Sele
 from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing
 from storage.format.batch import Batch
 
-_IN_PLACE_BYTES: Final = 128 * 1024  # more than that is cut and rendered in a thread
+_IN_PLACE_BYTES: Final = 128 * 1024  # larger selections run in a thread
 _CHUNK_MIN_BYTES: Final = 64 * 1024
 _TRUNCATION_S: Final = 1.0  # a disk that takes longer hangs
-_POLL_S: Final = 0.05  # neither uncommitted records announce themselves, nor what another node knows
+_POLL_S: Final = 0.05  # neither uncommitted records nor the knowledge of other nodes wake a waiting read
 DEFAULT_MIN_INDEX_WAIT_MS: Final = 5_000
 
 
 @dataclass(slots=True)
 class Range:
-    """From start_index to the end of what may be seen, or to `until_index`.
+    """The range from start_index to the visible end, or to `until_index`.
 
-    until_timestamp_ms: ends the range too, at the first record at or after it; None once that is known.
+    until_timestamp_ms: also ends the range, at the first record at or after it; None once that is known.
     counted_to: the start was counted back from this index (`last`): the first page ends there, or it would
-    hold more records than were asked for when appends come in meanwhile.
+    hold more records than requested when appends arrive meanwhile.
     """
 
     start_index: int
@@ -38,7 +38,7 @@ class Range:
 class Reader:
     """One log, one request. `visible_end` is the last index that the request may see.
 
-    A replica that runs ahead of its leader shows a linearizable read no more than the leader gave it: the
+    A replica that is ahead of its leader shows a linearizable read no more than the leader permitted: the
     next reader, elsewhere, would not see it (R-08).
     """
 
@@ -49,7 +49,7 @@ class Reader:
         self.driver = here.driver
         self.log = here.driver.log
         self.consistency = consistency
-        self._given: int | None = None  # by the leader, where that bounds what may be seen
+        self._given: int | None = None  # by the leader, where that limits what may be seen
 
     @property
     def visible_end(self) -> int:
@@ -59,7 +59,7 @@ class Reader:
 
     @property
     def committed_index(self) -> int:
-        """As this request may know it."""
+        """The committed index that this request may report."""
         committed = self.driver.committed_index
         return committed if self._given is None else min(committed, self._given)
 
@@ -74,12 +74,12 @@ class Reader:
                 self._given = index
 
     async def reach(self, min_index: int | None, wait_ms: int = DEFAULT_MIN_INDEX_WAIT_MS) -> None:
-        """Commitlog-Min-Index: wait until this node has it, else raise NotYetReplicated."""
+        """Commitlog-Min-Index: wait until this node has it, otherwise raise NotYetReplicated."""
         if min_index is not None and not await self.grown(min_index, wait_ms / 1000):
             raise NotYetReplicated(self.visible_end + 1)
 
     async def grown(self, index: int, timeout_s: float) -> bool:
-        """Wait until `index` may be seen, at most so long; whether it may."""
+        """Wait until `index` may be seen, at most for the time limit; return whether it may."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         if self.consistency is not Consistency.LOCAL:
             grown = await self.broker.waits.committed(self.hosted, index, timeout_s)
@@ -136,9 +136,10 @@ class Reader:
         return range_
 
     async def bound(self, range_: Range) -> None:
-        """Take note of the record that ends the range by its timestamp, if it has arrived by now.
+        """Find the record that ends the range by its timestamp, if it has arrived by now.
 
-        Raises Repairing."""
+        Raises Repairing.
+        """
         if range_.until_timestamp_ms is not None:
             await self._undisturbed()
             found = self.log.first_index_at_or_after(range_.until_timestamp_ms)
@@ -148,7 +149,7 @@ class Reader:
                 range_.until_timestamp_ms = None
 
     def check_index(self, index: int) -> None:
-        """One record by its index. Raises IndexTrimmed, IndexOutOfRange."""
+        """Return one record by its index. Raises IndexTrimmed, IndexOutOfRange."""
         end = self.visible_end
         if index > end:
             raise IndexOutOfRange(end + 1)
@@ -174,14 +175,14 @@ class Reader:
         start = end + 1
         while wanted > 0 and log.first_index < start <= log.next_index:
             start, wanted = window_of_last(log, start - 1, wanted)
-            await asyncio.sleep(0)  # counting far back must not hold up replication
+            await asyncio.sleep(0)  # counting back far must not block replication
             await self._undisturbed()
         return start
 
     # --- reading ------------------------------------------------------------------------------------------
 
     async def page(self, range_: Range, wanted: Selection, wait_ms: int) -> RecordPage:
-        """The wanted records of the range; when there are none, wait for the first one, up to wait_ms."""
+        """Return the selected records of the range; without any, wait for the first one, up to wait_ms."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         page = RecordPage(range_.start_index)
@@ -201,10 +202,10 @@ class Reader:
         return page.next_index <= range_.last_index(self.visible_end)
 
     async def fill(self, page: RecordPage, range_: Range, wanted: Selection) -> None:
-        """Look at what may be seen from page.next_index on, until the page is full or enough was seen."""
+        """Select visible records from page.next_index on, until the page is full or the limit is reached."""
         scanned = 0
         while not page.full and scanned < SCAN_MAX_BYTES:
-            end = range_.last_index(self.visible_end)  # what is not committed may be truncated meanwhile
+            end = range_.last_index(self.visible_end)  # uncommitted records may be truncated meanwhile
             if range_.counted_to is not None:
                 end = min(end, range_.counted_to)
             if page.next_index > end:
@@ -230,7 +231,7 @@ class Reader:
         return self.log.read_batches(from_index, max_bytes, end)
 
     async def _undisturbed(self) -> None:
-        """Wait while the disk thread truncates or resets the log: a read would see half of it.
+        """Wait while the disk thread truncates or resets the log: a read would see a part of it.
 
         Raises Repairing when that takes longer than a second, or when the log was found damaged.
         """

@@ -1,4 +1,4 @@
-"""Records as clients want them: JSON objects, lines, Arrow, Parquet. Pure: may run in a thread."""
+"""Records in the formats of clients: JSON objects, lines, Arrow, Parquet. Pure: may run in a thread."""
 
 import base64
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ _SMALL_ROWS: Final = 512  # Arrow batches with fewer rows on average are joined 
 
 
 def record_objects(columns: Sequence[pa.RecordBatch], encoding: Encoding) -> list[dict[str, Any]]:
-    """Records as docs/api.md §2 shows them; bytes as `encoding` says."""
+    """Return records in the form of docs/api.md §2; bytes according to `encoding`."""
     return [record for rows in columns for record in _objects(rows, encoding)]
 
 
@@ -55,7 +55,7 @@ def _objects(rows: pa.RecordBatch, encoding: Encoding) -> Iterator[dict[str, Any
 
 
 def _put(record: dict[str, Any], name: str, data: bytes | None, encoding: Encoding) -> None:
-    """`name` where the bytes are given as text (or are null), else `name`_base64."""
+    """Return `name` where the bytes are text (or null), otherwise `name`_base64."""
     text = None if data is None else _text(data, encoding)
     if isinstance(text, dict):
         record[f"{name}_base64"] = text["base64"]
@@ -76,7 +76,7 @@ def _text(data: bytes | None, encoding: Encoding) -> str | dict[str, str] | None
 
 
 def _raw_json(value: bytes) -> msgspec.Raw | None:
-    """The value as it stands in a JSON document, None when it is no JSON."""
+    """Return the value as part of a JSON document, None when it is not JSON."""
     try:
         value.decode()
         return _RAW.decode(value)
@@ -89,7 +89,7 @@ def as_lines(columns: Sequence[pa.RecordBatch], encoding: Encoding) -> bytes:
 
 
 def as_arrow(columns: Sequence[pa.RecordBatch]) -> bytes:
-    """An Arrow IPC stream of READ_SCHEMA."""
+    """Return an Arrow IPC stream of READ_SCHEMA."""
     rows = sum(batch.num_rows for batch in columns)
     if rows < _SMALL_ROWS * len(columns):
         columns = pa.Table.from_batches(columns, READ_SCHEMA).combine_chunks().to_batches()

@@ -1,7 +1,7 @@
-"""What a read looks at: where it starts, how far it may see, and which records it gives.
+"""Selection of a read: its start, its visible end, and the matching records.
 
-The log is read on the event loop, batch by batch and without copying; records are cut, filtered and rendered
-elsewhere (app/api/read/rendering.py) from Arrow columns.
+The log is read on the event loop, batch by batch and without copying; records are selected, filtered and
+rendered elsewhere (app/api/read/rendering.py) from Arrow columns.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from storage.format.batch import Batch
 from storage.format.records import READ_SCHEMA, read_columns
 from storage.log.commitlog import Commitlog
 
-SCAN_MAX_BYTES: Final = 64 * 1024 * 1024  # of stored batches that one answer looks at
-WINDOW: Final = 1024  # records looked at in one step when counting back
+SCAN_MAX_BYTES: Final = 64 * 1024 * 1024  # of stored batches that one answer reads
+WINDOW: Final = 1024  # records read in one step when counting back
 _KEY: Final = READ_SCHEMA.get_field_index("key")
 _VALUE: Final = READ_SCHEMA.get_field_index("value")
 _HEADERS: Final = READ_SCHEMA.get_field_index("headers")
@@ -39,7 +39,7 @@ class Encoding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which records of a range to give, and how many.
+    """Filter and limits of the records of a range.
 
     `limit` records, `max_bytes` of value, key and headers.
     """
@@ -53,7 +53,7 @@ class Selection:
 
 @dataclass(slots=True)
 class RecordPage:
-    """What was found. columns: READ_SCHEMA. next_index: one past the last index looked at."""
+    """Selected records. columns: READ_SCHEMA. next_index: one after the last index read."""
 
     next_index: int
     columns: list[pa.RecordBatch] = field(default_factory=list)
@@ -63,9 +63,9 @@ class RecordPage:
 
 
 def select(batches: Sequence[Batch], page: RecordPage, end_index: int, wanted: Selection) -> None:
-    """Look at the records of `batches` from page.next_index to end_index (inclusive); add what is wanted.
+    """Read the records of `batches` from page.next_index to end_index (inclusive); add the matching ones.
 
-    Pure and free of the event loop: may run in a thread. Stops when the page is full.
+    Pure and independent of the event loop: may run in a thread. Stops when the page is full.
     """
     for batch in batches:
         if page.next_index > end_index:
@@ -87,7 +87,7 @@ def select(batches: Sequence[Batch], page: RecordPage, end_index: int, wanted: S
 
 
 def _take(rows: pa.RecordBatch, page: RecordPage, wanted: Selection) -> bool:
-    """Add as many rows as fit, at least one to an empty page; whether all did."""
+    """Add as many rows as fit, at least one to an empty page; return whether all did."""
     sizes = record_sizes(rows)
     room = min(wanted.limit - page.count, rows.num_rows)
     if page.size_bytes + int(sizes.sum()) > wanted.max_bytes:
@@ -106,7 +106,7 @@ def _take(rows: pa.RecordBatch, page: RecordPage, wanted: Selection) -> bool:
 
 
 def record_sizes(rows: pa.RecordBatch) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """Bytes of value, key and headers of each row."""
+    """Return the bytes of value, key and headers of each row."""
     sizes = _lengths(rows.column(_VALUE)) + _lengths(rows.column(_KEY))
     headers = rows.column(_HEADERS)
     if headers.null_count < len(headers):

@@ -1,4 +1,4 @@
-"""Digests of blocks of a log, to be compared with those of its table `entries` (app/tables/digests.py)."""
+"""Digests of blocks of a log, for the comparison with its table `entries` (app/tables/digests.py)."""
 
 import asyncio
 from typing import Annotated, Any, Final
@@ -22,7 +22,7 @@ router = APIRouter(tags=["tables"])
 
 _PAGE_BYTES: Final = 8 * 1024 * 1024  # of log; a page of many small records ends earlier
 _PAGE_RECORDS: Final = 50_000
-_STEP_BYTES: Final = 256 * 1024  # between them the loop is free for others
+_STEP_BYTES: Final = 256 * 1024  # between two steps the loop is free for others
 EXAMPLE: Final[dict[str, Any]] = {
     "log": "default",
     "block": BLOCK,
@@ -69,7 +69,7 @@ async def digests(call: Call, log: LogName, query: Annotated[DigestsQuery, Query
 
 
 async def _sums(reader: Reader, first: int, end: int, block: int) -> tuple[dict[int, BlockSum], int]:
-    """The sums of a page, and where the next begins. Raises IndexTrimmed."""
+    """Return the sums of a page, and where the next begins. Raises IndexTrimmed."""
     sums: dict[int, BlockSum] = {}
     at, size_bytes = first, 0
     while at <= end and size_bytes < _PAGE_BYTES and at - first < _PAGE_RECORDS:
@@ -82,7 +82,7 @@ async def _sums(reader: Reader, first: int, end: int, block: int) -> tuple[dict[
 
 
 def _of_batches(batches: list[Batch], first: int, end: int, block: int) -> dict[int, BlockSum]:
-    """Of the data records with an index in [first, end]."""
+    """Return the sums of the data records with an index in [first, end]."""
     sums: dict[int, BlockSum] = {}
     for batch in batches:
         if batch.is_control:

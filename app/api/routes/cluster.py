@@ -1,4 +1,4 @@
-"""Looking at the cluster and its logs: status, epochs, watermarks, journals."""
+"""Views of the cluster and its logs: status, epochs, watermarks, journals."""
 
 from dataclasses import asdict
 from typing import Annotated, Any

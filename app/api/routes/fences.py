@@ -1,4 +1,4 @@
-"""Fences of writers and cursors of readers: small facts that stand in the log itself (docs/api.md §3, §5)."""
+"""Fences of writers and cursors of readers: small values stored in the log itself (docs/api.md §3, §5)."""
 
 from typing import Annotated
 
@@ -117,7 +117,7 @@ async def drop_cursor(call: Call, log: LogName, name: CursorName, query: Nothing
 
 
 def _revision(request: Request, found: Cursor | None) -> int | None:
-    """The revision that the caller wants to be there; ABSENT for `If-None-Match: *`, None for any."""
+    """Return the expected revision; ABSENT for `If-None-Match: *`, None for any."""
     if request.headers.get("if-none-match") == "*":
         return ABSENT
     if_match = request.headers.get("if-match")

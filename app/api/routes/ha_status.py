@@ -1,4 +1,4 @@
-"""What a node knows of the transfer between master and slaves (RocketMQ: getHAStatus)."""
+"""State of the transfer between master and slaves at a node (RocketMQ: getHAStatus)."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""For operators, probes and people: health, metrics, the page of the API, what each problem means."""
+"""Routes for operators, probes and people: health, metrics, the API page, the page of each problem."""
 
 import html
 from collections.abc import Callable, Iterator, Sequence

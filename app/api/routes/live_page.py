@@ -1,6 +1,6 @@
-"""`/ui`: a page on which a person sees the cluster and its logs live, and operates them.
+"""`/ui`: a page that shows the cluster and its logs live, and operates them.
 
-The page is static files; it calls the REST routes like any client, and two routes here that gather for one
+The page is static files; it calls the REST routes like any client, and two routes here that collect for one
 screen what would take a call to each node. The files need no token, the data does.
 """
 
@@ -47,7 +47,7 @@ _EVENTS_LOOKED_AT: Final = 2_000  # most of them are watermarks
 
 
 class Part(StrEnum):
-    """What a screen shows of a log beside its nodes."""
+    """A log on the screen, without its nodes."""
 
     NODES = "nodes"
     EPOCHS = "epochs"
@@ -62,7 +62,7 @@ class LogQuery(StrictQuery):
 
 @router.get("/ui")
 async def page() -> Response:
-    """Whatever the query says: it is for the page's own script."""
+    """The query is ignored here: it is for the page's own script."""
     return body_answer(_file("index.html"), "text/html; charset=utf-8", headers=_HEADERS)
 
 
@@ -98,7 +98,7 @@ def _file(name: str) -> bytes:
 
 
 def _overview(broker: Broker) -> dict[str, Any]:
-    """All logs and nodes, as this node knows them."""
+    """Return all logs and nodes, as this node knows them."""
     return {
         "cluster": broker.settings.cluster_id,
         "node": broker.node.id,
@@ -111,7 +111,7 @@ def _overview(broker: Broker) -> dict[str, Any]:
 
 
 def _log_row(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
-    """One log; what only a replica knows is null at a node that keeps none."""
+    """Return one log; values that only a replica knows are null at a node that keeps none."""
     row: dict[str, Any] = {
         "name": hosted.name,
         "replication": hosted.settings.replication,
@@ -141,7 +141,7 @@ def _log_row(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
 
 
 async def _nodes(request: Request, broker: Broker, hosted: HostedLog) -> dict[str, Any]:
-    """One log as every node sees it; a silent node shows as down."""
+    """Return one log as every node sees it; a silent node is shown as down."""
     nodes = [node for node in member_objects(broker) if node["id"] in hosted.members or not hosted.members]
     views = await asyncio.gather(*(_view(request, broker, hosted, node["id"]) for node in nodes))
     driver = hosted.driver
@@ -157,7 +157,7 @@ async def _nodes(request: Request, broker: Broker, hosted: HostedLog) -> dict[st
 
 
 def _epochs(hosted: HostedLog) -> list[dict[str, Any]]:
-    """The newest epochs of this node's replica, in order."""
+    """Return the newest epochs of this node's replica, in order."""
     if hosted.driver is None:
         return []
     held = hosted.driver.log.epochs
@@ -165,7 +165,7 @@ def _epochs(hosted: HostedLog) -> list[dict[str, Any]]:
 
 
 def _cursors(hosted: HostedLog) -> list[dict[str, Any]]:
-    """The committed cursors that this node knows, by name."""
+    """Return the committed cursors that this node knows, by name."""
     if hosted.driver is None:
         return []
     state = hosted.driver.state
@@ -178,7 +178,7 @@ def _cursors(hosted: HostedLog) -> list[dict[str, Any]]:
 
 
 async def _view(request: Request, broker: Broker, hosted: HostedLog, node_id: str) -> dict[str, Any] | None:
-    """A node's status of the log; None when it does not answer, or its copy is being repaired."""
+    """Return a node's status of the log; None when it does not answer, or its copy is under repair."""
     if node_id == broker.node.id:
         return None if hosted.driver is None else status_object(Served(broker, hosted, hosted.driver))
     node = broker.nodes.find(node_id)
@@ -195,7 +195,7 @@ async def _view(request: Request, broker: Broker, hosted: HostedLog, node_id: st
 
 
 def _events(hosted: HostedLog) -> list[dict[str, Any]]:
-    """The newest of this node's journal, but for the watermarks, newest first."""
+    """Return the newest events of this node's journal except the watermarks, newest first."""
     if hosted.journal is None:
         return []
     from_seq = max(0, hosted.journal.next_seq - _EVENTS_LOOKED_AT)

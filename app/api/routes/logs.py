@@ -1,4 +1,4 @@
-"""Logs as such: which there are, how one is set, and how they come and go (docs/api.md §5)."""
+"""Management of logs: list, settings, creation, change and deletion (docs/api.md §5)."""
 
 import secrets
 from typing import Annotated, Any, Final
@@ -213,7 +213,7 @@ async def delete_log(call: Call, log: LogName, query: Nothing) -> Response:
 
 
 def _deletable(call: Call, log: str) -> HostedLog:
-    """Raises what LogCall.find raises; InvalidRequest for a log that is as the configuration file says."""
+    """Raises what LogCall.find raises; InvalidRequest for a log that only the configuration file defines."""
     hosted = call.broker.find(log)
     if hosted.generation == CONFIGURED:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Members of the cluster and the lead of its logs: add, promote, remove, transfer (C-05, R-09, R-10)."""
+"""Members of the cluster and leadership of its logs: add, promote, remove, transfer (C-05, R-09, R-10)."""
 
 from typing import Annotated, Any, Final
 from urllib.parse import quote

@@ -122,7 +122,8 @@ def _next_index(index: int) -> tuple[bytes, bytes]:
 
 
 async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQuery) -> Response:
-    """Whole stored batches, control too: the first holds the start, the last may pass the end wanted."""
+    """Return whole stored batches, including control batches: the first holds the start, the last may
+    extend beyond the requested end."""
     counted_to = range_.counted_to
     page = await reader.page(range_, Selection(limit=1, max_bytes=1, include_control=True), query.wait_ms)
     body = b""
@@ -142,7 +143,7 @@ async def _batches(request: Request, reader: Reader, range_: Range, query: ReadQ
 
 
 def header_index(name: str, raw: str | None, *, least: int = 0) -> int | None:
-    """A header that is an index. Raises InvalidRequest."""
+    """Return a header that is an index. Raises InvalidRequest."""
     if raw is None:
         return None
     digits = raw.removeprefix("-")

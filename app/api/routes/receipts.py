@@ -1,4 +1,4 @@
-"""Loss receipts over HTTP: the records that an unclean election took from this node's copy (A-04)."""
+"""Loss receipts over HTTP: the records that an unclean election removed from this node's copy (A-04)."""
 
 import asyncio
 import re

@@ -1,8 +1,8 @@
-"""The Delta tables of a log: how far they are, and which versions belong to a point of the log
-(docs/api.md §5).
+"""The Delta tables of a log: their progress, and the versions that belong to a point of the log (docs/api.md
+§5).
 
-What the tables hold is read from their own logs (app/tables); how far that lags is seen against this node's
-committed prefix. Control records are never rows: those behind the last row count as held.
+The content of the tables is read from their transaction logs (app/tables); their lag is computed against this
+node's committed index. Control records are never rows: those after the last row count as held.
 """
 
 import asyncio
@@ -128,7 +128,7 @@ async def wait(call: Call, log: LogName, table: TableName, query: Annotated[Wait
         left_ms = deadline_ms - broker.clock.monotonic_ms()
         over = left_ms <= 0 or broker.waits.stopping
         state = await known_tables(call).query(log, lambda found: found.find(table))
-        if state is None:  # the job that makes it may just have begun
+        if state is None:  # the job that creates it may just have started
             if over or known_tables(call).root is None:
                 raise TableNotFound(table, log)
         else:
@@ -223,7 +223,7 @@ async def _table_object(here: Served, state: TableState) -> dict[str, Any]:
 
 
 def _is_ours(here: Served, state: TableState) -> bool:
-    """Whether it holds the records of this log, not of one that had its name before."""
+    """Return whether it holds the records of this log, not of an earlier one of its name."""
     return state.log_id in (None, f"{here.hosted.log_id:016x}")
 
 
@@ -251,14 +251,14 @@ async def _lag(driver: LogDriver, held_index: int) -> tuple[int, int, int | None
                 missing += batch.next_index - max(at, batch.base_index)
             looked += batch.size_bytes
             at = batch.next_index
-        await asyncio.sleep(0)  # replication goes first
+        await asyncio.sleep(0)  # replication has priority
     missing += max(0, committed_index + 1 - at)
     through = (at if first is None else first) - 1
     return held_index if lost else max(held_index, through), missing, oldest_ms
 
 
 def _point(driver: LogDriver, query: AtQuery) -> int:
-    """The last index of the point that is asked for. Raises NoSuchCut."""
+    """Return the last index of the requested point. Raises NoSuchCut."""
     if query.index is not None:
         return query.index
     log, committed_index = driver.log, driver.committed_index
@@ -274,7 +274,8 @@ def _point(driver: LogDriver, query: AtQuery) -> int:
 
 
 def _last_before(log: Commitlog, timestamp_ms: int, committed_index: int) -> int:
-    """The index before the first record at or after a time. Raises NoSuchCut where the log does not tell."""
+    """Return the index before the first record at or after a time. Raises NoSuchCut if the log does not
+    contain it."""
     found = log.first_index_at_or_after(timestamp_ms)
     index = committed_index if found is None else min(found - 1, committed_index)
     if index < log.begin_index or index < 0:

@@ -1,4 +1,4 @@
-"""Keeping a log in order: trimming it, and comparing its replicas."""
+"""Maintenance of a log: trims, and comparisons of its replicas."""
 
 import contextlib
 from typing import Any, Final
@@ -74,7 +74,7 @@ async def trim(call: Call, log: LogName, query: Nothing) -> Response:
 
 
 async def _trimmed(here: Served, until_index: int) -> None:
-    """Wait until this replica has begun with what a committed trim allows: it saves its state before."""
+    """Wait until this replica has begun to remove what a committed trim allows: it saves its state before."""
     broker, log = here.broker, here.driver.log
     kept = min(until_index, here.driver.committed_index)
     deadline_ms = broker.clock.monotonic_ms() + _TRIM_WAIT_MS
@@ -151,7 +151,7 @@ def _range_of(driver: LogDriver, asked: VerifyIn) -> tuple[int, int]:
 
 
 def _others(here: Served) -> list[str]:
-    """Every other replica, as the log itself says or else the configuration."""
+    """Return every other replica, from the log itself or otherwise the configuration."""
     members = here.driver.state.membership
     nodes = here.hosted.settings.replicas if members is None else (*members.voters, *members.learners)
     return [node for node in nodes if node != here.broker.node.id]

@@ -35,7 +35,7 @@ class Unfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a transfer begins. held_index: last index of what the slave holds, NO_INDEX for none.
+    """Begin of a transfer. held_index: last index of what the slave holds, NO_INDEX for none.
 
     first_index: the slave counts for appends from there. verified: its history is the master's. restart: its
     log ends before the master's begins, so it must empty its log first.

@@ -18,7 +18,7 @@ SECRETS_MAX: Final = 2  # the secret that this node uses, and the one before or 
 
 
 class Mode(StrEnum):
-    """What the connections between nodes prove."""
+    """Credentials of the connections between nodes."""
 
     PLAIN = "plain"
     OPTIONAL_SECRET = "optional_secret"  # both kinds of nodes are reached, while a secret is introduced

@@ -96,7 +96,7 @@ class ControllerClient:
         self._follows = 0
         if now_ms >= self._heartbeat_due_ms and not (self._stopped or self.silent):
             if self._is_unheard:
-                self._hint = None  # whoever it named did not answer
+                self._hint = None  # the named controller did not answer
                 sent_ms = self._heartbeats[-1][1]
                 self.missed_heartbeats += now_ms - sent_ms >= self._config.retry_interval_ms
             self._heartbeat(now_ms)
@@ -105,7 +105,7 @@ class ControllerClient:
                 del self._asked[id]
                 asked.answered(None)
             elif now_ms >= asked.due_ms:
-                self._hint = None  # whoever it named did not answer
+                self._hint = None  # the named controller did not answer
                 self._ask(id, asked, now_ms)
 
     def take(self, source: str, answer: CommandAnswer | BrokerHeartbeatAnswer) -> None:

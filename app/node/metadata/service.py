@@ -140,7 +140,7 @@ class MetadataService:
             fail=fail,
         )
         if self._node_id not in settings.brokers:
-            self.client.stop()  # it keeps nothing that a heartbeat could tell of
+            self.client.stop()  # it keeps nothing that a heartbeat could report
 
     # --- the metadata -----------------------------------------------------------------------------------
 

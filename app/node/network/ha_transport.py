@@ -1,17 +1,17 @@
-"""TCP between masters and slaves of logs in controller and classic mode (app/ha/frames.py has the bytes).
+"""TCP between masters and slaves of logs in controller and classic mode (bytes: app/ha/frames.py).
 
-One listener a node, on a port of its own, takes the slaves of every log: their first 16 bytes, the preface,
-say which log. A classic log may have a listener for itself, where slaves that know no prefaces follow it.
+One listener per node, on a separate port, accepts the slaves of every log: the first 16 bytes, the preface,
+name the log. A classic log may have its own listener, where slaves that know no prefaces may follow it.
 
-A connection is nothing to a core before it has said something that makes sense: port probes and garbage cost
-a socket for a moment, and leave nothing behind. What is sent is bounded by the core, which waits for Drained.
+A core learns of a connection only after its first valid frame: port probes and garbage occupy a socket
+briefly, and leave nothing behind. The core limits what is sent, and waits for Drained.
 
-With a cluster secret or TLS every connection, of a listener for one log too, begins with a handshake
+With a cluster secret or TLS every connection, also one to the listener of one log, begins with a handshake
 (app/node/links): plain slaves, such as RocketMQ's, are accepted only when neither is configured.
 
-Limits grow with the logs served: so many connections may be open that have not introduced themselves yet, so
-many without a replica's name for each log, and so many for each replica of a log. A refused connection is
-logged, counted and closed; its dialler waits longer after each one.
+Limits grow with the logs served: on connections without an identification, on connections of each log without
+a replica's name, and on connections of each replica of a log. A refused connection is logged, counted and
+closed; its dialler waits longer after each refusal.
 """
 
 import asyncio
@@ -70,11 +70,12 @@ class Protocol(StrEnum):
 
 @dataclass(slots=True)
 class _Log:
-    """A log whose connections come and go. place: of this replica among the log's, for prefaces.
+    """A log with its connections. place: of this replica among the log's, for prefaces.
 
-    master: where its master takes slaves, for cores that do not know; None when nobody does. takes_more:
-    False while its driver has so much to do that its connections are not read. replicas: nodes by place, for
-    a group that never changes: a connection that has proved its node must name the place of that node.
+    master: the address where its master accepts slaves, for cores that do not know it; None while unknown.
+    takes_more: False while its driver is overloaded and its connections are not read. replicas: nodes by
+    place, for a group that never changes: a connection that has proved its node must name the place of that
+    node.
     """
 
     log_id: int

@@ -1,23 +1,22 @@
 """Framed TCP between the nodes of one cluster.
 
-Every node keeps one outgoing connection to each peer and sends on it alone; what the peer says comes in
-on the peer's own connection. A frame is its length (u32, little-endian) and that many bytes:
+Every node keeps one outgoing connection to each peer and sends on it alone; messages of the peer arrive on
+the peer's own connection. A frame is its length (u32, little-endian) and that many bytes:
 
     first frame out     hello: JSON {"protocol", "cluster", "from", "to", "address", "version"}
     first frame back    welcome: the same of the other side, or {"refused": reason}; nothing else goes back
     every other frame   one message: app/node/network/wire.py
 
-With a cluster secret or TLS the connection is opened by a handshake before (app/node/links): then `from` is
-the node that has proved itself. A connection without a hello is bounded by time, size and number, and so are
-the connections of one peer, and the peers that are members of no log and that nobody configured.
+With a cluster secret or TLS a handshake precedes the hello (app/node/links): then `from` is the node that has
+proved itself. A connection without a hello is limited by time, size and number, and so are the connections of
+one peer, and the peers that are not members of any log and not configured.
 
-A node of another cluster and a frame that is not ours cost the connection, never the node. A node of this
-cluster that we do not know is a member that some log has not told us of yet (R-10): its hello says where it
-is reached.
-What is sent in one turn of the loop leaves in one write. Sending is best effort: with too many bytes
-waiting, messages are dropped, and the dispatcher's timers send again (D-07). Without a connection only the
-small ones of the last moments are kept: a COMPARE or vote of a cluster that starts should not wait for a
-timer of seconds.
+A node of another cluster, or a malformed frame, ends the connection and never affects the node. An unknown
+node of this cluster is a member whose log record has not arrived here yet (R-10): its hello contains its
+address. The messages of one turn of the loop leave in one write. Sending is best effort: beyond a limit of
+waiting bytes, messages are dropped, and the dispatcher's timers send them again (D-07). Without a connection
+only small recent messages are kept: a COMPARE or a vote request during the start of a cluster should not wait
+for a timer of seconds.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ KEPT_MESSAGE_MAX_BYTES: Final = 4096
 KEPT_S: Final = 3.0
 OF_A_PEER_MAX: Final = 4  # incoming connections of one peer; a newer one closes the oldest
 UNKNOWN_PEERS_MAX: Final = 32  # peers known by their hello alone that are members of no log
-UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer without an answer for so long: connect again
+UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer that does not answer for this time: connect again
 _LENGTH = struct.Struct("<I")
 
 Buffer = bytes | memoryview

@@ -15,7 +15,7 @@ from storage.format.batch import Batch, follows_chain
 
 PAUSE_FIRST_MS: Final = 100  # before a round of all peers is repeated
 PAUSE_LAST_MS: Final = 5_000
-NOT_SETTLED_ROUNDS: Final = 8  # so often in a row must a majority say that it never committed the stretch
+NOT_SETTLED_ROUNDS: Final = 8  # consecutive rounds in which a majority never committed the range
 
 
 class Outlook(StrEnum):

@@ -418,7 +418,7 @@ class LogDriver:
         self._core.synced(now_ms)
 
     def _loosened(self) -> None:
-        """From now on the log may acknowledge unsynced records, if the settings still say so."""
+        """From now on the log may acknowledge unsynced records, if the settings still permit it."""
         self._options = self._wanted
         self._ask_turn()
 

@@ -40,7 +40,7 @@ class OpenAppend:
         return self.request.records.count
 
     def pending(self, first_index: int, last_index: int) -> PendingAppend:
-        """What the core keeps while it waits for the acks."""
+        """Return the part that the core keeps while it waits for the acks."""
         return PendingAppend(first_index, last_index, self.request.acks, self.deadline_ms, self)
 
 
@@ -57,7 +57,7 @@ class OpenCommand:
         self.stamped: Stamped | None = None
 
     def pending(self, first_index: int, last_index: int) -> PendingAppend:
-        """What the core keeps while it waits for the acks."""
+        """Return the part that the core keeps while it waits for the acks."""
         return PendingAppend(first_index, last_index, Acks.QUORUM, self.deadline_ms, self)
 
     def settle(self, pending: PendingAppend, fate: AppendFate, term: int) -> None:

@@ -1,10 +1,11 @@
-"""The log's state (keys, producers, fence, cursors, members) for a replica whose log begins after the past.
+"""Transfer of the log's state (keys, producers, fence, cursors, members) to a replica without earlier
+records.
 
-A log that was reset to begin at B > 0 has no record of what was claimed before B. Its replica asks its leader
-for the state, piece by piece, or its peers while there is no leader, and may not lead until it has it. The
-state that comes is of a committed index of its sender: what lies between B and there is in it already, and
-LogState.apply passes over it. Both sides work in slices: copying, decoding and replaying a large state never
-holds the loop.
+A log that was reset to begin at B > 0 has no record of what was claimed before B. Its replica requests the
+state from its leader, in pieces, or from its peers while there is no leader, and may not lead until it has
+it. The received state is of a committed index of its sender: it includes the records between B and there, and
+LogState.apply skips them. Both sides work in slices: copying, decoding and replaying a large state never
+blocks the loop.
 """
 
 import logging
