@@ -5,6 +5,10 @@ of Spark that share a session, and those that start Sparks of their own. What ta
 files of Spark go to whichever process is free, so that both are done with it at one time.
 """
 
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
@@ -16,6 +20,7 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")  # a busy machine is slow, and that is no failure
 
 Cluster.forked = True
+os.environ["COMMITLOG_STATE"] = str(Path(tempfile.mkdtemp(prefix="commitlog-state-")) / "nodes.json")
 
 SPARK = "tests/spark/"
 SPARKS = f"{SPARK}own"

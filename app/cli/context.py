@@ -19,6 +19,7 @@ from app.client import (
     NotFound,
     Problem,
     Unavailable,
+    known_nodes,
 )
 from app.client.client import DEFAULT_ENDPOINT
 
@@ -81,10 +82,16 @@ class Target:
     def client(self, *, writes: bool = False) -> Iterator[CommitlogClient]:
         """A client for the length of a `with`, whose errors end the command with their exit code."""
         with CommitlogClient(
-            self.endpoints, log=self.log, token=self.token, give_up_s=self.give_up_s
+            self.endpoints,
+            log=self.log,
+            token=self.token,
+            give_up_s=self.give_up_s,
+            waits_for_start=False,
         ) as client:
             try:
                 yield client
+                if client.connection.nodes:
+                    known_nodes.remember(self.endpoints[0], client.connection.nodes)
             except ClientError as error:
                 never_reached = isinstance(error, NoAnswer) and error.outcome == "not_applied"
                 advice = f"\n{ADVICE}" if never_reached and error.retryable else ""
@@ -130,9 +137,9 @@ def target_options(command: Command) -> Command:
             multiple=True,
             envvar="COMMITLOG_ENDPOINT",
             show_envvar=True,
-            default=(DEFAULT_ENDPOINT,),
-            show_default=True,
-            help="Base URL of a node. May be repeated or separated by commas; the URLs are tried in turn.",
+            help="Base URL of a node; may be repeated or separated by commas. The URLs are tried in turn, "
+            "then the other nodes of the cluster. Default: the cluster of `commitlog up`, "
+            f"else {DEFAULT_ENDPOINT}.",
         ),
     ):
         decorated = option(decorated)
@@ -149,9 +156,9 @@ def _split(endpoints: Sequence[str]) -> list[str]:
             raise click.BadParameter(
                 f"a base URL such as {DEFAULT_ENDPOINT} is required, got {url!r}", param_hint="--endpoint"
             )
-    if not urls:
+    if endpoints and not urls:
         raise click.BadParameter("is empty", param_hint="--endpoint")
-    return urls
+    return known_nodes.endpoints_of(urls, DEFAULT_ENDPOINT)
 
 
 def print_json(document: Any) -> None:

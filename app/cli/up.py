@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from app.cli.context import CommandFailed, person_watches, print_json
+from app.client import known_nodes
 from app.local.cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
 from app.local.processes import StopRequested, describe_exit, ending_on_signals
 from app.local.spark_job import SparkJob
@@ -56,6 +57,8 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
             cluster.start()
             cluster.wait_ready()
             job = stack.enter_context(SparkJob(cluster)) if spark else None
+            stack.callback(known_nodes.no_longer_use, cluster.urls)
+            known_nodes.use(cluster.urls)
             print_json(ready_line(cluster, job))
             if person_watches():
                 url = cluster.urls[0]

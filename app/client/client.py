@@ -45,9 +45,10 @@ class Page:
 class CommitlogClient:
     """One log of a cluster.
 
-    endpoints: base URLs of some nodes. Appends are sent to the leader that the answers name; every call is
-    retried at other nodes for `give_up_s`. An append without a key or a producer gets a new idempotency key,
-    so a retry never stores it twice.
+    endpoints: base URLs of some nodes; the others are learned from the first that answers. Appends are sent
+    to the leader that the answers name; every call is retried at other nodes for `give_up_s`. An append
+    without a key or a producer gets a new idempotency key, so a retry never stores it twice.
+    waits_for_start: as of ClusterConnection.
     """
 
     def __init__(
@@ -57,9 +58,13 @@ class CommitlogClient:
         log: str = "default",
         token: str | None = None,
         give_up_s: float = 30.0,
+        waits_for_start: bool = True,
     ) -> None:
         self.connection = ClusterConnection(
-            [endpoints] if isinstance(endpoints, str) else endpoints, token=token, give_up_s=give_up_s
+            [endpoints] if isinstance(endpoints, str) else endpoints,
+            token=token,
+            give_up_s=give_up_s,
+            waits_for_start=waits_for_start,
         )
         self.log = log
 

@@ -1,6 +1,7 @@
 """HTTP calls to the nodes of a cluster: finds the leader, retries with growing pauses, gives up in the
 end."""
 
+import math
 import random
 import ssl
 import time
@@ -15,6 +16,7 @@ from app.client.errors import ClientError, NoAnswer, Problem, Untrusted, problem
 _CONNECT_TIMEOUT_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 AVOID_S = 1.0  # for this time a node that did not answer is not used as leader, even if others report it
+LEARN_EACH_S = 60.0  # the nodes of the cluster
 SLACK_S = 5.0  # time that a call waits for its answer beyond the service's own time limit
 
 NEVER_SENT = (
@@ -28,8 +30,10 @@ Answer = urllib3.BaseHTTPResponse
 class ClusterConnection:
     """Calls of one client to the nodes of a cluster. May be shared by threads.
 
-    endpoints: base URLs, at least one. give_up_s: time for which a call is retried before its error is
-    raised.
+    endpoints: base URLs, at least one. The first node that answers is asked for the others, which are tried
+    after the given ones. give_up_s: time for which a call is retried before its error is raised.
+    waits_for_start: False: when no node has answered yet and all of them refuse the connection, their
+    machines run without them, and the error is raised at once.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class ClusterConnection:
         *,
         token: str | None = None,
         give_up_s: float = 30.0,
+        waits_for_start: bool = True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -46,6 +51,9 @@ class ClusterConnection:
         self.endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
         self.give_up_s = give_up_s
         self.leader: str | None = None
+        self.nodes: list[str] = []  # of the cluster, as learned
+        self._waits = waits_for_start
+        self._learn_at = -math.inf
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._clock, self._sleep = clock, sleep
         self._jitter = random.Random()
@@ -78,14 +86,20 @@ class ClusterConnection:
         give_up_at = self._clock() + self.give_up_s
         pause_s = FIRST_PAUSE_S
         doubtful: ClientError | None = None  # an attempt that may have been stored, whatever followed
-        tried = 0
+        tried = refused = 0
         while True:
             endpoint = self._choose(to_leader)
             try:
-                return self.once(
+                answer = self.once(
                     method, endpoint, path, query=query, headers=headers, body=body, wait_s=wait_s
                 )
+                self._waits = True
+                self._learn_nodes(endpoint)
+                return answer
             except ClientError as error:
+                refused += isinstance(error, NoAnswer) and error.refused
+                if refused >= len(self.endpoints) and not self._waits:
+                    raise
                 if error.outcome == "unknown":
                     doubtful = error
                 self._move_on(endpoint)
@@ -121,7 +135,10 @@ class ClusterConnection:
             answer = self._pool.request(method, url, headers=sent, body=body, timeout=timeout)
         except NEVER_SENT as error:
             self._forget(endpoint)
-            raise NoAnswer(f"{endpoint} does not answer ({_reason(error)})", sent=False) from error
+            refused = isinstance(error.__context__, ConnectionRefusedError)
+            raise NoAnswer(
+                f"{endpoint} does not answer ({_reason(error)})", sent=False, refused=refused
+            ) from error
         except urllib3.exceptions.HTTPError as error:
             self._forget(endpoint)
             if isinstance(error.__context__, ssl.SSLCertVerificationError):
@@ -136,6 +153,18 @@ class ClusterConnection:
         if answer.status >= 400:
             raise problem_of(answer.status, answer.data, answer.headers.get("Retry-After"))
         return answer
+
+    def _learn_nodes(self, endpoint: str) -> None:
+        """Ask a node that has answered for the others, now and then. Without an answer nothing is learned."""
+        if self._clock() < self._learn_at:
+            return
+        self._learn_at = self._clock() + LEARN_EACH_S
+        try:
+            document = self.once("GET", endpoint, "/v1/cluster").json()
+            self.nodes = [str(node["url"]).rstrip("/") for node in document["nodes"]]
+        except (ClientError, ValueError, KeyError, TypeError):  # the call itself has succeeded
+            return
+        self.endpoints += [url for url in self.nodes if url not in self.endpoints]
 
     def _choose(self, to_leader: bool) -> str:
         if to_leader and self.leader is not None:
@@ -162,5 +191,7 @@ class ClusterConnection:
 
 def _reason(error: Exception) -> str:
     """Return the last clause of a chain of network errors: the part that a person needs."""
+    while error.args and isinstance(error.args[-1], Exception):
+        error = error.args[-1]
     text = str(error)
     return text.rsplit(": ", 1)[-1].strip("()'\" ") or type(error).__name__

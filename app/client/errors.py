@@ -24,13 +24,17 @@ class ClientError(Exception):
 
 
 class NoAnswer(ClientError):
-    """No node answered. The outcome is unknown when the request may have reached one."""
+    """No node answered. The outcome is unknown when the request may have reached one.
+
+    refused: the machine answered that no process listens at the address.
+    """
 
     retryable = True
 
-    def __init__(self, detail: str, *, sent: bool) -> None:
+    def __init__(self, detail: str, *, sent: bool, refused: bool = False) -> None:
         super().__init__(detail)
         self.outcome = "unknown" if sent else "not_applied"
+        self.refused = refused
 
 
 class Untrusted(NoAnswer):

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,18 +32,27 @@ class Told:
 
 @dataclass
 class FakeService:
-    """One node. `answer` decides; `asked` keeps every request, in order."""
+    """One node. `answer` decides; `asked` keeps every request, in order.
+
+    others: URLs of other nodes, which it names to a client that asks for the cluster; what asks for it is not
+    in `asked`.
+    """
 
     url: str
     answer: Callable[[Asked], Told]
+    others: Sequence[str] = ()
     asked: list[Asked] = field(default_factory=list)
+
+    def cluster(self) -> Told:
+        nodes = [{"url": url} for url in (self.url, *self.others)]
+        return Told(200, {"nodes": nodes}, {"Connection": "close"})
 
     def appends(self) -> list[Asked]:
         return [asked for asked in self.asked if asked.method == "POST"]
 
 
 @contextmanager
-def fake_service(answer: Callable[[Asked], Told]) -> Iterator[FakeService]:
+def fake_service(answer: Callable[[Asked], Told], others: Sequence[str] = ()) -> Iterator[FakeService]:
     """A node on a free port for the length of a `with`."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,8 +64,10 @@ def fake_service(answer: Callable[[Asked], Told]) -> Iterator[FakeService]:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
             asked = Asked(self.command, place.path, query, headers, body)
-            service.asked.append(asked)
-            told = service.answer(asked)
+            discovers = place.path == "/v1/cluster"
+            if not discovers:
+                service.asked.append(asked)
+            told = service.cluster() if discovers and service.others else service.answer(asked)
             if told.status == 0:
                 self.close_connection = True
                 return
@@ -74,7 +85,7 @@ def fake_service(answer: Callable[[Asked], Told]) -> Iterator[FakeService]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    service = FakeService(f"http://127.0.0.1:{server.server_address[1]}", answer)
+    service = FakeService(f"http://127.0.0.1:{server.server_address[1]}", answer, others)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

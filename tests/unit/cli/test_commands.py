@@ -229,7 +229,7 @@ def test_replicas_change_until_nothing_is_leaving_any_more() -> None:
         Told(200, log),
         Told(200, {"logs": [{**log, "leaving": []}]}),
     ]
-    with fake_service(lambda _: told.pop(0)) as node:
+    with fake_service(lambda asked: Told(404) if asked.path == "/v1/cluster" else told.pop(0)) as node:
         change = ["logs", "change", "a", "--replicas", "n1,n4", "--learners", "", "--wait-s", "20"]
         result = run(*change, url=node.url)
         assert result.exit_code == 0, result.output

@@ -1,0 +1,80 @@
+"""Nodes that earlier commands have learned, so that a command works while the node it names is down.
+
+One JSON file of the user: `default` has the endpoints of the cluster that `commitlog up` runs, `nodes` the
+nodes of a cluster by the endpoint that a command was given. It is a cache: without it, or with a file that
+cannot be read or written, commands use the endpoints that they are given.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+MAX_CLUSTERS = 50  # the oldest are forgotten
+
+
+class _Known(msgspec.Struct):
+    default: list[str] = []
+    nodes: dict[str, list[str]] = {}
+
+
+def path() -> Path:
+    """The file: COMMITLOG_STATE, else commitlog/nodes.json in the user's folder for state (XDG)."""
+    if named := os.environ.get("COMMITLOG_STATE"):
+        return Path(named)
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "commitlog" / "nodes.json"
+
+
+def endpoints_of(given: Sequence[str], fallback: str) -> list[str]:
+    """The endpoints to try: the given ones, else those of the local cluster, else `fallback`; then what is
+    known of their cluster."""
+    known = _load()
+    first = list(given) or known.default or [fallback]
+    learned = [url for endpoint in first for url in known.nodes.get(endpoint, [])]
+    return list(dict.fromkeys([*first, *learned]))
+
+
+def remember(endpoint: str, nodes: Sequence[str]) -> None:
+    """Keep the nodes of the cluster that `endpoint` belongs to."""
+    known = _load()
+    if known.nodes.get(endpoint) == list(nodes):
+        return
+    known.nodes.pop(endpoint, None)
+    known.nodes[endpoint] = list(nodes)
+    while len(known.nodes) > MAX_CLUSTERS:
+        del known.nodes[next(iter(known.nodes))]
+    _save(known)
+
+
+def use(endpoints: Sequence[str]) -> None:
+    """Let commands without --endpoint go to these nodes."""
+    known = _load()
+    known.default = list(endpoints)
+    _save(known)
+
+
+def no_longer_use(endpoints: Sequence[str]) -> None:
+    """Take back `use`, unless another cluster was named since."""
+    known = _load()
+    if known.default == list(endpoints):
+        known.default = []
+        _save(known)
+
+
+def _load() -> _Known:
+    try:
+        return msgspec.json.decode(path().read_bytes(), type=_Known)
+    except (OSError, msgspec.DecodeError):
+        return _Known()
+
+
+def _save(known: _Known) -> None:
+    file = path()
+    whole = file.with_name(f"{file.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):  # a cache: a read-only home is no error
+        file.parent.mkdir(parents=True, exist_ok=True)
+        whole.write_bytes(msgspec.json.encode(known))
+        whole.replace(file)

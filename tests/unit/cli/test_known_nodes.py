@@ -1,0 +1,96 @@
+"""Commands find the cluster while the node that they name is down: nodes are learned and remembered."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from app.client import CommitlogClient, NoAnswer, known_nodes
+from tests.support.cluster import free_ports
+from tests.unit.cli.fake_service import Asked, FakeService, Told, fake_service
+from tests.unit.cli.test_commands import run
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "state" / "nodes.json"
+    monkeypatch.setenv("COMMITLOG_STATE", str(path))
+    return path
+
+
+def answer(asked: Asked) -> Told:
+    return Told(200, {"logs": []}, {"Connection": "close"})  # so that a node that ends is gone
+
+
+def closed() -> str:
+    return f"http://127.0.0.1:{free_ports(1)[0]}"
+
+
+def asked(node: FakeService) -> int:
+    return len(node.asked)
+
+
+def test_a_client_goes_on_at_a_node_that_it_has_learned() -> None:
+    with fake_service(answer) as second:
+        with fake_service(answer, [second.url]) as first:
+            client = CommitlogClient(first.url, give_up_s=5)
+            client.connection.call("GET", "/v1/logs")
+        client.connection.call("GET", "/v1/logs")
+        client.close()
+        assert (asked(first), asked(second)) == (1, 1)
+        assert client.endpoints == [first.url, second.url]
+
+
+def test_a_command_finds_the_cluster_when_the_node_that_it_names_is_down() -> None:
+    with fake_service(answer) as second:
+        with fake_service(answer, [second.url]) as first:
+            assert run("logs", url=first.url).exit_code == 0
+        assert run("logs", url=first.url).exit_code == 0
+        assert asked(second) == 1
+
+
+def test_commands_without_an_endpoint_go_to_the_local_cluster() -> None:
+    with fake_service(answer) as node:
+        known_nodes.use([closed(), node.url])
+        assert known_nodes.endpoints_of([], "http://fallback")[1] == node.url
+        known_nodes.no_longer_use(["http://another"])
+        assert known_nodes.endpoints_of([], "http://fallback")[1] == node.url
+    known_nodes.use(["http://a"])
+    known_nodes.no_longer_use(["http://a"])
+    assert known_nodes.endpoints_of([], "http://fallback") == ["http://fallback"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"nodes": 7}', None])
+def test_a_file_that_cannot_be_used_is_no_error(state: Path, content: bytes | None) -> None:
+    if content is None:
+        state.mkdir(parents=True)
+    else:
+        state.parent.mkdir()
+        state.write_bytes(content)
+    assert known_nodes.endpoints_of(["http://a"], "http://b") == ["http://a"]
+    known_nodes.remember("http://a", ["http://a", "http://c"])
+    expected = ["http://a"] if content is None else ["http://a", "http://c"]
+    assert known_nodes.endpoints_of(["http://a"], "http://b") == expected
+
+
+def test_the_oldest_clusters_are_forgotten() -> None:
+    for number in range(known_nodes.MAX_CLUSTERS + 1):
+        known_nodes.remember(f"http://{number}", [f"http://{number}.other"])
+    assert known_nodes.endpoints_of(["http://0"], "") == ["http://0"]
+    assert known_nodes.endpoints_of(["http://1"], "") == ["http://1", "http://1.other"]
+
+
+def test_a_refused_connection_is_reported_at_once_unless_the_caller_waits() -> None:
+    began = time.monotonic()
+    refused = run("status", "--give-up-s", "30", url=closed())
+    assert (refused.exit_code, "commitlog up" in refused.output) == (5, True)
+    with CommitlogClient(closed(), give_up_s=0.3) as client, pytest.raises(NoAnswer):
+        client.connection.call("GET", "/v1/logs")
+    assert time.monotonic() - began < 15
+
+
+def test_a_lost_connection_is_told_in_one_clause() -> None:
+    with fake_service(lambda _: Told(0)) as node, CommitlogClient(node.url, give_up_s=0) as client:
+        with pytest.raises(NoAnswer) as lost:
+            client.connection.call("GET", "/v1/logs")
+        assert str(lost.value).endswith("(Remote end closed connection without response)")
