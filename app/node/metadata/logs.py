@@ -10,10 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
 
+from app.controller.log_state import MetadataLogState
 from app.controller.metadata import LOG_DELETING, Log
 from app.node.hosted_log import CONFIGURED, HostedLog
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.service import MetadataService
+from app.node.replica.driver import LogDriver
 from app.settings.model import LogSettings, Replication
 from storage.errors import StorageError
 
@@ -118,6 +120,17 @@ class MetadataLogs:
         removed = await self._remove(hosted)
         self._host.forget_log(hosted)
         return removed
+
+    def follow_known(self, controller: LogDriver) -> None:
+        """Let the logs of the configuration open with the settings that the metadata here have of them.
+
+        controller: the replica of `__controller`, not started yet.
+        """
+        if isinstance(controller.state, MetadataLogState):
+            controller.state.committed(controller.committed_index)
+            for log in controller.state.metadata:
+                if log.generation < 0:
+                    self.follow_configured(log)
 
     def follow_configured(self, log: Log) -> None:
         """A log of the configuration file: apply the changes made since (docs/api.md §5)."""

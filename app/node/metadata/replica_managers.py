@@ -6,7 +6,6 @@ the active controller.
 
 import logging
 from collections.abc import Callable
-from random import Random
 from typing import Any, Final
 
 from app.controller.commands import AnyCommand, Done, Reason, Refusal
@@ -16,12 +15,11 @@ from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.replicas_manager import Ask, HeartbeatNow, Identity, ReplicasManager, Save, Tell
 from app.controller.state_machine import Metadata
 from app.ha.roles import MANAGER, HaView
-from app.log.contract import Clock, Lanes
 from app.node.metadata.controller_client import ControllerClient
 from app.node.metadata.replica_identity import IdentityFile
 from app.node.replica.driver import LogDriver
+from app.node.services import NodeServices
 from storage.errors import StorageFull
-from storage.file_system import FileSystem
 
 logger = logging.getLogger(__name__)
 
@@ -53,29 +51,18 @@ class ReplicasManagers:
 
     def __init__(
         self,
-        *,
-        node_id: str,
+        services: NodeServices,
         config: ControllerConfig,
+        *,
         metadata: Callable[[], Metadata | None],
         client: ControllerClient,
-        files: FileSystem,
-        data_folder: str,
-        disk: Lanes,
-        clock: Clock,
-        random: Random,
-        fail: Callable[[str, BaseException], None],
     ) -> None:
         """metadata: as this node knows them, None while they are not available."""
-        self._node_id = node_id
+        self._services = services
         self._config = config
         self._metadata = metadata
         self._client = client
-        self._files = files
-        self._data = data_folder
-        self._disk = disk
-        self._clock = clock
-        self._random = random
-        self._fail = fail
+        self._clock = services.clock
         self._replicas: dict[str, ManagedReplica] = {}
 
     def attach(
@@ -92,15 +79,15 @@ class ReplicasManagers:
         A copy without an identity, or one that lost it because it may lack what it acknowledged, registers as
         another replica: outside of the SyncStateSet until it has caught up.
         """
-        identity_file = IdentityFile(self._files, self._data, log)
+        identity_file = IdentityFile(self._services.files, self._services.data_folder, log)
         manager = ReplicasManager(
             log=log,
             generation=generation,
-            node=self._node_id,
+            node=self._services.node_id,
             address=address,
             identity=identity_file.load(),
             config=self._config,
-            random=self._random,
+            random=self._services.random,
         )
         self._replicas[log] = ManagedReplica(manager, driver, view, identity_file, is_open)
 
@@ -187,6 +174,6 @@ class ReplicasManagers:
             elif isinstance(error, StorageFull):
                 logger.warning("log %s: the disk is full: its identity is not stored", name)
             else:
-                self._fail(f"identity of log {name}", error)
+                self._services.fail(f"identity of log {name}", error)
 
-        self._disk.lane(name).submit(lambda: replica.identity_file.save(identity), saved)
+        self._services.disk.lane(name).submit(lambda: replica.identity_file.save(identity), saved)

@@ -9,7 +9,6 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from random import Random
 from typing import Any, Final
 
 import msgspec
@@ -21,14 +20,14 @@ from app.controller.messages import AnyControllerMessage, BrokerHeartbeat, Comma
 from app.controller.metadata import CONTROLLER_LOG, Log
 from app.controller.state_machine import Metadata
 from app.errors import QuorumTimeout
-from app.log.contract import Clock, Durability, Lanes, Scheduler, Transport
+from app.log.contract import Durability
 from app.node.hosted_log import HostedLog
 from app.node.metadata.controller_client import ControllerClient
 from app.node.metadata.controller_server import ControllerServer
 from app.node.metadata.replica_managers import ReplicasManagers
+from app.node.services import NodeServices
 from app.raft.config import RaftConfig
 from app.settings.model import LogSettings, Replication, Settings
-from storage.file_system import FileSystem
 from storage.format.batch import log_id_of
 
 logger = logging.getLogger(__name__)
@@ -75,26 +74,20 @@ class MetadataService:
 
     def __init__(
         self,
-        *,
         settings: Settings,
-        files: FileSystem,
-        clock: Clock,
-        disk: Lanes,
-        transport: Transport,
-        scheduler: Scheduler,
-        random: Random,
+        services: NodeServices,
+        *,
         connected: Callable[[], Collection[str]],
         find: Callable[[str], HostedLog | None],
         tell: Callable[[HostedLog, str, dict[str, Any]], None],
-        fail: Callable[[str, BaseException], None],
     ) -> None:
         """connected: nodes whose connection to this one is open. find: a log that this node knows.
         tell(log, kind, data): write an event to the node's journal of a log."""
         self._settings = settings
         self._node_id = settings.node.id
-        self._clock = clock
-        self._transport = transport
-        self._scheduler = scheduler
+        self._clock = services.clock
+        self._transport = services.transport
+        self._scheduler = services.scheduler
         self._connected = connected
         self._find = find
         self._tell = tell
@@ -114,8 +107,8 @@ class MetadataService:
             replica=lambda: self.hosted.driver,
             connected=lambda: (self._node_id, *connected()),
             send=self._send,
-            clock=clock,
-            scheduler=scheduler,
+            clock=services.clock,
+            scheduler=services.scheduler,
         )
         self.client = ControllerClient(
             config=settings.controller,
@@ -124,20 +117,11 @@ class MetadataService:
             send=self._send,
             reports=lambda: (self.followed_index, self.managers.reports()),
             heartbeat_answered=lambda answer, sent_ms: self.managers.heartbeat_answered(answer, sent_ms),
-            clock=clock,
-            random=random,
+            clock=services.clock,
+            random=services.random,
         )
         self.managers = ReplicasManagers(
-            node_id=self._node_id,
-            config=settings.controller,
-            metadata=lambda: self.metadata,
-            client=self.client,
-            files=files,
-            data_folder=str(settings.node.data.absolute()),
-            disk=disk,
-            clock=clock,
-            random=random,
-            fail=fail,
+            services, settings.controller, metadata=lambda: self.metadata, client=self.client
         )
         if self._node_id not in settings.brokers:
             self.client.stop()  # it keeps nothing that a heartbeat could report

@@ -24,9 +24,8 @@ import contextlib
 import logging
 import random
 import socket
-import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -35,6 +34,9 @@ import msgspec
 from app.node.links.handshake import Identity, Purpose
 from app.node.links.links import LinkedProtocol, Links
 from app.node.network import wire
+from app.node.network.frame_reader import LENGTH, FrameReader
+from app.node.network.peer_host import PeerHost, PeerIdentity
+from app.raft.config import RaftConfig
 from app.settings.addresses import split_address
 from app.version import VERSION
 from storage.units import MIB
@@ -54,10 +56,8 @@ KEPT_S: Final = 3.0
 OF_A_PEER_MAX: Final = 4  # incoming connections of one peer; a newer one closes the oldest
 UNKNOWN_PEERS_MAX: Final = 32  # peers known by their hello alone that are members of no log
 UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer that does not answer for this time: connect again
-_LENGTH = struct.Struct("<I")
 
 Buffer = bytes | memoryview
-Deliver = Callable[[str, int, Any], None]
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,49 +86,12 @@ class RetryConfig:
     removed_retry_s: float = 30.0
     removed_forget_s: float = 300.0
 
-
-class FrameReader:
-    """Splits a stream of bytes into frames. Each frame is returned in its own memory."""
-
-    __slots__ = ("_limit", "_parts", "_size", "_wanted")
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._parts: list[bytes] = []  # of the incomplete frame, including its length field
-        self._size = 0
-        self._wanted = _LENGTH.size
-
-    def raise_limit(self, limit: int) -> None:
-        self._limit = limit
-
-    def feed(self, data: bytes) -> list[memoryview]:
-        """Return the frames that `data` completes. Raises wire.CorruptFrame for an impossible length."""
-        if self._parts:
-            self._parts.append(data)
-            self._size += len(data)
-            if self._size < self._wanted:
-                return []
-            data = b"".join(self._parts)
-            self._parts.clear()
-        frames: list[memoryview] = []
-        view = memoryview(data)
-        start, end = 0, len(data)
-        while True:
-            self._wanted = _LENGTH.size
-            if end - start < _LENGTH.size:
-                break
-            (length,) = _LENGTH.unpack_from(data, start)
-            if not 0 < length <= self._limit:
-                raise wire.CorruptFrame(f"a frame of {length} bytes")
-            self._wanted = _LENGTH.size + length
-            if end - start < self._wanted:
-                break
-            frames.append(view[start + _LENGTH.size : start + self._wanted])
-            start += self._wanted
-        if start < end:
-            self._parts.append(data[start:] if start else data)
-            self._size = end - start
-        return frames
+    @classmethod
+    def of(cls, raft: RaftConfig) -> "RetryConfig":
+        """Return what the settings ask for."""
+        return cls(
+            removed_retry_s=raft.removed_retry_ms / 1000, removed_forget_s=raft.removed_forget_ms / 1000
+        )
 
 
 class PeerTransport:
@@ -136,42 +99,23 @@ class PeerTransport:
 
     def __init__(
         self,
-        *,
-        cluster_id: str,
-        node_id: str,
-        listen: str,
-        address: str,
+        node: PeerIdentity,
         peers: Sequence[tuple[str, str]],
-        deliver: Deliver,
-        lost: Callable[[str], None],
+        host: PeerHost,
         chance: random.Random,
-        ha_address: Callable[[], str] | None = None,
-        is_member: Callable[[str], bool] = lambda _: True,
-        forget: Callable[[str], bool] = lambda _: False,
         retry: RetryConfig | None = None,
         links: Links | None = None,
     ) -> None:
-        """address: host:port at which others reach this node. peers: (id, host:port) of those known already.
-        ha_address: where this node takes slaves; the peers are told. is_member: whether a peer is a member of
-        any log here. forget(peer): the peer has not been a member for a long time, and cannot be reached;
-        True lets this transport forget it too.
-
-        links: how connections prove themselves; None: not at all.
-
-        deliver(source, log_id, message): what came in. lost(peer): its last connection to us has closed.
-        """
-        self.links = links or Links(Identity(cluster_id, node_id, Purpose.PEER))
-        self.cluster_id = cluster_id
-        self.node_id = node_id
-        self.address = address
-        self._ha_address = ha_address
-        self._listen = split_address(listen)
+        """peers: (id, host:port) of those that are known already. links: how connections prove themselves;
+        None: not at all."""
+        self.links = links or Links(Identity(node.cluster_id, node.node_id, Purpose.PEER))
+        self.cluster_id = node.cluster_id
+        self.node_id = node.node_id
+        self.address = node.address
+        self._listen = split_address(node.listen)
+        self._host = host
         self._chance = chance
-        self._is_member = is_member
-        self._forget = forget
         self.retry = retry or RetryConfig()
-        self._deliver = deliver
-        self._lost = lost
         self._incoming: dict[_Incoming, None] = {}  # in order of arrival
         self._outgoing: dict[str, _Outgoing] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -198,11 +142,11 @@ class PeerTransport:
 
     def is_member(self, peer_id: str) -> bool:
         """Return whether the peer is a member of any log here: only then is it called often."""
-        return self._is_member(peer_id)
+        return self._host.is_member(peer_id)
 
     def drop(self, peer_id: str) -> bool:
         """Forget a peer that is not a member and cannot be reached; return False if it must stay known."""
-        if not self._forget(peer_id):
+        if not self._host.forget_peer(peer_id):
             return False
         del self._outgoing[peer_id]
         self._unknown.discard(peer_id)
@@ -251,7 +195,7 @@ class PeerTransport:
 
     def hello_to(self, peer_id: str) -> bytes:
         """Return the hello of this node."""
-        ha_address = None if self._ha_address is None else self._ha_address()
+        ha_address = self._host.ha_address()
         hello = Hello(
             PROTOCOL, self.cluster_id, self.node_id, peer_id, self.address, VERSION, ha_address=ha_address
         )
@@ -259,7 +203,7 @@ class PeerTransport:
 
     def received(self, source: str, frame: memoryview) -> None:
         log_id, message = wire.decode(frame)
-        self._deliver(source, log_id, message)
+        self._host.deliver(source, log_id, message)
 
     def joined(self, connection: "_Incoming") -> None:
         self._incoming[connection] = None
@@ -268,8 +212,8 @@ class PeerTransport:
         """Whether the peer is known, or may become known by its hello."""
         if peer_id in self._outgoing:
             return True
-        self._unknown = {unknown for unknown in self._unknown if not self._is_member(unknown)}
-        return len(self._unknown) < UNKNOWN_PEERS_MAX or self._is_member(peer_id)
+        self._unknown = {unknown for unknown in self._unknown if not self._host.is_member(unknown)}
+        return len(self._unknown) < UNKNOWN_PEERS_MAX or self._host.is_member(peer_id)
 
     def heard_from(self, connection: "_Incoming", peer_id: str, address: str) -> None:
         """The peer is up: no need to wait before connecting to it. Its oldest connections are given up."""
@@ -286,7 +230,7 @@ class PeerTransport:
         self._incoming.pop(connection, None)
         peer = connection.source
         if peer is not None and peer not in self.connected() and not self.closing:
-            self._lost(peer)
+            self._host.peer_lost(peer)
 
     def connected(self) -> list[str]:
         """Return the peers whose connection to this node is open."""
@@ -383,7 +327,7 @@ class _Incoming(_Connection):
 
     def _reply(self, frame: bytes) -> None:
         if self._transport is not None:
-            self._transport.write(_LENGTH.pack(len(frame)) + frame)
+            self._transport.write(LENGTH.pack(len(frame)) + frame)
 
 
 def _judge(frame: memoryview, owner: PeerTransport, proven_id: str | None) -> tuple[str, Hello | None]:
@@ -479,7 +423,7 @@ class _Outgoing(_Connection):
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=MIB)
         _bound_silence(self._transport)
-        self._transport.write(_LENGTH.pack(len(hello)) + hello)
+        self._transport.write(LENGTH.pack(len(hello)) + hello)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -530,7 +474,7 @@ class _Outgoing(_Connection):
     def _enqueue(self, buffers: list[Buffer], size: int) -> None:
         if not self._queue:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._queue.append(_LENGTH.pack(size))
+        self._queue.append(LENGTH.pack(size))
         self._queue.extend(buffers)
         self._queued_bytes += size
 

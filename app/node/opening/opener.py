@@ -23,21 +23,24 @@ class LogOpener:
         self,
         settings: Settings,
         services: NodeServices,
-        *,
         ha_transport: Transport,
         ha_address: Callable[[], str],
-        events: Callable[[HostedLog], ReplicaEvents],
     ) -> None:
         """ha_transport: carries messages of masters and slaves, and those between nodes. ha_address(): of the
-        node's HA listener, once it listens. events(hosted): what the replica of a log reports to."""
+        node's HA listener, once it listens."""
         self._settings = settings
         self._services = services
         self._ha_services = replace(services, transport=ha_transport)
         self._ha_address = ha_address
-        self._events = events
 
     def open(
-        self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False, begins: bool = False
+        self,
+        hosted: HostedLog,
+        events: ReplicaEvents,
+        *,
+        sound: bool,
+        sound_if_alone: bool = False,
+        begins: bool = False,
     ) -> LogDriver:
         """Recover a log and create its driver; sound, sound_if_alone, begins: as in RaftMode.
 
@@ -48,7 +51,6 @@ class LogOpener:
         """
         settings = hosted.settings
         log = LogIdentity(name=settings.name, log_id=hosted.log_id, durability=settings.durability)
-        events = self._events(hosted)
         if settings.replication is Replication.RAFT:
             raft = self._raft(hosted, sound=sound, sound_if_alone=sound_if_alone, begins=begins)
             return open_replica(self._services, log, raft, journal=hosted.journal, events=events).driver

@@ -3,10 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from random import Random
 from typing import Any, Protocol
 
-from app.log.contract import NO_INDEX, Clock, Lanes, Transport
+from app.log.contract import NO_INDEX
 from app.node.hosted_log import HostedLog
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
@@ -15,12 +14,15 @@ from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer, reread
 from app.node.repair.verify import Comparison, ReplicaState
 from app.node.replica.driver import LogDriver
+from app.node.services import NodeServices
 from app.node.tasks import TaskSupervisor
-from app.settings.model import Replication, Settings
-from storage.errors import CorruptLog, DiskError, StorageError, StorageFull
-from storage.file_system import FileSystem
+from app.settings.model import Replication
+from storage.errors import CorruptLog, StorageError, StorageFull
 
 logger = logging.getLogger(__name__)
+
+
+Tell = Callable[[HostedLog, str, dict[str, Any]], None]
 
 
 class Opener(Protocol):
@@ -34,38 +36,32 @@ class Repairs:
 
     def __init__(
         self,
-        *,
-        settings: Settings,
-        files: FileSystem,
-        disk: Lanes,
-        transport: Transport,
-        clock: Clock,
-        chance: Random,
+        services: NodeServices,
         logs: Mapping[int, HostedLog],
+        tell: Tell,
+        *,
         open_log: Opener,
         serve: Callable[[HostedLog, LogDriver], None],
         tasks: TaskSupervisor,
-        fail: Callable[[str, BaseException], None],
     ) -> None:
-        """logs: by id, as the node keeps it. serve(hosted, driver): the log is open again; take part."""
-        self._settings = settings
-        self._data = str(settings.node.data.absolute())
-        self._files = files
-        self._disk = disk
-        self._clock = clock
+        """logs: by id, as the node keeps it. tell(hosted, kind, data): write an event to a log's journal.
+        serve(hosted, driver): the log is open again, take part."""
+        self.tell = tell
+        self._services = services
+        self._files = services.files
+        self._disk = services.disk
         self._logs = logs
         self._open_log = open_log
         self._serve = serve
         self._tasks = tasks
-        self._fail = fail
-        self.calls = PeerCalls(transport, chance)
-        self._server = RepairServer(files, clock, transport.send, self._found)
+        self.calls = PeerCalls(services.transport, services.random)
+        self._server = RepairServer(services.files, services.clock, services.transport.send, self._found)
 
     def marker_of(self, hosted: HostedLog) -> RepairMarker:
         return self.marker_named(hosted.name)
 
     def marker_named(self, log_name: str) -> RepairMarker:
-        return RepairMarker(self._files, self._data, log_name)
+        return RepairMarker(self._files, self._services.data_folder, log_name)
 
     # --- messages ---------------------------------------------------------------------------------------
 
@@ -87,7 +83,7 @@ class Repairs:
         """
         if isinstance(error, CorruptLog):
             for hosted in self._logs.values():
-                folder = self._folder_of(hosted)
+                folder = self._services.log_folder(hosted.name)
                 if error.path == folder or error.path.startswith(f"{folder}/"):
                     self.begin(hosted, error, found_by)
                     return True
@@ -95,9 +91,6 @@ class Repairs:
 
     def _found(self, log_id: int, error: CorruptLog, found_by: str) -> None:
         self.begin(self._logs[log_id], error, found_by)
-
-    def _folder_of(self, hosted: HostedLog) -> str:
-        return f"{self._data}/logs/{hosted.name}"
 
     def begin(self, hosted: HostedLog, trouble: Damaged, found_by: str) -> None:
         """Take the log offline, if it is not already, and repair it in the background."""
@@ -108,16 +101,16 @@ class Repairs:
         hosted.repair = LogRepair(
             host=_Host(self, hosted),
             files=self._files,
-            folder=self._folder_of(hosted),
+            folder=self._services.log_folder(hosted.name),
             log_name=hosted.name,
             log_id=hosted.log_id,
-            node_id=self._settings.node.id,
+            node_id=self._services.node_id,
             voters=voters,
             sound=not hosted.healing or marker.keeps_promises,
-            storage=self._settings.storage,
+            storage=self._services.storage,
             marker=marker,
             calls=self.calls,
-            clock=self._clock,
+            clock=self._services.clock,
             trouble=trouble,
             found_by=found_by,
             held_index=NO_INDEX if driver is None else driver.held_index,
@@ -192,7 +185,7 @@ class Repairs:
                     "log %s: the disk is full: the record of its repair is not removed", hosted.name
                 )
             elif error is not None:
-                self._fail(f"log {hosted.name}: note of a repair", error)
+                self._services.fail(f"log {hosted.name}: note of a repair", error)
             elif hosted.repair is None and intact:
                 hosted.healing = False  # no file was damaged: nothing was repaired
                 logger.info("replica votes again", extra={"log": hosted.name})
@@ -221,23 +214,6 @@ class Repairs:
         logger.error("replicas differ", extra={"log": hosted.name, **data})
         self.tell(hosted, "corruption", data)
 
-    def tell(self, hosted: HostedLog, kind: str, data: dict[str, Any]) -> None:
-        """Write an event to the journal of a log, also while it is not served."""
-        journal = hosted.journal
-        if journal is None:
-            return
-        term = 0 if hosted.driver is None else hosted.driver.term
-        try:
-            if journal.tell(kind, term, data, self._clock.now_ms()) is None:
-                return
-        except StorageFull:
-            logger.warning("log %s: the disk is full: event %s %s is dropped", hosted.name, kind, data)
-            return
-        except DiskError as error:
-            self._fail(f"journal of log {hosted.name}", error)
-            return
-        self._disk.lane(hosted.name).request_sync(journal, lambda: None)
-
 
 class _Host:
     """app.node.repair.log_repair.RepairHost for one log."""
@@ -256,4 +232,4 @@ class _Host:
         self._repairs.opened(self._hosted, driver)
 
     def fail(self, what: str, error: BaseException) -> None:
-        self._repairs._fail(what, error)
+        self._repairs._services.fail(what, error)

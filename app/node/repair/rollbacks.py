@@ -13,10 +13,9 @@ from typing import Any, Final, Protocol
 from app.ha.auto_switch.slave_side import Rollback
 from app.node.hosted_log import HostedLog
 from app.node.repair.ha_loss import roll_back
+from app.node.services import NodeServices
 from app.node.tasks import TaskSupervisor
 from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull
-from storage.file_system import FileSystem
-from storage.log.commitlog import CommitlogConfig
 
 logger = logging.getLogger(__name__)
 
@@ -40,22 +39,19 @@ class RollBacks:
 
     def __init__(
         self,
-        *,
         host: RollBackHost,
-        files: FileSystem,
-        data_folder: str,
-        storage: CommitlogConfig,
+        services: NodeServices,
         tell: Callable[[HostedLog, str, dict[str, Any]], None],
         tasks: TaskSupervisor,
-        fail: Callable[[str, BaseException], None],
     ) -> None:
+        """tell(hosted, kind, data): write an event to a log's journal."""
         self._host = host
-        self._files = files
-        self._data = data_folder
-        self._storage = storage
+        self._files = services.files
+        self._data = services.data_folder
+        self._storage = services.storage
         self._tell = tell
         self._tasks = tasks
-        self._fail = fail
+        self._fail = services.fail
         self._under_way: dict[int, None] = {}  # ids of logs
 
     def look(self, hosted: HostedLog) -> None:

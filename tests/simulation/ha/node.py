@@ -207,16 +207,10 @@ class HaSimNode:
             random=self._new_random(),
         )
         self.managers = ReplicasManagers(
-            node_id=self.name,
-            config=plan.timing.controllers,
+            self._new_services(),
+            plan.timing.controllers,
             metadata=lambda: self.state.metadata,
             client=self.client,
-            files=self.files,
-            data_folder="data",
-            disk=self._disk,
-            clock=self._clock,
-            random=self._new_random(),
-            fail=self._fail,
         )
         if not self.is_broker:
             self.client.stop()

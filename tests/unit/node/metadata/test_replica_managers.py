@@ -1,6 +1,7 @@
 """The ReplicasManagers of a node: when its copies may be counted on."""
 
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,8 @@ def test_without_the_metadata_a_node_reports_no_copy_so_that_others_take_over() 
     """Its copy of `__controller` is in repair: no role or set reaches its masters, and their lease ends."""
     known: list[Metadata | None] = [Metadata()]
     unused: Any = None
-    managers = ReplicasManagers(
+    services: Any = SimpleNamespace(
         node_id="n1",
-        config=ControllerConfig(),
-        metadata=lambda: known[0],
-        client=unused,
         files=MemoryFiles(Random(1)),
         data_folder="data",
         disk=unused,
@@ -29,6 +27,7 @@ def test_without_the_metadata_a_node_reports_no_copy_so_that_others_take_over() 
         random=Random(1),
         fail=lambda _what, error: None,
     )
+    managers = ReplicasManagers(services, ControllerConfig(), metadata=lambda: known[0], client=unused)
     view: Any = View()
     managers.attach("a", 0, unused, view, "n1:1", lambda: True)
     assert [report.log for report in managers.reports()] == ["a"]

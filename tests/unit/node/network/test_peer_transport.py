@@ -4,6 +4,7 @@ import asyncio
 import random
 import struct
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.node.network import peer_transport as module
-from app.node.network.peer_transport import FrameReader, PeerTransport, RetryConfig
+from app.node.network.frame_reader import FrameReader
+from app.node.network.peer_host import PeerIdentity
+from app.node.network.peer_transport import PeerTransport, RetryConfig
 from app.node.network.wire import CorruptFrame
 from app.raft.messages import Heartbeat
 from tests.support.cluster import free_ports
@@ -38,6 +41,17 @@ def test_impossible_lengths_are_refused(length: int) -> None:
         FrameReader(64).feed(struct.pack("<I", length))
 
 
+@dataclass
+class Host:
+    """app.node.network.peer_host.PeerHost."""
+
+    deliver: Callable[[str, int, Any], None] = lambda _source, _log_id, _message: None
+    peer_lost: Callable[[str], None] = lambda _peer: None
+    is_member: Callable[[str], bool] = lambda _peer: True
+    forget_peer: Callable[[str], bool] = lambda _peer: False
+    ha_address: Callable[[], str | None] = lambda: None
+
+
 class Pair:
     """Two nodes of one cluster on this loop."""
 
@@ -56,16 +70,10 @@ class Pair:
             if message.round == 13:
                 raise ZeroDivisionError
 
-        return PeerTransport(
-            cluster_id=cluster,
-            node_id=name,
-            listen=self.addresses[k],
-            address=self.addresses[k],
-            peers=[(f"n{2 - k}", self.addresses[1 - k])],
-            deliver=deliver,
-            lost=lambda peer: self.lost.append((name, peer)),
-            chance=random.Random(1),
-        )
+        host = Host(deliver=deliver, peer_lost=lambda peer: self.lost.append((name, peer)))
+        address = self.addresses[k]
+        local = PeerIdentity(cluster_id=cluster, node_id=name, listen=address, address=address)
+        return PeerTransport(local, [(f"n{2 - k}", self.addresses[1 - k])], host, random.Random(1))
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -244,18 +252,16 @@ def test_a_peer_that_is_not_a_member_and_cannot_be_reached_is_forgotten(member: 
     async def test() -> None:
         asked: list[str] = []
         address = f"127.0.0.1:{free_ports(1)[0]}"
-        node = PeerTransport(
-            cluster_id="c",
-            node_id="n1",
-            listen=address,
-            address=address,
-            peers=[("n2", f"127.0.0.1:{free_ports(1)[0]}")],
-            deliver=lambda *_: None,
-            lost=lambda _: None,
-            chance=random.Random(1),
+        host = Host(
             is_member=lambda _: member,
-            forget=lambda peer: not asked.append(peer),  # type: ignore[func-returns-value]
-            retry=RetryConfig(removed_retry_s=0.02, removed_forget_s=0.05),
+            forget_peer=lambda peer: not asked.append(peer),  # type: ignore[func-returns-value]
+        )
+        node = PeerTransport(
+            PeerIdentity(cluster_id="c", node_id="n1", listen=address, address=address),
+            [("n2", f"127.0.0.1:{free_ports(1)[0]}")],
+            host,
+            random.Random(1),
+            RetryConfig(removed_retry_s=0.02, removed_forget_s=0.05),
         )
         await node.start()
         if member:

@@ -22,19 +22,23 @@ def opened(folder: Path, *, lacks_records: bool) -> tuple[Node, LogDriver]:
     node.append()
     node.driver.log.close()
     hosted: Any = SimpleNamespace(name="default", settings=SimpleNamespace(replicas=("n1",)))
-    settings: Any = SimpleNamespace(node=SimpleNamespace(id="n1", data=folder), storage=None)
-    repairs = Repairs(
-        settings=settings,
+    services: Any = SimpleNamespace(
+        node_id="n1",
+        data_folder=str(folder),
         files=OsFileSystem(),
         disk=node.seams,
         transport=node.seams,
         clock=node.seams,
-        chance=Random(1),
-        logs={},
+        random=Random(1),
+        fail=node.seams.fail,
+    )
+    repairs = Repairs(
+        services,
+        {},
+        lambda _hosted, _kind, _data: None,
         open_log=lambda _hosted, **trust: node.open(**trust),
         serve=lambda _hosted, _driver: None,
         tasks=TaskSupervisor(lambda what, error: None),
-        fail=node.seams.fail,
     )
     note = Note("noise", "read", 1, keeps_promises=False, lacks_records=lacks_records)
     repairs.marker_of(hosted).save(note)

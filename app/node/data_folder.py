@@ -1,0 +1,45 @@
+"""The data folder of a node.
+
+DATA/lock                     held while the node runs: two processes cannot share a folder
+DATA/node.json                whose folder it is: cluster and node
+DATA/logs/NAME/               the commit log of one log (storage/README.md), and beside it
+    vote, checkpoint, state   term and vote (R-01), where a restart begins, the log's state there
+DATA/journal/NAME/            what this node has observed of that log
+DATA/reserve                  space for what must be written when the disk is full (reserve.py)
+DATA/repairing/NAME           the log is damaged, and does not vote (repair/marker.py)
+"""
+
+from app.node.node_identity import check_stamp
+from app.node.reserve import RESERVE_NAME, Reserve, ReservedFiles
+from app.settings.model import Settings
+from storage.file_system import FileSystem, Lock
+from storage.files import OsFileSystem
+
+
+class DataFolder:
+    """files: of the node; what must be written when the disk is full uses the reserve."""
+
+    def __init__(self, settings: Settings, disk_bytes: int) -> None:
+        """disk_bytes: the size of the disk that the folder is on."""
+        self.path = str(settings.node.data.absolute())
+        disk_files = OsFileSystem()
+        self.reserve = Reserve(disk_files, f"{self.path}/{RESERVE_NAME}", settings.disk.reserve_bytes)
+        self.reserve.fit_to(disk_bytes)
+        self.files: FileSystem = ReservedFiles(disk_files, self.reserve)
+        self._settings = settings
+        self._lock: Lock | None = None
+
+    def claim(self) -> None:
+        """Make the folder if need be, and take it for this node. Blocks.
+
+        Raises ConfigError for the folder of another node or cluster, StorageError, OSError.
+        """
+        self.files.make_folders(self.path)
+        self._lock = self.files.lock(f"{self.path}/lock")
+        check_stamp(self.files, f"{self.path}/node.json", self._settings.cluster_id, self._settings.node.id)
+        self.reserve.restore()
+
+    def release(self) -> None:
+        """Let another process claim the folder."""
+        if self._lock is not None:
+            self._lock.release()

@@ -1,0 +1,44 @@
+"""Registry of the logs that a node knows."""
+
+from collections.abc import Iterator
+
+from app.controller.metadata import CONTROLLER_LOG
+from app.node.hosted_log import HostedLog
+
+
+class HostedLogs:
+    """Owned by the event loop. `controller`, the log of the metadata, is set before any other log is known.
+
+    by_name: all but that log. by_id: all.
+    """
+
+    controller: HostedLog
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, HostedLog] = {}
+        self.by_id: dict[int, HostedLog] = {}
+
+    def __iter__(self) -> Iterator[HostedLog]:
+        """The log of the metadata first."""
+        return iter([self.controller, *self.by_name.values()])
+
+    def get(self, name: str) -> HostedLog | None:
+        """Return the log of that name, the one of the metadata included; None: it is not known."""
+        return self.controller if name == CONTROLLER_LOG else self.by_name.get(name)
+
+    def add(self, hosted: HostedLog) -> None:
+        """Know a log from here on."""
+        self.by_id[hosted.log_id] = hosted
+        if hosted.name == CONTROLLER_LOG:
+            self.controller = hosted
+        else:
+            self.by_name[hosted.name] = hosted
+
+    def forget(self, hosted: HostedLog) -> None:
+        """Know a log no longer."""
+        self.by_name.pop(hosted.name, None)
+        self.by_id.pop(hosted.log_id, None)
+
+    def have_member(self, node_id: str) -> bool:
+        """Return whether a node is a member of any log."""
+        return any(node_id in hosted.members for hosted in self)

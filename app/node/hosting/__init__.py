@@ -1,0 +1,1 @@
+"""Which logs a node hosts: opened, served, looked up and closed."""

@@ -1,0 +1,62 @@
+"""Journals of a node: one a log that it keeps, or has kept, a replica of."""
+
+import logging
+from dataclasses import replace
+from typing import Any, Final
+
+from app.node.hosted_log import HostedLog
+from app.node.opening.open_replica import open_journal
+from app.node.services import NodeServices
+from storage.errors import DiskError, StorageFull
+
+logger = logging.getLogger(__name__)
+
+JOURNAL_TAIL_BYTES: Final = 256 * 1024  # newest events of one log kept in memory
+
+
+class LogJournals:
+    """Opens journals, and writes events of the node to them."""
+
+    def __init__(self, services: NodeServices, segment_max_bytes: int) -> None:
+        """segment_max_bytes: of a journal; segments of logs may be smaller."""
+        self._services = services
+        self._storage = replace(
+            services.storage,
+            segment_max_bytes=min(services.storage.segment_max_bytes, segment_max_bytes),
+            tail_cache_bytes=min(services.storage.tail_cache_bytes, JOURNAL_TAIL_BYTES),
+        )
+
+    def find(self, hosted: HostedLog) -> None:
+        """Open the journal of a log if this node keeps a replica of it, also one that joined later (R-10).
+
+        Blocks. Raises DiskError.
+        """
+        services = self._services
+        if services.node_id in hosted.settings.replicas or services.files.exists(
+            services.log_folder(hosted.name)
+        ):
+            self.open(hosted)
+
+    def open(self, hosted: HostedLog) -> None:
+        """Open the journal of a log. Blocks. Raises DiskError."""
+        services = self._services
+        hosted.journal = open_journal(
+            services.files, services.data_folder, services.node_id, hosted.name, self._storage
+        )
+
+    def tell(self, hosted: HostedLog, kind: str, data: dict[str, Any]) -> None:
+        """Write an event to the journal of a log, whether the log is served or not. A full disk drops it."""
+        journal, services = hosted.journal, self._services
+        if journal is None:
+            return
+        term = 0 if hosted.driver is None else hosted.driver.term
+        try:
+            if journal.tell(kind, term, data, services.clock.now_ms()) is None:
+                return
+        except StorageFull:
+            logger.warning("log %s: the disk is full: event %s %s is dropped", hosted.name, kind, data)
+            return
+        except DiskError as error:
+            services.fail(f"journal of log {hosted.name}", error)
+            return
+        services.disk.lane(hosted.name).request_sync(journal, lambda: None)

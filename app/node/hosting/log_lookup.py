@@ -1,0 +1,58 @@
+"""Finds a log by its name, for callers; refuses one that is not served here with the reason."""
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from app.errors import InvalidRequest, LogDeleting, LogNotFound, LogUnsupported, NoLeader
+from app.node.hosted_log import HostedLog
+from app.node.hosted_logs import HostedLogs
+from app.node.metadata.logs import MetadataLogs, Unsupported
+from app.node.metadata.service import MetadataService
+from app.node.request_waits import Waits
+from app.settings.model import LOG_NAME
+
+_POLL_S: Final = 0.01
+
+
+class LogLookup:
+    """Owned by the event loop."""
+
+    def __init__(
+        self, hosted: HostedLogs, metadata: MetadataService, metadata_logs: MetadataLogs, waits: Waits
+    ) -> None:
+        self._hosted = hosted
+        self._metadata = metadata
+        self._metadata_logs = metadata_logs
+        self._waits = waits
+
+    @property
+    def unsupported(self) -> Mapping[str, Unsupported]:
+        """Logs of the metadata that this version leaves alone, by name."""
+        return self._metadata_logs.unsupported
+
+    def find(self, name: str) -> HostedLog:
+        """Return the log of that name.
+
+        Raises InvalidRequest for a name that no log can have, LogNotFound, LogDeleting, LogUnsupported;
+        NoLeader while this node does not know all logs.
+        """
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            if not LOG_NAME.fullmatch(name.removeprefix("__")):
+                raise InvalidRequest(("/path/log", f"a log's name is {LOG_NAME.pattern}"))
+            if (unsupported := self.unsupported.get(name)) is not None:
+                raise LogUnsupported(name, unsupported.reason)
+            if not self._metadata.is_current:
+                raise NoLeader("this node does not know all logs yet")
+            raise LogNotFound(name)
+        if hosted.deleting:
+            raise LogDeleting(name)
+        return hosted
+
+    async def known(self, name: str, timeout_ms: int) -> HostedLog:
+        """Return a log that the metadata name, once this node knows it. Raises LogNotFound, LogDeleting."""
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        while self._hosted.get(name) is None and time.monotonic() < deadline_s:
+            await self._waits.pause(_POLL_S)
+        return self.find(name)

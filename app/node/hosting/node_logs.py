@@ -1,0 +1,222 @@
+"""The logs of a node: opened at the start and later, served, and closed."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+from app.controller.metadata import CONTROLLER_LOG
+from app.errors import CommitlogError
+from app.node.disk import DiskThreads
+from app.node.hosted_log import HostedLog
+from app.node.hosted_logs import HostedLogs
+from app.node.hosting.ha_connections import HaConnections
+from app.node.hosting.log_journals import LogJournals
+from app.node.metadata.folders import LogFolders
+from app.node.opening.folder_birth import FolderBirth
+from app.node.opening.opener import LogOpener
+from app.node.repair.log_repair import Damaged
+from app.node.repair.registry import Repairs
+from app.node.replica.driver import LogDriver
+from app.node.request_waits import Waits
+from app.node.services import NodeServices, ReplicaEvents
+from app.node.tasks import TaskSupervisor
+from app.settings.model import LogSettings, Replication
+from storage.errors import CorruptFile, CorruptLog, ForeignLog, StorageError
+from storage.log.log_folder import MANIFEST_NAME
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S: Final = 0.1
+_REMOVED_RETRY_S: Final = 1.0  # a removed replica may be added again
+
+Opened = LogDriver | Damaged | None  # None: this node keeps no replica of the log
+
+
+class NodeLogs:
+    """LogHost of metadata/logs.py and RollBackHost of repair/rollbacks.py. Owned by the event loop."""
+
+    def __init__(
+        self,
+        opener: LogOpener,
+        services: NodeServices,
+        disk: DiskThreads,
+        hosted: HostedLogs,
+        journals: LogJournals,
+        ha: HaConnections,
+        tasks: TaskSupervisor,
+        waits: Waits,
+    ) -> None:
+        self._opener = opener
+        self._services = services
+        self._disk = disk
+        self._hosted = hosted
+        self._journals = journals
+        self._ha = ha
+        self._tasks = tasks
+        self._waits = waits
+        self.repairs = Repairs(
+            services, hosted.by_id, journals.tell, open_log=self._open, serve=self.serve, tasks=tasks
+        )
+        marker = self.repairs.marker_named(CONTROLLER_LOG)
+        self.folders = LogFolders(services.files, services.data_folder)
+        self._birth = FolderBirth(services.files, services.data_folder, marker)
+
+    # --- what a node knows ------------------------------------------------------------------------------
+
+    def hosted(self, name: str) -> HostedLog | None:
+        """Return the log of that name, the one of the metadata included."""
+        return self._hosted.get(name)
+
+    def all_hosted(self) -> list[HostedLog]:
+        """Return all logs, the one of the metadata first."""
+        return list(self._hosted)
+
+    def forget_log(self, hosted: HostedLog) -> None:
+        """Know a log no longer."""
+        self._hosted.forget(hosted)
+
+    # --- opening ----------------------------------------------------------------------------------------
+
+    async def open_all(self, logs: list[HostedLog], threads: int) -> list[tuple[HostedLog, Opened]]:
+        """Open logs and journals side by side: each often waits for the disk. Raises StorageError."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(threads, thread_name_prefix="open") as pool:
+            opening = [loop.run_in_executor(pool, self._open_new, hosted) for hosted in logs]
+            await asyncio.wait(opening)
+        return [(hosted, opened.result()) for hosted, opened in zip(logs, opening, strict=True)]
+
+    def serve_all(self, opened: Iterable[tuple[HostedLog, Opened]]) -> None:
+        """Take part in the logs that are open, and begin the repair of damaged ones."""
+        for hosted, result in opened:
+            if isinstance(result, LogDriver):
+                self.serve(hosted, result)
+            elif result is not None:
+                self.repairs.begin(hosted, result, "start")
+
+    async def add_log(self, settings: LogSettings, log_id: int, generation: int) -> None:
+        """Know a log, and keep a replica of it if it is ours. Raises StorageError."""
+        hosted = HostedLog(settings, log_id, None)
+        hosted.generation = generation
+        result = await asyncio.to_thread(self._open_new, hosted)
+        self._hosted.add(hosted)
+        self.serve_all([(hosted, result)])
+
+    async def open_replica(self, hosted: HostedLog) -> None:
+        """Keep a replica of a log that is known from here on. Raises StorageError."""
+        self.serve_all([(hosted, await asyncio.to_thread(self._open_new, hosted))])
+
+    async def reopen(self, hosted: HostedLog) -> None:
+        """Open a log again and take part; damage goes to the repairs. Raises DiskError."""
+        self.serve_all([(hosted, await asyncio.to_thread(self._recover, hosted))])
+
+    def join(self, hosted: HostedLog) -> None:
+        """Keep a replica of a log that the configuration does not give this node: its leader counts this node
+        as a member (R-10). Blocks. Raises StorageError."""
+        if hosted.deleting:
+            return
+        if hosted.generation >= 0:
+            try:
+                self.folders.prepare(hosted.name, hosted.generation)
+            except StorageError as error:
+                logger.error("log %s cannot be opened: %s", hosted.name, error)
+                return
+        self._journals.open(hosted)
+        self.serve_all([(hosted, self._recover(hosted))])
+
+    def _open_new(self, hosted: HostedLog) -> Opened:
+        self._journals.find(hosted)
+        return self._recover(hosted)
+
+    def _recover(self, hosted: HostedLog) -> Opened:
+        """Return the driver of a log that this node keeps, or what is damaged in it. Blocks."""
+        if hosted.journal is None:
+            return None
+        services = self._services
+        marker, folder = self.repairs.marker_of(hosted), services.log_folder(hosted.name)
+        hosted.healing = marker.exists
+        if hosted.healing and not marker.intact and services.files.exists(f"{folder}/{MANIFEST_NAME}"):
+            return CorruptLog(folder, 0, "its repair was cut short")  # opening alone sees no old damage
+        try:
+            if hosted.healing:
+                return self.repairs.open_marked(hosted, sound=marker.keeps_promises)
+            driver = self._open(hosted, sound=True)
+        except ForeignLog:
+            raise  # no node may write to it
+        except (CorruptLog, CorruptFile) as error:
+            return error
+        hosted.healing = marker.exists  # an opening may find a reason for doubt
+        return driver
+
+    def _open(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool = False) -> LogDriver:
+        """As LogOpener.open."""
+        begins = hosted.generation > self._birth.index
+        return self._opener.open(
+            hosted, self._events_of(hosted), sound=sound, sound_if_alone=sound_if_alone, begins=begins
+        )
+
+    # --- serving ----------------------------------------------------------------------------------------
+
+    def serve(self, hosted: HostedLog, driver: LogDriver) -> None:
+        """Take part in a log that is open."""
+        hosted.opened(driver)
+        if hosted.settings.replication is not Replication.RAFT:
+            self._ha.attach(hosted, driver)
+        driver.start()
+        if hosted.healing and driver.sound:
+            self._healed(hosted)
+        self._tasks.keep(f"catch-up {hosted.name}", partial(self._watch_until_caught_up, hosted))
+
+    def _events_of(self, hosted: HostedLog) -> ReplicaEvents:
+        return ReplicaEvents(
+            healed=partial(self._healed, hosted),
+            damaged=partial(self.repairs.begin, hosted, found_by="replication"),
+        )
+
+    def _healed(self, hosted: HostedLog) -> None:
+        """A replica is sound. That of the metadata counts as sound only once the folder's birth is stored."""
+        driver = hosted.driver
+        if hosted is self._hosted.controller and driver is not None:
+            self.repairs.healed(hosted, partial(self._birth.save, driver.log.end_index))
+        else:
+            self.repairs.healed(hosted)
+
+    async def _watch_until_caught_up(self, hosted: HostedLog) -> None:
+        """A first linearizable read shows that this node knows its leader and has what the leader has."""
+        driver = hosted.driver
+        while not hosted.caught_up and hosted.driver is driver:
+            if hosted.removed:
+                await asyncio.sleep(_REMOVED_RETRY_S)
+                continue
+            with contextlib.suppress(CommitlogError):
+                await self._waits.read_index(hosted)
+                hosted.caught_up = True
+                logger.info("log caught up", extra={"log": hosted.name})
+                return
+            await asyncio.sleep(_RETRY_S)
+
+    # --- closing ----------------------------------------------------------------------------------------
+
+    async def close_log(self, hosted: HostedLog) -> None:
+        """End a log's driver at once and give its files back; the log stays known. Raises StorageError."""
+        journal, hosted.journal = hosted.journal, None  # first: no repair begins any more
+        try:
+            await self.end_driver(hosted)
+        finally:
+            if journal is not None:
+                journal.close()
+
+    async def end_driver(self, hosted: HostedLog) -> None:
+        """End a log's driver at once and close the log; its journal stays open. Raises StorageError."""
+        driver = hosted.driver
+        if driver is not None:
+            driver.abandon()
+        hosted.driver = hosted.ha = None
+        self._ha.detach(hosted)
+        hosted.wake()
+        await self._disk.drain()
+        if driver is not None:
+            driver.log.close()

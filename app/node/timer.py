@@ -1,0 +1,70 @@
+"""The one timer of a node: lets time pass for all its logs, and for its part in the metadata."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from app.log.state import Address
+from app.node.hosted_logs import HostedLogs
+from app.node.metadata.service import MetadataService
+from app.node.network.node_directory import Directory
+from app.node.network.peer_transport import PeerTransport
+from app.node.repair.rollbacks import RollBacks
+from app.node.replica.driver import LogDriver
+
+
+class NodeTimer:
+    """Owned by the event loop. Late ticks are not repeated. An error in a tick fails the node."""
+
+    def __init__(
+        self,
+        interval_s: float,
+        hosted: HostedLogs,
+        metadata: MetadataService,
+        rollbacks: RollBacks,
+        nodes: Directory,
+        transport: PeerTransport,
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        """nodes, transport: take up the members that logs name (R-10)."""
+        self._interval_s = interval_s
+        self._hosted = hosted
+        self._metadata = metadata
+        self._rollbacks = rollbacks
+        self._nodes = nodes
+        self._transport = transport
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._due_s = 0.0
+        self._handle: asyncio.TimerHandle | None = None
+        self._learned: dict[int, Mapping[str, Address]] = {}  # by log: addresses that were taken from it
+
+    def start(self) -> None:
+        """Tick for the first time, now."""
+        self._due_s = self._loop.time()
+        self._tick()
+
+    def stop(self) -> None:
+        """Tick no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _tick(self) -> None:
+        self._due_s = max(self._due_s + self._interval_s, self._loop.time())
+        self._handle = self._loop.call_at(self._due_s, self._tick)
+        try:
+            for hosted in list(self._hosted):
+                if hosted.driver is not None:
+                    hosted.driver.tick()
+                    hosted.look()
+                    self._learn_nodes(hosted.driver)
+                    self._rollbacks.look(hosted)
+            self._metadata.tick()
+        except Exception as error:
+            self._fail("timer", error)
+
+    def _learn_nodes(self, driver: LogDriver) -> None:
+        """Connect to the members whose addresses the log holds (R-10)."""
+        if driver.addresses is not self._learned.get(driver.log_id):
+            self._learned[driver.log_id] = driver.addresses
+            for node in self._nodes.learn(driver.addresses):
+                self._transport.add_peer(node.id, node.peer_address)
