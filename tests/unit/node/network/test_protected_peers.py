@@ -17,11 +17,13 @@ from app.node.links.handshake import Identity, Purpose
 from app.node.links.links import LinkedProtocol, Links
 from app.node.network import peer_transport as module
 from app.node.network.ha_transport import HaTransport, Protocol
+from app.node.network.peer_host import PeerIdentity
 from app.node.network.peer_transport import PROTOCOL, PeerTransport
 from app.raft.messages import Heartbeat
 from app.settings.model import SecuritySettings
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.cluster import free_ports
+from tests.unit.node.network.test_peer_transport import Host
 
 SECRET = LinkSecurity(mode=Mode.SECRET, secrets=(b"a secret of the cluster",))
 OTHER = LinkSecurity(mode=Mode.SECRET, secrets=(b"a secret of another one",))
@@ -45,16 +47,15 @@ class Node:
 
     def __init__(self, name: str, address: str, peer: tuple[str, str], security: LinkSecurity) -> None:
         self.received: list[tuple[str, Any]] = []
-        self.transport = PeerTransport(
-            cluster_id="c",
-            node_id=name,
-            listen=address,
-            address=address,
-            peers=[peer],
+        host = Host(
             deliver=lambda source, _, message: self.received.append((source, message)),
-            lost=lambda _: None,
-            chance=random.Random(1),
             is_member=lambda name: name in ("n1", "n2"),
+        )
+        self.transport = PeerTransport(
+            PeerIdentity(cluster_id="c", node_id=name, listen=address, address=address),
+            [peer],
+            host,
+            random.Random(1),
             links=Links(Identity("c", name, Purpose.PEER), security),
         )
 
