@@ -552,7 +552,7 @@ class ActiveController:
                         log=log.name,
                         master_epoch=log.master_epoch,
                         sync_state_set=log.sync_state_set,
-                        set_epoch=log.set_epoch + 1,
+                        set_epoch=log.set_epoch + 1 if log.is_opening else log.set_epoch,
                         acks=log.set_acks,
                     )
                 )

@@ -98,7 +98,7 @@ class SyncStateSetChanged(Event, frozen=True, kw_only=True, tag="sync-state-set-
 
     restored: the master never opened its epoch, and the set before its election holds again. acks: how many
     members hold each acknowledged record from now on, 0 for all. confirmed: what copies have reported as
-    confirmed since it was recorded last; a set that stays as it is comes with that alone.
+    confirmed since it was recorded last; with the set epoch that holds already, nothing else changes.
     """
 
     master_epoch: int

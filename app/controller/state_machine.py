@@ -184,6 +184,8 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
             )
         case MasterLost() if event.master_epoch == log.master_epoch:
             return replace(log, master=None)
+        case SyncStateSetChanged() if _only_records(log, event):
+            return replace(log, confirmed=_with_confirmed(log, event.confirmed))
         case SyncStateSetChanged() if _may_change_set(log, event):
             return replace(
                 log,
@@ -241,6 +243,11 @@ def _with_confirmed(log: Log, news: tuple[Confirmed, ...]) -> tuple[Confirmed, .
     """Return the recorded positions of the copies that are still known."""
     found = {each.replica_id: each for each in (*log.confirmed, *news)}
     return tuple(each for replica_id, each in sorted(found.items()) if log.replica(replica_id) is not None)
+
+
+def _only_records(log: Log, event: SyncStateSetChanged) -> bool:
+    """Return whether the set stays as it is, and the event comes with what copies have confirmed."""
+    return (event.master_epoch, event.set_epoch) == (log.master_epoch, log.set_epoch)
 
 
 def _may_change_set(log: Log, event: SyncStateSetChanged) -> bool:

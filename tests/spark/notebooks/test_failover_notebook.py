@@ -126,7 +126,7 @@ def test_the_table_of_sets_holds_each_set_that_the_controllers_decided(
     for event in story.decided:
         if event["event"] == "master-elected":
             decided.append((event["master_epoch"], event["set_epoch"], [nodes[event["master"]]]))
-        elif event["event"] == "sync-state-set-changed":
+        elif event["event"] == "sync-state-set-changed" and event["set_epoch"] > decided[-1][1]:
             members = sorted(nodes[member] for member in event["sync_state_set"])
             decided.append((event["master_epoch"], event["set_epoch"], members))
     assert [(row["epoch"], row["set_epoch"], sorted(row["members"])) for row in rows] == decided

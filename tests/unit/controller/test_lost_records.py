@@ -65,10 +65,17 @@ def test_a_later_controller_refuses_a_copy_that_lacks_what_was_recorded_as_confi
         quorum.heartbeats()
         quorum.pass_time(500)
         quorum.scan()
-    assert quorum.log().set_epoch == set_epoch  # nothing has moved
+    assert quorum.log().confirmed_by(quorum.id_of("n2")) == recorded  # nothing has moved
+    quorum.offsets["n1", "a"] = (1, 900, 800)
+    quorum.offsets["n2", "a"] = (1, 900, 800)
+    for _ in range(24):
+        quorum.heartbeats()
+        quorum.pass_time(500)
+        quorum.scan()
+    assert quorum.log().set_epoch == set_epoch  # what is recorded changes no set
     quorum.fail_over()
-    assert quorum.refused(start_of(quorum, "n2", 699)) is Reason.LOST_RECORDS
-    quorum.done(start_of(quorum, "n2", 700))
+    assert quorum.refused(start_of(quorum, "n2", 799)) is Reason.LOST_RECORDS
+    quorum.done(start_of(quorum, "n2", 800))
 
 
 @pytest.mark.rule("C-03", "A-01")
