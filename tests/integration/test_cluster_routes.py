@@ -153,6 +153,9 @@ def test_the_page_of_the_api_needs_no_network(cluster: Cluster) -> None:
     assert (root.status_code, root.headers["location"]) == (307, "/docs")
 
 
+BODILESS = (":promote", ":demote", ":clean")
+
+
 def test_the_openapi_document_is_complete(cluster: Cluster) -> None:
     document = cluster.get("n1", "/v1/openapi.json").json()
     assert document["openapi"].startswith("3.1")
@@ -174,7 +177,7 @@ def test_the_openapi_document_is_complete(cluster: Cluster) -> None:
     assert '"$ref":"#/$defs' not in text
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            reads_json = method in ("put", "patch", "post") and not path.endswith(":promote")
+            reads_json = method in ("put", "patch", "post") and not path.endswith(BODILESS)
             assert ("requestBody" in operation) == reads_json, (method, path)
     for route in ("tail", "status", "epochs", "epochs/{epoch}", "watermarks", "events", "records/{index}"):
         responses = document["paths"][f"/v1/logs/{{log}}/{route}"]["get"]["responses"]
