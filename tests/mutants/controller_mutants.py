@@ -21,7 +21,7 @@ from app.controller.liveness import Liveness
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import Log, LogSpec
 from app.controller.replicas_manager import Action, Ask, ReplicasManager, Tell
-from app.ha.auto_switch import master_side, slave_side
+from app.ha.auto_switch import slave_side
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.auto_switch.master_side import MasterSide
 from app.ha.auto_switch.slave_side import SlaveSide
@@ -32,6 +32,7 @@ from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.epochs import EpochSpan
 from app.ha.roles import HaView, Lease, MasterRole, Replica, SlaveRole
 from app.ha.sending import _Cutter
+from app.log.contract import NO_INDEX
 from app.node.metadata.replica_identity import IdentityFile
 from tests.mutants.mutants import Killer, Mutant, Patch, planted
 from tests.simulation.ha import classic, run, test_power_failure
@@ -428,14 +429,20 @@ def an_epoch_is_open_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
     "C-12", lambda _: test_master_acks.test_an_append_waits_for_every_member_of_the_set(), mode="controller"
 )
 def the_fastest_of_the_set_is_enough(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(master_side, "min", max, raising=False)
+    def confirmed(self: SyncStateSet, marks: Any) -> int:
+        return max(marks.get(member, NO_INDEX) for member in self.members)
+
+    patch.setattr(SyncStateSet, "confirmed", confirmed)
 
 
 @mutant(
     "C-12", lambda _: test_master_acks.test_while_a_join_is_unanswered_the_joiner_counts(), mode="controller"
 )
 def an_open_change_of_the_set_does_not_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SyncStateSet, "counted", property(lambda self: self.members))
+    def confirmed(self: SyncStateSet, marks: Any) -> int:
+        return min(marks.get(member, NO_INDEX) for member in self.members)
+
+    patch.setattr(SyncStateSet, "confirmed", confirmed)
 
 
 @mutant(
@@ -739,8 +746,9 @@ def a_log_that_gives_way_is_taken_for_the_masters(patch: pytest.MonkeyPatch) -> 
 
 @mutant("C-07", lambda _: test_master_set.test_a_slave_that_does_not_catch_up_falls_out(), mode="controller")
 def nobody_falls_out_of_the_set(patch: pytest.MonkeyPatch) -> None:
-    original = SyncStateSet.want
-    patch.setattr(SyncStateSet, "want", lambda self, members: original(self, (*self.members, *members)))
+    @planted(patch, SyncStateSet, "want")
+    def want(original: Any, self: SyncStateSet, members: Any, *given: Any, **options: Any) -> None:
+        original(self, (*self.members, *members), *given, **options)
 
 
 @mutant(
