@@ -23,6 +23,7 @@ from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFo
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState
 from app.tables.names import CURSOR, ENTRIES
+from storage.format.records import MIN_TIMESTAMP_MS
 from storage.log.commitlog import Commitlog
 
 router = APIRouter(tags=["tables"])
@@ -278,7 +279,8 @@ def _last_before(log: Commitlog, timestamp_ms: int, committed_index: int) -> int
     contain it."""
     found = log.first_index_at_or_after(timestamp_ms)
     index = committed_index if found is None else min(found - 1, committed_index)
-    if index < log.begin_index or index < 0:
+    first = log.first_index_at_or_after(MIN_TIMESTAMP_MS)
+    if first is None or index < first:
         raise NoSuchCut(
             f"the timestamp is before the begin of the log, index {max(0, log.begin_index)}", None
         )
