@@ -10,7 +10,7 @@ import pytest
 
 SCALE = "0.02"
 LIMIT_S = 120
-SAMPLE = ("partition", "power-cut", "disk-errors", "full-disk", "cut-master")
+SAMPLE = ("partition", "power-cut", "cut-master")
 
 
 def run_chaos(*arguments: str) -> list[dict[str, object]]:

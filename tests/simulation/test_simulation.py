@@ -22,9 +22,9 @@ from tests.simulation.shrink import shrink
 from tests.simulation.sometimes import POINTS
 
 ROOT = Path(__file__).parents[2]
-SEEDS, SECONDS = 150, 120.0
+SEEDS, SECONDS = 70, 100.0
 RARE = ("repair-set-aside",)  # so rare that this sample may miss it; `make sim` may not
-LEAST = {"cluster_hours": 4, "faults": 4_000, "elections": 1_000}
+LEAST = {"cluster_hours": 1.5, "faults": 1_500, "elections": 500}
 PROMISES = ("R-01", "R-02", "R-05", "R-06", "R-07", "R-08", "R-11", "R-12", "D-20", "D-24", "D-25", "D-28")
 
 
