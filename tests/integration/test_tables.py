@@ -181,7 +181,7 @@ def test_what_was_trimmed_before_a_table_held_it_is_not_held(cluster: Cluster, f
     cursor = {"index": begin, "fence": True}
     moved = cluster.call("PUT", "n1", "/v1/logs/short/cursors/__entries", json=cursor)
     assert moved.status_code == 200  # its writer knows: what went were control records
-    cluster.wait_even()
+    cluster.wait_even("short")
     assert get(cluster, "tables/entries", log="short").json()["materialized_index"] == begin - 1
 
 
