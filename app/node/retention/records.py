@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_BYTES: Final = 1024 * 1024  # of what would be removed, in search of a data record
 _SLACK_BYTES: Final = 4096
-_SCAN_BYTES: Final = 16 * 1024 * 1024
 _STEP_BYTES: Final = 64 * 1024
 
 
@@ -65,23 +64,11 @@ def retained_from(
 
 
 def _young_from(log: Commitlog, ms: int | None, now_ms: int) -> int:
-    """Return the first data record that is young enough. The age of control records does not matter.
-
-    Reads at most _SCAN_BYTES after a young control record; the next check continues there.
-    """
+    """Return the first data record that is young enough. The age of control records does not matter."""
     if ms is None:
         return log.begin_index
     found = log.first_index_at_or_after(now_ms - ms)
-    if found is None:
-        return log.next_index
-    looked = 0
-    while found <= log.end_index and looked < _SCAN_BYTES:
-        for batch in log.read_batches(found, _STEP_BYTES):
-            if not batch.is_control and batch.header.max_timestamp_us >= (now_ms - ms) * 1000:
-                return max(found, batch.base_index)
-            looked += batch.size_bytes
-            found = batch.next_index
-    return found
+    return log.next_index if found is None else found
 
 
 def _small_from(log: Commitlog, size_bytes: int | None) -> int:
