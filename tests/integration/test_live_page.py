@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.api.routes import live_page
-from tests.support.cluster import Cluster, eventually
+from tests.support.cluster import Cluster, eventually, running
 
 FILES = sorted(Path(live_page.__file__).with_name("live").glob("*.[jc]s*"))
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -17,13 +17,8 @@ SCRIPTS_MS = 4_000  # of the page's own time
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("live"), 3)
-    try:
-        cluster.start()
-        cluster.wait_ready()
+    with running(tmp_path_factory.mktemp("live")) as cluster:
         yield cluster
-    finally:
-        cluster.close()
 
 
 def shown(cluster: Cluster, node: str, address: str, profile: Path) -> str:

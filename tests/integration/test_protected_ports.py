@@ -13,7 +13,7 @@ from app.node.links.handshake import MAGIC
 from app.node.network import wire
 from app.raft.messages import Heartbeat, VoteRequest
 from storage.format.batch import log_id_of
-from tests.support.cluster import Cluster, eventually, free_ports
+from tests.support.cluster import Cluster, eventually, free_ports, serving
 
 LOG_ID = log_id_of("test", "default")
 TERMS = (7, 1 << 41, (1 << 63) - 2)
@@ -71,13 +71,8 @@ class ProtectedCluster(Cluster):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProtectedCluster]:
-    cluster = ProtectedCluster(tmp_path_factory.mktemp("protected"))
-    try:
-        cluster.start()
-        cluster.wait_ready()
+    with serving(ProtectedCluster(tmp_path_factory.mktemp("protected"))) as cluster:
         yield cluster
-    finally:
-        cluster.close()
 
 
 def test_logs_of_every_mode_are_replicated(cluster: ProtectedCluster) -> None:

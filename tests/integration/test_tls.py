@@ -11,7 +11,7 @@ import pytest
 from app.client import CommitlogClient, Record
 from app.client.errors import Untrusted
 from app.client.operations import Operations
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, serving
 
 TOKEN = "secret"
 _EC = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -63,13 +63,8 @@ class GuardedCluster(Cluster):
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedCluster]:
-    cluster = GuardedCluster(tmp_path_factory.mktemp("tls"))
-    try:
-        cluster.start()
-        cluster.wait_ready()
+    with serving(GuardedCluster(tmp_path_factory.mktemp("tls"))) as cluster:
         yield cluster
-    finally:
-        cluster.close()
 
 
 def test_calls_find_their_way_between_the_nodes(guarded: GuardedCluster) -> None:

@@ -16,6 +16,7 @@ import httpx
 from tests.support.forked_node import SERVE, ForkedNode
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Cluster")
 START_TIMEOUT_S = 30.0
 _POLL_S = 0.02
 
@@ -270,10 +271,14 @@ class Cluster:
         eventually(even, what="all nodes hold the same")
 
 
-@contextlib.contextmanager
-def running(folder: Path, nodes: int = 3, **options: Any) -> Iterator[Cluster]:
+def running(folder: Path, nodes: int = 3, **options: Any) -> contextlib.AbstractContextManager[Cluster]:
     """A started and ready cluster, ended at the end."""
-    cluster = Cluster(folder, nodes, **options)
+    return serving(Cluster(folder, nodes, **options))
+
+
+@contextlib.contextmanager
+def serving(cluster: C) -> Iterator[C]:
+    """The cluster, started and ready; ended at the end."""
     try:
         cluster.start()
         cluster.wait_ready()

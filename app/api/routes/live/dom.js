@@ -35,7 +35,7 @@ export function time(ms) {
   return today ? clock : `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${clock}`;
 }
 
-// A node keeps its colour whoever else comes and goes: it depends on its id alone.
+// The colour of a node depends on its id alone, so it stays when other nodes join or leave.
 export function colorOf(node) {
   const digits = /(\d+)$/.exec(node || "");
   let place = 0;
