@@ -35,7 +35,7 @@ LONGEST = (
     SPARK,
     SPARKS,
     *(f"{SPARK}{name}" for name in EITHER),
-    "tests/simulation/test_simulation.py",
+    "tests/simulation/raft/test_simulation.py",
     "tests/e2e/test_demo.py",
 )
 

@@ -20,8 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.chaos.families import FAMILIES
-from tests.chaos.namespaces import isolation
+from tests.chaos.families.catalog import FAMILIES
+from tests.chaos.network.namespaces import isolation
 from tests.chaos.report import Report
 
 SPARE_S = 120  # for a family's start and end, whatever its scale

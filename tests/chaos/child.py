@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.chaos.families import FAMILIES
-from tests.chaos.namespaces import raise_loopback
+from tests.chaos.families.catalog import FAMILIES
+from tests.chaos.network.namespaces import raise_loopback
 from tests.chaos.report import CannotRun, Report
 from tests.chaos.session import World
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from tests.chaos.namespaces import SwitchedNetwork
+from tests.chaos.network.namespaces import SwitchedNetwork
 from tests.chaos.report import Report
 from tests.fault.cluster import FaultCluster, started
 from tests.fault.history import find_violations

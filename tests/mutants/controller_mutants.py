@@ -1,6 +1,6 @@
 """Planted bugs in controller mode and classic HA (C, A, H), each noticed by a test named for it.
 
-`make mutants` also asks the simulator of the mode (tests/simulation/ha).
+`make mutants` also asks the simulator of the mode (tests/simulation/controller).
 """
 
 from collections.abc import Callable, Collection
@@ -35,7 +35,9 @@ from app.ha.sending import _Cutter
 from app.log.contract import NO_INDEX
 from app.node.metadata.replica_identity import IdentityFile
 from tests.mutants.mutants import Killer, Mutant, Patch, planted
-from tests.simulation.ha import classic, run, test_power_failure
+from tests.simulation.classic import group as classic
+from tests.simulation.controller import run
+from tests.simulation.controller.cases import test_power_failure
 from tests.unit.controller import (
     test_electable as test_copies_that_may_lead,
 )

@@ -5,9 +5,9 @@
 
 import sys
 
-from tests.simulation import run as raft
-from tests.simulation.ha import classic
-from tests.simulation.ha import run as controller
+from tests.simulation.classic import group as classic
+from tests.simulation.controller import run as controller
+from tests.simulation.raft import run as raft
 
 SIMULATORS = {"raft": raft.main, "controller": controller.main, "classic": classic.main}
 

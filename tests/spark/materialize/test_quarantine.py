@@ -13,7 +13,7 @@ from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.table import EVENTS, TableClash, read_table
-from tests.integration.test_controller_mode import create, look, wait_acknowledged, wait_in_sync
+from tests.integration.modes.test_controller_mode import create, look, wait_acknowledged, wait_in_sync
 from tests.spark.source.looks import await_materialized, await_true
 from tests.support.cluster import Cluster, eventually, running
 

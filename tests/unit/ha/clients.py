@@ -6,7 +6,7 @@ from typing import Protocol
 from app.errors import CommitlogError, FlushSlaveTimeout
 from app.log.contract import AppendRequest, AppendResult
 from storage.format.records import RecordColumns
-from tests.simulation.world import World
+from tests.simulation.world.world import World
 
 PATIENCE_US = 3_000_000  # then the answer is taken for lost
 PAUSE_US = 20_000

@@ -20,8 +20,8 @@ from app.node.services import NodeServices
 from storage.errors import StorageError
 from storage.format.batch import Batch, log_id_of
 from storage.log.commitlog import Commitlog, CommitlogConfig
-from tests.simulation.disk import DiskThread, DiskTiming
-from tests.simulation.world import Life, NothingDue, World, WorldClock, WorldScheduler
+from tests.simulation.world.disk import DiskThread, DiskTiming
+from tests.simulation.world.world import Life, NothingDue, World, WorldClock, WorldScheduler
 from tests.support.committed import broken_promise
 from tests.support.memory_files import MemoryFiles
 from tests.unit.ha.clients import Client, Ledger

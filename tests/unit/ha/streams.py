@@ -13,7 +13,7 @@ from app.ha.frames import (
     encode,
 )
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Drained, Opened
-from tests.simulation.world import Life, World
+from tests.simulation.world.world import Life, World
 
 Deliver = Callable[[str, Any], None]
 

@@ -1,0 +1,238 @@
+"""The real job that fills a log's tables, in a process of its own: to be killed, paused and robbed.
+
+A driver is its Python process, the JVM and Spark's Python workers; whatever befalls it, befalls them all.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from app.tables.delta_log import DeltaLog
+from spark_jobs.session.jars import JarsUnavailable, ensure_jars
+from spark_jobs.session.java import JavaNotFound, find_java
+from tests.chaos.report import CannotRun
+from tests.chaos.session import World
+from tests.chaos.spark.table_judge import LogCopy, TableFiles, differences
+
+LOG = "default"
+JOB = "spark_jobs.run"
+MORTAL_JOB = "tests.spark.materialize.driver_to_kill"
+WAIT_S = 240.0  # a JVM starts in 5 to 10 s on two cores that do nothing else
+LOOK_S = 0.05
+STARTING, BETWEEN = "while it started", "between two micro-batches"
+READING, WRITING, WRITTEN = "in mid-read", "with files that no commit named", "after Delta's commit"
+
+
+class Driver:
+    """One process of the job."""
+
+    def __init__(self, tables: Path, process: subprocess.Popen[bytes]) -> None:
+        self.tables = tables
+        self.process = process
+        self.started_at = time.monotonic()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole driver at once: the process stops being able to start more of itself first."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self.process.pid)
+            for each in [own, *own.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    async def ended(self) -> int | None:
+        """Its exit code, once it has ended by itself; None if it does not."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return await asyncio.to_thread(self.process.wait, WAIT_S)
+        return None
+
+    def batches(self, of: str = "offsets") -> int:
+        """How many micro-batches of `entries` Spark has noted: `offsets` before one, `commits` after."""
+        pattern = f"{LOG}/entries-*-{self.process.pid}-*/{of}/*"
+        noted = [path for path in (self.tables / "_checkpoints").glob(pattern) if path.name.isdecimal()]
+        return len(noted)
+
+    @property
+    def in_batch(self) -> bool:
+        return self.batches() > self.batches("commits")
+
+    def where(self) -> str:
+        """What it is in the middle of; of a driver that is dead or stopped, it stays so."""
+        planned, done = self.batches(), self.batches("commits")
+        if planned == 0:
+            return STARTING
+        if planned == done:
+            return BETWEEN
+        if self._end_of_batch() <= self._end_of_table():
+            return WRITTEN
+        return WRITING if TableFiles(self.tables / LOG / "entries").unnamed() else READING
+
+    def _end_of_batch(self) -> int:
+        """One past the last index of the newest micro-batch, as Spark has noted it."""
+        pattern = f"{LOG}/entries-*-{self.process.pid}-*/offsets/*"
+        paths = [path for path in (self.tables / "_checkpoints").glob(pattern) if path.name.isdecimal()]
+        lines = max(paths, key=lambda path: (path.stat().st_mtime_ns, int(path.name))).read_text()
+        try:
+            return int(json.loads(lines.splitlines()[-1])["next_index"])
+        except (IndexError, ValueError):  # cut off while it was noted
+            return 1 << 62
+
+    def _end_of_table(self) -> int:
+        delta = DeltaLog(str(self.tables / LOG / "entries"))
+        for version in reversed(delta.versions()):
+            commit = delta.commit(version)
+            if commit is not None and "until_index" in commit.note:
+                return int(commit.note["until_index"])
+        return 0
+
+
+class Materializer:
+    """The tables of one cluster's log, the drivers that fill them, and what they should hold.
+
+    log: a copy of the log that the tables are compared with, from a node that is never killed meanwhile, or
+    that is back.
+    """
+
+    def __init__(self, world: World, tables: Path, urls: Sequence[str]) -> None:
+        self.world = world
+        self.tables = tables
+        self.urls = urls
+        self.files = TableFiles(tables / LOG / "entries")
+        self.log = LogCopy(urls[0], LOG)
+        self.drivers: list[Driver] = []
+        tables.mkdir(parents=True, exist_ok=True)
+
+    async def start(self, point: str | None = None, *more: str) -> Driver:
+        """A new driver, beside those that run. point: where it is to kill itself (kill_points.py)."""
+        job = [JOB] if point is None else [MORTAL_JOB, point]
+        command = [
+            sys.executable,
+            "-m",
+            *job,
+            "--endpoint",
+            ",".join(self.urls),
+            "--tables",
+            str(self.tables),
+        ]
+        command += ["--trigger", "200 milliseconds", *more]
+        with (self.tables / "drivers.log").open("ab") as lines:
+            process = await asyncio.to_thread(
+                subprocess.Popen, command, stdout=lines, stderr=lines, start_new_session=True
+            )
+        driver = Driver(self.tables, process)
+        self.drivers.append(driver)
+        return driver
+
+    async def working(self, driver: Driver, batches: int = 1) -> None:
+        """Until a driver has begun so many micro-batches."""
+        await until(lambda: driver.batches() >= batches, "a driver's micro-batch", driver, self.tables)
+
+    async def holds(self, index: int, driver: Driver) -> None:
+        """Until the table's rows and what the job says of control records reach `index`."""
+
+        def reached() -> bool:
+            return self.materialized_index() >= index
+
+        await until(reached, f"`entries` through index {index}", driver, self.tables)
+
+    def told(self) -> dict[str, Any]:
+        """What the job last said of the log; empty while it has not said anything."""
+        try:
+            told = json.loads((self.tables / "progress.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return dict(told["logs"].get(LOG, {}))
+
+    def forget(self) -> None:
+        """What a driver before has told."""
+        (self.tables / "progress.json").unlink(missing_ok=True)
+
+    def materialized_index(self) -> int:
+        return int(self.told().get("materialized_index", -1))
+
+    async def stop(self, driver: Driver) -> None:
+        """As an operator would: it ends its micro-batch, and exits with 0."""
+        driver.process.send_signal(signal.SIGTERM)
+        code = await driver.ended()
+        if code != 0:
+            self.world.report.violations.append(
+                f"a driver that was asked to stop ended with exit code {code}"
+            )
+
+    async def compare(self, what: str) -> None:
+        """The table as it stands now, against the log."""
+        wrong = await asyncio.to_thread(self._compare)
+        self.world.report.violations += [f"after {what}: {each}" for each in wrong]
+        self.world.report.counts["tables compared"] += 1
+
+    def _compare(self) -> list[str]:
+        table = self.files.rows()
+        end_index = table["index"][-1].as_py() if table.num_rows else -1
+        return differences(self.log.until(end_index), table)
+
+    def close(self) -> None:
+        for driver in self.drivers:
+            if driver.alive:
+                driver.signal(signal.SIGCONT)
+                driver.kill()
+
+
+def require_spark() -> None:
+    """Raises CannotRun without Java or Delta's jars."""
+    try:
+        ensure_jars()
+        find_java()
+    except (JarsUnavailable, JavaNotFound) as error:
+        raise CannotRun(str(error)) from error
+
+
+@asynccontextmanager
+async def materializer(world: World, tables: Path, urls: Sequence[str]) -> AsyncIterator[Materializer]:
+    """Drivers that all end with the `with`."""
+    job = Materializer(world, tables, urls)
+    try:
+        yield job
+    finally:
+        await asyncio.to_thread(job.close)
+
+
+async def until(condition: Callable[[], bool], what: str, driver: Driver, tables: Path) -> None:
+    """Wait for a condition as long as the driver lives. Raises AssertionError with its last lines."""
+    give_up_at = time.monotonic() + WAIT_S
+    while not await asyncio.to_thread(condition):
+        if not driver.alive or time.monotonic() > give_up_at:
+            lines = await asyncio.to_thread((tables / "drivers.log").read_text, errors="replace")
+            ended = "it goes on" if driver.alive else f"it ended with {driver.process.poll()}"
+            raise AssertionError(f"waited for {what} by a driver: {ended}\n{lines[-2_000:]}")
+        await asyncio.sleep(LOOK_S)
+
+
+async def verified(world: World, urls: Sequence[str]) -> None:
+    """`commitlog verify --tables`: log and tables are the same by the digests of their blocks."""
+    command = [sys.executable, "-m", "spark_jobs.verify", "--endpoint", ",".join(urls), "--json"]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    if done.returncode != 0:
+        told = f"{done.stdout[-500:]}{done.stderr[-500:]}"
+        world.report.violations.append(f"verify ended with exit code {done.returncode}: {told}")
+        return
+    told = json.loads(done.stdout)
+    world.report.counts["records verified"] += told["records"]

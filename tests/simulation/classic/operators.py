@@ -1,0 +1,197 @@
+"""What happens to a classic group: faults, and an operator who trims, replaces disks and changes roles."""
+
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from app.log.commands import Trim
+from app.log.contract import NO_INDEX
+from tests.support.memory_files import MemoryFiles
+
+if TYPE_CHECKING:
+    from tests.simulation.classic.group import ClassicGroup, ClassicNode
+
+PAUSE_US: Final = (100_000, 3_000_000)  # between two events
+LASTING_US: Final = (50_000, 3_000_000)
+LONG_CUT_US: Final = (10_000_000, 15_000_000)
+STALL_US: Final = (300_000, 6_000_000)
+QUIET_US: Final = 8_000_000
+LOOK_US: Final = 1_000_000  # an operator looks so often
+PATIENCE_LOOKS: Final = 5  # ... and acts on what stays so long
+EVENTS: Final = {
+    "crash": 6,
+    "power failure of all": 2,
+    "clean stop": 2,
+    "cut": 6,
+    "long cut": 2,
+    "stall": 4,
+    "trim": 6,
+    "replaced disk of a slave": 3,
+    "replaced disk of the master": 3,
+    "role change": 5,
+}
+
+
+class Nemesis:
+    """Draws events while `active`; the operator repairs at all times what needs a person."""
+
+    def __init__(self, group: "ClassicGroup") -> None:
+        self._group = group
+        self._world = group.world
+        self.counts: Counter[str] = Counter()
+        self.active = True
+        self._quiet_until_us = 0  # no faults before
+        self._blocked = 0  # looks in a row at a master that takes no appends
+        self._refused: Counter[str] = Counter()  # the same for slaves that are refused
+        self._world.after(500_000, self._strike)
+        self._world.after(LOOK_US, self._look)
+
+    # --- faults ------------------------------------------------------------------------------------------
+
+    def _strike(self) -> None:
+        self._world.after(self._world.between(PAUSE_US), self._strike)
+        if not self.active or self._world.now_us < self._quiet_until_us:
+            return
+        chance, group = self._world.random, self._group
+        kind = chance.choices(list(EVENTS), weights=list(EVENTS.values()))[0]
+        node = group.nodes[chance.choice(group.names)]
+        lasting_us = self._world.between(LASTING_US)
+        done = True
+        if kind in ("crash", "clean stop"):
+            done = self.down(node, lasting_us, power=kind == "crash" and chance.random() < 0.5)
+        elif kind == "power failure of all":
+            for each in group.nodes.values():
+                self.down(each, self._world.between(LASTING_US), power=True)
+        elif kind in ("cut", "long cut"):
+            line = (node.name, chance.choice(group.names))
+            group.network.cuts[line] = None
+            until_us = lasting_us if kind == "cut" else self._world.between(LONG_CUT_US)
+            self._world.after(until_us, lambda: group.network.cuts.pop(line, None) and None)
+        elif kind == "stall":
+            node.life.stalled_until_us = self._world.now_us + self._world.between(STALL_US)
+        elif kind == "trim":
+            done = self._trim()
+        elif kind == "replaced disk of a slave":
+            done = node is not group.master and self._replace(node, lasting_us)
+        elif kind == "replaced disk of the master":
+            done = self._replace_masters()
+        else:
+            done = self.change_roles(node)
+        self.counts[kind if done else f"{kind}, skipped"] += 1
+
+    def down(self, node: "ClassicNode", lasting_us: int, *, power: bool) -> bool:
+        if not node.alive:
+            return False
+        node.crash(power=power)
+        self._back(node, lasting_us)
+        return True
+
+    def _back(self, node: "ClassicNode", after_us: int) -> None:
+        self._world.after(after_us, lambda: None if node.alive else node.start())
+
+    def _trim(self) -> bool:
+        """Half of the time up to the end."""
+        master = self._group.master
+        if not master.alive or master.driver.committed_index == NO_INDEX:
+            return False
+        begin, end = master.driver.log.begin_index, master.driver.committed_index + 1
+        until = end if self._world.random.random() < 0.5 else self._world.random.randint(begin, end)
+        master.driver.command(Trim(until), lambda _answer: None)
+        return True
+
+    def _replace(self, node: "ClassicNode", after_us: int) -> bool:
+        """Replace a disk only while another complete copy holds all that was acknowledged."""
+        if not any(self._holds_all(other) for other in self._group.nodes.values() if other is not node):
+            return False
+        self.wipe(node)
+        self._back(node, after_us)
+        return True
+
+    def _replace_masters(self) -> bool:
+        """A master without its disk cannot distinguish a new log from a lost one when it hears no replica, so
+        its operator starts it only while the others run and can reach it."""
+        if not self._replace(self._group.master, 1_000):
+            return False
+        self._quiet_until_us = self._world.now_us + QUIET_US
+        self.heal()
+        return True
+
+    def _holds_all(self, node: "ClassicNode") -> bool:
+        index = self._group.ledger.highest_index
+        if not node.alive or node.life.stalled_until_us > self._world.now_us:
+            return False
+        if node.driver.log.durable_index < index or not node.driver._core.electable:
+            return False
+        return index == NO_INDEX or self._group.checker.agrees(node.driver, index)
+
+    def wipe(self, node: "ClassicNode") -> None:
+        if node.alive:
+            node.crash(power=True)
+        node.files = MemoryFiles(Random(self._world.random.getrandbits(64)))
+        node.is_blank, node.blank_since_us = True, self._world.now_us
+
+    # --- the operator ------------------------------------------------------------------------------------
+
+    def change_roles(self, node: "ClassicNode") -> bool:
+        """The old master is stopped; then every node gets the new file and is restarted, one by one."""
+        group = self._group
+        if node is group.master:
+            return False
+        if group.master.alive:
+            group.master.crash(power=False)
+        group.names = (node.name, *(name for name in group.names if name != node.name))
+        group.master = node
+        self._blocked = 0
+        self._refused.clear()
+        for each in self._world.random.sample(list(group.nodes.values()), len(group.nodes)):
+            if each.alive:
+                each.crash(power=False)
+            self._back(each, self._world.between((10_000, 2_000_000)))
+        return True
+
+    def _look(self) -> None:
+        self._world.after(LOOK_US, self._look)
+        master = self._group.master
+        if not master.alive:
+            return
+        status = master.driver.status().core
+        self._blocked = self._blocked + 1 if status.waits_for is not None else 0
+        if self._blocked > PATIENCE_LOOKS:
+            self._repair_roles()
+        for peer in status.peers:
+            refused = peer.state == "REFUSED" and status.waits_for is None
+            self._refused[peer.id] = self._refused[peer.id] + 1 if refused else 0
+            if self._refused[peer.id] > PATIENCE_LOOKS and self._group.nodes[peer.id].alive:
+                self._refused[peer.id] = 0
+                self.counts["operator removed a copy"] += 1
+                self.wipe(self._group.nodes[peer.id])
+                self._back(self._group.nodes[peer.id], 100_000)
+
+    def _repair_roles(self) -> None:
+        """Make the copy with the newest and longest complete log the master."""
+        group = self._group
+        copies = [node for node in group.nodes.values() if node.alive and node.driver._core.electable]
+        best = max(
+            copies, default=group.master, key=lambda n: (n.driver.log.last_term, n.driver.log.end_offset)
+        )
+        self._blocked = 0
+        if self.change_roles(best):
+            self.counts["operator changed the master"] += 1
+        elif self._holds_all(best):  # those that are missing have lost their disks since
+            self.counts["operator forced the epoch"] += 1
+            best.unclean = True
+            best.crash(power=False)
+            best.start()
+
+    def settle(self) -> None:
+        """No more faults; what is down comes back."""
+        self.active = False
+        self.heal()
+
+    def heal(self) -> None:
+        """End what lasts."""
+        self._group.network.mend()
+        for node in self._group.nodes.values():
+            node.life.stalled_until_us = 0
+            if not node.alive:
+                self._back(node, 1_000)

@@ -1,0 +1,112 @@
+"""Liveness of a group in controller mode: a healthy group has a master within a bound.
+
+Healthy are a majority of the controllers and a copy that may be elected; REASONS excuses the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from app.controller.metadata import Log
+from tests.simulation.controller.plan import LOG_NAME
+from tests.simulation.raft.liveness import COMMIT_FACTOR, LOOK_US, Bound
+
+if TYPE_CHECKING:
+    from tests.simulation.controller.cluster import HaCluster
+    from tests.simulation.controller.node import HaSimNode
+
+# Why a log may be without a master. Nothing else excuses it.
+REASONS: dict[str, str] = {
+    "storm": "every link loses a large share of its messages",
+    "controllers-down": "no majority of the controllers runs: stopped or stalled",
+    "controllers-disk": "no majority of the controllers that run has a disk that works",
+    "controllers-not-whole": "no majority of the controllers may vote: their disks were replaced",
+    "controllers-network": "no majority of the healthy controllers is connected both ways",
+    "no-copy": "no copy that may win a clean election runs with a working disk",
+    "copy-network": "no such copy is connected both ways to a healthy majority of the controllers",
+    "recent": "the cause has ended, and the bound has not passed since",
+}
+
+
+class HaLiveness:
+    """Looks at the group each LOOK_US. masterless: looks without a master, by reason."""
+
+    def __init__(self, cluster: HaCluster) -> None:
+        within_us = cluster.plan.timing.master_within_us
+        self.masterless: Counter[str] = Counter()
+        self.looks = 0
+        self.master = Bound("no master", within_us)
+        self.commit = Bound("no confirmed read at the master", COMMIT_FACTOR * within_us)
+        self._cluster = cluster
+        self._tick()
+
+    def _tick(self) -> None:
+        self.look()
+        self._cluster.world.after(LOOK_US, self._tick)
+
+    def look(self) -> None:
+        """Raises Violation when a healthy group has been without a master for too long."""
+        cluster = self._cluster
+        self.looks += 1
+        log = cluster.checker.truth.log(LOG_NAME)
+        reason, healthy = self._reason(log)
+        masters = [
+            node
+            for node in cluster.brokers
+            if node.acknowledges
+            and not node.is_stalled
+            and log is not None
+            and node.core.epoch == log.master_epoch
+        ]
+        if not masters:
+            self.masterless[reason or "recent"] += 1
+        self.master.look(bool(masters), healthy, cluster.world.now_us)
+        readable = any(node.readable_index is not None for node in masters)
+        self.commit.look(readable, healthy, cluster.world.now_us)
+
+    def _reason(self, log: Log | None) -> tuple[str | None, frozenset[str]]:
+        """Return why no master can be expected; None and the healthy nodes when one can."""
+        cluster = self._cluster
+        if cluster.is_stormy:
+            return "storm", frozenset()
+        controllers = [node for node in cluster.nodes.values() if node.is_controller]
+        majority = len(controllers) // 2 + 1
+        voters = [node for node in controllers if node.alive and not node.is_stalled]
+        if len(voters) < majority:
+            return "controllers-down", frozenset()
+        voters = [node for node in voters if node.has_healthy_disk]
+        if len(voters) < majority:
+            return "controllers-disk", frozenset()
+        voters = [node for node in voters if node.controller.sound and node.controller._core.electable]
+        if len(voters) < majority:
+            return "controllers-not-whole", frozenset()
+        cliques = [each for each in _groups(voters, majority) if self._is_clear(each)]
+        if not cliques:
+            return "controllers-network", frozenset()
+        copies = [node for node in cluster.brokers if log is not None and self._may_win(log, node)]
+        if not copies:
+            return "no-copy", frozenset()
+        for clique in cliques:
+            reached = [node for node in copies if self._is_clear((node, *clique))]
+            if reached:
+                return None, frozenset(node.name for node in (*clique, *reached))
+        return "copy-network", frozenset()
+
+    @staticmethod
+    def _may_win(log: Log, node: HaSimNode) -> bool:
+        if not node.alive or node.is_stalled or not node.has_healthy_disk or node.doubtful:
+            return False
+        return log.is_current(node.copy_id) and node.copy_id in log.holders
+
+    def _is_clear(self, nodes: Iterable[HaSimNode]) -> bool:
+        clear = self._cluster.network.is_clear
+        names = dict.fromkeys(node.name for node in nodes)
+        return all(clear(one, other) for one in names for other in names if one != other)
+
+
+def _groups(voters: list[HaSimNode], majority: int) -> list[tuple[HaSimNode, ...]]:
+    """Every group of at least a majority, the largest first."""
+    return [each for size in range(len(voters), majority - 1, -1) for each in combinations(voters, size)]

@@ -1,0 +1,100 @@
+"""Controllers, managers, masters and slaves together under faults: all promises after every step (checks.py).
+
+The full size, 5 000 master changes: `commitlog sim --mode controller --full`.
+"""
+
+from collections import Counter
+
+import pytest
+
+from app.controller.commands import ElectMaster
+from app.log.contract import NO_INDEX
+from tests.simulation.classic import group as classic
+from tests.simulation.controller.cluster import HaCluster
+from tests.simulation.controller.nemesis import EVENTS
+from tests.simulation.controller.plan import LOG_NAME, HaPlan, plan_with_acks
+from tests.simulation.controller.run import rare_events, run_seed, run_seeds
+
+SEEDS, SECONDS = 9, 18.0
+
+
+@pytest.mark.rule(
+    "C-01", "C-02", "C-04", "C-05", "C-06", "C-08", "C-09", "C-10", "C-12", "A-01", "A-04", "A-11", "A-12"
+)
+@pytest.mark.timeout(600)
+def test_groups_keep_every_promise_under_faults() -> None:
+    counts, violations = run_seeds(range(SEEDS), SECONDS)
+    assert not violations, "\n".join(violations)
+    assert counts["master changes"] >= 25
+    assert counts["set changes"] >= 80
+    assert counts["appends"] >= 1_000
+    operations = ("trim all", "replaced disk", "copy set aside", "rebuilt controllers", "changed settings")
+    for rare in ("reads", "page-read", "cursor-read", "stall", "suspend", "hung disk", *operations):
+        assert counts[rare], f"a run without {rare} proves little"
+
+
+def test_an_event_that_hardly_ever_happens_is_reported() -> None:
+    counts = Counter(dict.fromkeys(EVENTS, 500)) + Counter({"simulated seconds": 360_000})
+    assert rare_events(counts) == []
+    counts["suspend"] -= 1
+    assert rare_events(counts) == ["suspend happened only 499 times"]
+
+
+@pytest.mark.rule("C-12", "C-08")
+@pytest.mark.parametrize("brokers", [2, 3])
+def test_a_quiet_group_elects_once_and_has_everybody_in_the_set(brokers: int) -> None:
+    cluster = HaCluster(1, HaPlan(brokers=brokers, faults=False))
+    cluster.run(3)
+    log = cluster.checker.truth.log(LOG_NAME)
+    assert log is not None
+    assert sorted(log.set_nodes) == list(cluster.plan.broker_names)
+    assert cluster.checker.counts["elections"] == 1
+    assert min(node.driver.committed_index for node in cluster.brokers) > NO_INDEX
+
+
+def test_the_same_seed_lives_the_same_life() -> None:
+    lives = []
+    for _ in range(2):
+        cluster, violation = run_seed(4, 6)
+        assert violation is None
+        lives.append((cluster.world.trace_digest, cluster.world.steps, dict(cluster.ledger.acknowledged)))
+    assert lives[0] == lives[1]
+
+
+@pytest.mark.rule("C-02", "A-11")
+def test_a_controller_that_was_overtaken_grants_no_lease() -> None:
+    """It is master too, and hears itself only; the others know at once that it is gone, and elect."""
+    for seed in range(3):
+        cluster = HaCluster(seed, HaPlan(faults=False))
+        cluster.run(1.5)
+        (active,) = [node for node in cluster.nodes.values() if node.is_active]
+        active.client.ask(ElectMaster(LOG_NAME, active.name, False, 1), lambda _answer: None, 1_000)
+        cluster.run(1)
+        assert active.is_master
+        cluster.cut("isolate", active.name, 1_000_000)
+        cluster.hang_up(active.name)
+        cluster.run(1.5)
+        assert cluster.checker.counts["elections"] >= 2
+        cluster.settle()
+
+
+@pytest.mark.rule("C-05", "C-07", "C-12", "A-11")
+def test_what_a_part_of_the_set_acknowledged_survives_every_clean_election() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(4):
+        cluster = HaCluster(seed, plan_with_acks(seed))
+        cluster.run(12)
+        cluster.settle()
+        counts.update(cluster.checker.counts)
+    assert counts["acks by a part"] >= 50
+    assert counts["master changes"] >= 10
+
+
+@pytest.mark.rule("H-01", "H-04", "H-07", "H-08")
+def test_classic_groups_keep_every_promise_under_faults_and_operations() -> None:
+    counts, violations = classic.run_seeds(range(8), 25)
+    assert not violations, "\n".join(violations)
+    assert counts["appends"] >= 200
+    assert counts["reads"] >= 200
+    for rare in ("role change", "replaced disk of the master", "trim", "long cut", "stall"):
+        assert counts[rare], f"a run without {rare} proves little"

@@ -1,0 +1,304 @@
+"""What must hold after every step of a simulated cluster, whatever happened; it costs what has changed."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from app.log.contract import NO_INDEX, AppendResult, Role
+from app.node.replica.driver import LogDriver
+from storage.format.batch import Batch, marks_of
+from storage.format.records import control_value, decode_body
+from storage.log.commitlog import Commitlog
+from tests.simulation.raft.sometimes import Sometimes
+
+
+class Violation(AssertionError):
+    """The cluster broke a promise; the message says which, and the seed replays it."""
+
+
+class Member(Protocol):
+    """A node as the checker sees it; a dead one keeps what its disk surely holds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def may_lack(self) -> bool:
+        """Whether its disk may have lost what it had promised."""
+        ...
+
+    @property
+    def driver(self) -> LogDriver: ...
+    @property
+    def log(self) -> Commitlog: ...
+    @property
+    def held_index(self) -> int: ...
+
+
+class SafetyChecker:
+    """Remembers everything that was ever committed, and compares each step with it.
+
+    Batches are compared by their headers, in which the chain value stands for a batch and all before it: one
+    comparison at the newest batch proves log matching (R-06) for the whole prefix.
+    """
+
+    def __init__(self, members: Mapping[str, Member], sometimes: Sometimes) -> None:
+        self.committed: dict[int, Batch] = {}  # by base index
+        self.committed_index = NO_INDEX
+        self.places: dict[str, int] = {}  # of every committed record, by value
+        self.values: dict[int, str] = {}  # of every committed data record, by index
+        self.cursors: dict[int, tuple[str, int | None]] = {}  # committed moves: revision -> (name, position)
+        self.largest_batch = 0  # records of a committed batch
+        self.fence: str | None = None  # the token that committed appends must carry now
+        self.elections = 0
+        self.truncations = 0
+        self._members = members
+        self._sometimes = sometimes
+        self._sequences: dict[str, tuple[int, int]] = {}  # by producer: newest committed (epoch, sequence)
+        self._leaders: dict[int, str] = {}  # by term
+        self._seen: dict[str, _Seen] = {}
+        self._chains: dict[tuple[int, int], bytes] = {}  # (base index, term) -> chain
+
+    def check(self, acted: Member) -> None:
+        """Look at the member that has just done something. Raises Violation."""
+        seen = self._seen[acted.name]
+        log, driver = seen.log, seen.driver
+        committed_index = driver.committed_index
+        if committed_index != seen.committed_index:
+            self._check_commit(acted, seen, committed_index)
+        if log.last_chain != seen.last_chain:
+            self._check_log(acted, seen)
+        leads = driver.role is Role.LEADER
+        if leads:
+            self._check_leader(acted, seen)
+        elif seen.leads and driver.term == seen.term:
+            self._sometimes.hit("stood-down")
+        seen.leads = leads
+
+    def begin_life(self, member: Member) -> None:
+        """The member has started: all that others count on is there."""
+        self._seen[member.name] = _Seen(member)
+        self._check_believed(member)
+        self.check(member)
+
+    def end_life(self, member: Member) -> None:
+        """The member has crashed; its disk must still hold what others count on."""
+        self._check_believed(member)
+
+    def check_acknowledged(self, value: str, result: AppendResult) -> None:
+        """A client was told that its record stands there for ever (D-28). value: of its first record."""
+        place = self.places.get(value)
+        if place != result.first_index:
+            raise Violation(f"{value} was acknowledged at {result.first_index}, but stands at {place}")
+        for number, index in enumerate(range(result.first_index, result.last_index + 1)):
+            if self.values.get(index) != value_of(value, number):
+                raise Violation(f"record {number} of {value} at {index} is {self.values.get(index)}")
+
+    def has_only_control(self, first_index: int, end_index: int) -> bool:
+        """Return whether every committed record from first_index to before end_index is a control record."""
+        index = first_index
+        while index < end_index:
+            batch = self.committed.get(index)
+            if batch is None or not batch.is_control:
+                return False
+            index = batch.next_index
+        return True
+
+    # --- one log
+
+    def _check_log(self, member: Member, seen: "_Seen") -> None:
+        """The same index and term mean the same record and the same prefix, committed or not (R-06)."""
+        log = seen.log
+        end_index = log.end_index
+        batch = log.batch_at(end_index) if end_index != NO_INDEX else None
+        if end_index < seen.end_index:
+            self.truncations += 1
+        if log.durable_index < seen.durable_index or end_index < seen.end_index:
+            self._check_believed(member)
+        seen.end_index, seen.durable_index, seen.last_chain = end_index, log.durable_index, log.last_chain
+        membership, before = seen.driver.state.membership, seen.membership
+        if membership is not before:
+            if before is not None and (membership is None or membership.since < before.since):
+                self._sometimes.hit("membership-undone")
+            seen.membership = membership
+        if batch is None:
+            return
+        chain = self._chains.setdefault((batch.base_index, batch.term), batch.header.chain)
+        if chain != batch.header.chain:
+            raise Violation(f"{member.name}: {batch} is not what another log holds at that index and term")
+
+    def _check_commit(self, member: Member, seen: "_Seen", now: int) -> None:
+        """Committed records never change, and the committed index of a life never falls (D-20, R-05)."""
+        before, log = seen.committed_index, seen.log
+        if now < before:
+            raise Violation(f"{member.name}: committed index fell from {before} to {now}")
+        if now < log.begin_index or log.end_index == NO_INDEX:
+            seen.committed_index = now  # of the checkpoint: the log has been trimmed or emptied since
+            return
+        if now > log.end_index:
+            raise Violation(f"{member.name}: committed index {now} past its end {log.end_index}")
+        if now > self.committed_index:
+            self._check_majority(member, seen, now)
+        index = min(self.committed_index + 1, log.batch_at(now).base_index)
+        while index <= now:
+            batch = log.batch_at(index)
+            if batch.last_index > now:
+                raise Violation(f"{member.name}: committed index {now} within {batch}")
+            self._commit(member.name, batch)
+            index = batch.next_index
+        seen.committed_index = now
+
+    def _check_majority(self, member: Member, seen: "_Seen", index: int) -> None:
+        """What becomes committed is as durable as promised on a majority of the group in force (R-10, R-11).
+
+        A voter whose disk has lost what it had acknowledged is excused: it says so itself, and has no vote.
+        """
+        voters = seen.driver.group.voters
+        held = [name for name in voters if self._holds(self._members[name], seen.log, index)]
+        if 2 * len(held) <= len(voters):
+            raise Violation(f"{member.name} committed {index}; of {voters} only {held} hold it")
+
+    def _holds(self, peer: Member, log: Commitlog, index: int) -> bool:
+        seen = self._seen.get(peer.name)
+        if seen is None:
+            return False
+        if not seen.driver.sound or (peer.may_lack and not peer.alive):
+            return True
+        theirs = peer.log
+        if theirs is log:
+            return peer.held_index >= index
+        if theirs.begin_index > index and seen.committed_index >= index:
+            return True  # trimmed
+        return (
+            peer.held_index >= index
+            and theirs.begin_index <= index
+            and (not peer.alive or theirs.term_at(index) == log.term_at(index))
+        )
+
+    def _commit(self, name: str, batch: Batch) -> None:
+        known = self.committed.get(batch.base_index)
+        if known is None:
+            if batch.base_index <= self.committed_index:
+                raise Violation(f"{name}: {batch} was committed with other bounds before")
+            self.committed[batch.base_index] = batch
+            self.committed_index = batch.last_index
+            if batch.is_control:
+                self._note_control(batch)
+            else:
+                self._note_records(batch)
+        elif known.header != batch.header:
+            raise Violation(f"{name}: committed {batch}, but {known} was committed before")
+
+    def _note_control(self, batch: Batch) -> None:
+        value = control_value(batch)
+        if value["kind"] == "fence":
+            self.fence = value["token"]
+        elif value["kind"] == "cursor":
+            self.cursors[batch.last_index] = value["name"], value["index"]
+
+    def _note_records(self, batch: Batch) -> None:
+        """Every record stands once; a producer's sequences rise by one, its epochs never fall."""
+        self.largest_batch = max(self.largest_batch, batch.count)
+        if batch.count > 1:
+            self._sometimes.hit("large-batch")
+        for place, value in enumerate(values_of(batch), batch.base_index):
+            self.values[place] = value
+            if self.places.setdefault(value, place) != place:
+                raise Violation(f"{value} stands at {self.places[value]} and at {place}")
+            if self.fence is not None:
+                raise Violation(f"{value} stands at {place}, behind a fence that it has no token for")
+        for mark in marks_of(batch):
+            if mark.producer_id is None:
+                continue
+            epoch, sequence = self._sequences.get(mark.producer_id, (NO_INDEX, NO_INDEX))
+            follows = mark.producer_epoch == epoch and mark.producer_sequence == sequence + 1
+            if not follows and mark.producer_epoch <= epoch:
+                raise Violation(f"{mark} committed after epoch {epoch}, sequence {sequence}")
+            self._sequences[mark.producer_id] = (mark.producer_epoch, mark.producer_sequence)
+
+    # --- leaders
+
+    def _check_leader(self, member: Member, seen: "_Seen") -> None:
+        """One leader a term (R-01), which holds all that is committed, and believes no peer too much."""
+        term = seen.driver.term
+        if term != seen.term or not seen.leads:
+            seen.term, seen.watermarks = term, {}
+            leader = self._leaders.get(term)
+            if leader is None:
+                self._leaders[term] = member.name
+                self.elections += 1
+                self._sometimes.leads(member.name, term)
+                self._check_completeness(member)
+            elif leader != member.name:
+                raise Violation(f"term {term} has two leaders: {leader} and {member.name}")
+        watermarks = seen.driver.watermarks().get(term, {})
+        if watermarks != seen.watermarks:
+            for name, watermark in watermarks.items():
+                if watermark != seen.watermarks.get(name):
+                    self._check_watermark(member, self._members[name], watermark)
+            seen.watermarks = watermarks
+
+    def _check_believed(self, peer: Member) -> None:
+        """The peer may hold less than before: no leader may believe that it still has what is gone."""
+        for leader in self._members.values():
+            if leader.alive and leader.name in self._seen and leader.driver.role is Role.LEADER:
+                watermarks = leader.driver.watermarks().get(leader.driver.term, {})
+                self._check_watermark(leader, peer, watermarks.get(peer.name, NO_INDEX))
+
+    def _check_watermark(self, leader: Member, peer: Member, watermark: int) -> None:
+        """A watermark never names what the peer does not hold, or holds otherwise (D-10, D-14)."""
+        if watermark == NO_INDEX or peer.name not in self._seen or peer.driver.term > leader.driver.term:
+            return
+        if not peer.driver.sound or (peer.may_lack and not peer.alive):
+            return  # its disk has lost what it had acknowledged: therefore it gives no vote
+        if watermark < leader.log.begin_index:
+            return  # committed and trimmed: the peer may have been emptied, to begin where its leader does
+        if watermark > peer.held_index:
+            raise Violation(f"{leader.name} counts {peer.name} at {watermark}, which holds {peer.held_index}")
+        if not peer.alive:
+            return  # cut off within a step, what it has in memory need not make sense
+        ours, theirs = leader.log, peer.log
+        if max(ours.begin_index, theirs.begin_index) <= watermark <= ours.end_index:
+            terms = ours.term_at(watermark), theirs.term_at(watermark)
+            if terms[0] != terms[1]:
+                raise Violation(f"{leader.name} counts {peer.name} at {watermark}, of terms {terms}")
+
+    def _check_completeness(self, member: Member) -> None:
+        if self.committed_index == NO_INDEX:
+            return
+        if member.log.end_index >= self.committed_index:
+            batch = member.log.batch_at(self.committed_index)
+            if self.committed.get(batch.base_index) == batch:
+                return
+        raise Violation(
+            f"{member.name} leads term {member.driver.term} without committed {self.committed_index}"
+        )
+
+
+class _Seen:
+    """One life of a member as it was when it acted last."""
+
+    __slots__ = (
+        "committed_index", "driver", "durable_index", "end_index", "last_chain", "leads", "log",
+        "membership", "term", "watermarks",
+    )  # fmt: skip
+
+    def __init__(self, member: Member) -> None:
+        self.driver = member.driver
+        self.log = member.log
+        self.committed_index = NO_INDEX
+        self.end_index = self.durable_index = NO_INDEX
+        self.last_chain = b""
+        self.leads = False
+        self.membership = member.driver.state.membership
+        self.term = NO_INDEX
+        self.watermarks: Mapping[str, int] = {}
+
+
+def value_of(append: str, number: int) -> str:
+    """Return the value of one record of an append; the first record's is the name of the append."""
+    return append if number == 0 else f"{append}+{number}"
+
+
+def values_of(batch: Batch) -> list[str]:
+    return [value.decode() for value in decode_body(batch.header, batch.body).column("value").to_pylist()]
