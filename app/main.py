@@ -13,11 +13,10 @@ from app.api.append import stream as append_stream
 from app.api.append.fast_front import FastFront
 from app.api.append.handler import AppendHandler
 from app.api.append.openapi import OPENAPI_EXTRA, RESPONSES
-from app.api.http import problems
+from app.api.http import openapi, problems
 from app.api.http.dependencies import ExactResponse, LogName
 from app.api.http.in_flight_limit import InFlightLimit
-from app.api.http.openapi import PROBLEM_SCHEMA
-from app.api.http.tokens import Tokens
+from app.api.http.tokens import Tokens, is_open
 from app.api.routes import (
     block_digests,
     cluster,
@@ -129,14 +128,10 @@ def _complete_openapi(app: FastAPI) -> None:
     """Complete the OpenAPI document, once, when it is first requested."""
     generate = app.openapi
 
-    def openapi() -> dict[str, Any]:
+    def completed() -> dict[str, Any]:
         if app.openapi_schema is None:
-            document = generate()
-            components = document.setdefault("components", {})
-            components.setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
-            components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-            document["security"] = [{}, {"bearer": []}]
-            app.openapi_schema = document
+            app.openapi_schema = generate()
+            openapi.complete(app.openapi_schema, is_open)
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]  # the way FastAPI's own documentation shows
+    app.openapi = completed  # type: ignore[method-assign]  # the way FastAPI's own documentation shows

@@ -19,8 +19,9 @@ from app.api.append.call import AppendCall
 from app.api.append.parameters import parse_append_query
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.leader_headers import log_headers, not_leader
+from app.api.http.leader_proxy import LeaderProxy, check_led
 from app.api.http.messages import JSON_TYPE, REQUEST_ID, Response, problem_response
-from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader, QuorumTimeout, Repairing
+from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader, QuorumTimeout
 from app.log.contract import Acks, AppendRequest, AppendResult
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 Done = Callable[[Response], None]
 
 _GRACE_MS: Final = 1_000  # the leader's own timeout comes first, with the more precise answer
-_RETRY_MS: Final = 100
-_HINTS_FOLLOWED: Final = 3  # at once; then with pauses
 _IN_PLACE_BYTES: Final = 256 * 1024  # of a body that is decoded on the loop: heartbeats wait meanwhile
 
 
@@ -212,16 +211,31 @@ class AppendHandler:
     ) -> None:
         """Find the leader and let it answer, as a task of the node."""
         deadline_ms = started_ms + request.timeout_ms
-        leader_deadline_ms = min(deadline_ms, started_ms + self._http.leader_wait_ms)
-        repeatable = request.idempotency_key is not None or request.producer is not None
+        now_ms = self._broker.clock.monotonic_ms
 
-        def append_here() -> AppendRequest:
-            return replace(request, timeout_ms=max(1, deadline_ms - self._broker.clock.monotonic_ms()))
+        async def here(driver: LogDriver) -> Response:
+            own = replace(request, timeout_ms=max(1, deadline_ms - now_ms()))
+            own_started_ms = now_ms()
+            result = await _appended(driver, own)
+            if isinstance(result, (NotLeader, NoLeader)):
+                raise result
+            return self._ended(call, hosted, own, own_started_ms, result)
+
+        async def there(node: NodeSettings) -> Response:
+            left_ms = deadline_ms - now_ms()
+            if left_ms <= 0:
+                raise NotSent(f"{node.id}: the time of the append has passed")
+            return self._relay(call, check_led(await self._send(call, hosted, node, left_ms)))
 
         async def carry() -> None:
             try:
-                response = await self._carried(
-                    call, hosted, append_here, deadline_ms, leader_deadline_ms, repeatable
+                response = await LeaderProxy(self._broker).at_leader(
+                    hosted,
+                    here,
+                    there,
+                    deadline_ms=min(deadline_ms, started_ms + self._http.leader_wait_ms),
+                    repeatable=request.idempotency_key is not None or request.producer is not None,
+                    acknowledges=_acknowledges,
                 )
             except CommitlogError as error:
                 response = self._problem(call, error, hosted)
@@ -234,77 +248,6 @@ class AppendHandler:
             done(response)
 
         self._broker.tasks.once("forward", carry())
-
-    async def _carried(
-        self,
-        call: AppendCall,
-        hosted: HostedLog,
-        append_here: Callable[[], AppendRequest],
-        deadline_ms: int,
-        leader_deadline_ms: int,
-        repeatable: bool,
-    ) -> Response:
-        """Return the leader's answer, or this node's own if it becomes leader meanwhile.
-
-        Once an answer was lost only an acknowledgement is certain: every refusal of a later attempt leaves
-        the outcome of the first unknown. Raises NoLeader, QuorumTimeout.
-        """
-        now_ms = self._broker.clock.monotonic_ms
-        hint: str | None = None
-        lost: Lost | None = None
-        why: str | None = None  # the reason that the last presumed leader gave for not leading
-        attempts = 0
-        while True:
-            if hosted.leads and hosted.driver is not None:
-                request = append_here()
-                started_ms = now_ms()
-                result = await _appended(hosted.driver, request)
-                if not isinstance(result, (NotLeader, NoLeader)):
-                    if lost is not None and isinstance(result, CommitlogError):
-                        break
-                    return self._ended(call, hosted, request, started_ms, result)
-                why = result.detail if isinstance(result, NoLeader) else None
-            target = self._target(hosted, hint, attempts)
-            attempts += 1
-            hint = None
-            left_ms = deadline_ms - now_ms()
-            if target is not None and left_ms > 0:
-                try:
-                    relayed = await self._send(call, hosted, target, left_ms)
-                except NotSent:
-                    pass
-                except Lost as error:
-                    lost = error
-                    if not repeatable:
-                        break
-                else:
-                    refusal = _refused(relayed)
-                    if refusal is None:
-                        if lost is not None and relayed.status >= 300:
-                            break
-                        return self._relay(call, relayed)
-                    hint = refusal.leader
-                    why = refusal.detail if refusal.code == NoLeader.code else None
-                    if hint not in (None, target.id) and attempts < _HINTS_FOLLOWED:
-                        continue
-            left_ms = leader_deadline_ms - now_ms()
-            if left_ms <= 0:
-                break
-            await hosted.leadership_changed(min(_RETRY_MS, left_ms) / 1000)
-        if lost is not None:
-            raise QuorumTimeout(None, f"the leader's answer was lost: {lost}")
-        raise NoLeader(why)
-
-    def _target(self, hosted: HostedLog, hint: str | None, attempts: int) -> NodeSettings | None:
-        """Return the node to ask: the known leader; for a log that is not served here, one replica after
-        another."""
-        leader = hint or hosted.leader_id
-        if hint is None and hosted.serving is None:
-            replicas = hosted.answering(self._broker.node.id)
-            leader = replicas[attempts % len(replicas)] if replicas else None
-        if leader == self._broker.node.id:
-            return None
-        return self._broker.nodes.find(leader)
 
     async def _send(self, call: AppendCall, hosted: HostedLog, target: NodeSettings, left_ms: int) -> Relayed:
         """Make one attempt. Raises NotSent, or Lost: also when another leads before `target` has answered."""
@@ -353,19 +296,5 @@ def _stays(heads: Heads) -> bool:
     return heads.get(NO_FORWARD) == b"1"
 
 
-class _Refusal(msgspec.Struct, frozen=True):
-    code: str = ""
-    leader: str | None = None
-    detail: str | None = None
-
-
-def _refused(relayed: Relayed) -> _Refusal | None:
-    """Return the refusal of a node that does not lead (nothing was applied), None for an answer to pass
-    on."""
-    if relayed.status not in (421, 503):
-        return None
-    try:
-        refusal = msgspec.json.decode(relayed.body, type=_Refusal)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return refusal if refusal.code in (NotLeader.code, NoLeader.code, Repairing.code) else None
+def _acknowledges(response: Response) -> bool:
+    return response.status < 300

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from app.api.append.parameters import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
-from app.api.http.openapi import APPEND_ANSWER_EXAMPLE, answers
+from app.api.http.openapi import APPEND_ANSWER_EXAMPLE, OF_A_COMMIT, answers, schema_of
 
 _TEXT: Final = {"type": "string"}
 _INTEGER: Final = {"type": "integer", "minimum": 0}
@@ -171,7 +171,7 @@ STREAM_EXTRA: Final[dict[str, Any]] = {
 
 STREAM_RESPONSES: Final = answers(
     "unsupported-media-type",
-    "not-leader",
+    "quorum-timeout",
     example=APPEND_ANSWER_EXAMPLE,
     description="application/x-ndjson, one answer per append; ends after the first problem",
 )
@@ -188,18 +188,20 @@ RESPONSES: Final = {
         "fenced",
         "too-large",
         "unsupported-media-type",
-        "not-leader",
         "idempotency-key-reused",
-        "leader-pending-full",
-        "term-changed",
-        "leader-transferring",
-        "quorum-timeout",
-        "storage-full",
+        "not-enough-in-sync",
+        "flush-slave-timeout",
+        *OF_A_COMMIT,
         example=APPEND_ANSWER_EXAMPLE,
         description="The append is committed",
     ),
-    202: {
+    "202": {
         "description": "acks=leader: stored at the leader; the append can still be lost",
-        "content": {"application/json": {"example": {**APPEND_ANSWER_EXAMPLE, "acks": "leader"}}},
+        "content": {
+            "application/json": {
+                "schema": schema_of(APPEND_ANSWER_EXAMPLE),
+                "example": {**APPEND_ANSWER_EXAMPLE, "acks": "leader"},
+            }
+        },
     },
 }

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
@@ -25,7 +24,8 @@ from app.api.append.openapi import STREAM_EXTRA, STREAM_RESPONSES
 from app.api.append.parameters import AppendParameters, parse_append_query
 from app.api.append.stream_pieces import pieces_of
 from app.api.http.dependencies import LogName, Node, request_id_of, target_of
-from app.api.http.leader_headers import log_headers, not_leader
+from app.api.http.leader_headers import log_headers
+from app.api.http.leader_proxy import LeaderProxy
 from app.api.http.messages import Response as Answer
 from app.api.http.messages import problem_response
 from app.errors import CommitlogError, InvalidRequest, NoLeader, NotLeader
@@ -34,14 +34,15 @@ from app.media_types import NDJSON
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent
+from app.node.replica.driver import LogDriver
+from app.settings.model import NodeSettings
 
 router = APIRouter(tags=["records"])
 
 WINDOW: Final = 256  # appends in flight
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 IN_ORDER_BYTES: Final = 128 * 1024  # a larger append is decoded in a thread: no other one is begun meanwhile
-_RETRY_S: Final = 0.1
-_ASK_TIMEOUT_S: Final = 2.0
+_HEAD_TIMEOUT_S: Final = 2.0  # of a node that a stream is forwarded to
 
 
 @router.post(
@@ -66,75 +67,52 @@ async def append_stream(request: Request, broker: Node, log: LogName) -> Respons
     media_type = media_type_of(headers)
     parameters = parse_append_query(request.scope["query_string"])
     limit = broker.settings.limits.max_request_bytes
-    if not await _leads(broker, hosted):
-        if headers.get(NO_FORWARD) == b"1":
-            raise not_leader(broker, hosted)
-        return await _at_leader(request, broker, hosted)
-    piece_type, pieces = pieces_of(request.stream(), media_type, limit)
-    handler: AppendHandler = request.app.state.appends
-    stream = _AppendStream(request, handler, hosted.name, piece_type, parameters)
-    return _StreamResponse(stream.lines(pieces), media_type=NDJSON, headers=_text(broker, hosted))
+
+    async def here(_: LogDriver) -> Response:
+        piece_type, pieces = pieces_of(request.stream(), media_type, limit)
+        handler: AppendHandler = request.app.state.appends
+        stream = _AppendStream(request, handler, hosted.name, piece_type, parameters)
+        return _StreamResponse(stream.lines(pieces), media_type=NDJSON, headers=_text(broker, hosted))
+
+    async def there(node: NodeSettings) -> Response:
+        return await _forwarded(request, broker, node)
+
+    proxy = LeaderProxy(broker)
+    stays = headers.get(NO_FORWARD) == b"1"
+    return await proxy.at_leader(hosted, here, there, deadline_ms=proxy.deadline_ms(), stays=stays)
 
 
 def _text(broker: Broker, hosted: HostedLog) -> dict[str, str]:
     return {name.decode(): value.decode("latin-1") for name, value in log_headers(broker, hosted)}
 
 
-async def _leads(broker: Broker, hosted: HostedLog) -> bool:
-    """Return whether this node leads the log; wait for a leader, at most `leader_wait_ms`. Raises
-    NoLeader."""
-    deadline_ms = broker.clock.monotonic_ms() + broker.settings.http.leader_wait_ms
-    while hosted.serving is not None and hosted.leader_id is None:
-        if broker.clock.monotonic_ms() >= deadline_ms:
-            raise NoLeader()
-        await hosted.leadership_changed(_RETRY_S)
-    return hosted.leads
+async def _forwarded(request: Request, broker: Broker, node: NodeSettings) -> Response:
+    """Forward the stream to a node that leads, and its answers to the client, as they arrive.
 
+    The first bytes of the body follow the head of the answer, so a node that does not lead has read nothing
+    of the stream. Raises NotSent, NotLeader, NoLeader.
+    """
+    accepted = asyncio.Event()
 
-async def _at_leader(request: Request, broker: Broker, hosted: HostedLog) -> Response:
-    """Forward the stream to the leader, and its answers to the client, as they arrive."""
-    known = hosted.serving is not None
-    leader_id = hosted.leader_id if known else await _asked_for(request, broker, hosted)
-    node = broker.nodes.find(leader_id)
-    if node is None:
-        raise NoLeader()
+    async def body() -> AsyncIterator[bytes]:
+        yield b""  # sends the head of the request
+        await accepted.wait()
+        async for part in request.stream():
+            yield part
+
     try:
         stream = await broker.forwarder.pass_stream(
-            node,
-            target_of(request),
-            request.headers.raw,
-            request.stream(),
-            request_id_of(request),
+            node, target_of(request), request.headers.raw, body(), request_id_of(request), _HEAD_TIMEOUT_S
         )
-    except (NotSent, Lost) as error:
-        raise NoLeader(str(error)) from error
-    if stream.status == NotLeader.http_status:
+    except Lost as error:
+        raise NotSent(str(error)) from error
+    if stream.status in (NotLeader.http_status, NoLeader.http_status):
         stream.close()
-        raise NoLeader()
+        raise NotLeader(None) if stream.status == NotLeader.http_status else NoLeader()
+    accepted.set()
     response = _StreamResponse(stream.pieces(), status_code=stream.status)
     response.raw_headers = stream.headers
     return response
-
-
-async def _asked_for(request: Request, broker: Broker, hosted: HostedLog) -> str | None:
-    """Return the leader of a log that is not kept here, as reported by its replicas: a stream can be
-    forwarded only once."""
-    path = f"/v1/logs/{hosted.name}/status".encode()
-    token = [(name, value) for name, value in request.headers.raw if name.lower() == b"authorization"]
-    for node_id in hosted.answering(broker.node.id):
-        node = broker.nodes.find(node_id)
-        if node is None:
-            continue
-        try:
-            answer = await broker.forwarder.send(
-                node, "GET", path, token, b"", request_id_of(request), _ASK_TIMEOUT_S
-            )
-        except (NotSent, Lost):
-            continue
-        leader = msgspec.json.decode(answer.body)["leader"] if answer.status == 200 else None
-        if leader is not None:
-            return str(leader)
-    return None
 
 
 class _StreamResponse(StreamingResponse):

@@ -1,5 +1,6 @@
 """Problems, headers and examples of the OpenAPI document."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +17,18 @@ _EVERYWHERE: Final = (
     "internal",
 )
 OF_A_BODY: Final = ("invalid-json", "too-large", "unsupported-media-type")  # of routes that read JSON
-_OF_A_LOG: Final = ("log-not-found", "no-leader", "repairing", "log-unsupported")
+_OF_A_LOG: Final = ("log-not-found", "not-leader", "no-leader", "repairing", "log-unsupported")
+_OF_TOKENS: Final = ("unauthenticated", "forbidden")  # of routes that are not open to everyone
+_OF_WRITES: Final = ("forbidden", "cross-origin")
+OF_A_COMMIT: Final = (  # of routes whose change is a record of a log
+    "not-leader",
+    "no-leader",
+    "leader-pending-full",
+    "leader-transferring",
+    "term-changed",
+    "storage-full",
+    "quorum-timeout",
+)
 
 RECORD_EXAMPLE: Final = {
     "index": 42,
@@ -162,8 +174,45 @@ def _headers() -> dict[str, Any]:
     return {name: {"description": text, "schema": {"type": kind}} for name, (kind, text) in _HEADERS.items()}
 
 
-def schema_of(example: Any) -> dict[str, Any]:
-    """Return the JSON schema of an example. null matches any value."""
+_NULLABLE: Final = frozenset(
+    (
+        "acked_offset",
+        "acks_needed",
+        "active",
+        "confirm_offset",
+        "end_index",
+        "end_offset",
+        "epoch",
+        "first_difference",
+        "in_sync",
+        "key",
+        "lag_bytes",
+        "lag_ms",
+        "lag_records",
+        "leader",
+        "master",
+        "materialized_index",
+        "reason",
+        "sync_state_set",
+        "token",
+        "value",
+        "version",
+        "waits_for",
+    )
+)  # fields whose example is a value, and that may be null
+_BY_NAME: Final = frozenset(("changed", "data", "failing", "limits", "peers", "priorities", "tables"))
+_INSTEAD: Final = {"key": ("key_base64",), "value": ("value_base64", "value_json")}  # of bytes
+
+
+def schema_of(example: Any, name: str = "") -> dict[str, Any]:
+    """Return the JSON schema of the example of a field. null matches any value."""
+    schema = _schema_of(example, name)
+    if name in _NULLABLE and "type" in schema:
+        schema["type"] = [schema["type"], "null"]
+    return schema
+
+
+def _schema_of(example: Any, name: str) -> dict[str, Any]:
     if example is None:
         return {}
     if isinstance(example, bool):
@@ -174,11 +223,23 @@ def schema_of(example: Any) -> dict[str, Any]:
         return {"type": "string"}
     if isinstance(example, list):
         return {"type": "array", "items": schema_of(example[0]) if example else {}}
+    if name in _BY_NAME or _is_map(example):
+        values = [schema_of(value) for value in example.values()]
+        uniform = values and values[1:] == values[:-1]
+        return {"type": "object", "additionalProperties": values[0] if uniform else {}}
+    replaced: dict[str, dict[str, Any]] = {}
+    if "offset" in example:  # a record of a read: bytes that are not text have another field
+        replaced = {other: {} for others in _INSTEAD.values() for other in others}
     return {
         "type": "object",
-        "properties": {name: schema_of(value) for name, value in example.items()},
-        "required": list(example),
+        "properties": {field: schema_of(value, field) for field, value in example.items()} | replaced,
+        "required": [field for field in example if not (replaced and field in _INSTEAD)],
     }
+
+
+def _is_map(example: dict[str, Any]) -> bool:
+    """Return whether the names of an object are data: terms, or names of logs and nodes."""
+    return any(name.isdigit() or name in ("default", "n1") for name in example)
 
 
 def problem_example(problem: type[CommitlogError]) -> dict[str, Any]:
@@ -206,23 +267,34 @@ def answers(
     """Return the `responses` of a route: its success response, and its problems by status with examples."""
     given: dict[str, Any] = {"description": description, "headers": _headers()}
     given["content"] = content or {"application/json": {"schema": schema_of(example), "example": example}}
-    responses: dict[int | str, dict[str, Any]] = {status: given}
-    for code in (*codes, *_EVERYWHERE, *(_OF_A_LOG if of_a_log else ())):
-        problem = PROBLEMS[code]
-        entry = responses.setdefault(
-            problem.http_status,
-            {
-                "description": problem.title,
-                "content": {
-                    PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": {}}
-                },
-            },
-        )
-        entry["content"][PROBLEM_JSON]["examples"][code] = {
-            "summary": problem.title,
-            "value": problem_example(problem),
-        }
+    responses: dict[int | str, dict[str, Any]] = {str(status): given}
+    add_problems(responses, *codes, *_EVERYWHERE, *(_OF_A_LOG if of_a_log else ()))
     return responses
+
+
+def add_problems(responses: dict[Any, dict[str, Any]], *codes: str) -> None:
+    """Add problems with examples to the `responses` of a route, by status."""
+    for code in codes:
+        problem = PROBLEMS[code]
+        entry = responses.setdefault(str(problem.http_status), {"description": problem.title})
+        content = entry.setdefault("content", {}).setdefault(
+            PROBLEM_JSON, {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": {}}
+        )
+        content["examples"][code] = {"summary": problem.title, "value": problem_example(problem)}
+
+
+def complete(document: dict[str, Any], is_open: Callable[[str], bool]) -> None:
+    """Add to a whole document what every route has in common. is_open: whether a path needs no token."""
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
+    components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{}, {"bearer": []}]
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if not is_open(path):
+                add_problems(operation["responses"], *_OF_TOKENS)
+            if method != "get":
+                add_problems(operation["responses"], *_OF_WRITES)
 
 
 def json_request(kind: type[msgspec.Struct], example: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from app.api.http.dependencies import ExactResponse, broker_of, request_id_of
 from app.api.http.json_decoding import escape_pointer
-from app.api.http.leader_proxy import AnsweredElsewhere
+from app.api.http.log_call import AnsweredElsewhere
 from app.api.http.messages import problem_response
 from app.errors import CommitlogError, Internal, InvalidRequest, MethodNotAllowed, NotFound, Repairing
 from app.tables.delta_log import DeltaLogError

@@ -49,7 +49,7 @@ class Tokens:
 
     def check(self, method: str, path: str, authorization: bytes | None) -> None:
         """Raises Unauthenticated or Forbidden. Some paths stay open (docs/api.md §5)."""
-        if not self._tokens or path in _OPEN or path.startswith(_OPEN_BELOW) or _is_page_file(path):
+        if not self._tokens or is_open(path):
             return
         scheme, _, given = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer":
@@ -62,6 +62,11 @@ class Tokens:
             raise Unauthenticated("the token is not in the service's tokens file")
         if allowed == _READ and method not in _SAFE_METHODS:
             raise Forbidden("the token has the scope `read`; this call requires `write`")
+
+
+def is_open(path: str) -> bool:
+    """Return whether a path needs no token."""
+    return path in _OPEN or path.startswith(_OPEN_BELOW) or _is_page_file(path)
 
 
 def _is_page_file(path: str) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from app.api.http.leader_proxy import Served
+from app.api.http.log_call import Served
 from app.api.read.query import ReadQuery, StartPosition
 from app.api.read.selection import SCAN_MAX_BYTES, Consistency, RecordPage, Selection, select, window_of_last
 from app.errors import CursorNotFound, IndexOutOfRange, IndexTrimmed, NotYetReplicated, Repairing

@@ -8,7 +8,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from app.api.http.dependencies import LogName
-from app.api.http.leader_proxy import Call
+from app.api.http.log_call import Call
 from app.api.http.openapi import answers
 from app.api.http.query import Query as Parameters
 from app.api.read.query import Index

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from app.api.http.dependencies import LogName, Nothing, json_answer
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.leader_headers import log_headers
-from app.api.http.leader_proxy import Call, Served
+from app.api.http.log_call import Call, Served
 from app.api.http.openapi import (
     CLUSTER_EXAMPLE,
     EPOCH_EXAMPLE,

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from app.api.http.controller_calls import decided
 from app.api.http.dependencies import Nothing, json_answer
-from app.api.http.leader_proxy import Call
-from app.api.http.openapi import OF_A_BODY, answers, json_request
+from app.api.http.log_call import Call
+from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.controller.commands import ChangeControllers
 from app.controller.config import CHANGEABLE_AT_RUN_TIME, changed_config
@@ -67,7 +67,7 @@ async def controller_settings(call: Call, query: Nothing) -> Response:
     description="The controllers commit the change. It survives restarts and wins over the configuration "
     "files. `lease_ms` applies to masters that are elected later. With `If-Match` the change applies only "
     "if the version is equal.",
-    responses=answers("config-changed", "quorum-timeout", *OF_A_BODY, example=EXAMPLE, of_a_log=False),
+    responses=answers("config-changed", *OF_A_COMMIT, *OF_A_BODY, example=EXAMPLE, of_a_log=False),
     openapi_extra=json_request(ControllerSettingsIn, {"broker_timeout_ms": 4000}),
     response_class=Response,
 )

@@ -8,8 +8,8 @@ from app.api.http.controller_calls import decided
 from app.api.http.dependencies import LogName, Nothing, json_answer
 from app.api.http.json_decoding import Name
 from app.api.http.leader_headers import log_headers
-from app.api.http.leader_proxy import Call
-from app.api.http.openapi import OF_A_BODY, answers, json_request
+from app.api.http.log_call import Call
+from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.controller.commands import ElectMaster
 from app.errors import InvalidRequest, LogNotFound
 from app.settings.model import Replication
@@ -42,7 +42,7 @@ class ElectIn(msgspec.Struct, forbid_unknown_fields=True):
     responses=answers(
         "no-eligible-replica",
         "log-deleting",
-        "quorum-timeout",
+        *OF_A_COMMIT,
         "read-index-unavailable",
         *OF_A_BODY,
         example=ELECT_EXAMPLE,

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from app.api.http.dependencies import LogName, Nothing
 from app.api.http.json_decoding import Name, Ordinal
-from app.api.http.leader_proxy import Call, Served
-from app.api.http.openapi import OF_A_BODY, answers, json_request
+from app.api.http.log_call import Call, Served
+from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.errors import CursorNotFound
 from app.log.commands import ABSENT, UNSET, DropCursor, MoveCursor, SetFence
@@ -44,7 +44,7 @@ class CursorIn(msgspec.Struct, forbid_unknown_fields=True):
     summary="Set the fencing token of a log",
     description="Only appends with this token are accepted. `token` null removes the fence. With "
     "`match_token` the change applies only if the current token is equal; null: no token is set.",
-    responses=answers("fenced", "storage-full", "quorum-timeout", *OF_A_BODY, example=FENCE_EXAMPLE),
+    responses=answers("fenced", *OF_A_COMMIT, *OF_A_BODY, example=FENCE_EXAMPLE),
     openapi_extra=json_request(FenceIn, {"token": "w-a", "match_token": None}),
     response_class=Response,
 )
@@ -81,7 +81,7 @@ async def cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> 
     description="With `If-Match` the cursor moves only if its version is equal; with `If-None-Match: *` it "
     "is created only if it does not exist. Retention and trims keep all records at and after a cursor with "
     "`fence`.",
-    responses=answers("cursor-moved", "storage-full", "quorum-timeout", *OF_A_BODY, example=CURSOR_EXAMPLE),
+    responses=answers("cursor-moved", *OF_A_COMMIT, *OF_A_BODY, example=CURSOR_EXAMPLE),
     openapi_extra=json_request(CursorIn, {"index": 42, "fence": True}),
     response_class=Response,
 )
@@ -100,7 +100,7 @@ async def move_cursor(call: Call, log: LogName, name: CursorName, query: Nothing
 @router.delete(
     "/v1/logs/{log}/cursors/{name}",
     summary="Delete a cursor",
-    responses=answers("cursor-not-found", "cursor-moved", "quorum-timeout", example=CURSOR_EXAMPLE),
+    responses=answers("cursor-not-found", "cursor-moved", *OF_A_COMMIT, example=CURSOR_EXAMPLE),
     response_class=Response,
 )
 async def drop_cursor(call: Call, log: LogName, name: CursorName, query: Nothing) -> Response:

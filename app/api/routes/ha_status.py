@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from app.api.http.dependencies import LogName, Nothing
-from app.api.http.leader_proxy import Call, Served
+from app.api.http.log_call import Call, Served
 from app.api.http.openapi import answers
 
 router = APIRouter()

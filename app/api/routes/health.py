@@ -29,6 +29,7 @@ from storage.log.journal import Journal
 
 router = APIRouter(tags=["operations"])
 
+_READY: Final = {"ready": True, "logs": {"default": True}, "failing": {}}
 _HTML: Final = "text/html; charset=utf-8"
 _ASSETS: Final = {
     "swagger-ui.css": "text/css; charset=utf-8",
@@ -72,7 +73,8 @@ async def healthz(query: Nothing) -> Response:
     description="503 while a log has no leader or is under repair, while this node has not caught up with a "
     "log or has not loaded the list of logs, and while a background task fails (`failing`: its name and "
     "error). A replica that was removed from its log's group is ready: the node forwards the calls.",
-    responses=answers(example={"ready": True, "logs": {"default": True}, "failing": {}}, of_a_log=False),
+    responses=answers(example=_READY, of_a_log=False)
+    | answers(example={**_READY, "ready": False}, description="Not ready", of_a_log=False, status=503),
     response_class=Response,
 )
 async def readyz(broker: Node, query: Nothing) -> Response:

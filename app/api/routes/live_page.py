@@ -16,7 +16,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from app.api.http.dependencies import Node, Nothing, body_answer, json_answer, request_id_of
-from app.api.http.leader_proxy import Served
+from app.api.http.log_call import Served
 from app.api.http.query import Query as StrictQuery
 from app.api.read.epochs import epoch_object
 from app.api.routes.cluster import event_object, status_object

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from app.api.http.controller_calls import carried_out, decided
 from app.api.http.dependencies import LogName, Nothing, json_answer
 from app.api.http.leader_headers import log_headers
-from app.api.http.leader_proxy import Call, Served
-from app.api.http.openapi import LOG_EXAMPLE, OF_A_BODY, answers, json_request
+from app.api.http.log_call import Call, Served
+from app.api.http.openapi import LOG_EXAMPLE, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.api.routes.replicas import change_members, fewest_logs, wanted_nodes
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
@@ -96,7 +96,7 @@ async def logs(call: Call, query: Nothing) -> Response:
     description="201 for a new log; 200 if the log exists with the same settings. When the response "
     "arrives, every live node knows the log.",
     responses=answers(
-        "log-exists", "log-deleting", "quorum-timeout", *OF_A_BODY, example=_NEW_LOG, of_a_log=False
+        "log-exists", "log-deleting", *OF_A_COMMIT, *OF_A_BODY, example=_NEW_LOG, of_a_log=False
     )
     | answers(example=_NEW_LOG, of_a_log=False, status=201),
     openapi_extra=json_request(LogIn, {"name": "orders", "replication": "controller", "replicas": 3}),
@@ -149,7 +149,7 @@ async def one_log(call: Call, log: LogName, query: Nothing) -> Response:
         "change-in-progress",
         "not-caught-up",
         "would-lose-quorum",
-        "quorum-timeout",
+        *OF_A_COMMIT,
         *OF_A_BODY,
         example=LOG_EXAMPLE,
     ),
@@ -202,7 +202,7 @@ async def _change_members(here: Served, command: ChangeLog) -> Response:
     summary="Delete a log",
     description="The nodes of the log remove their replicas. Until that is complete, every call for the log "
     "is refused with `log-deleting`.",
-    responses=answers("config-changed", "log-deleting", "quorum-timeout", example=LOG_EXAMPLE, status=202),
+    responses=answers("config-changed", "log-deleting", *OF_A_COMMIT, example=LOG_EXAMPLE, status=202),
     response_class=Response,
 )
 async def delete_log(call: Call, log: LogName, query: Nothing) -> Response:

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from app.api.http.dependencies import Nothing, json_answer
 from app.api.http.json_decoding import Name
-from app.api.http.leader_proxy import Call, Served
-from app.api.http.openapi import OF_A_BODY, answers, json_request
+from app.api.http.log_call import Call, Served
+from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.read.query import OneLogQuery
 from app.api.routes.move_master import move_master
 from app.api.routes.replicas import OF_REPLICAS, Forced, change_replica, replica_nodes
@@ -38,7 +38,7 @@ MEMBER_EXAMPLE: Final = {
     "version": VERSION,
 }
 _TRANSFER_POLL_S: Final = 0.05
-_REFUSALS: Final = ("change-in-progress", "not-caught-up", "would-lose-quorum", "no-leader", "quorum-timeout")
+_REFUSALS: Final = ("change-in-progress", "not-caught-up", "would-lose-quorum", *OF_A_COMMIT)
 
 
 OneLog = Annotated[OneLogQuery, Query()]
@@ -132,7 +132,7 @@ async def promote_member(call: Call, id: MemberId, query: OneLog) -> Response:
     summary="Make a replica a learner",
     description="Controller mode only. The replica leaves the SyncStateSet as soon as the log can do without "
     "it, and still receives the log.",
-    responses=answers(*OF_REPLICAS, "quorum-timeout", example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
+    responses=answers(*OF_REPLICAS, *OF_A_COMMIT, example={"members": [MEMBER_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
 async def demote_member(call: Call, id: MemberId, query: OneLog) -> Response:

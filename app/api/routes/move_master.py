@@ -10,7 +10,7 @@ from typing import Final
 from starlette.responses import Response
 
 from app.api.http.dependencies import json_answer
-from app.api.http.leader_proxy import LogCall, Served
+from app.api.http.log_call import LogCall, Served
 from app.controller.commands import ElectMaster, Refusal
 from app.controller.metadata import Log
 from app.errors import AlreadyLeader, LogNotFound, QuorumTimeout, TransferFailed

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from app.api.http.dependencies import LogName, body_answer, request_id_of, reserve
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.leader_headers import log_headers
-from app.api.http.leader_proxy import Call
+from app.api.http.log_call import Call
 from app.api.http.messages import as_json
 from app.api.http.negotiation import negotiate
 from app.api.http.openapi import READ_EXAMPLE, RECORD_EXAMPLE, TAIL_EXAMPLE, answers, schema_of

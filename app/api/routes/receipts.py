@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from app.api.http.dependencies import LogName, Nothing, body_answer
 from app.api.http.leader_headers import log_headers
-from app.api.http.leader_proxy import Call
+from app.api.http.log_call import Call
 from app.api.http.negotiation import negotiate
 from app.api.http.openapi import answers
 from app.errors import NotFound

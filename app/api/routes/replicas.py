@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from app.api.http.controller_calls import decided
 from app.api.http.dependencies import json_answer
-from app.api.http.leader_proxy import Call, LogCall, Served
-from app.api.http.openapi import answers
+from app.api.http.log_call import Call, LogCall, Served
+from app.api.http.openapi import OF_A_COMMIT, answers
 from app.api.read.query import OneLogQuery
 from app.controller.commands import ChangeReplica, ReplicaChange
 from app.errors import ChangeInProgress, InvalidRequest, NotCaughtUp, NotFound
@@ -67,7 +67,7 @@ async def change_replica(
     responses=answers(
         "node-alive",
         *OF_REPLICAS,
-        "quorum-timeout",
+        *OF_A_COMMIT,
         example={"node": "n3", "logs": ["orders"]},
         of_a_log=False,
     ),

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from app.api.http.dependencies import LogName, Nothing
 from app.api.http.json_decoding import Ordinal
-from app.api.http.leader_proxy import Call, Served
-from app.api.http.openapi import OF_A_BODY, answers, json_request
+from app.api.http.log_call import Call, Served
+from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.errors import IndexTrimmed, InvalidRequest, ReadIndexUnavailable, Repairing
 from app.log.commands import Trim
 from app.node.repair.verify import Comparison, Verifier, settled_end
@@ -56,7 +56,7 @@ class TrimIn(msgspec.Struct, forbid_unknown_fields=True):
     description="Every replica removes the records below `until_index`, except the batch that contains it "
     "and the newest committed batch. `begin_index` is the new begin of the log. A fencing cursor below "
     "`until_index` prevents the trim unless `force` is set.",
-    responses=answers("not-materialized", "storage-full", "quorum-timeout", *OF_A_BODY, example=TRIM_EXAMPLE),
+    responses=answers("not-materialized", *OF_A_COMMIT, *OF_A_BODY, example=TRIM_EXAMPLE),
     openapi_extra=json_request(TrimIn, {"until_index": 42}),
     response_class=Response,
 )

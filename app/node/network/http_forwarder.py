@@ -1,10 +1,11 @@
 """Client that forwards calls to other nodes: writes and views of the leader to the leader, other calls about
 a log that this node does not keep to a node that does.
 
-It makes one attempt; app/api/append/handler.py decides about retries. `NotSent` was certainly not applied,
+It makes one attempt; app/api/http/leader_proxy.py decides about retries. `NotSent` was certainly not applied,
 `Lost` may have been.
 """
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -161,11 +162,19 @@ class Forwarder:
         headers: Iterable[tuple[bytes, bytes]],
         body: AsyncIterator[bytes],
         request_id: bytes,
+        head_timeout_s: float,
     ) -> "Stream":
-        """Send a POST whose body and answer are streamed. Raises NotSent or Lost."""
+        """Send a POST whose body and answer are streamed. Raises NotSent or Lost.
+
+        head_timeout_s: until the head of the answer arrives; `body` may wait for it.
+        """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
         opened = self._open(target, "POST", path_and_query, headers, body, request_id, timeout)
-        return Stream(await opened.__aenter__())
+        try:
+            async with asyncio.timeout(head_timeout_s):
+                return Stream(await opened.__aenter__())
+        except TimeoutError as error:
+            raise Lost(f"{target.id}: no answer within {head_timeout_s:g} s") from error
 
     def _open(
         self,

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,114 @@ def test_the_openapi_document_is_complete(cluster: Cluster) -> None:
     for route in ("tail", "status", "epochs", "epochs/{epoch}", "watermarks", "events", "records/{index}"):
         responses = document["paths"][f"/v1/logs/{{log}}/{route}"]["get"]["responses"]
         assert responses["200"]["content"]["application/json"]["example"]
+
+
+def deviations(value: Any, schema: Any, place: str = "") -> Iterator[str]:
+    """Yield the places at which a JSON value is not as a schema of the OpenAPI document describes it."""
+    kinds = schema.get("type")
+    types = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "integer": int,
+        "boolean": bool,
+        "null": type(None),
+    }
+    if kinds is not None:
+        allowed = tuple(types[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds))
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            yield f"{place}: {value!r} is not {kinds}"
+            return
+    if isinstance(value, dict):
+        yield from (f"{place}/{name} is missing" for name in schema.get("required", ()) if name not in value)
+        named, others = schema.get("properties", {}), schema.get("additionalProperties")
+        for name, content in value.items():
+            if name in named or others is not None:
+                yield from deviations(content, named.get(name, others), f"{place}/{name}")
+            elif named and "detail" not in named:  # a problem may have fields of its own
+                yield f"{place}/{name} is not described"
+    elif isinstance(value, list):
+        for item in value:
+            yield from deviations(item, schema.get("items", {}), f"{place}[]")
+
+
+def test_answers_are_as_the_openapi_document_describes_them(cluster: Cluster) -> None:
+    document = cluster.get("n1", "/v1/openapi.json").json()
+    leader = cluster.leader()
+    follower = cluster.follower()
+    log, stays = "/v1/logs/{log}", {"Commitlog-No-Forward": "1"}
+    body = {"records": [{"value_base64": "/w==", "key_base64": "/w=="}, {"value": None}, {"value_json": 1}]}
+    calls: list[tuple[str, str, str, dict[str, Any]]] = [
+        ("post", f"{log}/records", leader, {"json": body}),
+        ("post", f"{log}/records", leader, {"json": body, "params": {"acks": "leader"}}),
+        ("post", f"{log}/records", leader, {"content": b"{"}),
+        ("post", f"{log}/records", leader, {"json": {"value": "a", "unknown": 1}}),
+        ("post", f"{log}/records", leader, {"json": body, "params": {"match_index": 0}}),
+        ("post", f"{log}/records", follower, {"json": body, "headers": stays}),
+        ("get", f"{log}/records", leader, {"params": {"include": "control"}}),
+        ("get", f"{log}/records", leader, {"params": {"from_index": 10**9}}),
+        ("get", f"{log}/records", leader, {"headers": {"Accept": "image/png"}}),
+        ("get", f"{log}/records/0", leader, {}),
+        ("get", f"{log}/tail", follower, {}),
+        ("get", f"{log}/status", leader, {}),
+        ("get", f"{log}/status", follower, {}),
+        ("get", f"{log}/epochs", follower, {}),
+        ("get", f"{log}/epochs/999", follower, {}),
+        ("get", f"{log}/watermarks", leader, {}),
+        ("get", f"{log}/watermarks", follower, {"headers": stays}),
+        ("get", f"{log}/events", leader, {}),
+        ("get", f"{log}/digests", leader, {}),
+        ("get", f"{log}/tables", leader, {}),
+        ("get", log, leader, {}),
+        ("put", f"{log}/cursors/described", leader, {"json": {"index": 0}}),
+        ("get", f"{log}/cursors/described", follower, {}),
+        ("delete", f"{log}/cursors/described", leader, {}),
+        ("get", f"{log}/cursors/described", leader, {}),
+        ("post", f"{log}:verify", leader, {"json": {}}),
+        ("get", "/v1/logs", leader, {}),
+        ("get", "/v1/cluster", leader, {}),
+        ("get", "/v1/cluster/members", leader, {}),
+        ("get", "/readyz", leader, {}),
+        ("get", "/healthz", leader, {}),
+    ]
+    found = []
+    for method, path, node, options in calls:
+        answer = cluster.call(method.upper(), node, path.replace("{log}", "default"), **options)
+        route = re.sub(
+            r"/(epochs|cursors|records)/[^/]+$",
+            lambda part: {
+                "epochs": "/epochs/{epoch}",
+                "cursors": "/cursors/{name}",
+                "records": "/records/{index}",
+            }[part[1]],
+            path,
+        )
+        operation = document["paths"][route][method]
+        described = operation["responses"].get(str(answer.status_code))
+        if described is None:
+            found.append(f"{method} {route}: {answer.status_code} is not described")
+            continue
+        media = described["content"][answer.headers["content-type"]]
+        schema = media["schema"]
+        if "$ref" in schema:
+            schema = document["components"]["schemas"]["Problem"]
+            if answer.json()["code"] not in media["examples"]:
+                found.append(f"{method} {route}: {answer.json()['code']} is not described")
+        found += [f"{method} {route} {each}" for each in deviations(answer.json(), schema)]
+    assert found == []
+
+
+def test_every_route_describes_the_refusals_of_the_service(cluster: Cluster) -> None:
+    document = cluster.get("n1", "/v1/openapi.json").json()
+    opened = {"/healthz", "/readyz", "/problems/{code}"}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            responses = operation["responses"]
+            assert ("401" in responses) == (path not in opened), (method, path)
+            if path.startswith("/v1/logs/{log}"):
+                assert {"403", "404", "503"} <= set(responses), (method, path)
+            if method != "get" and "{log}" in path and not path.endswith((":verify", ":stream")):
+                assert "504" in responses, (method, path)
 
 
 def test_every_problem_has_a_page(cluster: Cluster) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from app.api.http.leader_proxy import Served
+from app.api.http.log_call import Served
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency

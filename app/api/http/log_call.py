@@ -1,0 +1,221 @@
+"""Calls about a log other than appends: answered by this node, or forwarded to one that can.
+
+`LogCall` is the one FastAPI dependency of their routes. Another node's answer leaves a route as the exception
+AnsweredElsewhere, which the application turns into that answer.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Final, NoReturn, TypeVar
+
+import msgspec
+from fastapi import Depends, Request
+from starlette.responses import Response, StreamingResponse
+
+from app.api.http.dependencies import ExactResponse, Node, json_answer, request_id_of, stays_here, target_of
+from app.api.http.json_decoding import decode_as
+from app.api.http.leader_headers import log_headers, not_leader
+from app.api.http.leader_proxy import LeaderProxy, check_led
+from app.api.http.messages import JSON_TYPE
+from app.api.http.messages import Response as Answer
+from app.api.http.negotiation import negotiate
+from app.errors import (
+    NoLeader,
+    NotLeader,
+    Repairing,
+    TooLarge,
+    UnsupportedMediaType,
+)
+from app.log.commands import Command, CommandResult
+from app.media_types import JSON
+from app.node.broker import Broker
+from app.node.hosted_log import HostedLog
+from app.node.network.http_forwarder import Lost, NotSent
+from app.node.replica.driver import LogDriver
+from app.node.request_waits import settling
+from app.settings.model import NodeSettings
+
+BODY_MAX_BYTES: Final = 64 * 1024
+CALL_TIMEOUT_S: Final = 10.0  # time limit of a call that another node carries out
+_LONG_SILENCE_S: Final = 75.0  # a long poll may take a minute
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+
+
+class AnsweredElsewhere(Exception):
+    """Another node has answered the call: `response` is its answer, streamed."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A log that this node serves: `driver` is that of `hosted`."""
+
+    broker: Broker
+    hosted: HostedLog
+    driver: LogDriver
+
+    def answer(self, content: object, *, headers: Sequence[tuple[bytes, bytes]] = ()) -> Response:
+        """Return 200 with that JSON, and this node's headers about the log before the others."""
+        return json_answer(content, headers=(*log_headers(self.broker, self.hosted), *headers))
+
+    async def commit(self, command: Command) -> CommandResult:
+        """Decide and commit a command here. Raises CommitlogError."""
+        future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
+        self.driver.command(command, settling(future))
+        return await future
+
+
+Act = Callable[[Served], Awaitable[Response]]
+
+
+class LogCall:
+    """One call. A route asks in this order: the log, the type of answer, the request, the answering node."""
+
+    def __init__(self, request: Request, broker: Node) -> None:
+        self.request = request
+        self.broker = broker
+        self._body = b""
+
+    # --- what is asked ------------------------------------------------------------------------------------
+
+    def find(self, log: str) -> HostedLog:
+        """Return the log, for a client that accepts JSON. Raises what Broker.find raises, NotAcceptable."""
+        hosted = self.broker.find(log)
+        self.wants_json()
+        return hosted
+
+    def wants_json(self) -> None:
+        """Refuse a client that does not accept JSON. Raises NotAcceptable."""
+        negotiate(self.request.headers.get("accept"), (JSON,))
+
+    async def asked(self, kind: type[Shape]) -> Shape:
+        """Return the body as JSON of that shape; an absent one is an empty object.
+
+        Raises TooLarge beyond BODY_MAX_BYTES, UnsupportedMediaType, InvalidJson, InvalidRequest.
+        """
+        parts, size = [], 0
+        async for part in self.request.stream():
+            size += len(part)
+            if size > BODY_MAX_BYTES:
+                raise TooLarge(f"the body may have at most {BODY_MAX_BYTES} bytes, got more", BODY_MAX_BYTES)
+            parts.append(part)
+        given = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if size and given != JSON_TYPE.decode():
+            raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE.decode()}, got {given!r}")
+        self._body = b"".join(parts)
+        return decode_as(kind, self._body or b"{}")
+
+    # --- who answers --------------------------------------------------------------------------------------
+
+    async def replica(self, log: str, *, own: bool = False) -> Served:
+        """Return the log as this node serves it. Raises what `find` and `elsewhere` raise."""
+        return await self.replica_of(self.find(log), own=own)
+
+    async def replica_of(self, hosted: HostedLog, *, own: bool = False) -> Served:
+        """The same for a log that is already found. own: this node's replica is meant, also a removed one.
+
+        Raises what `elsewhere` raises.
+        """
+        driver = hosted.driver if own else hosted.serving
+        if driver is not None:
+            return Served(self.broker, hosted, driver)
+        await self.elsewhere(hosted)
+
+    async def elsewhere(self, hosted: HostedLog) -> NoReturn:
+        """Forward the request to a replica that serves the log.
+
+        Raises AnsweredElsewhere; NoLeader when none of them can be reached, NotLeader when the client wants
+        none of their answers, Repairing while this node's copy is damaged.
+        """
+        if hosted.repair is not None:
+            raise Repairing()
+        if not self._forward:
+            raise not_leader(self.broker, hosted)
+        for node_id in hosted.answering(self.broker.node.id):
+            node = self.broker.nodes.find(node_id)
+            if node is not None:
+                with suppress(NotSent, NotLeader):
+                    await self._pass_on(node, _LONG_SILENCE_S)
+        raise NoLeader("no replica of this log is reachable")
+
+    async def leader(self, log: str) -> Served:
+        """As `find`; then return the log if this node leads it, otherwise forward the read to the leader.
+
+        Waits for a leader, at most `leader_wait_ms`. Raises AnsweredElsewhere, NotLeader, NoLeader.
+        """
+        hosted = self.find(log)
+        proxy = LeaderProxy(self.broker)
+        deadline_ms = proxy.deadline_ms()
+
+        async def here(driver: LogDriver) -> Served:
+            return Served(self.broker, hosted, driver)
+
+        async def there(node: NodeSettings) -> Served:
+            left_ms = deadline_ms - self.broker.clock.monotonic_ms()
+            await self._pass_on(node, max(0.1, left_ms / 1000))
+
+        stays = not self._forward
+        return await proxy.at_leader(hosted, here, there, deadline_ms=deadline_ms, stays=stays)
+
+    async def at_leader(self, hosted: HostedLog, act: Act, query: bytes = b"") -> Response:
+        """Return what `act` answers here, if this node leads, otherwise the leader's answer to the same call.
+
+        query: added for the leader. Waits for a leader, at most `leader_wait_ms`. Raises NotLeader, NoLeader;
+        QuorumTimeout when the call was lost, so that its outcome is unknown.
+        """
+        proxy = LeaderProxy(self.broker)
+
+        async def here(driver: LogDriver) -> Response:
+            return await act(Served(self.broker, hosted, driver))
+
+        async def there(node: NodeSettings) -> Response:
+            relayed = await self.broker.forwarder.send(
+                node,
+                self.request.method,
+                target_of(self.request, query),
+                self.request.headers.raw,
+                self._body,
+                request_id_of(self.request),
+                CALL_TIMEOUT_S,
+            )
+            check_led(relayed)
+            return ExactResponse(Answer(relayed.status, relayed.headers, relayed.body))
+
+        stays = not self._forward
+        return await proxy.at_leader(hosted, here, there, deadline_ms=proxy.deadline_ms(), stays=stays)
+
+    @property
+    def _forward(self) -> bool:
+        return not stays_here(self.request)
+
+    async def _pass_on(self, node: NodeSettings, silence_s: float) -> NoReturn:
+        """Raises AnsweredElsewhere with another node's answer to this read, streamed.
+
+        Raises NotSent when there is none: a read may be repeated, so a lost one counts as not sent; NotLeader
+        when that node does not lead.
+        """
+        try:
+            stream = await self.broker.forwarder.stream(
+                node,
+                "HEAD" if self.request.scope.get("commitlog.head") else "GET",
+                target_of(self.request),
+                self.request.headers.raw,
+                request_id_of(self.request),
+                silence_s,
+            )
+        except Lost as error:
+            raise NotSent(str(error)) from error
+        if stream.status == NotLeader.http_status:
+            stream.close()
+            raise NotLeader(None)
+        response = StreamingResponse(stream.pieces(), status_code=stream.status)
+        response.raw_headers = stream.headers
+        raise AnsweredElsewhere(response)
+
+
+Call = Annotated[LogCall, Depends(LogCall)]
