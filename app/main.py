@@ -1,14 +1,17 @@
 """The ASGI application of a node. Importing this module starts nothing."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from app.api.access.rules import authorize
+from app.api.access.tokens import Tokens, is_open
 from app.api.append import stream as append_stream
 from app.api.append.fast_front import FastFront
 from app.api.append.handler import AppendHandler
@@ -16,7 +19,6 @@ from app.api.append.openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.http import openapi, problems
 from app.api.http.dependencies import ExactResponse, LogName
 from app.api.http.in_flight_limit import InFlightLimit
-from app.api.http.tokens import Tokens, is_open
 from app.api.routes import (
     block_digests,
     cluster,
@@ -68,6 +70,8 @@ _DESCRIPTION: Final = (
 def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     """Return the application of a started node. Raises ConfigError for a tokens file that cannot be used."""
     tokens = Tokens.load(settings.security.tokens_file)
+    if tokens.needed:
+        broker.tasks.keep("tokens-file", partial(tokens.watch, broker.meter))
     handler = AppendHandler(broker)
     front = FastFront(handler, settings.limits, settings.http.body_timeout_ms)
     broker.tasks.keep("late-bodies", front.sweep)
@@ -85,7 +89,7 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     app.state.appends = handler
     routers = [_append_router(front), *(part.router for part in _PARTS)]
     for router in routers:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(authorize)])
     app.state.routes = [route for router in routers for route in router.routes]
     problems.install(app)
     _complete_openapi(app)

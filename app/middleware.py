@@ -10,18 +10,34 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.access.caller import Caller
+from app.api.access.caller import Scope as TokenScope
+from app.api.access.rules import CALLER
+from app.api.access.tokens import Tokens
 from app.api.append.fast_front import FastFront, append_log_of
 from app.api.http.dependencies import RESERVATION
 from app.api.http.in_flight_limit import InFlightLimit
-from app.api.http.messages import REQUEST_ID, Response, problem_response, request_id_of
-from app.api.http.tokens import Tokens
-from app.errors import CommitlogError, CrossOrigin, Forbidden, Internal, MethodNotAllowed, NotFound
+from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
+from app.errors import (
+    CommitlogError,
+    CrossOrigin,
+    Forbidden,
+    Internal,
+    MethodNotAllowed,
+    NotFound,
+    Unauthenticated,
+)
 from app.telemetry import Meter
 
 logger = logging.getLogger(__name__)
 
 _SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 _PROBES: Final = ("/healthz", "/readyz", "/metrics")
+_APPEND: Final = frozenset((TokenScope.APPEND,))
+
+
+class TokenRevoked(Exception):
+    """The token of a call was removed while its answer was being sent."""
 
 
 class HttpMiddleware:
@@ -64,29 +80,48 @@ class HttpMiddleware:
         headers = dict(scope["headers"])
         request_id = scope["commitlog.request_id"] = request_id_of(headers.get(REQUEST_ID))
         method, path = scope["method"], scope["path"]
-        appends = method == "POST" and append_log_of(path) is not None
-        counted = not appends and path not in _PROBES
+        log = append_log_of(path) if method == "POST" else None
+        counted = log is None and path not in _PROBES
         try:
-            self._tokens.check(method, path, headers.get(b"authorization"))
+            caller = scope[CALLER] = self._tokens.caller(path, _authorization(scope["headers"]))
+            if log is not None:
+                caller.require(_APPEND, log)
             self._check_action(method, path)
             _check_not_ours(method, path)
             _check_origin(method, headers)
-            if counted:
-                self._in_flight.enter(0)
+            caller.enter()
         except CommitlogError as error:
-            answer = problem_response(error, instance=path, request_id=request_id)
-            await _send_whole(answer, send, head=method == "HEAD")
-            self._meter.answered(method, "refused", error.http_status)
+            await self._refuse(error, scope, send, request_id)
             return
-        if appends and self._front is not None:
-            await self._front(scope, receive, send)
+        try:
+            if log is not None and self._front is not None:
+                await self._front(scope, receive, send)
+            elif counted:
+                await self._counted(scope, receive, send, request_id)
+            else:
+                scope[RESERVATION] = self._in_flight.reservation()
+                await self._through(scope, receive, send, request_id)
+        finally:
+            caller.leave()
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
+        """Pass on a call that counts as a read in progress."""
+        try:
+            self._in_flight.enter(0)
+        except CommitlogError as error:
+            await self._refuse(error, scope, send, request_id)
             return
         reservation = scope[RESERVATION] = self._in_flight.reservation()
         try:
             await self._through(scope, receive, send, request_id)
         finally:
-            if counted:
-                self._in_flight.leave(reservation.bytes)
+            self._in_flight.leave(reservation.bytes)
+
+    async def _refuse(self, error: CommitlogError, scope: Scope, send: Send, request_id: bytes) -> None:
+        method = scope["method"]
+        answer = problem_response(error, instance=scope["path"], request_id=request_id)
+        await _send_whole(answer, send, head=method == "HEAD")
+        self._meter.answered(method, "refused", error.http_status)
 
     def _check_action(self, method: str, path: str) -> None:
         """The last part of a path may end in `:action`, which must not be taken for a part of a name.
@@ -109,6 +144,7 @@ class HttpMiddleware:
         if head:
             scope = {**scope, "method": "GET", "commitlog.head": True}
         status = 0
+        caller: Caller = scope[CALLER]
 
         async def send_on(message: Message) -> None:
             nonlocal status
@@ -117,6 +153,8 @@ class HttpMiddleware:
                 names = [name.lower() for name, _ in message["headers"]]
                 if REQUEST_ID not in names:
                     message = {**message, "headers": [*message["headers"], (REQUEST_ID, request_id)]}
+            elif caller.revoked and message.get("more_body"):  # a stream may last for days
+                raise TokenRevoked
             elif head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
             await send(message)
@@ -124,10 +162,11 @@ class HttpMiddleware:
         try:
             await self._inner(scope, receive, send_on)
         except Exception:
-            logger.exception(
-                "request failed",
-                extra={"method": method, "path": scope["path"], "request_id": request_id.decode("ascii")},
-            )
+            extra = {"method": method, "path": scope["path"], "request_id": request_id.decode("ascii")}
+            if caller.revoked and status:
+                logger.info("stream ended: its token was removed", extra={**extra, "caller": caller.name})
+            else:
+                logger.exception("request failed", extra=extra)
             if status == 0:
                 status = 500
                 answer = problem_response(Internal(), instance=scope["path"], request_id=request_id)
@@ -135,6 +174,14 @@ class HttpMiddleware:
         if append_log_of(scope["path"]) is None or method != "POST":  # streams count themselves
             route = getattr(scope.get("route"), "path", "unknown")
             self._meter.answered(method, route, status)
+
+
+def _authorization(headers: RawHeaders) -> bytes | None:
+    """Raises Unauthenticated for more than one: two nodes must not find two identities in one call."""
+    found = [value for name, value in headers if name == b"authorization"]
+    if len(found) > 1:
+        raise Unauthenticated("the request has more than one Authorization header")
+    return found[0] if found else None
 
 
 def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:

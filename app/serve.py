@@ -24,7 +24,7 @@ from typing import Final, cast
 import uvicorn
 import uvloop
 
-from app.api.http.tokens import Tokens
+from app.api.access.tokens import Tokens
 from app.errors import ConfigError
 from app.http_protocol import Listener
 from app.main import build_app

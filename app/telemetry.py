@@ -25,6 +25,7 @@ REQUESTS: Final = "commitlog_http_requests"
 APPEND_SECONDS: Final = "commitlog_append_seconds"
 CONNECTIONS: Final = "commitlog_http_connections"
 CONNECTIONS_REFUSED: Final = "commitlog_http_connections_refused"
+TOKENS_FAILING: Final = "commitlog_tokens_file_failing"
 APPENDED_RECORDS: Final = "commitlog_appended_records"
 APPENDED_BYTES: Final = "commitlog_appended_bytes"
 TERM: Final = "commitlog_term"
@@ -87,6 +88,7 @@ class Meter:
         self.appended_bytes = 0
         self.connections = 0
         self.refused_connections = 0
+        self.tokens_failing = False  # the tokens file could not be used when it was last read
         self._append_buckets = [0] * (len(BUCKETS_S) + 1)
         self._append_sum_s = 0.0
 
@@ -125,6 +127,7 @@ class Meter:
         yield CounterMetricFamily(
             CONNECTIONS_REFUSED, "Connections of clients refused", self.refused_connections
         )
+        yield GaugeMetricFamily(TOKENS_FAILING, "The tokens file cannot be used", int(self.tokens_failing))
 
 
 def gauge(

@@ -25,6 +25,7 @@ COMMANDS = {
     "controller": "app.cli.members",
     "members": "app.cli.members",
     "rebuild-controllers": "app.cli.rebuild_controllers",
+    "token": "app.cli.access.token",
     "trim": "app.cli.upkeep",
     "verify": "app.cli.upkeep",
     "tables": "app.cli.tables",

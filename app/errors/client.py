@@ -55,7 +55,7 @@ class Unauthenticated(CommitlogError):
 
 
 class Forbidden(CommitlogError):
-    """The token is valid but does not permit this call. A token with the `read` scope may not write."""
+    """The token is valid but does not have the scope that this call requires, or not for this log."""
 
     code, title, http_status = "forbidden", "The token does not permit this call", 403
 
@@ -286,7 +286,14 @@ class IdempotencyKeyReused(CommitlogError):
 
 
 class RateLimited(CommitlogError):
-    """The number or the size of the requests in flight, or of the connections, exceeds this node's limit."""
+    """The number or the size of the requests in flight, or of the connections, exceeds this node's limit, or
+    the requests of one token exceed the limits of its line in the tokens file."""
 
-    code, title, http_status, retryable = "rate-limited", "Too many requests in flight", 429, True
-    retry_after_s = 1
+    code, title, http_status, retryable = "rate-limited", "Too many requests", 429, True
+
+    def __init__(self, detail: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(detail)
+        self._retry_after_s = retry_after_s
+
+    def headers(self) -> Iterator[tuple[str, str]]:
+        yield "retry-after", str(self._retry_after_s)

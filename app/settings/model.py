@@ -308,7 +308,8 @@ class SecuritySettings:
     """Tokens and TLS of the REST listener; secret or TLS between nodes. Certificates are PEM files."""
 
     tokens_file: Path | None = None
-    """File with one `TOKEN [read|write]` a line; absent: no authentication."""
+    """File with the hash of one token a line, made by `commitlog token new`; read again when it changes.
+    Absent: no authentication."""
     tls_certificate: Path | None = None
     """Certificate of the REST listener; requires `tls_key`."""
     tls_key: Path | None = None

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from app.api.access.rules import caller_of
 from app.api.append.bodies import media_type_of
 from app.api.append.call import AppendCall
 from app.api.append.handler import AppendHandler
@@ -137,6 +138,7 @@ class _AppendStream:
         self._handler = handler
         self._log = log
         self._path = request.url.path
+        self._caller = caller_of(request)
         self._request_id = request_id_of(request)
         self._headers = [
             (name, value) for name, value in request.headers.raw if name.lower() != b"content-type"
@@ -208,6 +210,8 @@ class _AppendStream:
             self._order,
         )
         try:
+            if self._count > 1:  # the request itself has counted
+                self._caller.spend()
             self._handler.in_flight.enter(len(data))
         except CommitlogError as error:
             self._order.broken = True

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
+from app.api.access.rules import caller_of
 from app.api.http.dependencies import LogName, Nothing, json_answer
 from app.api.http.json_decoding import MAX_ORDINAL
 from app.api.http.leader_headers import log_headers
@@ -41,7 +42,7 @@ async def cluster(call: Call, query: Nothing) -> Response:
     content = {
         "id": settings.cluster_id,
         "nodes": member_objects(broker),
-        "logs": list(broker.logs),
+        "logs": list(filter(caller_of(call.request).sees, broker.logs)),
         "limits": asdict(settings.limits),
     }
     return json_answer(content)

@@ -15,6 +15,8 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from app.api.access.caller import Caller
+from app.api.access.rules import caller_of
 from app.api.http.dependencies import Node, Nothing, body_answer, json_answer, request_id_of
 from app.api.http.log_call import Served
 from app.api.http.query import Query as StrictQuery
@@ -67,8 +69,8 @@ async def page() -> Response:
 
 
 @router.get("/ui/overview.json")
-async def overview(broker: Node, query: Nothing) -> Response:
-    return json_answer(_overview(broker))
+async def overview(request: Request, broker: Node, query: Nothing) -> Response:
+    return json_answer(_overview(broker, caller_of(request)))
 
 
 @router.get("/ui/log.json")
@@ -97,14 +99,14 @@ def _file(name: str) -> bytes:
     return (_FOLDER / name).read_bytes()
 
 
-def _overview(broker: Broker) -> dict[str, Any]:
-    """Return all logs and nodes, as this node knows them."""
+def _overview(broker: Broker, caller: Caller) -> dict[str, Any]:
+    """Return the nodes, and all logs that the caller may see, as this node knows them."""
     return {
         "cluster": broker.settings.cluster_id,
         "node": broker.node.id,
         "now_ms": broker.clock.now_ms(),
         "nodes": member_objects(broker),
-        "logs": [_log_row(broker, hosted) for hosted in broker.logs.values()],
+        "logs": [_log_row(broker, hosted) for hosted in broker.logs.values() if caller.sees(hosted.name)],
         "append_bounds_s": BUCKETS_S,
         "append_counts": broker.meter.append_counts,
     }

@@ -7,6 +7,8 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from app.api.access.caller import Scope
+from app.api.access.rules import caller_of
 from app.api.http.controller_calls import carried_out, decided
 from app.api.http.dependencies import LogName, Nothing, json_answer
 from app.api.http.leader_headers import log_headers
@@ -84,8 +86,11 @@ class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
 async def logs(call: Call, query: Nothing) -> Response:
     call.wants_json()
     broker = call.broker
-    known = [_log_object(broker, hosted) for hosted in broker.logs.values()]
-    foreign = [each for name, each in broker.unsupported.items() if name not in broker.logs]
+    caller = caller_of(call.request)
+    known = [_log_object(broker, hosted) for hosted in broker.logs.values() if caller.sees(hosted.name)]
+    foreign = [
+        each for name, each in broker.unsupported.items() if name not in broker.logs and caller.sees(name)
+    ]
     return json_answer({"logs": [*known, *(_unsupported_object(each.log) for each in foreign)]})
 
 
@@ -105,6 +110,7 @@ async def logs(call: Call, query: Nothing) -> Response:
 async def create_log(call: Call, query: Nothing) -> Response:
     call.wants_json()
     broker, asked = call.broker, await call.asked(LogIn)
+    caller_of(call.request).require(frozenset((Scope.ADMIN,)), asked.name)
     spec = _spec_of(broker, asked)
     complaints = complaints_about(spec, [node.id for node in broker.nodes])
     if complaints:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.api.http.tokens import Tokens
-from app.errors import ConfigError, Forbidden, Unauthenticated
+from app.errors import ConfigError
 from app.log.contract import Durability
 from app.serve import check_security
 from app.settings.addresses import is_loopback
@@ -231,32 +230,3 @@ def test_files_of_security_that_cannot_be_used_are_refused_by_name(name: str, tm
         given = pair if name in pair else {name: file}
         with pytest.raises(ConfigError, match=f"{name} {file}"):
             check_security(SecuritySettings(**given))
-
-
-def test_tokens(tmp_path: Path) -> None:
-    file = tmp_path / "tokens"
-    file.write_text("# who\nsecret-w\nsecret-r read  # dashboards\n")
-    tokens = Tokens.load(file)
-    assert tokens.needed
-    tokens.check("POST", "/v1/logs/default/records", b"Bearer secret-w")
-    tokens.check("GET", "/v1/logs/default/records", b"bearer secret-r")
-    for open_path in (
-        "/healthz",
-        "/readyz",
-        "/docs",
-        "/docs/swagger-ui.css",
-        "/v1/openapi.json",
-        "/problems/x",
-    ):
-        tokens.check("GET", open_path, None)
-    with pytest.raises(Forbidden):
-        tokens.check("POST", "/v1/logs/default/records", b"Bearer secret-r")
-    for given in (None, b"", b"Bearer", b"Bearer other", b"Basic secret-w", b"secret-w"):
-        with pytest.raises(Unauthenticated) as refusal:
-            tokens.check("GET", "/metrics", given)
-        assert dict(refusal.value.headers())["www-authenticate"].startswith("Bearer")
-    for content in ("", "a b c\n", "a admin\n"):
-        file.write_text(content)
-        with pytest.raises(ConfigError):
-            Tokens.load(file)
-    assert not Tokens.load(None).needed

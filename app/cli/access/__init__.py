@@ -1,0 +1,1 @@
+"""Commands for access to the service."""

@@ -1,0 +1,226 @@
+"""Who calls, by the token of the call, and what a token permits (docs/api.md §5)."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app.api.access.caller import ANYONE, Caller, Grant, Scope
+from app.api.access.token_lines import hash_line, new_token, parse_line, parse_lines
+from app.api.access.tokens import Tokens
+from app.cli.access.token import token_command
+from app.errors import ConfigError, Forbidden, RateLimited, Unauthenticated
+
+READ = frozenset((Scope.READ,))
+APPEND = frozenset((Scope.APPEND,))
+ADMIN = frozenset((Scope.ADMIN,))
+
+
+def tokens_of(tmp_path: Path, *lines: str) -> Tokens:
+    file = tmp_path / "tokens"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return Tokens.load(file)
+
+
+def grant_of(line: str) -> Grant:
+    token = parse_line(line)
+    assert token is not None
+    return token.grant
+
+
+def test_a_file_of_earlier_versions_keeps_its_meaning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        tokens = tokens_of(tmp_path, "# who", "secret-w", "other write", "secret-r read  # dashboards")
+    assert "3 tokens in plain text" in caplog.text
+    assert "secret-w" not in caplog.text
+    for given in (b"Bearer secret-w", b"bearer  other "):
+        for scope in Scope:
+            tokens.caller("/v1/logs", given).require(frozenset((scope,)), None)
+    reader = tokens.caller("/v1/logs", b"Bearer secret-r")
+    reader.require(READ, "default")
+    for scope in (Scope.APPEND, Scope.CURSORS, Scope.ADMIN):
+        with pytest.raises(Forbidden):
+            reader.require(frozenset((scope,)), "default")
+
+
+def test_what_is_no_valid_token_is_refused(tmp_path: Path) -> None:
+    token = new_token()
+    line = hash_line(token, ["read"])
+    tokens = tokens_of(tmp_path, line)
+    assert token not in line
+    hexadecimal = line.split()[0].removeprefix("sha256:").encode()
+    refused = (
+        None,
+        b"",
+        b"Bearer",
+        b"Bearer other",
+        b"Bearer " + hexadecimal,
+        b"Bearer sha256:" + hexadecimal,
+    )
+    for given in (*refused, b"Basic " + token.encode(), token.encode()):
+        with pytest.raises(Unauthenticated) as refusal:
+            tokens.caller("/metrics", given)
+        assert dict(refusal.value.headers())["www-authenticate"].startswith("Bearer")
+    assert tokens.caller("/metrics", b"Bearer " + token.encode()).may(READ, None)
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/readyz", "/docs", "/v1/openapi.json", "/problems/fenced", "/ui", "/ui/main.js"]
+)
+def test_an_open_path_needs_no_token_and_gives_no_right(path: str, tmp_path: Path) -> None:
+    tokens = tokens_of(tmp_path, "secret rate=1 write")
+    for given in (None, b"Bearer wrong", *[b"Bearer secret"] * 3):
+        caller = tokens.caller(path, given)
+        caller.enter()
+        assert not any(caller.may(frozenset((scope,)), "default") for scope in Scope)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/logs", "/metrics", "/ui/overview.json", "/ui/log.json", "/uix", "/docsx"]
+)
+def test_other_paths_need_one(path: str, tmp_path: Path) -> None:
+    with pytest.raises(Unauthenticated):
+        tokens_of(tmp_path, "secret").caller(path, None)
+
+
+def test_a_token_is_limited_to_its_logs() -> None:
+    caller = Caller(grant_of("t read append logs=orders.*,invoices name=shop"))
+    for log in ("orders.eu", "orders.", "invoices"):
+        caller.require(READ, log)
+        assert caller.sees(log)
+    for other in ("orders", "ordersX", "invoices2", "default", None):
+        with pytest.raises(Forbidden, match="shop"):
+            caller.require(READ, other)
+    with pytest.raises(Forbidden, match="`admin`"):
+        caller.require(ADMIN, "invoices")
+
+
+def test_the_audit_log_requires_admin() -> None:
+    reader, admin = Caller(grant_of("t read append cursors")), Caller(grant_of("u admin"))
+    assert not reader.may(READ, "__audit")
+    assert not reader.sees("__audit")
+    assert admin.may(READ, "__audit")
+    assert not admin.may(READ, "default")
+    assert Caller(ANYONE).may(READ, "__audit")
+
+
+def test_a_rate_is_refilled_by_time() -> None:
+    now_s = 0.0
+    caller = Caller(grant_of("t read rate=2"), lambda: now_s)
+    for _ in range(2):
+        caller.enter()
+    with pytest.raises(RateLimited) as refusal:
+        caller.enter()
+    assert dict(refusal.value.headers()) == {"retry-after": "1"}
+    assert caller.in_flight == 2
+    now_s = 0.5
+    caller.enter()
+    now_s = 100.0  # no more than the burst is saved
+    caller.enter()
+    caller.enter()
+    with pytest.raises(RateLimited):
+        caller.enter()
+
+
+def test_requests_in_flight_are_limited() -> None:
+    caller = Caller(grant_of("t read in_flight=1"))
+    caller.enter()
+    with pytest.raises(RateLimited, match="1 requests in flight"):
+        caller.enter()
+    caller.leave()
+    caller.enter()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sha256:abc read",
+        "sha256:" + "a" * 64,  # without a scope
+        "t shout",
+        "t a b c",
+        "t logs=x",
+        "t read logs=",
+        "t read logs=A*",
+        "t read logs=a*b",
+        "t read rate=0",
+        "t read rate=x",
+        "t read rate=1 rate=2",
+        "t read colour=red",
+        "t read name=" + "n" * 65,
+    ],
+)
+def test_a_line_that_makes_no_sense_is_refused_without_its_token(line: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_lines(f"# first\nsecret-{line}" if line.startswith("t ") else f"# first\n{line}")
+    assert str(refusal.value).startswith("line 2:")
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_file_without_tokens_is_refused(tmp_path: Path) -> None:
+    for content in ("", "# none\n"):
+        (tmp_path / "tokens").write_text(content)
+        with pytest.raises(ConfigError, match="at least one"):
+            Tokens.load(tmp_path / "tokens")
+    with pytest.raises(ConfigError):
+        Tokens.load(tmp_path / "absent")
+    assert not Tokens.load(None).needed
+
+
+def test_tokens_are_rotated_while_the_node_runs(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    tokens = tokens_of(tmp_path, "old read rate=1", "gone read")
+    before, gone = (tokens.caller("/v1/logs", b"Bearer " + name) for name in (b"old", b"gone"))
+    before.enter()
+    file.write_text("old append rate=1\nnew read\n")
+    asyncio.run(tokens.refresh())
+    assert gone.revoked
+    assert tokens.caller("/v1/logs", b"Bearer new").may(READ, None)
+    with pytest.raises(Unauthenticated):
+        tokens.caller("/v1/logs", b"Bearer gone")
+    after = tokens.caller("/v1/logs", b"Bearer old")
+    assert (after.may(READ, None), after.may(APPEND, None), after.revoked) == (False, True, False)
+    with pytest.raises(RateLimited):  # what was spent is not forgotten
+        after.enter()
+
+
+def test_a_broken_file_leaves_the_tokens_as_they_were(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tokens"
+    tokens = tokens_of(tmp_path, "old read")
+    for content in (b"", b"x y z", b"\xff\xfe"):
+        file.write_bytes(content)
+        asyncio.run(tokens.refresh())
+        assert tokens.failing
+        assert tokens.caller("/v1/logs", b"Bearer old").may(READ, None)
+    file.unlink()
+    for _ in range(3):
+        asyncio.run(tokens.refresh())
+    assert (
+        len([line for line in caplog.records if "stay valid" in line.message]) == 4
+    )  # once for each failure
+    file.write_text("next read\n")
+    asyncio.run(tokens.refresh())
+    assert not tokens.failing
+    assert tokens.caller("/v1/logs", b"Bearer next").may(READ, None)
+
+
+def test_the_command_makes_lines_that_the_node_accepts(tmp_path: Path) -> None:
+    options = ["--scope", "append", "--logs", "orders.*", "--name", "shop", "--rate", "5", "--in-flight", "2"]
+    made = CliRunner().invoke(token_command, ["new", *options])
+    assert made.exit_code == 0, made.output
+    token, line = made.stdout.splitlines()
+    hashed = CliRunner().invoke(token_command, ["hash", *options], input=f"{token}\n")
+    assert hashed.stdout == f"{line}\n"
+    grant = tokens_of(tmp_path, line).caller("/v1/logs", f"Bearer {token}".encode()).grant
+    assert grant == Grant(name="shop", scopes=APPEND, logs=("orders.*",), requests_per_s=5, in_flight=2)
+    for wrong in (
+        ["new", "--scope", "read", "--name", "a b"],
+        ["new", "--scope", "read", "--logs", "A"],
+        ["new"],
+    ):
+        assert CliRunner().invoke(token_command, wrong).exit_code == 2
