@@ -1,8 +1,8 @@
-"""What all tests share: rule markers name rules that stand in app/RULES.md, and who runs beside whom.
+"""Shared by all tests: rule markers must name rules of app/RULES.md; tests are distributed to processes.
 
 `make test` runs the suite in two processes. A file's tests stay in one, for they share its nodes; so do those
-of Spark that share a session, and those that start Sparks of their own. What takes longest begins first; some
-files of Spark go to whichever process is free, so that both are done with it at one time.
+of Spark that share a session, and those that start Sparks of their own. The longest begin first; some files
+of Spark go to the process that is free, so that both end at the same time.
 """
 
 import os
@@ -41,7 +41,7 @@ LONGEST = (
 
 
 def scope_of(nodeid: str) -> str:
-    """What runs in one process, one after the other."""
+    """Return the name of the group of tests that runs in one process, one after the other."""
     file = nodeid.partition("::")[0]
     if not file.startswith(SPARK) or file.removeprefix(SPARK) in EITHER:
         return file

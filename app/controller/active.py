@@ -199,7 +199,7 @@ class ActiveController:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a round is open."""
+        """True if a round is open."""
         return self._round is not None
 
     def next_round(self, *, term: int, next_index: int, now_ms: int, time_ms: int) -> Round | None:
@@ -565,7 +565,7 @@ class ActiveController:
             self._replace_master(state, log, happen, now_ms, stays=log.master)
 
     def _is_record_due(self, log: Log, now_ms: int) -> bool:
-        """Whether the copies of an open log have confirmed more than its metadata record, for long enough."""
+        """True if the copies of an open log have confirmed more than its metadata record, for long enough."""
         since_ms = now_ms - self._recorded_ms.get(log.name, self._began_ms)
         return since_ms >= self.config.confirmed_interval_ms and bool(self.liveness.news_of_confirmed(log))
 

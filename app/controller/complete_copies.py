@@ -34,7 +34,7 @@ def complete_copies(log: Log, liveness: Liveness) -> tuple[int, ...]:
 
 
 def counts_all(log: Log) -> bool:
-    """Whether every member of the sets that count holds everything: no proof is needed."""
+    """True if every member of the sets that count holds everything: no proof is needed."""
     sets = [(log.sync_state_set, log.set_acks), (log.former_set, log.former_acks)]
     return all(acks_needed(len(members), acks) == len(members) for members, acks in sets)
 
@@ -46,7 +46,7 @@ def reports_needed(log: Log) -> int:
 
 
 def may_become_complete(log: Log, liveness: Liveness, now_ms: int) -> bool:
-    """Whether so many members of the set live, or had no time yet to report, that one may win a clean
+    """True if so many members of the set live, or had no time yet to report, that one may win a clean
     election; who has reported after the last lease counts too, dead or alive."""
     members, _acks = _counted_set(log)
     heard = _reports(log, members, liveness)
@@ -60,7 +60,7 @@ def may_become_complete(log: Log, liveness: Liveness, now_ms: int) -> bool:
 
 
 def _winner_may_lead(log: Log, liveness: Liveness, now_ms: int) -> bool:
-    """Whether the winner of the last election, whose epoch is not open yet, may win the next one too."""
+    """True if the winner of the last election, whose epoch is not open yet, may win the next one too."""
     winners = [log.replica(member) for member in log.sync_state_set if log.is_current(member)]
     return log.is_opening and any(
         winner is not None and liveness.may_come_to_lead(log, winner, now_ms) for winner in winners

@@ -311,7 +311,7 @@ class Liveness:
         return min(lease_end_ms, self._given_up.get(log, lease_end_ms))
 
     def was_written_after_lease(self, node: str, log: str) -> bool:
-        """Whether the node's present reports were written after the last lease of the log's master had
+        """True if the node's present reports were written after the last lease of the log's master had
         ended: it had received an answer by then that left after that."""
         known = self._nodes.get(node)
         after_ms = None if known is None else known.reports_after_ms

@@ -42,7 +42,7 @@ class Confirmed(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
 
     def exceeds(self, other: "Confirmed | None") -> bool:
-        """Whether this is more than what was known. Heartbeats may arrive late, so less in the same epoch
+        """True if this is more than what was known. Heartbeats may arrive late, so less in the same epoch
         changes nothing."""
         return other is None or self.offset > other.offset or self.epoch > other.epoch
 
@@ -153,12 +153,12 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def elects(self) -> bool:
-        """Whether the controller chooses this log's master."""
+        """True if the controller chooses this log's master."""
         return self.spec.replication == "controller" and self.state == LOG_CREATED
 
     @property
     def is_opening(self) -> bool:
-        """Whether the master has yet to open its epoch, so that members of the former set may be elected."""
+        """True if the master has yet to open its epoch, so that members of the former set may be elected."""
         return bool(self.former_set)
 
     @property

@@ -65,7 +65,7 @@ class HaConfig:
         return self.ha_housekeeping_interval_ms + self.ha_reconnect_interval_ms + CONNECT_MS
 
     def speaks_by_number(self, address: str) -> bool:
-        """Whether a slave at that address names itself by its replica id, not by the address."""
+        """True if a slave at that address names itself by its replica id, not by the address."""
         if self.ha_handshake_by_number is None:
             return len(address.encode()) > ADDRESS_MAX_BYTES
         return self.ha_handshake_by_number

@@ -168,7 +168,7 @@ class HaView(Protocol):
 
     @property
     def electable(self) -> bool:
-        """Whether this copy has all that a master needs: the log's state (keys, producers, fence, cursors)
+        """True if this copy has all that a master needs: the log's state (keys, producers, fence, cursors)
         and every record that was not trimmed. Without it only an unclean election makes it master."""
         ...
 
@@ -196,7 +196,7 @@ class HaView(Protocol):
 
     @property
     def needs_election(self) -> bool:
-        """Whether the controller names this replica master of an epoch that it cannot open.
+        """True if the controller names this replica master of an epoch that it cannot open.
 
         It had that epoch in an earlier incarnation, or opening it failed. Request an election; any replica of
         the set may win it, including this one.

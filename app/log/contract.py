@@ -315,7 +315,7 @@ class ReplicationCore(Protocol):
     def committed_index(self) -> int: ...
     @property
     def accepts_appends(self) -> bool:
-        """Whether this replica accepts appends now (it leads, and its term is open)."""
+        """True if this replica accepts appends now (it leads, and its term is open)."""
         ...
 
     def start(self, now_ms: int) -> None: ...
@@ -344,12 +344,12 @@ class ReplicationCore(Protocol):
 
     @property
     def is_transferring(self) -> bool:
-        """Whether this leader is transferring leadership (R-09)."""
+        """True if this leader is transferring leadership (R-09)."""
         ...
 
     @property
     def pauses_appends(self) -> bool:
-        """Whether appends wait until the next leader is known (R-09)."""
+        """True if appends wait until the next leader is known (R-09)."""
         ...
 
     @property
@@ -371,7 +371,7 @@ class ReplicationCore(Protocol):
 
     @property
     def needs_all_records(self) -> bool:
-        """Whether a copy can begin after records that its leader holds: such a copy must not lead."""
+        """True if a copy can begin after records that its leader holds: such a copy must not lead."""
         ...
 
     has_room: bool  # set by the driver: false while its disk has no space for clients' records

@@ -138,7 +138,7 @@ class Frames:
 
     @property
     def is_old(self) -> bool:
-        """Whether the received bytes are not in this format."""
+        """True if the received bytes are not in this format."""
         return not self._begun
 
     def feed(self, data: Bytes) -> Iterable[tuple[int, bytes]]:

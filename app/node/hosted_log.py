@@ -82,7 +82,7 @@ class HostedLog:
 
     @property
     def removed(self) -> bool:
-        """Whether this node's replica is outside the log's group (R-10)."""
+        """True if this node's replica is outside the log's group (R-10)."""
         return self.driver is not None and self.driver.role is Role.REMOVED
 
     @property

@@ -34,7 +34,7 @@ class Ballot:
 
     @property
     def is_won(self) -> bool:
-        """Whether a majority of the present voters, all of them sound, has granted it; or every voter has.
+        """True if a majority of the present voters, all of them sound, has granted it; or every voter has.
 
         An unsound member may have lost what it acknowledged or voted, so it proves nothing. When every voter
         grants, no remaining log holds more than the candidate's, and no other candidate of the term can have

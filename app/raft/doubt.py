@@ -48,7 +48,7 @@ class Doubt:
 
     @property
     def trusts_leader(self) -> bool:
-        """Whether this member certainly did not help to elect the leader of a newer term.
+        """True if this member certainly did not help to elect the leader of a newer term.
 
         A leader that no majority of such members answers stands down (R-04); all elect the next one.
         """

@@ -100,7 +100,7 @@ class EntryHandler:
 
     @property
     def holds_all_committed(self) -> bool:
-        """Whether no committed record can be missing here: the condition that an unsound member must reach.
+        """True if no committed record can be missing here: the condition that an unsound member must reach.
 
         A record of the leader's term follows everything that was committed before that term. What the
         leader's own term has committed with acknowledgements of an earlier incarnation of this member is

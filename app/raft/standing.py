@@ -46,17 +46,17 @@ class Standing:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the newest group is known to be committed."""
+        """True if the newest group is known to be committed."""
         return self.index <= self._member.committed_index
 
     @property
     def is_voter(self) -> bool:
-        """Whether this member votes in the newest group."""
+        """True if this member votes in the newest group."""
         return self._member.node_id in self._member.group.voters
 
     @property
     def may_campaign(self) -> bool:
-        """Whether the group may need this member as its leader.
+        """True if the group may need this member as its leader.
 
         An unsound member may campaign: it is elected by all, or by sound voters (ballot.py). One that knows
         no other voter may have lost the record that named them.

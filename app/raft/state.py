@@ -95,7 +95,7 @@ class Outbox:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a change of the log is pending: its present content is out of date."""
+        """True if a change of the log is pending: its present content is out of date."""
         return bool(self.truncate or self.batches)
 
     def send(self, target: str, message: Any) -> None:

@@ -72,7 +72,7 @@ class Transfer:
 
     @property
     def pauses_appends(self) -> bool:
-        """Whether appends wait until the next leader is known."""
+        """True if appends wait until the next leader is known."""
         return self._attempt is not None and self._attempt.paused
 
     def begin(self, to: str | None, now_ms: int) -> str:

@@ -30,7 +30,7 @@ class Scan:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every byte of the file was read as a batch."""
+        """True if every byte of the file was read as a batch."""
         return self.offset == self._end_offset
 
     def next_batch(self) -> Batch | None:

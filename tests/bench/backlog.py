@@ -58,7 +58,7 @@ class Memory:
 
 
 def memory_of(process: psutil.Process, at_s: float) -> Memory:
-    """Of a job and of all that it started: its JVM, and the Python processes below that."""
+    """Usage of a job and of its children: its JVM, and the Python processes below that."""
     jvm = workers = 0
     for child in process.children(recursive=True):
         try:
@@ -99,7 +99,7 @@ def commits(table: Path) -> list[tuple[float, int]]:
 
 
 def micro_batches(table: Path) -> list[MicroBatch]:
-    """What the commits of a table tell of the micro-batches that made them, all after its making."""
+    """Timings of micro-batches from the commits of a table, without the commit that created it."""
     return [
         MicroBatch(rows, at_s - before_s) for (before_s, _), (at_s, rows) in pairwise(commits(table)) if rows
     ]

@@ -1,6 +1,6 @@
-"""What storage costs: one JSON line a figure. `python -m tests.bench.storage_bench [--folder DIR]`.
+"""Costs of storage, one JSON line per figure. `python -m tests.bench.storage_bench [--folder DIR]`.
 
-Times are the median of repeated runs on one core, microseconds unless the name says otherwise.
+Times are the median of repeated runs on one core, microseconds unless the name has another unit.
 """
 
 import argparse

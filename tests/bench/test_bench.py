@@ -1,4 +1,4 @@
-"""The figures of the bench are computed right, and what it starts says what is missing."""
+"""The bench computes its figures correctly, and reports missing programs."""
 
 import json
 from pathlib import Path

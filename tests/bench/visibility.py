@@ -1,9 +1,9 @@
-"""How long until an acknowledged record is in the Delta table: `commitlog up`, three nodes and the Spark job.
+"""Time until an acknowledged record is in the Delta table: three nodes and the Spark job.
 
 `python -m tests.bench.visibility [--rate 1000 --seconds 60 --warm-up 45 --append-records 10]`: records of
-1 KiB come at an even rate. The time runs from an append's answer until a version of `entries` whose files
-hold its last record stands in the table's own log, looked for every 5 ms. Four JSON lines: the latency, the
-micro-batches, the load, and whether the lag that the service displays is true. Exit code 1 when a goal is
+1 KiB are appended at an even rate. The time runs from an append's answer until a version of `entries`
+whose files hold its last record is in the table's own log, checked every 5 ms. Four JSON lines: the latency,
+the micro-batches, the load, and whether the lag that the service displays is true. Exit code 1 when a goal is
 missed, or when the table does not hold each record once.
 """
 
@@ -63,7 +63,7 @@ class Versions:
 
 
 class LagSeen(NamedTuple):
-    """What was displayed of the lag, between two times."""
+    """The displayed lag between two times."""
 
     asked_at_s: float
     answered_at_s: float
@@ -104,7 +104,7 @@ class Load:
 
 
 async def watch_table(table: Path, versions: Versions) -> None:
-    """Note each version as it comes, for ever. What it holds is what the statistics of its files say."""
+    """Record each version when it appears, until cancelled; its last index is in its statistics."""
     log, version = DeltaLog(str(table)), 0
     while True:
         while (table / "_delta_log" / f"{version:020d}.json").exists():
@@ -119,7 +119,7 @@ async def watch_table(table: Path, versions: Versions) -> None:
 
 
 async def watch_lag(url: str, seen: list[LagSeen]) -> None:
-    """Ask the service for the table's lag, as `commitlog tables` does, for ever."""
+    """Read the table's lag, as `commitlog tables` does, until cancelled."""
     async with aiohttp.ClientSession() as session:
         while True:
             asked_at_s = time.perf_counter()
@@ -131,7 +131,7 @@ async def watch_lag(url: str, seen: list[LagSeen]) -> None:
 
 
 async def watch_batches(path: Path, batches: dict[int, Mapping[str, Any]]) -> None:
-    """Collect what the job says of its micro-batches, by their ids, for ever."""
+    """Collect the job's reports of its micro-batches, by their ids, until cancelled."""
     while True:
         document = json.loads(await asyncio.to_thread(path.read_text))
         batch = document["logs"]["default"]["last_batch"]
@@ -277,7 +277,7 @@ def print_latency(load: Load, versions: Versions, began_s: float, ended_s: float
 
 
 def mean_parts(durations: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Of micro-batches, part by part; triggerExecution is the whole."""
+    """Durations of micro-batches by phase; triggerExecution is the total."""
     names = sorted({name for duration in durations for name in duration})
     return {name: round(statistics.mean(each.get(name, 0) for each in durations)) for name in names}
 

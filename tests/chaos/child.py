@@ -35,7 +35,7 @@ def run_family(name: str, seed: int, scale: float, folder: Path, *, isolated: bo
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """What stands inside a group of exceptions, or the exception itself."""
+    """Return the errors inside a group of exceptions, or the exception itself."""
     if isinstance(error, BaseExceptionGroup):
         return [cause for inner in error.exceptions for cause in causes(inner)]
     return [error]

@@ -1,4 +1,4 @@
-"""What a family of faults found: one JSON line."""
+"""Findings of one family of faults, as one JSON line."""
 
 import statistics
 from collections import Counter

@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class World:
-    """What a family is given. `isolated`: the process rules its own namespaces (namespaces.py)."""
+    """Settings of a family's run. `isolated`: the process controls its own namespaces (namespaces.py)."""
 
     folder: Path
     report: Report
@@ -74,7 +74,7 @@ class Session:
             raise AssertionError(f"no {appends} acknowledgements within {within_s:.0f} s") from None
 
     async def works(self, fault: str, appends: int, within_s: float) -> bool:
-        """Whether so many appends are acknowledged under a fault; if not, the report says so."""
+        """Return True if so many appends are acknowledged during a fault; if not, add it to the report."""
         try:
             async with asyncio.timeout(within_s):
                 await self.workload.progress(appends)
@@ -131,7 +131,7 @@ class Archive:
             self.end = until_index
 
     def before(self, begin_index: int, held: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-        """What precedes a log that begins at `begin_index`. AssertionError when the log differs from it."""
+        """Return the records before `begin_index`. AssertionError when the log differs."""
         assert begin_index <= self.end, f"the log begins at {begin_index}, trims went to {self.end}"
         kept = [record for record in self.records if record[0] >= begin_index]
         assert list(held[: len(kept)]) == kept, "the log holds other records than were read before the trim"

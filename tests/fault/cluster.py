@@ -80,7 +80,7 @@ class FaultCluster(Cluster):
         return self._processes[node].pid
 
     def ended(self) -> list[str]:
-        """Nodes whose process has ended by itself, and that nobody has waited for."""
+        """Nodes whose process has ended by itself, and was not waited for."""
         return [node for node, process in self._processes.items() if process.poll() is not None]
 
     def pause(self, node: str) -> None:
@@ -101,7 +101,7 @@ class FaultCluster(Cluster):
         self.set_links(both_ways([node], self.ids), DOWN)
 
     def deafen(self, node: str) -> None:
-        """The node is heard but hears nobody."""
+        """Cut what others send to the node; what it sends arrives."""
         self.set_links([(other, node) for other in self.ids if other != node], DOWN)
 
     def mute(self, node: str) -> None:

@@ -95,7 +95,7 @@ def find_violations(
 
 
 def tail_of(read: Read) -> TailRead | None:
-    """The committed index that a linearizable read has seen, where it tells."""
+    """The committed index that a linearizable read has seen, if the answer has one."""
     if isinstance(read, TailRead):
         return read
     if read.linearizable and not read.has_more:
@@ -186,7 +186,7 @@ def judge_future(
 
 
 def judge_content(reads: Sequence[Read], log: Sequence[tuple[int, str]]) -> list[str]:
-    """What a read of records shows is what stands there in the end, without a gap."""
+    """The records that a read returns are the records of the final log, without a gap."""
     found = []
     indexes = [index for index, _ in log]
     for read in reads:

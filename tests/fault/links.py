@@ -1,4 +1,4 @@
-"""What a network between nodes can do, whichever way it is made: one link for each ordered pair of nodes."""
+"""Faults of a network between nodes, whatever its implementation: one link for each ordered pair of nodes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ DOWN = Link(up=False)
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a node listens, and where another node finds it."""
+    """The address on which a node listens, and the address that another node uses for it."""
 
     listen: str
     url: str
@@ -34,7 +34,7 @@ class Addresses:
 
 
 class Network(Protocol):
-    """The network of one cluster. `name` stands in reports."""
+    """The network of one cluster. `name` appears in reports."""
 
     name: str
     ids: Sequence[str]
@@ -48,7 +48,7 @@ class Network(Protocol):
         ...
 
     def client_url(self, node: str) -> str:
-        """Where the clients of the test reach a node, whatever the links do."""
+        """Return the address of a node for clients of the test, independent of the links."""
         ...
 
     def inside(self, node: str, command: Sequence[str]) -> list[str]:

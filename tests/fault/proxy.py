@@ -20,7 +20,7 @@ RETRANSMISSION_S = 0.2
 
 @dataclass
 class Relay:
-    """Passes bytes from the source's connections on to the target's peer port, as `link` says."""
+    """Forward bytes from the source's connections to the target's peer port, as `link` specifies."""
 
     target_host: str
     target_port: int

@@ -16,7 +16,7 @@ Scenario = Callable[[FaultCluster, Workload], Awaitable[None]]
 
 
 async def progress(workload: Workload, appends: int = STEP_APPENDS) -> None:
-    """Wait until so many more appends are acknowledged, but not for ever."""
+    """Wait until so many more appends are acknowledged, for a bounded time."""
     async with asyncio.timeout(STEP_TIMEOUT_S):
         await workload.progress(appends)
 

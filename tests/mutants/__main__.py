@@ -14,7 +14,7 @@ from tests.mutants.controller_mutants import GROUP_MUTANTS, GroupMutant, killed_
 from tests.mutants.killing import killed_by_simulator, killed_by_test
 from tests.mutants.mutants import MUTANTS, Mutant
 
-WIDTH = 90  # of what is said about the killer
+WIDTH = 90  # of the killer's output
 ALL: list[Mutant] = [*MUTANTS, *GROUP_MUTANTS]
 
 

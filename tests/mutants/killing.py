@@ -1,4 +1,4 @@
-"""Who notices a planted bug: the simulator, and the test that is named for it."""
+"""Detection of a planted bug: by the simulator, and by the test that is named for it."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Planted bugs: each one a small patch that breaks a rule, and who must notice it.
+"""Planted bugs: each one a small patch that breaks a rule, with the test that must detect it.
 
-A bug that nobody notices says that the simulator, or a test, cannot fail where it sits.
+A bug that survives shows that the simulator, or a test, cannot fail at that place.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ def mutant(rule: str, killer: Killer | None = None) -> Callable[[Patch], Patch]:
 
 
 def planted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> Callable[[Bug], Bug]:
-    """Let the function stand in for `owner.name`, which it gets as its first argument."""
+    """Replace `owner.name` by the function, which gets the original as its first argument."""
     original = getattr(owner, name)
 
     def plant(bug: Bug) -> Bug:
@@ -427,7 +427,7 @@ def what_recovery_scanned_is_not_written_again(patch: pytest.MonkeyPatch) -> Non
 
 @mutant("R-09", lambda _: test_transfer.test_the_target_is_asked_only_when_it_holds_everything_committed())
 def the_successor_gets_votes_whatever_it_lacks(patch: pytest.MonkeyPatch) -> None:
-    """And is told to campaign before it is level."""
+    """The target is asked to campaign before it has all records."""
     original = core_module.grants
 
     def grants(

@@ -1,4 +1,4 @@
-"""Runs a transcript: commands, a line `----`, and what they led to, block by block.
+"""Runs a transcript: commands, a line `----`, and their results, block by block.
 
     log NAME TERM...        what a member holds at the start: a batch of one record for each term
     elect NAME by NAMES     NAME asks, NAMES answer, until it leads; messages to the others stay on their way
@@ -7,7 +7,7 @@
     lose A->B               ... does not
     swap A->B               ... will arrive in the opposite order
     tick NAME MS            time passes, and NAME notices it; the others hear from their leader
-    alone NAME              NAME notices the time that has passed; nobody hears what it says about it yet
+    alone NAME              NAME notices the time that has passed; its messages are not delivered yet
     run MS [NAMES]          time passes for all, or for NAMES, which hear each other at once
     hold NAME / sync NAME   NAME's disk stops to sync by itself / syncs once
     restart NAME            NAME comes back with what was durable; `wipe NAME`: with nothing

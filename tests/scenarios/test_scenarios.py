@@ -1,4 +1,4 @@
-"""Every transcript leads to what stands in it."""
+"""Every transcript has the recorded results."""
 
 from pathlib import Path
 

@@ -76,7 +76,7 @@ def texts(*suffixes: str) -> tuple[tuple[Path, int, str], ...]:
 
 
 def exists_from(path: Path, name: str) -> bool:
-    """Whether a file named in `path` exists.
+    """True if a file named in `path` exists.
 
     A path counts from any parent folder. A bare name is a file beside `path` or below, in the root
     folder, or the only one of its name in the same package.

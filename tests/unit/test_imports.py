@@ -85,7 +85,7 @@ def modules() -> dict[str, Path]:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """What each module imports when it is imported."""
+    """Return the modules that each module imports when it is imported."""
     known = modules()
     graph: dict[str, set[str]] = {}
     for name, path in known.items():

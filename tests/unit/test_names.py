@@ -63,7 +63,7 @@ def test_every_logger_is_called_logger_and_named_after_its_module() -> None:
 
 
 # Names that two classes still have. The list may only get shorter. The exceptions of the Python client,
-# InvalidRequest and NotFound, stay: they have the names of the service's refusals that they stand for.
+# InvalidRequest and NotFound, stay: they have the names of the service's refusals that they represent.
 TWO_OF_A_NAME = frozenset(
     {
         "InvalidRequest",

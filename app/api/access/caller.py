@@ -28,7 +28,7 @@ ALL_SCOPES: Final = frozenset(Scope)
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """What one token permits.
+    """Permissions of one token.
 
     name: identifies the token in logs and in the audit log; it is not secret.
     logs: names of logs; a trailing `*` makes one a prefix.

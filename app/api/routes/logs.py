@@ -248,7 +248,7 @@ def _spec_of(broker: Broker, asked: LogIn) -> LogSpec:
 def _replicas(broker: Broker, asked: LogIn) -> tuple[str, ...]:
     """The nodes that were named, all, or so many of those that keep the fewest logs.
 
-    A number stands for the nodes that an existing log of the name has, if it is their number: so the same
+    A number means the nodes that an existing log of the name has, if it is their number: so the same
     request again is the same log. Raises InvalidRequest.
     """
     brokers = broker.settings.brokers

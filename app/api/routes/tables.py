@@ -229,10 +229,11 @@ def _is_ours(here: Served, state: TableState) -> bool:
 
 
 async def _lag(driver: LogDriver, held_index: int) -> tuple[int, int, int | None]:
-    """What a table lacks that holds every record up to `held_index`: up to where it really does (control
-    records behind that are none of its rows), how many records it lacks, and when the first was appended.
+    """Return the end of a table that holds every record up to `held_index`, and its lag.
 
-    Where the log begins behind what its writer has seen, records went that no table holds: it ends before.
+    Control records after `held_index` are not rows, so the end may be larger. The lag is the number of
+    missing records and the time of the first one. When the log begins after what the writer has seen,
+    trimmed records are in no table: the table ends before them.
     """
     log = driver.log
     committed_index = driver.committed_index

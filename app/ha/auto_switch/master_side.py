@@ -87,7 +87,7 @@ class MasterSide:
 
     @property
     def below_floor(self) -> bool:
-        """Whether the set may be smaller than min_in_sync_replicas: appends are refused (C-12)."""
+        """True if the set may be smaller than min_in_sync_replicas: appends are refused (C-12)."""
         return self.set.certain_size < self.min_in_sync_replicas
 
     @property

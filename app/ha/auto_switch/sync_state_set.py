@@ -38,7 +38,7 @@ class SyncStateSet:
 
     @property
     def counts_all(self) -> bool:
-        """Whether every member of the set that holds must have an append."""
+        """True if every member of the set that holds must have an append."""
         return acks_needed(len(self.members), self.acks) == len(self.members)
 
     @property

@@ -221,7 +221,7 @@ class MetadataService:
                 self._tell_election(state.metadata, index, event)
 
     def _count_election(self, event: MasterElected | MasterLost) -> None:
-        """What a restart reads again is not counted."""
+        """Events that a restart reads again are not counted."""
         if self.is_current:
             kind, reason = "lost", "no-eligible-replica"
             if isinstance(event, MasterElected):

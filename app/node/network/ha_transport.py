@@ -144,7 +144,7 @@ class HaTransport:
     ) -> None:
         """Take connections of a log from now on: what comes in goes to deliver(key, message).
 
-        A log may be attached anew, by another core: the connections of the old one end, a listener stays.
+        A log may be attached again, by another core: the connections of the old one end, a listener stays.
         place: of this replica among the log's, from 1. by_number: this node's handshakes are of newer builds.
         master: where to connect to for a core that names no address. takes_more: False while the driver has
         too much to do: its connections are not read then. replicas: nodes by place, of a classic log.
@@ -229,7 +229,7 @@ class HaTransport:
         finally:
             self._connecting.pop((owner.log_id, key), None)
 
-    # --- what connections tell -----------------------------------------------------------------------------
+    # --- reports of connections -----------------------------------------------------------------------------
 
     def find(self, log_id: int) -> _Log | None:
         return self._logs.get(log_id)

@@ -1,4 +1,4 @@
-"""What the transport between nodes needs of the node that it runs on."""
+"""Interface of the node that the transport between nodes uses."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol

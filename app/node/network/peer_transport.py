@@ -209,7 +209,7 @@ class PeerTransport:
         self._incoming[connection] = None
 
     def takes(self, peer_id: str) -> bool:
-        """Whether the peer is known, or may become known by its hello."""
+        """True if the peer is known, or may become known by its hello."""
         if peer_id in self._outgoing:
             return True
         self._unknown = {unknown for unknown in self._unknown if not self._host.is_member(unknown)}

@@ -53,7 +53,7 @@ class FoundFolder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this replica has left no trace on the disk."""
+        """True if this replica has left no trace on the disk."""
         return not (self.has_vote or self.has_log or self.has_journal)
 
 

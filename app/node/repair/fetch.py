@@ -63,7 +63,7 @@ class Fetch:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the range is lost or was never committed: only an empty log can help."""
+        """True if the range is lost or was never committed: only an empty log can help."""
         last_word = (Outlook.TRIMMED, Outlook.OTHER)
         if all(outlook in last_word for outlook in self.outlook.values()):
             return True
@@ -71,7 +71,7 @@ class Fetch:
 
     @property
     def waits(self) -> bool:
-        """Whether every peer was asked and none can help yet."""
+        """True if every peer was asked and none can help yet."""
         return self._fruitless >= len(self._peers)
 
     def next(self) -> Ask:

@@ -80,7 +80,7 @@ class Scrubber:
             progress.running = False
 
     async def _round(self, hosted: HostedLog, driver: LogDriver, progress: ScrubProgress) -> bool:
-        """Whether the round reached its end."""
+        """True if the round reached its end."""
         for step in Scrub(self._files, driver.log, STEP_BYTES):
             if step.size_bytes:
                 await asyncio.to_thread(step.run)

@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether no compared batch differs or is damaged."""
+        """True if no compared batch differs or is damaged."""
         return not any(each.state in (ReplicaState.DIFFERS, ReplicaState.DAMAGED) for each in self.replicas)
 
     @property
@@ -209,8 +209,8 @@ class Verifier:
         return answer.last_index == chunk.batches[position][1] and answer.digest == chunk.digests[position]
 
     async def _settled_digest(self, peer: ReplicaReport, chunk: _Chunk) -> DigestAnswer | None:
-        """Return the peer's digest of the whole chunk, once it has settled it; otherwise its state says
-        why not."""
+        """Return the peer's digest of the whole chunk, once it has settled it; otherwise its state has
+        the reason."""
         deadline = asyncio.get_running_loop().time() + BEHIND_MAX_S
         while True:
             answer = await self._digest(peer, chunk.first_index, chunk.last_index)

@@ -63,7 +63,7 @@ class ConfirmedAnswer:
             self._fail(refusal)
 
     def waits_until(self, now_ms: int) -> bool:
-        """Whether it is still to be given; after its deadline it fails."""
+        """True if it is still to be given; after its deadline it fails."""
         if self._give is not None and self.deadline_ms <= now_ms:
             self.fail(NoLeader(_UNCONFIRMED))
         return self._give is not None

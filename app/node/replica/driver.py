@@ -278,12 +278,12 @@ class LogDriver:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the committed index here may exceed the leader's (a slave of classic HA)."""
+        """True if the committed index here may exceed the leader's (a slave of classic HA)."""
         return self._core.runs_ahead
 
     @property
     def is_truncating(self) -> bool:
-        """Whether the disk thread is truncating or resetting the log: a read may see a part of it."""
+        """True if the disk thread is truncating or resetting the log: a read may see a part of it."""
         return self._syncer.cutting
 
     @property
@@ -303,7 +303,7 @@ class LogDriver:
 
     @property
     def is_transferring(self) -> bool:
-        """Whether this node is transferring leadership (R-09)."""
+        """True if this node is transferring leadership (R-09)."""
         return self._core.is_transferring
 
     @property

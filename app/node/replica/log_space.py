@@ -27,7 +27,7 @@ class LogSpace:
 
     @property
     def in_use(self) -> bool:
-        """Whether the node is using its reserve."""
+        """True if the node is using its reserve."""
         return self._reserve is not None and self._reserve.in_use
 
     def has_room(self, now_ms: int) -> bool:

@@ -90,12 +90,12 @@ class StateTransfer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the state includes everything before the log's first record."""
+        """True if the state includes everything before the log's first record."""
         return self._state.applied_index >= self._log.first_index - 1
 
     @property
     def holds_untrimmed(self) -> bool:
-        """Whether the log holds every record that no trim has removed. A copy that began with its master's
+        """True if the log holds every record that no trim has removed. A copy that began with its master's
         last segment does not, until a trim reaches its own begin.
 
         A trim in this log counts although it is not known to be committed: after a crash the checkpoint may
@@ -113,8 +113,8 @@ class StateTransfer:
     def tick(self, leader_id: str | None, now_ms: int, peers: Sequence[str] = ()) -> None:
         """Ask the leader, if need be; a lost question or answer is asked for again from the beginning.
 
-        peers: that are asked in turn while there is no leader. What is sent is committed, whoever sends it;
-        and this may be the one copy with records that the next leader must hold.
+        peers: that are asked in turn while there is no leader. The state is committed, whichever replica
+        sends it; and this may be the one copy with records that the next leader must hold.
         """
         self._now_ms = now_ms
         for source in [each for each, served in self._served.items() if now_ms - served.used_ms > SERVED_MS]:

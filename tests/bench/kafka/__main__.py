@@ -39,7 +39,7 @@ KAFKA_WAYS = ((2, SPARKS_JAVA), (1, SPARKS_JAVA), (2, OUR_JAVA))
 
 
 def passes(way: str, folder: Path, given: argparse.Namespace, *arguments: str) -> Iterator[dict[str, Any]]:
-    """Run a Spark driver; its figures, told as they come. Raises CalledProcessError."""
+    """Run a Spark driver and return its figures, printed as they arrive. Raises CalledProcessError."""
     tables = folder / "tables"
     tables.mkdir(exist_ok=True)
     common = ["--folder", str(tables), "--records", str(given.records), "--passes", str(given.passes)]

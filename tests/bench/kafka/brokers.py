@@ -80,7 +80,7 @@ class Brokers:
         self._topics("--delete", "--topic", topic)
 
     def produce(self, topic: str, records: int, record_bytes: int, *properties: str) -> str:
-        """Kafka's own load: records of random letters, acks=all. Returns what it says of itself."""
+        """Run Kafka's own load: records of random letters, acks=all. Returns its report."""
         load = ["--num-records", str(records), "--record-size", str(record_bytes), "--throughput", "-1"]
         settings = [word for name in ("acks=all", *properties) for word in ("--command-property", name)]
         tool = "org.apache.kafka.tools.ProducerPerformance"

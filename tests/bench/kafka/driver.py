@@ -31,7 +31,7 @@ Pass = Callable[[Path], None]  # into a folder
 
 
 def session(jars: list[Path], java: str) -> SparkSession:
-    """What the jobs run with, and Kafka's connector beside Delta's jars. java: more options of the JVM."""
+    """Settings of the jobs, with Kafka's connector beside Delta's jars. java: more options of the JVM."""
     ensure_jars(DEFAULT_JARS_FOLDER)
     extra = {
         "spark.jars": ",".join(str(path) for path in [*jar_paths(DEFAULT_JARS_FOLDER), *jars]),
@@ -74,7 +74,7 @@ def source_pass(spark: SparkSession, given: argparse.Namespace) -> Pass:
 
 
 def job_pass(spark: SparkSession, given: argparse.Namespace) -> Pass:
-    """The whole job: `entries` exactly once, and the tables of the journals and epochs, made anew."""
+    """The whole job: `entries` exactly once, and the tables of the journals and epochs, into new tables."""
 
     def run(folder: Path) -> None:
         config = MaterializeConfig(

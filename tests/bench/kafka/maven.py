@@ -10,7 +10,7 @@ FETCH_TIMEOUT_S = 600.0
 
 
 class MavenFailed(RuntimeError):
-    """Maven is not here, or could not give the jars: the message says what to do."""
+    """Maven is not installed, or could not get the jars: the message has the remedy."""
 
 
 def jars_of(pom: Path) -> list[Path]:

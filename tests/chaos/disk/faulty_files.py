@@ -65,7 +65,7 @@ class Written:
 
 
 class Shadow:
-    """What is durable of the folder `data`. The lock guards the lists, never a call that waits for a disk."""
+    """Durable content of the folder `data`. The lock guards the lists, never a call that waits for a disk."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -84,7 +84,7 @@ class Shadow:
                 self._adopt(place)
 
     def _adopt(self, place: Path) -> None:
-        """What is there at the start is durable: the test has settled what is."""
+        """Content at the start counts as durable: the test has created it."""
         content = self.contents / str(place.stat().st_ino)
         shutil.copyfile(place, content)
         self._link(place, place.stat().st_ino)

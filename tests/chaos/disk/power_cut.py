@@ -1,4 +1,4 @@
-"""What a power cut leaves of a node's folder, once its process has been killed (faulty_files.py)."""
+"""Change the folder of a killed node as a power cut does (faulty_files.py)."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A log with one master for ever: its slaves die, are cut off and come back; strangers knock at its door."""
+"""A log with one permanent master: slaves are killed and cut off; unidentified peers connect."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ LATE_APPENDS = 16  # answered flush-slave-timeout, before the slaves come back
 WAIT_S = 30.0
 GOAL_BACK_MS = 3_000
 JUNK = 10_000
-WARM_UP = 2_000  # connections before the first look: what an allocator keeps for ever is no trace
+WARM_UP = 2_000  # connections before the first measurement: memory that an allocator keeps is not a leak
 AT_ONCE = 100
 GOAL_GROWTH_BYTES = 2 << 20
 NOISE: Sequence[bytes] = (
@@ -56,7 +56,7 @@ async def classic(world: World) -> None:
 
 
 async def lose_slaves(session: Session, gone: Sequence[str], *, cuts: bool) -> None:
-    """One slave that goes stops nobody; without both, appends are kept and answered flush-slave-timeout."""
+    """The loss of one slave stops no append; without both, the answer is flush-slave-timeout."""
     cluster, workload = session.cluster, session.workload
     fault = f"{'one slave' if len(gone) == 1 else 'both slaves'} {'cut off' if cuts else 'killed'}"
     began, before = time.monotonic(), late(session)

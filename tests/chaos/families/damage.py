@@ -71,7 +71,7 @@ async def damage_one(world: World, session: Session, *, running: bool) -> tuple[
 
 
 async def comes_back(session: Session, node: str, other: str, size_bytes: int) -> bool:
-    """Whether within COMES_BACK_S the node is ready and begins with the same bytes as `other`."""
+    """Return True if within COMES_BACK_S the node is ready and begins with the same bytes as `other`."""
     cluster = session.cluster
     deadline = time.monotonic() + COMES_BACK_S
     while time.monotonic() < deadline:

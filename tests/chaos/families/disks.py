@@ -82,7 +82,7 @@ async def whole_log(cluster: FaultCluster, node: str, end: int) -> list[tuple[in
 
 
 async def disk_errors(world: World) -> None:
-    """Failing syncs and writes, 16 times: the node says why and ends, the others go on, it joins again."""
+    """Failing syncs and writes, 16 times: the node logs the reason, ends, and joins again."""
     times = world.count(16, least=2)
     async with open_cluster(world, entry=ENTRY) as cluster, under_load(world, cluster) as session:
         for number in range(times):

@@ -1,4 +1,4 @@
-"""The leader goes: killed, with its machine, by a planned stop. How long can nobody append?"""
+"""Loss of the leader: killed, with its machine, by a planned stop. The time without appends is measured."""
 
 import asyncio
 import time

@@ -166,7 +166,7 @@ async def appending_at(session: Session, node: str, name: str) -> AsyncIterator[
 
 
 async def in_sync(cluster: FaultCluster, name: str, replicas: Sequence[str]) -> dict[str, Any]:
-    """The log, once it has a master and all replicas are in its set, as any running replica tells."""
+    """Return the log, once a running replica reports a master and all replicas in its set."""
 
     def seen() -> dict[str, Any] | None:
         for node in replicas:

@@ -80,7 +80,7 @@ async def change(
     body: dict[str, object] | None = None,
     also: int = 200,
 ) -> None:
-    """Ask until it is done: a change under way or a learner that lags is told so, and must not last.
+    """Repeat until it is done: a change under way or a learner that lags is refused, but only for a while.
 
     also: another status that means that it is done.
     """

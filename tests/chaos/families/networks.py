@@ -47,7 +47,7 @@ def cut_one_way(session: Session, leader: str) -> None:
 
 
 def cut_ring_one_way(session: Session, leader: str) -> None:
-    """n1 reaches n2, n2 reaches n3, n3 reaches n1, and nobody reaches back: no majority hears each other."""
+    """n1 reaches n2, n2 reaches n3, n3 reaches n1, none in return: no majority is connected."""
     ids = session.cluster.ids
     session.cluster.set_links([(b, a) for a, b in zip(ids, ids[1:] + ids[:1], strict=True)], DOWN)
 
@@ -63,7 +63,7 @@ THREE_NODES: dict[str, Fault] = {
     "leader to one follower one way": cut_one_way,
     "one-way ring": cut_ring_one_way,
 }
-HOPELESS = ("one-way ring",)  # nobody has a majority that hears and is heard: only safety is asked for
+HOPELESS = ("one-way ring",)  # no node is connected to a majority in both directions: only safety is required
 
 
 def ring(session: Session, leader: str) -> None:

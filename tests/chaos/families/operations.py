@@ -88,7 +88,7 @@ async def _remove_and_kill(session: Session, leader: str) -> None:
 
 
 def _expect_removed(session: Session, node: str) -> None:
-    """A removed node says so, and passes an append on to the members."""
+    """A removed node reports that, and forwards an append to the members."""
     cluster = session.cluster
     eventually(lambda: cluster.status(node)["role"] == "removed", what=f"{node} knows that it was removed")
     answer = cluster.get(node, f"{LOG}/tail")

@@ -1,6 +1,6 @@
 """Each node in a network namespace of its own, the nodes behind one switch in user space (switch.py).
 
-The process that opens this network must be in namespaces of its own (`isolation()` says how to get there):
+The process that opens this network must be in namespaces of its own (`isolation()` returns the command):
 network, mounts and processes. All that is made here ends with that process, however it ends.
 """
 

@@ -1,6 +1,6 @@
 """The real Spark job dies, loses its checkpoint, meets a second driver, and loses the replicas that it reads.
 
-Whatever happens, each committed record stands in the table `entries` once, in place and with its values.
+Whatever happens, each committed record is in the table `entries` once, in place and with its values.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ async def two_drivers(world: World) -> None:
 
 
 async def ended_by_the_other(world: World, woken: Driver) -> None:
-    """Whoever finds that another job has the table ends, with exit code 1."""
+    """A driver ends with exit code 1 when it finds that another job has the table."""
     woken_at = time.monotonic()
     code = await woken.ended()
     if code != 1:

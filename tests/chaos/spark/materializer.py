@@ -74,7 +74,7 @@ class Driver:
         return self.batches() > self.batches("commits")
 
     def where(self) -> str:
-        """What it is in the middle of; of a driver that is dead or stopped, it stays so."""
+        """The current phase of the driver; of a driver that is dead or stopped, the last one."""
         planned, done = self.batches(), self.batches("commits")
         if planned == 0:
             return STARTING
@@ -145,7 +145,7 @@ class Materializer:
         await until(lambda: driver.batches() >= batches, "a driver's micro-batch", driver, self.tables)
 
     async def holds(self, index: int, driver: Driver) -> None:
-        """Until the table's rows and what the job says of control records reach `index`."""
+        """Wait until the table's rows and the job's reports of control records reach `index`."""
 
         def reached() -> bool:
             return self.materialized_index() >= index
@@ -153,7 +153,7 @@ class Materializer:
         await until(reached, f"`entries` through index {index}", driver, self.tables)
 
     def told(self) -> dict[str, Any]:
-        """What the job last said of the log; empty while it has not said anything."""
+        """The job's last report of the log; empty before the first one."""
         try:
             told = json.loads((self.tables / "progress.json").read_text())
         except FileNotFoundError:
@@ -161,7 +161,7 @@ class Materializer:
         return dict(told["logs"].get(LOG, {}))
 
     def forget(self) -> None:
-        """What a driver before has told."""
+        """Reports of an earlier driver."""
         (self.tables / "progress.json").unlink(missing_ok=True)
 
     def materialized_index(self) -> int:

@@ -95,7 +95,7 @@ class Sink:
         return Driver(self.folder, process)
 
     def appends(self) -> bool:
-        """Whether a batch's list is there that is not in the log yet."""
+        """Return True if a batch's list exists that is not in the log yet."""
         staging = self.folder / "checkpoint" / "commitlog-staging"
         for path in staging.glob("*/batch-*.json"):
             with contextlib.suppress(FileNotFoundError):  # lists go when their batch is long in the log
@@ -107,7 +107,7 @@ class Sink:
         return [f"number-{number}" for number in range(self.chunks * ROWS_A_CHUNK)]
 
     async def check(self, what: str, least: int = 0) -> None:
-        """Chunks stand in the log whole, in order within, once. least: so many of them are there."""
+        """Check that chunks are in the log whole, in order, once. least: their smallest number."""
         end_index = self.session.cluster.status("n1", LOG)["committed_index"]
         records = records_of(await asyncio.to_thread(self._log.until, end_index))
         places = {value: index for index, value in records if value.startswith("number-")}

@@ -1,7 +1,7 @@
 """The table `entries` against the log, without Spark: the Delta log names its files, pyarrow reads them.
 
-Each committed data record stands in the table once, in place, with the same values, up to where the table
-ends. What is compared is whole: every column of every row.
+Each committed data record is in the table once, in place, with the same values, up to where the table
+ends. Every column of every row is compared.
 """
 
 from pathlib import Path
@@ -81,7 +81,7 @@ class LogCopy:
 
 
 def differences(log: pa.Table, table: pa.Table) -> list[str]:
-    """What is wrong with the rows of `entries`; both by ascending index, over the same range of the log."""
+    """Return the errors in the rows of `entries`; both by ascending index, over the same range of the log."""
     due, found = log["index"].to_numpy(), table["index"].to_numpy()
     wrong = []
     for what, indexes in (

@@ -83,7 +83,7 @@ def test_a_classic_log_by_rest(tmp_path: Path) -> None:
         cluster.wait_even()
         assert cluster.values("n3") == ["a", "b", "c", "d"]
 
-        cluster.kill("n2")  # slaves go on reading what they have, and nobody takes over
+        cluster.kill("n2")  # slaves still answer reads of what they have, and none becomes master
         assert cluster.values("n1", consistency="committed") == ["a", "b", "c", "d"]
         refused = cluster.append("n1", "e", params={"timeout_ms": 1_000})
         assert refused.status_code in (503, 504)

@@ -35,7 +35,7 @@ def cluster(nodes: Cluster) -> Cluster:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a log of this test's own."""
+    """Return the name of this test's own log."""
     return re.sub(r"[^a-z0-9]+", "-", request.node.name)[:100].strip("-")
 
 

@@ -138,7 +138,7 @@ def test_a_clean_stop_ends_with_zero_and_keeps_all(own: Cluster) -> None:
 
 
 def test_a_forward_that_is_lost_is_unknown(own: Cluster) -> None:
-    """The leader hangs with the append in its hands: who forwarded it cannot say what became of it."""
+    """The leader hangs while it has the append: the node that forwarded it cannot report the outcome."""
     leader, follower = own.leader(), own.follower()
     assert own.append(follower, "warm").status_code == 200
     own.pause(leader)

@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Writer:
-    """Appends one record after the other until it is told to end; every answer counts."""
+    """Append one record after the other until `stop` is set; every answer counts."""
 
     def __init__(self, cluster: Cluster, node: str) -> None:
         self.acknowledged: list[str] = []
@@ -115,7 +115,7 @@ def test_a_planned_stop_hands_over_first(tmp_path: Path) -> None:
 @pytest.mark.rule("R-10")
 @pytest.mark.parametrize("named", [False, True], ids=["all replicas", "replicas named"])
 def test_a_node_joins_is_promoted_and_another_leaves_while_appends_go_on(tmp_path: Path, named: bool) -> None:
-    """Whether its own configuration counts it among the log's replicas or not."""
+    """Return True if the node's own configuration counts it among the log's replicas."""
     logs = ({"name": "default", "replicas": ["n1", "n2", "n3"]},) if named else ()
     cluster = Cluster(tmp_path, 4, joining=1, logs=logs)
     try:

@@ -1,4 +1,4 @@
-"""Damaged logs come back: whatever is wrong with the files of one node, its peers mend it."""
+"""Damaged logs are repaired: peers restore the files of one node, whatever is wrong with them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -206,14 +206,14 @@ def test_a_planted_difference_is_found_and_named(kept: Cluster) -> None:
 
     (event,) = eventually(told, what="the journal tells")
     assert (event["found_by"], event["first_difference"]) == ("verify", indexes[30])
-    # It is told, and nothing is changed silently.
+    # The difference is reported, and nothing is changed silently.
     assert kept.status("n2", log)["end_index"] == kept.status("n1", log)["end_index"]
 
     options = ["--endpoint", kept.url("n1"), "--log"]
     found = CliRunner().invoke(cli, ["verify", *options, log])
     assert found.exit_code == 1, found.output
     assert f"differ from index {indexes[30]} on: n1, n3 against n2" in found.output
-    # A deep comparison makes the chain anew: it does not fit at n2, which is damage, and mended.
+    # A deep comparison computes the chain again: n2's does not match, which is damage, and is repaired.
     deep = kept.call("POST", "n1", f"/v1/logs/{log}:verify", json={"deep": True}).json()
     assert {replica["node"]: replica["state"] for replica in deep["replicas"]}["n2"] == "damaged"
 

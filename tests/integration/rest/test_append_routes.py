@@ -40,7 +40,7 @@ def stored(cluster: Cluster, answer: httpx.Response, **params: Any) -> list[dict
 
 
 def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The problem document of an answer, with what every one of them must say (docs/api.md §2)."""
+    """Return the problem document of an answer, after a check of the required members (docs/api.md §2)."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     problem: dict[str, Any] = answer.json()
@@ -381,7 +381,7 @@ def test_broken_and_oversize_arrow_is_refused(cluster: Cluster) -> None:
 
 
 def test_packed_batches(cluster: Cluster) -> None:
-    """What one log gives as batches, another takes as they are."""
+    """The batches read from one log can be appended to another unchanged."""
     media_type = "application/vnd.commitlog.batch"
     values = [uuid.uuid4().hex for _ in range(3)]
     made = cluster.append(cluster.leader(), *values).json()

@@ -22,7 +22,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def shown(cluster: Cluster, node: str, address: str, profile: Path) -> str:
-    """What a browser has made of the page after its scripts have run."""
+    """Return the page's document after its scripts have run in a browser."""
     if BROWSER is None:
         pytest.skip("needs Chromium")
     command = [

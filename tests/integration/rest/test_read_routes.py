@@ -393,7 +393,7 @@ def test_min_index(filled: Cluster) -> None:
     assert refused(answer, 504, "not-yet-replicated")["retryable"] is True
     started = time.monotonic()
     refused(filled.get("n1", RECORDS, params={"wait_ms": 0}, headers=headers), 504, "not-yet-replicated")
-    assert time.monotonic() - started < 4  # the default of 5 s is for those who do not say
+    assert time.monotonic() - started < 4  # 5 s is the default without `timeout_ms`
 
 
 def test_a_follower_reads_what_was_acknowledged(cluster: Cluster) -> None:

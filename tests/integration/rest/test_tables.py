@@ -1,4 +1,4 @@
-"""What the service says of a log's Delta tables: real nodes, tables written by hand."""
+"""The service's reports on a log's Delta tables: real nodes, tables written by hand."""
 
 import shutil
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def entries(cluster: Cluster, folder: Path) -> DeltaFiles:
     table.bring(middle, first["next_index"], timestamp_ms=3_000)
     events = DeltaFiles(folder / "delta" / "default" / "events")
     events.commit(timestamp_ms=1_500)
-    events.commit(timestamp_ms=3_500)  # what it tells of comes after the rows
+    events.commit(timestamp_ms=3_500)  # the commit that it describes follows the rows
     cluster.wait_even()
     return table
 

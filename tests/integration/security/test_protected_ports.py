@@ -29,7 +29,7 @@ def hello(source: str, target: str) -> bytes:
 
 
 def forged() -> bytes:
-    """What deposes a leader, or ends the node, where nothing is proved."""
+    """Bytes that depose a leader, or end the node, on a port without authentication."""
     messages = [
         message
         for term in TERMS

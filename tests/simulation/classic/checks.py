@@ -9,7 +9,7 @@ RECENT = 8  # acknowledged records that a read looks at
 
 
 class ClassicChecker:
-    """Chains by index of all that was acknowledged or read. A chain stands for every record before it."""
+    """Chain values by index of everything acknowledged or read; each covers every record before it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -64,7 +64,7 @@ class ClassicChecker:
             self.problem = f"{driver.node_id} reads another record {index} than the acknowledged one"
 
     def agrees(self, driver: LogDriver, index: int) -> bool:
-        """Whether this log holds the record that was served at that index."""
+        """Return True if this log holds the record that was served at that index."""
         found = self.chain_at(driver, index)
         return found is not None and self._chains.get(found[0], found[1]) == found[1]
 

@@ -1,4 +1,4 @@
-"""What happens to a classic group: faults, and an operator who trims, replaces disks and changes roles."""
+"""Nemesis of a classic group: faults, and an operator that trims, replaces disks and changes roles."""
 
 from collections import Counter
 from random import Random

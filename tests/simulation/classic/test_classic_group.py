@@ -1,4 +1,4 @@
-"""What the nemesis of classic mode takes for a broken promise, and what it does not."""
+"""The checker of classic mode reports broken guarantees, and nothing else."""
 
 import pytest
 

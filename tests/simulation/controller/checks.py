@@ -1,4 +1,4 @@
-"""What must hold after every step of a group in controller mode, whatever fails (C, A)."""
+"""Invariants of a group in controller mode, checked after every step (C, A)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ class HaChecker:
     def _apply(self, index: int, event: AnyEvent) -> None:
         before = self.truth.log(LOG_NAME)
         self.truth.apply(index, event)
-        self._snapshots = {index: self.truth.snapshot()}  # whoever gets there next must be the same
+        self._snapshots = {
+            index: self.truth.snapshot()
+        }  # the first replica that confirms more decides; all others must be equal
         after = self.truth.log(LOG_NAME)
         if before is None or after is None:
             return
@@ -171,8 +173,9 @@ class HaChecker:
             self.records.take(node.name, node.log.batch_at(index))
 
     def _check_committed(self, node: HaSimNode, committed: int) -> None:
-        """What one replica ever saw as confirmed never changes anywhere (A-04, A-12), and as many members of
-        the SyncStateSet as it needs hold it (C-08)."""
+        """Check that a confirmed record never changes on any replica (A-04, A-12).
+
+        As many members of the SyncStateSet as required hold it (C-08)."""
         if self._plan.unclean:
             return
         records = self.records
@@ -233,7 +236,7 @@ class HaChecker:
             self._check_acknowledged(node, promised)
 
     def _check_acknowledged(self, node: HaSimNode, promised: dict[str, int]) -> None:
-        """Of what was trimmed nothing is asked: also where an unclean election has begun the log again."""
+        """Skip trimmed records, and those before the begin that an unclean election has set."""
         begin = max(node.log.begin_index, self._trimmed_index) if self._plan.unclean else node.log.begin_index
         kept = {value: index for value, index in promised.items() if index >= begin}
         problem = broken_promise(

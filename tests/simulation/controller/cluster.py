@@ -28,7 +28,7 @@ HANG_UP_US = (100, 50_000)  # after which a closed connection is heard of
 
 
 class Heard:
-    """What clients and reads report beside their answers (tests.simulation.raft.sometimes.Sometimes)."""
+    """Reports of clients and reads beside their answers (tests.simulation.raft.sometimes.Sometimes)."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts

@@ -1,8 +1,8 @@
-"""What happens to a group in controller mode: faults, and an operator.
+"""Nemesis of a group in controller mode: faults, and an operator.
 
-No event takes what the product promises to need: a copy of the log is lost only while another member of the
-SyncStateSet holds everything and nothing that could remove it is on its way; a controller's disk only while
-all other controllers are whole.
+No event exceeds what the product guarantees to survive: a copy of the log is lost only while
+another member of the SyncStateSet holds everything and nothing that could remove it is under
+way; a controller's disk only while all other controllers are whole.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Nemesis:
 
     @property
     def _is_loose(self) -> bool:
-        """Whether a power failure may take what was acknowledged."""
+        """Return True if a power failure may remove acknowledged records."""
         return any(each.loose for each in self._nodes)
 
     def _hang_up(self, node: HaSimNode, _lasting_us: int) -> bool:
@@ -251,7 +251,7 @@ class Nemesis:
     # --- disks -------------------------------------------------------------------------------------------
 
     def may_lose_copy(self, node: HaSimNode) -> bool:
-        """Whether another copy holds everything, and no change that could remove it is on its way."""
+        """Return True if another copy holds everything, and no change that could remove it is under way."""
         log = self._cluster.checker.truth.log(LOG_NAME)
         if log is None or log.is_opening or not log.sync_state_set:
             return False
@@ -273,7 +273,7 @@ class Nemesis:
         return side is not None and side.set.epoch == log.set_epoch and not side.set._asked
 
     def may_lose_controller(self, node: HaSimNode) -> bool:
-        """Whether all other controllers are whole."""
+        """Return True if all other controllers are whole."""
         others = [each for each in self._nodes if each.is_controller and each is not node]
         return all(each.controllers_from is None and each.alive and each.controller.sound for each in others)
 

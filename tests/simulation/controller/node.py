@@ -118,12 +118,12 @@ class HaSimNode:
 
     @property
     def held_index(self) -> int:
-        """What no crash of this run takes away."""
+        """State that survives every crash of this run."""
         return self.log.end_index if self.loose else self.log.durable_index
 
     @property
     def readable_index(self) -> int | None:
-        """What a linearizable read at this master may see now, None while none is answered."""
+        """The index that a linearizable read at this master may return now; None while none is answered."""
         return self.core._readable_index(self._clock.monotonic_ms())
 
     @property
@@ -143,7 +143,7 @@ class HaSimNode:
 
     @property
     def acknowledges(self) -> bool:
-        """Whether it is master with a lease now; `accepts_appends` is as of the core's last event."""
+        """Return True if it is master with a lease now; `accepts_appends` is as of the core's last event."""
         if not (self.alive and self.is_broker and self.core.accepts_appends):
             return False
         return not self.core._is_fenced(self._clock.monotonic_ms())
@@ -314,7 +314,7 @@ class HaSimNode:
             self.machine.reboot()
 
     def lose_copy(self) -> None:
-        """What the disk has of the log may be less than what this copy has acknowledged."""
+        """The records on disk may be fewer than those that this copy has acknowledged."""
         self._cluster.checker.copy_is_lost(self)
         self.copy_id = 0
 
@@ -354,8 +354,8 @@ class HaSimNode:
             self._disk.hung_until_us = self._disk_hangs_until_us
 
     def roll_back(self) -> None:
-        """What the node does when an unclean election has lost what its log has confirmed; then it starts
-        anew."""
+        """The node's reaction when an unclean election has lost confirmed records of its log; then it starts
+        again."""
         rollback = self.core.wanted_rollback
         assert rollback is not None
         self.crash(power=False)
@@ -424,7 +424,7 @@ class HaSimNode:
         self._loop.create_task(read)
 
     def _when_awake(self, ask: Callable[[], None]) -> None:
-        """What comes to a stalled process waits in its socket."""
+        """Input for a stalled process waits in its socket."""
         life, world = self.life, self._cluster.world
         if life.alive and self.is_stalled:
             world.after(life.stalled_until_us - world.now_us, lambda: self._when_awake(ask), life)

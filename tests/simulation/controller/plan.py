@@ -1,4 +1,4 @@
-"""What groups the seeds stand for: two or three replicas, embedded controllers or three of their own."""
+"""Groups by seed: two or three replicas, embedded controllers or three separate ones."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""What was ever confirmed in a log of controller mode: records, cursors, sequences.
+"""Everything that was ever confirmed in a log of controller mode: records, cursors, sequences.
 
 Reads and answers are compared with it. It has what clients and reads need of
 tests.simulation.raft.checks.SafetyChecker.
@@ -59,7 +59,7 @@ class ConfirmedRecords:
             self._sequences[mark.producer_id] = (mark.producer_epoch, mark.producer_sequence)
 
     def check_acknowledged(self, value: str, result: AppendResult) -> None:
-        """A client was told that its records are there for ever (D-28). value: of the first one."""
+        """An answer guarantees a client that its records are permanent (D-28). value: of the first one."""
         place = self.places.get(value)
         if place != result.first_index:
             raise Violation(f"{value} was acknowledged at {result.first_index}, but is at {place}")

@@ -251,7 +251,7 @@ def run_seed(seed: int, seconds: float, *, tell: bool = False) -> tuple[Changing
 
 
 def run_seeds(seeds: Iterable[int], seconds: float) -> tuple[Counter[str], list[str]]:
-    """What happened in all of them, and what broke."""
+    """Counts of all groups, and the violations."""
     counts: Counter[str] = Counter()
     violations: list[str] = []
     for seed in seeds:

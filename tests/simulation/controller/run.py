@@ -33,7 +33,7 @@ def run_seed(
 
 
 def counts_of(cluster: HaCluster) -> Counter[str]:
-    """What happened in one cluster: what was seen, each event, each reason for being without a master."""
+    """Counts of one cluster: rare paths, events, and reasons for being without a master."""
     counts = cluster.checker.counts + cluster.nemesis.counts
     counts.update({"seeds": 1, "reads": cluster.ledger.reads})
     counts["simulated seconds"] += cluster.world.now_us // 1_000_000
@@ -58,7 +58,7 @@ def run_seeds(
     usual: bool = False,
     progress: Callable[[Counter[str]], None] = lambda _counts: None,
 ) -> tuple[Counter[str], list[str]]:
-    """What happened in all of them, and what broke. until: so many master changes are enough."""
+    """Counts of all clusters, and the violations. until: master changes after which the run ends."""
     counts: Counter[str] = Counter()
     violations: list[str] = []
     for seed in seeds:

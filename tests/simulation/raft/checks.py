@@ -1,4 +1,4 @@
-"""What must hold after every step of a simulated cluster, whatever happened; it costs what has changed."""
+"""Invariants of a simulated cluster, checked after every step; the cost is proportional to the change."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -12,7 +12,7 @@ from tests.simulation.raft.sometimes import Sometimes
 
 
 class Violation(AssertionError):
-    """The cluster broke a promise; the message says which, and the seed replays it."""
+    """The cluster broke a guarantee, which the message names; the seed replays it."""
 
 
 class Member(Protocol):
@@ -24,7 +24,7 @@ class Member(Protocol):
     def alive(self) -> bool: ...
     @property
     def may_lack(self) -> bool:
-        """Whether its disk may have lost what it had promised."""
+        """Return True if its disk may have lost acknowledged data."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class Member(Protocol):
 class SafetyChecker:
     """Remembers everything that was ever committed, and compares each step with it.
 
-    Batches are compared by their headers, in which the chain value stands for a batch and all before it: one
+    Batches are compared by their headers, in which the chain value covers a batch and all before it: one
     comparison at the newest batch proves log matching (R-06) for the whole prefix.
     """
 
@@ -86,7 +86,7 @@ class SafetyChecker:
         self._check_believed(member)
 
     def check_acknowledged(self, value: str, result: AppendResult) -> None:
-        """A client was told that its record stands there for ever (D-28). value: of its first record."""
+        """An answer guarantees a client that its record is permanent (D-28). value: of its first record."""
         place = self.places.get(value)
         if place != result.first_index:
             raise Violation(f"{value} was acknowledged at {result.first_index}, but stands at {place}")
@@ -149,9 +149,9 @@ class SafetyChecker:
         seen.committed_index = now
 
     def _check_majority(self, member: Member, seen: "_Seen", index: int) -> None:
-        """What becomes committed is as durable as promised on a majority of the group in force (R-10, R-11).
+        """Check that a new committed batch is durable on a majority of the current group (R-10, R-11).
 
-        A voter whose disk has lost what it had acknowledged is excused: it says so itself, and has no vote.
+        A voter whose disk has lost what it had acknowledged is excused: it reports that, and has no vote.
         """
         voters = seen.driver.group.voters
         held = [name for name in voters if self._holds(self._members[name], seen.log, index)]

@@ -42,9 +42,9 @@ class Door(Protocol):
 
 
 class Ledger:
-    """What all clients together have been told.
+    """Answers to all clients together.
 
-    A driver swallows whatever a client raises, so news are kept until `verify` looks at them after the step.
+    A driver swallows the errors of a client, so answers are kept until `verify` checks them after the step.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Ledger:
                 self._problems.append(f"key {key} was forgotten after {age_us / 1e6:.1f} s")
 
     def verify(self) -> None:
-        """Raises Violation when clients were told what is not so."""
+        """Raises Violation when an answer to a client was wrong."""
         self.news = False
         for problem in self._problems:
             raise Violation(problem)
@@ -160,7 +160,7 @@ class Ledger:
         self._fresh.clear()
 
     def verify_refusals(self) -> None:
-        """Raises Violation when a record stands in the log of which a client was told that it does not."""
+        """Raises Violation when a record is in the log although a client got the answer that it is not."""
         for value, reason in self._refused.items():
             place = self._checker.places.get(value)
             if place is not None:
@@ -221,7 +221,7 @@ class Client:
 
     @property
     def _is_too_late(self) -> bool:
-        """Whether a repeat could come after its key has been forgotten."""
+        """Return True if a repeat could arrive after its key has been forgotten."""
         return self._world.now_us - self._begun_us > self._ledger.idempotency_us // 3
 
     def _append(self, request: AppendRequest, value: str) -> None:
@@ -259,7 +259,7 @@ class Client:
             self._world.after(PAUSE_US, lambda: self._append(request, value))
 
     def _silent(self, request: AppendRequest, value: str) -> None:
-        """No answer has come in time: nobody knows."""
+        """No answer has arrived in time: the outcome is unknown."""
         if self._is_too_late:
             self._give_up()
         else:
@@ -350,14 +350,14 @@ class ProducingClient(Client):
         return append_of(value, count=self._count(), producer=producer), value
 
     def _give_up(self) -> None:
-        """What became of this sequence is unknown: go on in the next epoch."""
+        """The outcome of this sequence is unknown: continue in the next epoch."""
         self._epoch, self._sequence = self._epoch + 1, -1
         self._last = None
         self._rest()
 
 
 class OneShotClient(Client):
-    """Asks once and takes what it is told, with all kinds of acks and conditions; never a key."""
+    """Send each request once and accept the answer, with all kinds of acks and conditions; never a key."""
 
     def _request(self) -> tuple[AppendRequest, str]:
         value = f"{self._name}-{self._number}"

@@ -185,18 +185,19 @@ class SimulatedCluster:
         return node.alive
 
     def is_whole(self) -> bool:
-        """Whether every disk holds what its node has promised, and no voter is in doubt: at the first start
-        all are, and with one damaged disk more they could not elect a leader."""
+        """Return True if every disk holds what its node has acknowledged, and no voter is in doubt.
+
+        At the first start all are in doubt, and with one damaged disk more they could not elect a leader."""
         voters, _ = self.group()
         in_doubt = any(self.nodes[name].is_in_doubt for name in voters)
         return not (in_doubt or any(node.files.flips or node.may_lack for node in self.members))
 
     def may_lose_power(self) -> bool:
-        """Whether a node may lose what it never synced, with `replicated`: one at a time."""
+        """Return True if a node may lose what it never synced, with `replicated`: one at a time."""
         return "power_replicated" not in SWITCHED_OFF and self.may_lose_disk()
 
     def may_lose_disk(self) -> bool:
-        """Whether one disk may be lost now: all others are whole, and the group has at least three voters."""
+        """Return True if one disk may be lost now: all others are whole, of three voters or more."""
         voters = [set(node.driver.group.voters) for node in self.members]
         return self.is_whole() and min(map(len, voters)) >= 3 and not self.operator.is_resizing
 
@@ -296,7 +297,7 @@ class SimulatedCluster:
         chosen = int(self.world.random.random() * len(self.members))
         for number, node in enumerate(self.members):
             if not node.alive or not (node.files.flips or number == chosen):
-                continue  # not alive: a spare that no leader knows of, nobody can mend it
+                continue  # not alive: a spare that no leader knows of, which no peer can repair
             try:
                 self._check_committed(node)
             except CorruptLog as error:

@@ -1,6 +1,6 @@
 """The nemesis: a list of faults, drawn from the seed before anything runs: any part of it can be replayed.
 
-Every fault says what happens, when, to whom and for how long; `dice` decides whatever else is chance in it.
+Every fault has a kind, a time, a node and a duration; `dice` is the source of its other choices.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from tests.simulation.world.network import Link, Network
 from tests.simulation.world.world import World
 
-LEADER = -1  # as a victim: whoever leads at that moment
+LEADER = -1  # as a victim: the leader of that moment
 CLOCK_JUMP_MS = 10 * 60 * 60 * 1000  # either way: two clocks differ by less than keys are remembered
 SLOWNESS = 20  # of a slow disk
 FLAPPING_US = 60_000
@@ -66,7 +66,7 @@ WEIGHTS = {
     "hang_disk": 2,  # no work of the disk ends for a while
     "clock_rate": 2,  # a clock runs faster or slower from now on
     "trim_all": 2,  # of everything committed
-    "trim_idle": 1,  # of everything on a log that nobody has written to for a while, then all nodes crash
+    "trim_idle": 1,  # of everything on a log without appends for a while, then all nodes crash
     "resize": 3,  # shrink to one or two voters, or grow to all nodes, step by step
     "remove_leader": 2,
     "replace_disk": 2,  # by an empty one
@@ -100,7 +100,7 @@ RESTART_US = 1_000_000  # of a rolling restart: from one node's stop to its star
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPlan:
-    """How wild the run is. Times are microseconds; the weights say how often a fault is which."""
+    """Intensity of the run. Times are microseconds; the weights are relative frequencies of the faults."""
 
     pause_us: tuple[int, int] = (300_000, 4_000_000)  # between two faults
     lasting_us: tuple[int, int] = (50_000, 5_000_000)
@@ -154,7 +154,7 @@ class Victims(Protocol):
 
 
 class Nemesis:
-    """Carries out its faults one by one until `stop`, which mends everything and brings every node back."""
+    """Carry out its faults one by one until `stop`, which ends all faults and starts every node again."""
 
     def __init__(
         self, world: World, cluster: Victims, faults: Sequence[Fault], clock_jump_ms: int = CLOCK_JUMP_MS

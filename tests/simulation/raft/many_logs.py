@@ -235,7 +235,7 @@ class Machine:
             self._cluster.checkers[replica.log_name].end_life(replica)
 
     def when_awake(self, ask: Callable[[], Any]) -> None:
-        """What arrives at a stalled process waits in its socket."""
+        """Input for a stalled process waits in its socket."""
         life, world = self.life, self.world
         if life.alive and life.stalled_until_us > world.now_us:
             world.after(life.stalled_until_us - world.now_us, lambda: self.when_awake(ask), life)

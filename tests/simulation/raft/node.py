@@ -72,17 +72,17 @@ class SimulatedNode:
 
     @property
     def is_up(self) -> bool:
-        """Whether the process runs."""
+        """True while the process runs."""
         return self._life.alive
 
     @property
     def alive(self) -> bool:
-        """Whether the log is served: the process runs, and no repair is under way."""
+        """True while the log is served: the process runs, and no repair is under way."""
         return self._serves and self._life.alive
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether its disk holds the note of a doubt or a repair."""
+        """True if its disk holds the note of a doubt or a repair."""
         return self._marker.exists
 
     @property
@@ -91,13 +91,13 @@ class SimulatedNode:
 
     @property
     def has_healthy_disk(self) -> bool:
-        """Whether the disk works, at its usual speed."""
+        """True while the disk works at its usual speed."""
         hangs = self._disk_hangs_until_us > self._cluster.world.now_us
         return not (hangs or self.disk_slowness > 1 or self.files.is_ill)
 
     @property
     def held_index(self) -> int:
-        """What no crash of this run takes away: with `replicated` the operating system lives on."""
+        """State that survives every crash: with `replicated` the operating system keeps running."""
         return self.log.durable_index if self._fsync else self.log.end_index
 
     # --- lives
@@ -131,7 +131,7 @@ class SimulatedNode:
             self._serve(driver)
 
     def _start_process(self) -> None:
-        """What a node has beside its log."""
+        """Objects of a node beside its log."""
         cluster, world, life = self._cluster, self._cluster.world, self._life
         transport = NodeTransport(cluster.network, self.name, life)
         self._disk = DiskThread(world, life, cluster.plan.disk, self._fail)
@@ -238,8 +238,7 @@ class SimulatedNode:
         self._loop.create_task(self._mend(ended))
 
     async def _mend(self, ended: LogDriver | None) -> None:
-        """As app.node.repair.registry: once the disk thread has done what it was given, the files are
-        nobody's."""
+        """As app.node.repair.registry: once the disk thread has completed its queue, the files are free."""
         assert self._disk is not None
         done = self._loop.create_future()
         self._disk.submit(lambda: None, lambda _result, _error: done.set_result(None))
@@ -491,7 +490,7 @@ class SimulatedNode:
         self._when_awake(begin)
 
     def _when_awake(self, ask: Callable[[], None]) -> None:
-        """What comes to a stalled process waits in its socket."""
+        """Input for a stalled process waits in its socket."""
         life, world = self._life, self._cluster.world
         if life.alive and life.stalled_until_us > world.now_us:
             world.after(life.stalled_until_us - world.now_us, lambda: self._when_awake(ask), life)

@@ -44,12 +44,12 @@ class Cluster(Protocol):
         ...
 
     def is_whole(self) -> bool:
-        """Whether every disk holds what its node has promised: then a group of one loses nothing."""
+        """True if every disk holds what its node has acknowledged: a group of one loses nothing."""
         ...
 
 
 class Operator:
-    """Does one thing at the leader, as the nemesis says; what is refused it does not try again."""
+    """Carry out one operation at the leader, as the nemesis chooses; a refused one is not repeated."""
 
     def __init__(self, world: World, nodes: Sequence[Operated], cluster: Cluster) -> None:
         self._world = world
@@ -67,7 +67,7 @@ class Operator:
         self._target: tuple[str, ...] | None = None  # voters of the resize that is under way
 
     def act(self, kind: str, random: Random) -> bool:
-        """Whether there was a leader to ask. random: decides what else is chance in it."""
+        """Return True if there was a leader to ask. random: source of the remaining choices."""
         leader = self._cluster.leading()
         if leader is None:
             return False
@@ -75,7 +75,7 @@ class Operator:
 
     @property
     def is_resizing(self) -> bool:
-        """Whether a group smaller than VOTERS_MIN is on its way."""
+        """Return True if a group smaller than VOTERS_MIN is under way."""
         return self._target is not None and len(self._target) < VOTERS_MIN
 
     def _transfer(self, node: Operated, random: Random) -> None:
@@ -158,7 +158,7 @@ class Operator:
         self._world.after(FENCE_US, self.lift_fence)
 
     def lift_fence(self) -> None:
-        """Let everybody append again, if somebody leads."""
+        """Remove every fence, if there is a leader."""
         leader = self._cluster.leading()
         if leader is not None:
             self._nodes[leader].command(SetFence(None), lambda _answer: None)

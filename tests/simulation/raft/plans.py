@@ -1,4 +1,4 @@
-"""What clusters the seeds stand for: calm ones that run long, and storms, short and dense."""
+"""Clusters by seed: calm ones that run long, and storms, short and dense."""
 
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -54,7 +54,7 @@ class SimulatedLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """What the configuration file of one node chooses; a rolling restart may change it node by node."""
+    """Settings of one node's configuration file; a rolling restart may change them node by node."""
 
     raft: RaftConfig
     storage: CommitlogConfig
@@ -64,7 +64,7 @@ class NodeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlan:
-    """What one run is made of. share: of the simulated time that the command line asks for."""
+    """Parameters of one run. share: of the simulated time that the command line asks for."""
 
     nodes: int = 3  # that make up the group at first
     spares: int = 0  # that may become members
@@ -91,7 +91,7 @@ class ClusterPlan:
 
     @property
     def settings(self) -> NodeSettings:
-        """What every node begins with."""
+        """Initial state of every node."""
         limits = SimulatedLimits(idempotency_ms=self.idempotency_ms)
         return NodeSettings(raft=self.raft, storage=self.storage, driver=self.driver, limits=limits)
 

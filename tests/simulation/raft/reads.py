@@ -23,7 +23,7 @@ SHOWN_BEFORE = 25  # indexes before the newest acknowledged record at which a re
 
 
 class Shown(NamedTuple):
-    """What one page showed: the records (index, value) of [start_index, next_index)."""
+    """Content of one page: the records (index, value) of [start_index, next_index)."""
 
     consistency: Consistency
     start_index: int
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a client knew when its read began: no linearizable answer may be older."""
+    """Knowledge of a client when its read began: no linearizable answer may be older."""
 
     acknowledged_index: int
     cursor: str

@@ -30,7 +30,7 @@ from tests.simulation.raft.shrink import shrink
 from tests.simulation.raft.sometimes import POINTS
 
 CHUNK = 4  # seeds a process takes at a time
-PLACE_FRAMES = 8  # of an error that nobody expected
+PLACE_FRAMES = 8  # of an unexpected error
 # What `--full` must reach: cluster-hours, faults, elections, seeds.
 FULL = {"cluster_hours": 200, "faults": 30_000, "elections": 5_000, "seeds": 2_000}
 OPERATIONS_MIN = 500  # of each kind in a full run
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one seed, or many, came to."""
+    """Result of one seed, or of many."""
 
     counts: Counter[str]
     sometimes: Counter[str]
@@ -77,7 +77,7 @@ def run_seed(
 
 
 def _place(error: BaseException) -> str:
-    """Where an error that nobody expected came from, innermost first."""
+    """The places of an unexpected error, innermost first."""
     frames = traceback.extract_tb(error.__traceback__)[:-PLACE_FRAMES:-1]
     return " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
 
@@ -110,7 +110,7 @@ def outcome_of(seed: int, seconds: float) -> Outcome:
 
 
 def _run_chunk(seeds: Sequence[int], seconds: float) -> list[Outcome]:
-    logging.disable(logging.CRITICAL)  # full disks and the like are no news here
+    logging.disable(logging.CRITICAL)  # full disks and the like are expected here
     outcomes = []
     gc.disable()  # a run makes few cycles, and is short
     for seed in seeds:
@@ -159,7 +159,7 @@ def run_all_many_logs(jobs: int) -> tuple[list[str], Counter[str]]:
 
 
 def figures_of(total: Outcome, took_s: float) -> dict[str, Any]:
-    """What is printed as JSON."""
+    """The printed result, as JSON."""
     counts = total.counts
     simulated_s, cpu_s = counts["simulated_us"] / 1e6, counts["cpu_ms"] / 1000
     hours = simulated_s / 3600
@@ -188,7 +188,7 @@ def replay_command(seed: int, seconds: float, only: Sequence[int] | None = None)
 
 
 def report(failure: Failure) -> None:
-    """Tell what broke, and what it takes to break it again."""
+    """Print the violation, and the command that reproduces it."""
     out = sys.stderr.write
     out(f"seed {failure.seed} at {failure.at_s:.3f} s: {failure.message}\n")
     out(f"replay: {replay_command(failure.seed, failure.seconds)}\n")
@@ -222,7 +222,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Run one seed, and tell its trace when it fails."""
+    """Run one seed, and print its trace when it fails."""
     cluster, violation = run_seed(options.seed, options.seconds, options.only, tell=True)
     for line in (cluster.world.lines or ()) if violation else ():
         sys.stderr.write(f"  {line}\n")

@@ -45,5 +45,5 @@ def shrink(run: Run, budget_s: float = BUDGET_S) -> list[int]:
 
 
 def _kind(violation: Violation | None) -> str | None:
-    """What was broken, whoever it was and wherever."""
+    """Return the broken guarantee, without nodes and places."""
     return None if violation is None else re.sub(r"\b[nc]?\d[-\d]*", "#", str(violation))[:KIND_LENGTH]

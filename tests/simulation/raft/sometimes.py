@@ -124,7 +124,7 @@ class Sometimes:
         self._truncates: dict[tuple[str, str], tuple[int, int]] = {}  # link -> (term, session)
         self._compared: dict[tuple[str, str], tuple[int, int]] = {}
         self._successor: tuple[str, int] | None = (
-            None  # who was told to campaign, and the term it should lead
+            None  # who was asked to campaign, and the term it should lead
         )
         self._of_messages: dict[type, Callable[[str, str, Any], None]] = {
             PushRequest: self._push,
@@ -205,7 +205,7 @@ class Sometimes:
             self.hit("fast-forward" if answer.index > answer.end_index + 1 else "fell-behind")
 
     def _compare_answer(self, source: str, target: str, answer: PushAnswer) -> None:
-        """source: the follower. b, e stand in the answer, B, E are the leader's."""
+        """source: the follower. b, e are from the answer, B, E from the leader."""
         log, compared = self._nodes[target].log, answer.index
         if answer.code is PushCode.SUCCESS:
             self.hit("compare-1-equal" if compared == answer.end_index else "compare-2-longer")

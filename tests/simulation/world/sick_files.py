@@ -28,7 +28,7 @@ class SickFiles(MemoryFiles):
 
     @property
     def is_ill(self) -> bool:
-        """Whether an error of this disk is no surprise now."""
+        """Return True if an error of this disk is expected now."""
         return self.refuse is not None or self.syncs_fail or self.space_bytes is not None
 
     def sicken(self, kind: str, dice: int) -> None:

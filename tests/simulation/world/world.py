@@ -52,9 +52,9 @@ class World:
         return low + int(self.random.random() * (high - low + 1))
 
     def step(self, limit_us: int) -> Life | None:
-        """Do the next event that is due by `limit_us`; return whose it was, None for one of nobody's.
+        """Do the next event that is due by `limit_us`; return its owner, None without one.
 
-        Raises NothingDue when there is none. What an event raises passes through.
+        Raises NothingDue when there is none. Errors of an event propagate.
         """
         queue = self._queue
         while queue and queue[0][0] <= limit_us:

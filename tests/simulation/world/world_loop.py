@@ -107,7 +107,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
         return not self._life.alive
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A task that dies with its node is no news; an error in a callback is."""
+        """A task that dies with its node is expected; an error in a callback is not."""
         error = context.get("exception")
         if error is not None:
             raise error

@@ -2,7 +2,7 @@
 `python -m tests.spark.materialize.driver_to_kill POINT ...`, with the arguments of the job; POINT `none`
 never comes.
 
-kill_points.py tells the points.
+The points are in kill_points.py.
 """
 
 import os

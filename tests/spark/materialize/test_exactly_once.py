@@ -1,4 +1,4 @@
-"""Each index stands in `entries` once, whatever happens to checkpoints and claims; test_kills.py kills."""
+"""Each index is in `entries` once, whatever happens to checkpoints and claims."""
 
 import json
 import threading
@@ -72,7 +72,7 @@ def job(spark: SparkSession, replicas: list[FakeReplica], tmp_path: Path) -> Cal
 
 
 def write(job: EntriesJob, batch: Batch, until: int, first: int = 0) -> None:
-    """What Spark does with a micro-batch that ends before `until`: note the end, then call the job."""
+    """Spark's steps in a micro-batch that ends before `until`: record the end, then call the job."""
     offset = {"next_index": until, "term": 1, "log_id": "test-default"}
     (job.checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(offset)}")
     job.write(batch(startingIndex=first, endingIndex=until - 1).load(), 0)
@@ -137,7 +137,7 @@ def test_a_table_without_rows_begins_where_the_log_does(
     spark: SparkSession,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of two drivers that saw it begin at different places, one is refused as ever."""
+    """Two drivers saw it begin at different places: one is refused."""
     log.begin_index = 30
     early, late = job(), job()
     assert early.open().next_index == 30

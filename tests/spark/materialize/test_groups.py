@@ -36,7 +36,7 @@ class FakeGroup:
 
 
 class World:
-    """What the service names, and the groups that were made."""
+    """The logs of the service, and the groups that were made."""
 
     def __init__(self, *logs: str) -> None:
         self.logs = list(logs)

@@ -1,4 +1,4 @@
-"""Each index stands in `entries` once though the whole driver, JVM and all, is killed."""
+"""Each index is in `entries` once though the whole driver, JVM and all, is killed."""
 
 import os
 import signal

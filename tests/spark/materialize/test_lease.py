@@ -45,7 +45,7 @@ def test_the_job_that_came_last_has_the_cursor(replicas: list[FakeReplica], log:
 def test_a_move_whose_answer_was_lost_is_known_again(replicas: list[FakeReplica], log: FakeLog) -> None:
     held = lease(replicas)
     held.take(0)
-    log.cursors[CURSOR] |= {"index": 40, "version": '"7"'}  # the service did it, nobody heard
+    log.cursors[CURSOR] |= {"index": 40, "version": '"7"'}  # the service did it, and its answer was lost
     held.move(40)
     held.move(50)
     assert where(log) == (50, True)
@@ -81,7 +81,7 @@ def test_a_cursor_that_cannot_be_moved_is_told_of(replicas: list[FakeReplica]) -
 
 
 class Table:
-    """Stands for the job that fills `entries`."""
+    """Represents the job that fills `entries`."""
 
     def __init__(self) -> None:
         self.next_index = 0
@@ -163,7 +163,7 @@ def test_the_cursor_follows_the_table(
     config = MaterializeConfig(endpoint=endpoints(replicas), tables=tables, available_now=True)
     materialize(config, spark=spark)
     assert where(log) == (102, True)
-    log.open_term(3, "n1")  # a control record is no news for the table
+    log.open_term(3, "n1")  # a control record adds nothing to the table
     told = materialize(config, spark=spark).logs["default"]
     assert where(log)[1]
     assert told.lag_records == 0

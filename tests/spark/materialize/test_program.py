@@ -1,4 +1,4 @@
-"""`python -m spark_jobs.run`: what it tells, and how it ends."""
+"""`python -m spark_jobs.run`: its output and its exit codes."""
 
 import json
 import signal

@@ -1,5 +1,5 @@
-"""What the table lacks stays in the log: the real job's cursor bounds retention and `:trim` (docs/api.md
-§5)."""
+"""Records that the table lacks stay in the log: the real job's cursor bounds retention and `:trim`
+(docs/api.md §5)."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ def begin(node: Cluster, log: str) -> int:
 
 
 def wait_for_a_look(node: Cluster, fill: Callable[[str, int], list[str]]) -> None:
-    """Until retention has gone over all logs: twice it took from the one that nobody holds."""
+    """Wait until retention has examined all logs: it trimmed the log without a fence twice."""
     for _ in range(2):
         before = begin(node, BARE)
         fill(BARE, 60)

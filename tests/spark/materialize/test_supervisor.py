@@ -1,4 +1,4 @@
-"""What a job does when its query fails: without Spark."""
+"""The reaction of a job to a failed query, without Spark."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Fail-overs in controller mode: the Delta tables and a notebook tell what the controllers decided."""
+"""Fail-overs in controller mode: the Delta tables and a notebook show the controllers' decisions."""
 
 import json
 import threading
@@ -84,7 +84,7 @@ def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def all_in_sync(cluster: Cluster) -> str:
-    """The master, once all nodes say that all of them are in sync with it."""
+    """Return the master, once all nodes report that all of them are in sync with it."""
 
     def master() -> str | None:
         logs = [cluster.get(node, "/v1/logs/default").json() for node in cluster.ids]

@@ -25,7 +25,7 @@ def news(
 
 @pytest.fixture(scope="module")
 def watermarks(spark: SparkSession) -> DataFrame:
-    """n1 leads for 8 s; n2 takes over, and has its own record committed 2.5 s after n1's last news."""
+    """n1 leads for 8 s; n2 takes over, and has its own record committed 2.5 s after n1's last watermark."""
     rows = [
         *news(1, "n1", 1, 0, 0, n1=0, n2=0, n3=-1),
         *news(1, "n1", 2, 4, 50, n1=60, n2=50, n3=40),
@@ -102,7 +102,7 @@ def test_what_no_leader_may_say_is_found(spark: SparkSession, watermarks: DataFr
 
 @pytest.mark.rule("D-24", "R-10")
 def test_only_voters_of_the_leaders_group_cover_a_commit(spark: SparkSession) -> None:
-    """What learners hold covers nothing, and what they lack is no fault."""
+    """Records that learners hold are not counted as covered, and those they lack are not missing."""
     rows = [
         *news(2, "n2", 11, 0, 140, n1=130, n2=140, n3=140, n4=-1, n5=-1, n6=-1),
         *news(2, "n2", 12, 1, 150, n1=130, n2=150, n3=140, n4=150, n5=150, n6=150),
@@ -113,12 +113,12 @@ def test_only_voters_of_the_leaders_group_cover_a_commit(spark: SparkSession) ->
         (12, 150, 140)
     ]
     elsewhere = membership(spark, ("n1", 10, 120, "n1 n2 n3"), ("n2", 13, 151, "n1 n2 n3"), learners=learners)
-    assert uncovered(told, elsewhere) == [(11, 140, -1)]  # nothing told before: all of them are voters
+    assert uncovered(told, elsewhere) == [(11, 140, -1)]  # no earlier configuration: all of them are voters
 
 
 @pytest.mark.rule("D-24", "R-10")
 def test_a_change_of_members_counts_from_its_record_on(spark: SparkSession) -> None:
-    """n3 leaves with the record at 141, n1 stands at 130 still: what it had covered stays covered."""
+    """n3 is removed with the record at 141, n1 is still at 130: what it had covered remains covered."""
     rows = [
         *news(2, "n2", 11, 0, 140, n1=130, n2=140, n3=140),
         *news(2, "n2", 13, 1, 140, n1=130, n2=145, n4=145),

@@ -27,7 +27,7 @@ from tests.support.cluster import Cluster, eventually, running
 
 FLIGHTS = 3_000
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
-CLAIMS = {  # what the last cell of each says when it is so; 03 has a cluster of its own
+CLAIMS = {  # the output of each last cell on success; 03 has a cluster of its own
     "01": "each record of the log once",
     "02": "committed is what a majority has, and never went back",
     "04": f"{FLIGHTS:,} rows, 0 doubles",

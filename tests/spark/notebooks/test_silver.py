@@ -62,7 +62,7 @@ def test_late_flights_are_kept_apart(spark: SparkSession, tmp_path: Path, cuts: 
     start = 0
     for run, end in enumerate(cuts):
         append(spark, path, start + run, FLIGHTS[start:end])
-        job.start(tmp_path / f"checkpoint-{run}")  # lost each time: nothing is told twice
+        job.start(tmp_path / f"checkpoint-{run}")  # lost each time: nothing is reported twice
         start = end
 
     def rows(name: str) -> list[Row]:

@@ -2,7 +2,7 @@
 STAGING DATA`.
 
 Fills the tables of LOG, then reads it as a batch, notes where each task ran and which package it imported,
-writes the values into TARGET, and tells what it saw as one JSON line. DATA: a node's folder, read in place.
+writes the values into TARGET, and prints its results as one JSON line. DATA: a node's folder, read in place.
 """
 
 import json

@@ -41,7 +41,7 @@ def write_conf(path: Path, *, locations: Mapping[str, object] | None = None, **s
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Of a server: no folder of this checkout is on its way, so that its workers know what they are sent."""
+    """Environment of a server without a folder of this checkout: workers have only what is sent."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     kept.pop("PYTHONPATH", None)
     own = {

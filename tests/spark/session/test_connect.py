@@ -44,10 +44,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def run(server: Server, *command: str) -> str:
-    """What a program writes that is driven from here, and is to end well.
+    """Return the output of a program that runs to its end.
 
-    Spark 4.2's server may wait for ever for a micro-batch that its Python process has ended (SPARK-56586):
-    then this starts the job again, as a person would, once.
+    Spark 4.2's server may wait permanently for a micro-batch that its Python process has ended (SPARK-56586):
+    then this starts the job again, as a user would, once.
     """
 
     def ended_program() -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from spark_jobs.session.locations import is_url
 ROOT = Path(__file__).parents[3]
 BUNDLE: dict[str, Any] = yaml.safe_load((ROOT / "databricks.yml").read_text())
 JOBS: dict[str, Any] = BUNDLE["resources"]["jobs"]
-VALUES = {  # of the variables, as somebody would give them
+VALUES = {  # of the variables, as a user would set them
     "endpoint": "https://n1.example:8101,https://n2.example:8101",
     "tables": "s3://bucket/tables",
     "scratch": "/Volumes/main/default/scratch/commitlog",
@@ -71,7 +71,7 @@ KEYS = {
 
 
 def complaints(value: Any, wanted: Any, place: str = "") -> Iterator[str]:
-    """Where a document is not as `wanted` says: types, keys (`*`: any), lists of one kind, or of choices."""
+    """Return the places where a document differs from `wanted`: types, keys (`*`: any), lists, or choices."""
     if isinstance(wanted, dict):
         if not isinstance(value, dict):
             yield f"{place}: not a mapping"

@@ -1,4 +1,4 @@
-"""conf/spark.toml: what it says, what it refuses, and who wins."""
+"""conf/spark.toml: its values, refused values, and precedence."""
 
 import argparse
 from pathlib import Path
@@ -16,7 +16,7 @@ FILE = Path(__file__).parents[3] / "conf" / "spark.toml"
 
 
 def uncommented(text: str) -> str:
-    """The file with every key that it only tells of, but for `remote`, which excludes another one."""
+    """The file with every key that it only describes, except `remote`, which excludes another one."""
     lines = [line.removeprefix("# ") for line in text.splitlines()]
     return "\n".join(line for line in lines if line.startswith(("[", '"')) or " = " in line.split("#")[0])
 

@@ -16,7 +16,7 @@ from spark_jobs.session.spark_session import DRIVER_JAVA, launch_settings, with_
 
 
 def fake_java(folder: Path, version: str, arguments: Path | None = None) -> Path:
-    """A command that says what Java says of itself, and notes its arguments."""
+    """A command that prints what Java reports about itself, and records its arguments."""
     command = folder / "bin" / "java"
     command.parent.mkdir(parents=True)
     note = f'printf "%s\\n" "$@" > {arguments}' if arguments else ":"

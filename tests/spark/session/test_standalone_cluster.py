@@ -102,7 +102,7 @@ def test_job_source_and_sink_work_where_executors_are_other_processes(
 def test_spark_submit_runs_the_job_with_the_package_as_an_archive(
     spark: SparkSession, service: Cluster, spark_cluster: SparkCluster
 ) -> None:
-    """The command line that `python -m spark_jobs.package` tells; the job goes on where the other ended."""
+    """Run the command line that `python -m spark_jobs.package` prints; the job continues."""
     values = append(service, 40)
     dist = spark_cluster.folder / "dist"
     command = [sys.executable, "-m", "spark_jobs.package", str(dist), "--conf", str(spark_cluster.conf)]

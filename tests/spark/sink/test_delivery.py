@@ -51,7 +51,7 @@ class Life:
 
 
 class ProducerLog:
-    """What the service promises of one producer and epoch (docs/api.md §3), in memory; outlives every driver.
+    """Guarantees of the service for one producer and epoch (docs/api.md §3), kept in memory.
 
     lose_last: the next refusal comes from a leader that is lost right after it, with the last append, which
     was in its log alone.

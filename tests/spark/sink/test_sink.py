@@ -84,7 +84,7 @@ def test_what_cannot_be_written_is_refused_before_any_task(
 def test_kills_at_each_point_leave_each_row_once(
     spark: SparkSession, service: Cluster, tmp_path: Path
 ) -> None:
-    """Of one query the whole driver is killed between two appends, then its commit at each point."""
+    """The whole driver of one query is killed between two appends, then its commit at each point."""
     command = [sys.executable, "-m", "tests.spark.sink.sink_to_kill", service.url("n1"), str(tmp_path)]
     with subprocess.Popen(command, start_new_session=True) as driver:
         assert driver.wait(DRIVER_TIMEOUT_S) == -signal.SIGKILL

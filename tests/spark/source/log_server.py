@@ -1,7 +1,7 @@
-"""A replica that tests can command: it answers the reads of docs/api.md from memory, and fails when told to.
+"""A replica that tests can command: it answers the reads of docs/api.md from memory, and fails on command.
 
-The tests of the whole road use the real service; this one stands in where a test needs a replica that is
-behind, that lies, that goes away at a chosen moment, or a log that was wiped.
+The tests of the whole path use the real service. This one serves tests that need a replica that lags, gives
+wrong answers or ends at a chosen moment, or a log that was wiped.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ RECORD_BYTES = 100  # each record counts as a batch of this size
 
 @dataclass
 class FakeLog:
-    """What all replicas of a test hold. Indexes are dense from 0; every one stands in `records`."""
+    """The records that all replicas of a test hold. Indexes are dense from 0; every one is in `records`."""
 
     name: str = "default"
     cluster: str = "test"

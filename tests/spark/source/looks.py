@@ -1,4 +1,4 @@
-"""What a test sees of a materializer from outside, and how it waits for that."""
+"""Observation of a materializer from outside, and waiting for its states."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The reads of a log over HTTP: failures of one replica are survived, lies and losses are told."""
+"""Reads of a log over HTTP: failures of one replica are survived, wrong answers and losses are reported."""
 
 import socket
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The store of commits on a local file system: one version, one commit, whoever was stopped when."""
+"""The store of commits on a local file system: one version, one commit, however a writer was stopped."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""A table is made once, whole, whoever was killed while it was made."""
+"""A table is created once and completely, whichever process was killed meanwhile."""
 
 import threading
 from pathlib import Path
@@ -12,7 +12,7 @@ from spark_jobs.tables.table import EPOCHS, create_table, identifier, read_table
 
 
 def half_made(path: Path) -> Path:
-    """What Delta leaves when it is killed before its first commit has a name."""
+    """Files that Delta leaves when it is killed before its first commit has a name."""
     log = path / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.0b1c.tmp").write_text("{}\n")

@@ -1,4 +1,4 @@
-"""A service that answers as a test tells it: real sockets, scripted answers, and what was asked."""
+"""A service with real sockets, scripted answers, and a list of the requests."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The client library against scripted nodes: retries that never double, and errors that say what is known."""
+"""The client library against scripted nodes: retries never double, and errors state what is known."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ from tests.unit.cli.fake_service import Asked, Told, committed, fake_service, pr
 
 
 def closed_url() -> str:
-    """An address where nobody listens."""
+    """An address without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""The set-up and the doctor: when they are done, and what they say when something is missing."""
+"""The set-up and the doctor: completion, and messages about missing parts."""
 
 import ast
 import json

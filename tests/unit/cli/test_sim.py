@@ -1,4 +1,4 @@
-"""`commitlog sim`: the simulator is a program of the tests; without the tests the command says so."""
+"""`commitlog sim`: the simulator is part of the tests; without them the command reports that."""
 
 from pathlib import Path
 

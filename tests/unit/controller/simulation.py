@@ -27,7 +27,7 @@ LOG = "a"
 
 
 class ModelCore:
-    """What a manager sees of an AutoSwitch core, with nothing but the rules that the manager rests on."""
+    """The view that a manager has of an AutoSwitch core, with only the rules that the manager depends on."""
 
     def __init__(self, node: "Node") -> None:
         self._node = node
@@ -65,12 +65,12 @@ class ModelCore:
 
     @property
     def must_hold(self) -> list[int]:
-        """Who must hold a record before it is acknowledged (C-12)."""
+        """The replicas that must hold a record before it is acknowledged (C-12)."""
         return sorted({*self.members, *self.asked})
 
     @property
     def wanted_sync_state_set(self) -> tuple[int, ...] | None:
-        """Who holds everything joins, who has been out of reach for a while leaves."""
+        """Add replicas that hold everything, remove those that have been unreachable for a while."""
         if self.role is not Role.MASTER:
             return None
         names = [self._node.name, *sorted(self._node.world.caught_up(self._node))]

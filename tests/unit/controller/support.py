@@ -143,7 +143,7 @@ class Quorum:
             self.heartbeat(node)
 
     def with_master(self, **settings: Any) -> Log:
-        """A log whose replicas are all registered and alive, with a first master: n1 unless said else."""
+        """A log whose replicas are all registered and alive, with a first master: n1 by default."""
         self.create(**settings)
         self.heartbeats()
         for node in self.log().spec.replicas:
@@ -154,7 +154,7 @@ class Quorum:
         return self.log()
 
     def alter(self, *nodes: str, **changes: Any) -> Answer:
-        """The master asks for the set of these nodes, with the newest epochs unless `changes` says else."""
+        """The master asks for the set of these nodes, with the newest epochs unless `changes` has others."""
         log = self.log()
         wanted = tuple(self.id_of(node) for node in nodes)
         command = AlterSyncStateSet(

@@ -274,7 +274,7 @@ def test_an_operator_moves_a_living_master_only_when_its_lease_is_over_or_given_
 
 @pytest.mark.rule("A-11")
 def test_a_master_that_is_elected_again_goes_on_with_its_lease() -> None:
-    """It gave the epoch before up, not this one: whoever moves it has to wait."""
+    """It resigned the epoch before, not this one: an operator who moves it has to wait."""
     quorum = Quorum()
     log = quorum.with_master()
     quorum.heartbeats()
@@ -310,7 +310,7 @@ def test_a_master_that_leaves_is_replaced_at_once_and_one_that_restarted_gets_a_
     quorum.join_all()
     quorum.done(StepDown("a", log.generation, quorum.id_of("n1"), 1))
     assert (quorum.log().master_node, quorum.log().master_epoch) == ("n1", 2)
-    quorum.done(StepDown("a", log.generation, quorum.id_of("n1"), 1))  # old news
+    quorum.done(StepDown("a", log.generation, quorum.id_of("n1"), 1))  # an old role
     assert quorum.log().master_epoch == 2
     quorum.join_all()
     quorum.done(StepDown("a", log.generation, quorum.id_of("n1"), 2, leaving=True))

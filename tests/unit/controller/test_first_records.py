@@ -42,7 +42,7 @@ def test_a_master_that_failed_to_open_before_gets_no_lease_until_its_epoch_is_op
     assert quorum.heartbeat("n1").granted == (("a", epoch),)
     quorum.offsets["n1", "a"] = (0, 0, 0)  # a heartbeat that arrives late
     quorum.heartbeats()
-    let_die(quorum, "n1")  # it has acknowledged, and nobody else holds that
+    let_die(quorum, "n1")  # it has acknowledged, and no other replica holds that
     assert quorum.log().master is None
 
 

@@ -22,7 +22,7 @@ from tests.unit.controller.test_replicas_manager import Bench
 
 
 def start_of(quorum: Quorum, node: str, max_offset: int | None) -> RegisterReplica:
-    """What a node asks at each start, for the copy that it has registered."""
+    """The question of a node at each start, for the copy that it has registered."""
     log = quorum.log()
     copy = quorum.id_of(node)
     return RegisterReplica("a", log.generation, node, copy, f"code {node}", f"{node}:10911", max_offset)
@@ -48,7 +48,7 @@ def test_a_copy_that_lacks_what_it_had_confirmed_is_refused_with_both_numbers() 
 
 @pytest.mark.rule("C-03")
 def test_a_later_controller_refuses_a_copy_that_lacks_what_was_recorded_as_confirmed() -> None:
-    """What was heard since the last record is the memory of one active controller; the record is not."""
+    """Reports since the last record are in the memory of one controller; the record is replicated."""
     quorum = Quorum()
     quorum.with_master()
     quorum.offsets["n1", "a"] = (1, 900, 700)

@@ -1,4 +1,4 @@
-"""Replica ids: stable for ever, crash-safe to get, never another copy's (C-03)."""
+"""Replica ids: permanent, crash-safe to obtain, never those of another copy (C-03)."""
 
 import pytest
 

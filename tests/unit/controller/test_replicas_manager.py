@@ -1,4 +1,4 @@
-"""ReplicasManager: metadata become a role, wishes become requests, old news change nothing (C-03, C-10)."""
+"""ReplicasManager: metadata become roles, wishes requests, old metadata nothing (C-03, C-10)."""
 
 from random import Random
 from typing import Any
@@ -160,7 +160,7 @@ def test_unanswered_requests_are_asked_again_and_late_answers_are_ignored() -> N
 def test_roles_follow_the_metadata_and_the_set_is_told_by_its_epoch() -> None:
     bench = Bench()
     bench.register()
-    assert [type(message) for message in bench.told()] == [SlaveRole]  # nobody is master yet
+    assert [type(message) for message in bench.told()] == [SlaveRole]  # there is no master yet
     for node in ("n2", "n3"):
         bench.quorum.register(node)
     bench.quorum.heartbeats()
@@ -291,7 +291,7 @@ def test_a_mastership_is_given_up_before_the_controller_hears_of_it(why: str) ->
 
 @pytest.mark.rule("A-11", "C-10")
 def test_a_core_that_has_not_heard_of_its_new_epoch_is_not_taken_to_have_given_it_up() -> None:
-    """It could not take up the last one; it is told of this one just now, and will be its master."""
+    """It could not start the last epoch; it gets this one now, and will be its master."""
     bench = Bench()
     bench.become_master()
     bench.view.needs_election, bench.view.epoch = True, 0
@@ -320,7 +320,7 @@ def test_the_report_is_what_the_core_shows() -> None:
 
 @pytest.mark.rule("C-03", "C-10")
 def test_a_copy_follows_nobody_while_the_metadata_here_name_an_earlier_one() -> None:
-    """Its node's name stands for another copy in them: it would introduce itself as that one."""
+    """Its node's name is that of another copy there: it would introduce itself as that one."""
     bench = Bench()
     bench.become_master()
     bench.quorum.join_all()

@@ -107,7 +107,7 @@ def test_epochs_never_fall_nor_repeat_and_the_master_is_in_the_set(history: list
 
 
 def id_of_birth(history: list[AnyEvent], until: int, log: Log) -> int:
-    """The index of the event that created this log: a later log of the name starts anew."""
+    """The index of the event that created this log: a later log of the name starts again."""
     deleted = [
         index
         for index in range(until + 1)

@@ -88,7 +88,7 @@ def test_an_unanswered_request_is_asked_again_without_a_second_effect() -> None:
     quorum.fail_over()
     assert isinstance(quorum.ask(command), Done)
     assert len(quorum.events) == events
-    assert reason_of(quorum.alter("n1")) is Reason.NOT_ALIVE  # the new active one has heard nobody yet
+    assert reason_of(quorum.alter("n1")) is Reason.NOT_ALIVE  # the new active one has heard no broker yet
     quorum.heartbeats()
     assert isinstance(quorum.alter("n1"), Done)
     assert reason_of(quorum.ask(command)) is Reason.STALE_SET_EPOCH  # late, and overtaken

@@ -24,7 +24,7 @@ class Door(Protocol):
 
 
 class Ledger:
-    """What all clients were told. Drivers swallow what a client raises: `violation` is for the run to see."""
+    """Answers to all clients. Drivers swallow the errors of a client: the run checks `violation`."""
 
     def __init__(self, *, loses: bool = False) -> None:
         """loses: the group may forget what it acknowledged (unclean elections), and readers see it."""
@@ -99,7 +99,7 @@ class Client:
 
         def done(result: AppendResult | CommitlogError) -> None:
             if isinstance(result, AppendResult):
-                self._ledger.note(key, result)  # also when nobody waits any more: it was acknowledged
+                self._ledger.note(key, result)  # also after the client's timeout: it was acknowledged
                 if call == self._call:
                     self._call += 1
                     self.start()

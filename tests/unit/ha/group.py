@@ -134,7 +134,7 @@ class Node:
             self.files.crash()
 
     def roll_back(self) -> None:
-        """What the node does when its core has confirmed records that an unclean election lost."""
+        """The node's reaction when its core has confirmed records that an unclean election lost."""
         rollback = self.core.wanted_rollback
         assert rollback is not None
         self._group.rollbacks += 1
@@ -166,7 +166,7 @@ class Node:
 
 @dataclass
 class Controller:
-    """What the controllers have agreed on, and how a manager would tell it. Cut off nodes hear nothing."""
+    """Decisions of the controllers, and their delivery by a manager. Cut off nodes receive nothing."""
 
     group: "Group"
     epoch: int = 0
@@ -283,7 +283,7 @@ class Controller:
         wanted = [candidate] if candidate is not None else self.group.names
         others = [name for name in wanted if self._is_live(name) and self.reaches(name)]
         unclean = self.group.unclean and self.members != () and not any(name in live for name in others)
-        if unclean:  # nobody of the set lives, or the operator insists
+        if unclean:  # no member of the set is alive, or the operator insists
             live = others
         if not live or (candidate is not None and candidate not in live):
             return False
@@ -321,7 +321,7 @@ class Group:
         config: HaConfig = QUICK,
         unclean: bool = False,
     ) -> None:
-        """unclean: the controller elects anybody who lives when nobody of the set does (C-05)."""
+        """unclean: the controller elects any living replica when no member of the set is alive (C-05)."""
         self.world = World(seed)
         self.config = config
         self.durability = durability
@@ -466,7 +466,7 @@ class Group:
                 raise Violation(f"{node.name} is master without {self._committed_index}")
 
     def _check_committed(self, node: Node, committed_index: int) -> None:
-        """What one replica ever saw as confirmed never changes anywhere."""
+        """Check that a record confirmed by one replica never changes on any."""
         index = max(min(self._committed_index + 1, committed_index), 0)
         while index <= committed_index and not self.unclean:
             batch = node.log.batch_at(index)
@@ -478,7 +478,7 @@ class Group:
             self._committed_index = max(self._committed_index, committed_index)
 
     def _check_held_by_the_set(self, index: int) -> None:
-        """An ack says that every member of the set has it, as durably as the log asks (C-12)."""
+        """An ack means that every member of the set has it, as durably as the log asks (C-12)."""
         for name in () if self.unclean else self.controller.members:
             if self.nodes[name].held_index < index:
                 raise Violation(

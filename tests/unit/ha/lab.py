@@ -92,12 +92,12 @@ def copy(log: Commitlog, until: Batch | None = None) -> Commitlog:
 
 
 def history_of(log: Commitlog) -> History:
-    """What a slave with this log sends when it connects."""
+    """Bytes that a slave with this log sends when it connects."""
     return History(log.end_offset, log.next_index, log.last_term, log.last_chain)
 
 
 class Lab:
-    """What the core sent, answered and told since the last look; time is what `now_ms` says."""
+    """Output of the core since the last call: messages, answers, notifications; the time is `now_ms`."""
 
     core: AnyCore
 
@@ -190,12 +190,12 @@ class Lab:
     # --- what a test asks
 
     def take(self) -> list[tuple[str, Any]]:
-        """What was sent since the last call."""
+        """Messages since the last call."""
         sent, self.sent = self.sent, []
         return sent
 
     def frames(self, key: str, kind: type | tuple[type, ...] = object) -> list[Any]:
-        """What was sent to one connection since the last take, of one kind."""
+        """Messages of one kind to one connection since the last call."""
         return [message for target, message in self.take() if target == key and isinstance(message, kind)]
 
     def fates(self) -> list[tuple[int, str]]:

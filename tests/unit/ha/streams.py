@@ -57,7 +57,7 @@ class Host:
 
 
 class StreamNetwork:
-    """Nodes by address. A cut pair cannot connect, and what is sent between it hangs until it is mended."""
+    """Nodes by address. A cut pair cannot connect, and what is sent between it hangs until the cut ends."""
 
     def __init__(self, world: World, *, classic: bool = False, max_delay_us: int = 2_000) -> None:
         """classic: frames of classic HA, else of AutoSwitch."""
@@ -163,7 +163,7 @@ class StreamNetwork:
             end.host.deliver(end.key, Closed("hung up"))
 
     def snap(self, end: End) -> None:
-        """The line is dead: each end hears of it, or (half-open) only its own timers tell."""
+        """The connection is dead: each end is notified, or (half-open) only its own timers notice."""
         for side in (end, end.peer):
             if side.open and side.life.alive and self.world.random.random() < 0.5:
                 side.open = False

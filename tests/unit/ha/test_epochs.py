@@ -1,4 +1,4 @@
-"""Where two logs part (A-04), against brute force over all their bytes."""
+"""The point at which two logs diverge (A-04), against brute force over all their bytes."""
 
 import pytest
 from hypothesis import given
@@ -82,7 +82,7 @@ def test_an_epoch_ends_where_the_next_begins_and_the_last_at_the_end() -> None:
 
 @pytest.mark.rule("A-04")
 def test_an_empty_epoch_hides_nothing() -> None:
-    """The slave opened epoch 2 at 100 and wrote nothing in it: that says nothing of what lies before."""
+    """The slave opened epoch 2 at 100 and wrote nothing in it: no proof about the records before."""
     slave = spans((EpochStart(1, 0), EpochStart(2, 100)), 100)
     master = spans((EpochStart(1, 0), EpochStart(3, 60)), 200)
     assert truncation_point(slave, master) == 60

@@ -170,7 +170,7 @@ def test_any_bytes_are_frames_or_refused_and_never_more(data: bytes, by_number: 
         ("00000001 0000 0000 0000000000000000", decode_from_slave_by_number),
         ("ffffffff", decode_from_master),
         ("00000001 00000001 0000000000000000 00000001", decode_from_master),  # a body of no entries' size
-        ("00000001 7ffffffc 0000000000000000 00000001", decode_from_master),  # ... that nobody waits for
+        ("00000001 7ffffffc 0000000000000000 00000001", decode_from_master),  # ... without a waiting client
         ("00000002 7fffffff 0000000000000000 00000001" + "00" * 16, decode_from_master),
         ("00000002 ffffffff 0000000000000000 00000001" + "00" * 16, decode_from_master),
         ("00000002 00000000 0000000000000000 00000001" + "00" * 7 + "01" + "00" * 8, decode_from_master),

@@ -16,7 +16,7 @@ from app.node.replica.driver import LogDriver
 
 
 class Leader:
-    """A driver of `__controller` that believes it leads term 1; a test says whether a quorum confirms it."""
+    """A driver of `__controller` that believes it leads term 1; a test decides if a quorum confirms it."""
 
     def __init__(self) -> None:
         self.role, self.term, self.leader_id, self.committed_index = Role.LEADER, 1, "c1", 0

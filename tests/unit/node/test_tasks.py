@@ -1,4 +1,4 @@
-"""The supervisor of background tasks: failures fail the node, restart the task, or reach whoever asked."""
+"""The supervisor of background tasks: failures fail the node, restart the task, or reach the caller."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -243,7 +243,7 @@ class Member:
         self.run()
 
     def _follow_membership(self) -> None:
-        """What the driver does after each batch and cut."""
+        """The driver's step after each batch and truncation."""
         named = memberships_of(self.log)
         group, index = named[-1] if named else (self.group.config, NO_INDEX)
         self.core.configure(group, index, self.group.now_ms)
@@ -295,7 +295,7 @@ def memberships_of(log: MemoryLog) -> list[tuple[GroupConfig, int]]:
 
 
 class Group:
-    """Members and the messages between them, delivered only when a test says so."""
+    """Members and the messages between them, delivered only when a test does so."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ def answer_of(
     end_index: int = NO_INDEX,
     conflict: tuple[int, int] = (0, NO_INDEX),
 ) -> PushAnswer:
-    """What a follower might answer to `request`. conflict: (term, index)."""
+    """A possible answer of a follower to `request`. conflict: (term, index)."""
     at = request.index if index is None else index
     return PushAnswer(
         request.term, request.type, code, request.session, 99, at, begin_index, end_index, *conflict
@@ -547,7 +547,7 @@ def test_a_silent_peer_that_speaks_again_is_asked_again_at_once() -> None:
 
 @pytest.mark.rule("D-12")
 def test_a_peer_that_is_reset_counts_for_nothing_until_it_has_answered() -> None:
-    """What it had acknowledged before goes with the log that it gives up."""
+    """Its earlier acknowledgements end with the log that it gives up."""
     group = Group(3)
     leader = group.elect("n1")
     group.settle()

@@ -92,7 +92,7 @@ def test_the_acknowledgement_of_an_unsound_voter_does_not_count() -> None:
     group.pass_time(500)
     wipe(group["n2"])
     group.take()
-    group.pass_time(300, "n1", "n2")  # n3 is away: nobody can confirm the leader to n2
+    group.pass_time(300, "n1", "n2")  # n3 is away: no node can confirm the leader to n2
     batch = leader.append()
     group.pass_time(300, "n1", "n2")
     assert group["n2"].log.end_index == batch.last_index
@@ -105,7 +105,7 @@ def test_the_acknowledgement_of_an_unsound_voter_does_not_count() -> None:
 
 @pytest.mark.rule("R-08")
 def test_an_unsound_voter_confirms_no_read() -> None:
-    """It may have helped to elect somebody in a newer term, and have forgotten."""
+    """It may have helped to elect a node in a newer term, and have forgotten."""
     group = Group(3)
     leader = group.elect("n1")
     group.pass_time(500)

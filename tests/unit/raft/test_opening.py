@@ -1,4 +1,4 @@
-"""What a replica believes about itself when it opens: committed index, trims, resets."""
+"""State of a replica when it opens: committed index, trims, resets."""
 
 from pathlib import Path
 

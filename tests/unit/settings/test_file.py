@@ -1,4 +1,4 @@
-"""Configuration files: a node runs with what stands in them; what makes no sense is refused."""
+"""Configuration files: a node runs with their values; invalid values are refused."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,7 @@
 """Ways to damage a log that is not open, and the way back with the help of an intact twin.
 
-`python -m tests.chaos.storage` may run these at full size: `damage_once` takes any FileSystem, `heal` stands
-for what a node does with its peers.
+`python -m tests.chaos.storage` may run these at full size: `damage_once` takes any FileSystem, `heal`
+replaces the repair of a node with its peers.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The note that tells whether a power failure may have taken what was acknowledged before its sync."""
+"""The note of a clean stop: without it, a power failure may have removed unsynced acknowledged records."""
 
 import pytest
 

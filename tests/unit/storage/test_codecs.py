@@ -320,7 +320,7 @@ def test_one_damaged_slot_costs_nothing_and_two_are_reported() -> None:
             files.open("/data/vote").pwrite(bytes(30), place)
             again = HardStateFile(files, "/data/vote")
             assert again.load() == HardState(term, "n1")
-            again.save(HardState(term, "n1"))  # and the next save mends it
+            again.save(HardState(term, "n1"))  # and the next save repairs it
             files.open("/data/vote").pwrite(whole, 0)
     files.open("/data/vote").pwrite(bytes(30), 0)
     files.open("/data/vote").pwrite(bytes(30), SLOT_SIZE_BYTES)

@@ -136,7 +136,7 @@ def test_only_a_batch_that_follows_is_appended() -> None:
 
 
 def test_the_same_place_with_another_history_does_not_follow() -> None:
-    """Equal index, offset and term are not enough: the hash chain tells two histories apart."""
+    """Equal index, offset and term are not enough: the hash chain distinguishes two histories."""
     log, other = open_log(MemoryFiles()), open_log(MemoryFiles())
     log.append([next_batch(log, [b"one"])])
     other.append([next_batch(other, [b"two"])])

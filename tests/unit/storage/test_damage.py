@@ -104,7 +104,7 @@ def test_a_survey_names_each_damaged_stretch_between_its_neighbours(place: int, 
 
 
 def test_an_old_block_behind_a_damage_is_no_neighbour() -> None:
-    """A lost write leaves a valid batch of a cut history: its successor tells."""
+    """A lost write leaves a valid batch of a truncated history: its successor reveals it."""
     files = MemoryFiles()
     log = open_log(files)
     batches = grow(log, 10)
@@ -210,7 +210,7 @@ def test_blocks_that_the_disk_cannot_read_are_damage_to_a_survey_and_named_by_a_
         files.refuse = refuse
         (damage,) = survey(files, FOLDER, LOG_ID).damages
         assert damage.first_index <= batches[30].base_index <= damage.last_index
-        bad = False  # written anew, the blocks are readable again
+        bad = False  # written again, the blocks are readable
         lost = [b for b in batches if damage.first_index <= b.base_index <= damage.last_index]
         assert patch(files, FOLDER, LOG_ID, damage, lost) is None
         check_whole(open_log(files), batches)
@@ -279,7 +279,7 @@ def test_only_the_very_batches_are_taken() -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_missing_segments_come_back(told: bool) -> None:
-    """Where their indexes tell, they begin where they began; else the segment before them grows."""
+    """If their indexes are readable, they begin where they began; else the segment before them grows."""
     files = MemoryFiles()
     batches = closed_log(files)
     twin = open_log(copied(files))

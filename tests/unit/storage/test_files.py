@@ -1,4 +1,4 @@
-"""The real file system keeps the seam's promises, and says what went wrong."""
+"""The real file system keeps the guarantees of the interface, and reports errors with their cause."""
 
 import os
 from pathlib import Path

@@ -271,7 +271,7 @@ def test_a_roll_or_a_moved_mark_loses_nothing_that_was_durable() -> None:
 
 
 def test_recovery_itself_may_crash_anywhere() -> None:
-    """Of a log whose truncation was interrupted, and whose tail is torn besides."""
+    """Recover a log whose truncation was interrupted, and whose tail is torn as well."""
     whole = expected_content()
     cut = whole[20]
 

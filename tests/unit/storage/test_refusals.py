@@ -1,4 +1,4 @@
-"""What the operating system refuses is named, and never passes for done (R-11)."""
+"""Errors of the operating system are reported by name, and never count as success (R-11)."""
 
 import contextlib
 import errno
@@ -61,7 +61,7 @@ GROWING = ("extend", "create", "rename")  # operations that a full disk refuses
 
 
 class Life:
-    """A log that goes through everything; `acknowledged` is what it said to be durable."""
+    """A log that meets every error; `acknowledged` is what it reported as durable."""
 
     def __init__(self, files: MemoryFiles) -> None:
         self.files = files

@@ -47,7 +47,7 @@ class TornTail:
         self.data = files.read(SEGMENT)
 
     def check_torn(self, size: int, behind: str) -> None:
-        """Only `size` bytes of the segment reached the disk; behind them stands what `behind` says."""
+        """Only `size` bytes of the segment reached the disk; `behind` is the content after them."""
         lost = len(self.data) - size
         fill = {
             "nothing": b"",

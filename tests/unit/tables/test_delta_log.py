@@ -1,4 +1,4 @@
-"""Delta logs without Spark: what a table holds, through checkpoints, clean-ups and a table made anew."""
+"""Delta logs without Spark: rows of a table, through checkpoints, clean-ups and a table created again."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What tests do to a group in controller mode, one step at a time: appends, trims, replaced disks."""
+"""Single steps on a group in controller mode for tests: appends, trims, replaced disks."""
 
 from random import Random
 

@@ -43,7 +43,7 @@ def cut_peers(cluster: HaCluster, one: HaSimNode, other: HaSimNode) -> None:
 
 
 def has_joined(cluster: HaCluster, node: HaSimNode) -> bool:
-    """Whether the copy that the node has now is in the set."""
+    """Return True if the node's current copy is in the set."""
     return replica_id_of(node) in truth(cluster).sync_state_set
 
 

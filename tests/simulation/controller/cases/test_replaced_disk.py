@@ -11,7 +11,7 @@ from tests.simulation.world.network import LinkFaults
 
 
 def set_copy_aside(node: HaSimNode) -> None:
-    """What a repair does that finds the records nowhere: the copy that takes part from now on is empty."""
+    """The end of a repair that found no copy of the records: the replica continues with an empty copy."""
     set_aside(node.files, f"data/logs/{LOG_NAME}")
     node.sound = False
 

@@ -1,4 +1,4 @@
-"""Who calls, by the token of the call, and what a token permits (docs/api.md §5)."""
+"""Callers by the token of the call, and the permissions of a token (docs/api.md §5)."""
 
 import asyncio
 import logging

@@ -40,7 +40,7 @@ class LeadGoes:
 
 @pytest.mark.rule("D-29")
 def test_an_append_of_a_stream_is_never_carried_without_what_the_stream_says_of_it() -> None:
-    """Its producer and conditions stand in no query: the next leader would store it without them."""
+    """Its producer and conditions are not in a query: the next leader would store it without them."""
     carried: list[bytes] = []
 
     async def run() -> Response:

@@ -1,4 +1,4 @@
-"""Which nodes a number of replicas stands for, when the replicas of a log change."""
+"""Choice of nodes for a number of replicas, when the replicas of a log change."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What a master acknowledges, and when (C-12)."""
+"""Acknowledgements of a master, and their conditions (C-12)."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Who is in the SyncStateSet, as its master sees it (C-07, C-08, C-11)."""
+"""Members of the SyncStateSet, as its master sees them (C-07, C-08, C-11)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A node whose disk was replaced keeps another copy: what the old one said counts for nobody (C-03, C-08)."""
+"""A node whose disk was replaced keeps another copy: reports of the old one do not count (C-03, C-08)."""
 
 import pytest
 

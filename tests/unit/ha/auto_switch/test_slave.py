@@ -19,7 +19,7 @@ from tests.unit.ha.lab import CONFIG, REPLICAS, Replicated, copy, new_log, next_
 
 
 def answer_of(log: Commitlog, epoch: int) -> HandshakeAnswer:
-    """What a master with that log says in a handshake."""
+    """Content of a handshake of a master with that log."""
     starts = tuple(EpochStart(each.epoch, each.start_offset) for each in log.epochs)
     return HandshakeAnswer(log.end_offset, epoch, starts)
 
@@ -199,7 +199,7 @@ def test_a_master_that_trimmed_past_the_slave_starts_it_anew() -> None:
 
 
 def test_a_slave_that_began_within_an_epoch_still_compares_by_it() -> None:
-    """Its epoch file lacks the opening of its first epoch; the epoch alone says what is common."""
+    """Its epoch file lacks the opening of its first epoch; the epoch alone determines the common part."""
     theirs = master_log(1, records=4)
     ours = new_log()
     first = theirs.batch_at(2)

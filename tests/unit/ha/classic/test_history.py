@@ -89,7 +89,7 @@ def test_a_replica_without_a_history_counts_once_it_has_stored_a_batch() -> None
 def test_a_slave_of_the_seeds_protocol_counts_for_what_its_connection_carried() -> None:
     master = master_of(log_of(b"a"))
     before = master.append(b"b", timeout_ms=500)
-    key = master.slave(place=0)  # it reports the end: nobody knows which bytes it holds
+    key = master.slave(place=0)  # it reports the end: its bytes are unknown
     assert master.fates() == []
     after = master.append(b"c", timeout_ms=900)
     master.deliver(key, ClassicReport(master.log.end_offset))

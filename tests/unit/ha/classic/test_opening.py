@@ -175,7 +175,7 @@ def test_a_former_master_does_not_go_on_when_another_has_taken_over_since() -> N
     connect(master, newer, place=2)
     master.tick(WAIT_MS)
     assert not is_open(master)
-    late = Master(log, hard_state=HardState(1, "n1"))  # nobody objected in time
+    late = Master(log, hard_state=HardState(1, "n1"))  # no peer objected in time
     pending = late.append(b"b")
     connect(late, newer, place=2)
     assert not is_open(late)
@@ -184,7 +184,7 @@ def test_a_former_master_does_not_go_on_when_another_has_taken_over_since() -> N
 
 
 def test_an_older_history_is_refused_and_stops_nobody() -> None:
-    """The tail of a former master, which nobody follows, must not close the log."""
+    """The tail of a former master, which no slave follows, must not close the log."""
     log = log_of(b"a", opened_by="n1")
     tail = copy(log)
     write(tail, 1, b"x" * 5_000)

@@ -1,4 +1,4 @@
-"""Links over real sockets on 127.0.0.1: whoever proves nothing reaches no protocol behind them."""
+"""Links over real sockets on 127.0.0.1: a peer without proof reaches no protocol above them."""
 
 import asyncio
 import contextlib

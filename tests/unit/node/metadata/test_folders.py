@@ -59,7 +59,7 @@ def test_a_crash_while_a_log_is_replaced_leaves_the_old_one_or_goes_on_with_its_
             replace_generation(crashed)
         crashed.crash()
         if LogFolders(crashed, "d").kept().get("a") == 1 and not is_deleting(crashed):
-            assert held(crashed, "a") == [b"old"] * 3  # nothing goes before the note says so
+            assert held(crashed, "a") == [b"old"] * 3  # nothing is removed before the note names it
         LogFolders(crashed, "d").finish_removals()
         LogFolders(crashed, "d").prepare("a", 2)
         assert b"old" not in held(crashed, "a")

@@ -45,7 +45,7 @@ class Folders:
 
 
 class Host:
-    """Opens every log but those that it is told to fail with."""
+    """Opens every log except those that the test makes fail."""
 
     def __init__(self) -> None:
         self.folders = Folders()

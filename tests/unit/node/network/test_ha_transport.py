@@ -43,7 +43,7 @@ LOG = LogIdentity(name="default", log_id=LOG_ID, durability=Durability.FSYNC)
 
 class NoPeers:
     def send(self, target: str, log_id: int, message: Any) -> None:
-        """Nobody asks for reads here."""
+        """No reads are requested here."""
 
 
 class Node:
@@ -375,7 +375,7 @@ def test_ten_thousand_port_probes_leave_nothing_behind(tmp_path: Path) -> None:
 def test_strangers_with_impossible_reports_do_not_fill_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Eight bytes make a report of any master's listener; the core refuses each, and few lines tell of it."""
+    """Eight bytes make a report to any master's listener; the core refuses each, and few log lines result."""
 
     async def scenario() -> None:
         async with classic_master(tmp_path, sync_slaves=0) as (master, own):

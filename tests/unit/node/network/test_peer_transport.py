@@ -1,4 +1,4 @@
-"""Framed TCP between nodes: any cutting is survived, strangers are refused, no sender is disturbed."""
+"""Framed TCP between nodes: cut connections recover, unidentified peers are refused."""
 
 import asyncio
 import random
@@ -95,7 +95,7 @@ def test_messages_arrive_in_order_and_after_a_restart_of_the_peer(monkeypatch: p
     async def test() -> None:
         pair = Pair()
         first, second = pair.nodes
-        first.send("n2", 5, Heartbeat(3, "n1", 7, 99))  # nobody is connected yet: it waits a little
+        first.send("n2", 5, Heartbeat(3, "n1", 7, 99))  # no connection yet: it waits a little
         await first.start()
         await second.start()
         await until(lambda: first.peer_version("n2") and second.peer_version("n1"))
@@ -163,7 +163,7 @@ def test_beyond_its_bound_messages_are_dropped(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def knock(address: str, *frames: bytes) -> bytes:
-    """What a listener answers to a stranger's bytes, until it closes."""
+    """Answer of a listener to bytes of an unidentified peer, until it closes."""
     host, port = address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     for frame in frames:

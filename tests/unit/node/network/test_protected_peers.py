@@ -83,7 +83,7 @@ def hello(source: str, target: str = "n1", address: str = "127.0.0.1:1") -> byte
 
 
 class Wire(LinkedProtocol):
-    """Whatever stands behind a link that this test has opened."""
+    """The protocol above a link that this test has opened."""
 
     def __init__(self) -> None:
         self.received = b""

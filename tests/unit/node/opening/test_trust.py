@@ -1,4 +1,4 @@
-"""What a Raft replica believes about itself at an opening: empty folders, copies, power failures."""
+"""Trust of a Raft replica in its own files at an opening: empty folders, copies, power failures."""
 
 import shutil
 from collections.abc import Callable

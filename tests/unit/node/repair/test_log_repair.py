@@ -31,7 +31,7 @@ FOLDER = "data/logs/log"
 
 
 class Peers:
-    """Transport and other nodes in one: `answers` says what a peer replies, None: nothing."""
+    """Transport and other nodes in one: `answers` has the reply of a peer, None: no reply."""
 
     def __init__(self, answers: Callable[[str, PeerCall], PeerCall | None]) -> None:
         self.asked: list[tuple[str, PeerCall]] = []
@@ -46,7 +46,7 @@ class Peers:
 
 
 class Host:
-    """app.node.repair.log_repair.RepairHost: opens the log only, which stands for its driver."""
+    """app.node.repair.log_repair.RepairHost: only opens the log, in place of its driver."""
 
     def __init__(self, files: MemoryFiles) -> None:
         self.files = files
@@ -157,7 +157,7 @@ def test_every_stretch_is_fetched_and_the_log_is_as_it_was() -> None:
     assert [(kind, data.get("found_by")) for kind, data in scene.host.events] == [("corruption", "start")]
     assert repair.mended.batches >= 2
     assert not repair.mended.set_aside
-    assert scene.host.marked_when_opened  # the note stays until the core says that it is healed
+    assert scene.host.marked_when_opened  # the note stays until the core reports that it is healed
     assert scene.host.sound  # all that it promised is there
     asked = [message for _, message in peers.asked if isinstance(message, FetchRequest)]
     assert all(0 <= message.first_index <= message.last_index <= 79 for message in asked)
@@ -166,7 +166,7 @@ def test_every_stretch_is_fetched_and_the_log_is_as_it_was() -> None:
 @pytest.mark.rule("R-02")
 @pytest.mark.parametrize(("position", "sound"), [(39, True), (20, False)])
 def test_a_log_that_may_still_lack_what_it_promised_is_opened_unsound(position: int, sound: bool) -> None:
-    """Nobody knows what stood behind a damaged end; and one that was not sound before is not by this."""
+    """Records after a damaged end are unknown; and a copy that was not sound before is not made so."""
     scene = Scene()
     scene.run(Peers(gives_all), scene.damage(position), sound=sound)
     assert scene.host.sound is False
@@ -253,7 +253,7 @@ def test_a_damaged_small_file_takes_nothing_that_was_promised(name: str) -> None
 
 @pytest.mark.rule("R-02")
 def test_a_torn_tail_without_its_checkpoint_may_have_been_committed() -> None:
-    """The checkpoint alone tells damage past the durable point from what no sync has covered."""
+    """The checkpoint alone distinguishes damage beyond the durable point from records without a sync."""
     scene = Scene()
     log = Commitlog.open(scene.files, FOLDER, log_id=7, config=SIZES)
     offset = log.end_offset
@@ -344,7 +344,7 @@ def test_without_peers_nothing_is_thrown_away() -> None:
     before = scene.files.list(FOLDER)
     scene.run(peers, scene.damage(3), voters=("n1",), meanwhile=meanwhile)
     assert peers.asked == []
-    assert set(before) - set(scene.files.list(FOLDER)) <= {"epochs"}  # made anew from the log
+    assert set(before) - set(scene.files.list(FOLDER)) <= {"epochs"}  # created again from the log
 
 
 def test_a_disk_that_rots_at_once_is_no_endless_loop() -> None:

@@ -1,4 +1,4 @@
-"""What a node gives its peers: settled batches and nothing else, in frames that come back as they were."""
+"""Batches that a node serves to its peers: settled ones only, in frames that are equal after a round trip."""
 
 import asyncio
 from dataclasses import dataclass

@@ -220,7 +220,7 @@ def push_to(node: Node, kind: PushType, term: int, leader: str, committed: int, 
 
 
 def leading_node(folder: Path) -> Node:
-    """n1 of three, elected by n2, whose log nobody acknowledges."""
+    """n1 of three, elected by n2; no peer acknowledges its log."""
     node = Node(folder, "n1", "n2", "n3")
     node.tick(2_000)
     node.driver.deliver("n2", VoteAnswer(1, True, pre_vote=True))

@@ -1,4 +1,4 @@
-"""An answer that tells of the log's state is given when that state is committed and the lead confirmed."""
+"""Answers that depend on the log's state wait until that state is committed and the lead is confirmed."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Led:
         assert self.driver.committed_index == end
 
     def confirm(self, *, sound: bool = True) -> None:
-        """n2 answers the last heartbeat. sound: as it says of itself."""
+        """n2 answers the last heartbeat. sound: its claim about itself."""
         self.driver.deliver("n2", HeartbeatAnswer(1, self._sent(Heartbeat)[-1].round, sound=sound))
         self.node.seams.run()
 

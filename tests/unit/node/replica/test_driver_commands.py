@@ -57,7 +57,7 @@ def test_a_trim_stops_at_a_readers_fence(node: Node) -> None:
 
 
 def test_nothing_is_trimmed_before_the_state_is_safe(tmp_path: Path) -> None:
-    """Else a power cut would leave a log that nobody can lead: its keys are neither in it nor beside it."""
+    """Otherwise a power cut leaves a log that no node can lead: its keys are nowhere."""
     node = Node(tmp_path)
     key = result(node.append(idempotency_key="k"))
     for _ in range(10):
@@ -73,7 +73,7 @@ def test_nothing_is_trimmed_before_the_state_is_safe(tmp_path: Path) -> None:
 
 
 def test_a_repeat_of_what_is_trimmed_with_its_term_gets_the_first_answer(tmp_path: Path) -> None:
-    """Nobody knows any more who led that term: whoever answers stands for it."""
+    """The leader of that term is unknown: any answer counts as its."""
     node = Node(tmp_path)
     first = result(node.append(idempotency_key="k"))
     node.restart()
@@ -299,7 +299,7 @@ def test_a_snapshot_is_thrown_away_when_the_log_is_truncated_while_it_is_copied(
 
 @pytest.mark.rule("D-12")
 def test_without_a_leader_the_peers_are_asked_for_the_state_in_turn(tmp_path: Path) -> None:
-    """This copy may hold the longest log, and nobody else can be elected."""
+    """This copy may hold the longest log, and no other can be elected."""
     source, copy = Node(tmp_path / "source"), Node(tmp_path / "copy", "n1", "n2", "n3")
     for number in range(4):
         result(source.append(idempotency_key=f"k{number}"))

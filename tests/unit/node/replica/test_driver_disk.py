@@ -42,7 +42,7 @@ from tests.unit.node.replica.driver_support import (
 
 
 class FullFiles:
-    """Stands in for Commitlog.append while the disk is full."""
+    """Replaces Commitlog.append while the disk is full."""
 
     def __init__(self, driver: LogDriver) -> None:
         self.driver = driver

@@ -1,4 +1,4 @@
-"""However a driver ends, whoever waits is answered, once: the log is damaged, the node stops, or both."""
+"""Every waiting caller is answered once, however a driver ends: damaged log, stopping node, or both."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""When a log is synced: nothing that was written is forgotten, and nobody asks in vain."""
+"""Times at which a log is synced: every write is covered, and no sync is without effect."""
 
 from collections.abc import Callable
 from typing import Any

@@ -18,7 +18,7 @@ from tests.unit.raft.support import LOG_ID, body_of
 
 
 class Disk:
-    """A lane that does its work when a test says so."""
+    """A lane that does its work when a test calls it."""
 
     def __init__(self) -> None:
         self.work: deque[Callable[[], None]] = deque()

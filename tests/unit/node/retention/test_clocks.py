@@ -73,7 +73,7 @@ class Hosted:
 
 
 def trims_of(peers: Peers, replication: Replication = Replication.RAFT) -> list[int]:
-    """What a retention of a day removes of a log with records of 0 to 9 hours."""
+    """Records that a retention of a day removes from a log with records of 0 to 9 hours."""
     log = Log()
     for age_h in (9, 6, 3, 0):
         log.data(age_ms=age_h * HOUR_MS)

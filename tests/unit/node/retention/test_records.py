@@ -1,4 +1,4 @@
-"""What retention lets go: by age, by size, never past a fence, never only control records."""
+"""Records that retention removes: by age, by size, never beyond a fence, never only control records."""
 
 from typing import Any
 
