@@ -287,9 +287,12 @@ class SimulatedCluster:
         return True
 
     def _power_failed(self) -> None:
-        """The power of a node has failed in the middle of something."""
+        """The power of a node has failed in the middle of a step, which may have committed and answered."""
         for node in self.members:
             if node.files.power_cut_at == node.files.operations:
+                node.files.power_cut_at = None
+                if node.alive:
+                    self.looks_sound(node, self.checker.check)
                 node.crash(power=True)
 
     def _finds_flip(self) -> bool:
