@@ -95,7 +95,9 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     _complete_openapi(app)
     direct = front if settings.http.append_front is AppendFront.ASGI else None
     in_flight = InFlightLimit(settings.http.max_open_reads, settings.http.max_open_bytes)
-    return HttpMiddleware(app, direct, tokens, broker.meter, in_flight, _actions_of(app.state.routes))
+    return HttpMiddleware(
+        app, direct, tokens, broker.meter, in_flight, _actions_of(app.state.routes), broker.audit.write
+    )
 
 
 def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:

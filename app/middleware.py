@@ -5,11 +5,13 @@ are passed to their plain ASGI front (if configured), all other calls to FastAPI
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.access.administration import RefusedEntries, observed, refusal_entry
 from app.api.access.caller import Caller
 from app.api.access.caller import Scope as TokenScope
 from app.api.access.rules import CALLER
@@ -18,6 +20,7 @@ from app.api.append.fast_front import FastFront, append_log_of
 from app.api.http.dependencies import RESERVATION
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
+from app.controller.metadata import AUDIT_LOG
 from app.errors import (
     CommitlogError,
     CrossOrigin,
@@ -51,9 +54,10 @@ class HttpMiddleware:
         meter: Meter,
         in_flight: InFlightLimit,
         actions: Mapping[str, Sequence[str]],
+        audit: Callable[[dict[str, Any]], None],
     ) -> None:
         """room: limit of everything but probes and appends, which have their own. actions: methods by
-        name."""
+        name. audit: writes an entry of the audit log."""
         self._inner = inner
         self._front = front
         self._tokens = tokens
@@ -61,6 +65,8 @@ class HttpMiddleware:
         self._meter = meter
         self._in_flight = in_flight
         self._actions = actions
+        self._audit = audit
+        self._refused_entries = RefusedEntries(time.monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,6 +97,8 @@ class HttpMiddleware:
             _check_origin(method, headers)
             caller.enter()
         except CommitlogError as error:
+            if log is None:
+                self._audit_refusal(error, scope, request_id)
             await self._refuse(error, scope, send, request_id)
             return
         try:
@@ -123,6 +131,12 @@ class HttpMiddleware:
         await _send_whole(answer, send, head=method == "HEAD")
         self._meter.answered(method, "refused", error.http_status)
 
+    def _audit_refusal(self, error: CommitlogError, scope: Scope, request_id: bytes) -> None:
+        """Record that an identified caller tried to change what it may not change."""
+        forbidden = isinstance(error, Forbidden | CrossOrigin) and scope["method"] not in _SAFE_METHODS
+        if forbidden and self._refused_entries.allowed():
+            self._audit(refusal_entry(scope, scope[CALLER], request_id, error))
+
     def _check_action(self, method: str, path: str) -> None:
         """The last part of a path may end in `:action`, which must not be taken for a part of a name.
 
@@ -145,6 +159,9 @@ class HttpMiddleware:
             scope = {**scope, "method": "GET", "commitlog.head": True}
         status = 0
         caller: Caller = scope[CALLER]
+        observation = observed(scope, receive)
+        if observation is not None:
+            receive = observation.receive
 
         async def send_on(message: Message) -> None:
             nonlocal status
@@ -157,6 +174,8 @@ class HttpMiddleware:
                 raise TokenRevoked
             elif head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
+            elif observation is not None:
+                observation.sent(message)
             await send(message)
 
         try:
@@ -171,6 +190,10 @@ class HttpMiddleware:
                 status = 500
                 answer = problem_response(Internal(), instance=scope["path"], request_id=request_id)
                 await _send_whole(answer, send, head=head)
+        if observation is not None:
+            entry = observation.entry(scope, caller, request_id, status)
+            if entry is not None and (status < 300 or self._refused_entries.allowed()):
+                self._audit(entry)
         if append_log_of(scope["path"]) is None or method != "POST":  # streams count themselves
             route = getattr(scope.get("route"), "path", "unknown")
             self._meter.answered(method, route, status)
@@ -195,8 +218,12 @@ def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
 
 
 def _check_not_ours(method: str, path: str) -> None:
-    """The system's logs are read-only for clients. Raises Forbidden."""
-    if path.startswith("/v1/logs/__") and method not in ("GET", "HEAD"):
+    """The system's logs are read-only for clients, except the settings of the audit log. Raises Forbidden."""
+    if (
+        path.startswith("/v1/logs/__")
+        and method not in ("GET", "HEAD")
+        and (method, path) != ("PATCH", f"/v1/logs/{AUDIT_LOG}")
+    ):
         raise Forbidden("the system alone writes to its logs")
 
 

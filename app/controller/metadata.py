@@ -13,6 +13,7 @@ import msgspec
 from app.ha.roles import acks_needed
 
 CONTROLLER_LOG: Final = "__controller"  # the log that holds the metadata of all logs
+AUDIT_LOG: Final = "__audit"  # the log that holds who administered what
 LOG_CREATED: Final = "created"
 LOG_DELETING: Final = "deleting"
 PRIORITY_MAX: Final = 2**31 - 1  # of a node without a priority, as in RocketMQ

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from app.controller.messages import AnyControllerMessage
+from app.node.audit import AuditLog
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.data_folder import DataFolder
 from app.node.disk import DiskThreads
@@ -20,6 +21,7 @@ from app.node.hosting.node_links import load_links
 from app.node.hosting.node_logs import NodeLogs
 from app.node.metadata.logs import MetadataLogs, Unsupported
 from app.node.metadata.service import MetadataService, controller_log
+from app.node.network.audit_messages import AuditMessage
 from app.node.network.http_forwarder import Forwarder
 from app.node.network.node_directory import Directory
 from app.node.network.peer_host import PeerIdentity
@@ -43,6 +45,7 @@ from storage.format.batch import log_id_of
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S: Final = 10.0
+_FLUSH_S: Final = 1.0  # for entries of the audit log
 
 
 class Broker:
@@ -94,6 +97,7 @@ class Broker:
         self.metadata = MetadataService(
             settings, services, connected=self.transport.connected, find=self._hosted.get, tell=journals.tell
         )
+        self.audit = AuditLog(services, self.metadata, self._hosted.get, settings.brokers, settings.security)
         ha = HaConnections(settings, self.transport, self.metadata.managers, self.tasks, links.ha)
         self.ha = ha.transport
         self._node_logs = NodeLogs(
@@ -149,6 +153,7 @@ class Broker:
         await self._metadata_logs.follow()
         self._timer.start()
         self.tasks.keep("metadata", self._metadata_logs.run)
+        self.tasks.keep("audit", self.audit.run)
         logger.info(
             "node started", extra={"node": self.node.id, "logs": len(self.logs), "data": self._data.path}
         )
@@ -161,6 +166,7 @@ class Broker:
     async def stop(self) -> None:
         """End cleanly: answer all requests, make everything durable, close. Call `begin_stop` before."""
         self.begin_stop()
+        await self.audit.flush(_FLUSH_S)
         await self.metadata.leave()
         logs = list(self._hosted)
         drivers = [hosted.driver for hosted in logs if hosted.driver is not None]
@@ -234,6 +240,8 @@ class Broker:
     def deliver(self, source: str, log_id: int, message: Any) -> None:
         if isinstance(message, AnyControllerMessage):
             self.metadata.take(source, message)
+        elif isinstance(message, AuditMessage):
+            self.audit.take(source, log_id, message)
         elif isinstance(message, PeerCall):
             self.repairs.take(source, log_id, message)
         elif (hosted := self._hosted.by_id.get(log_id)) is not None and hosted.driver is not None:

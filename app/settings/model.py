@@ -310,6 +310,10 @@ class SecuritySettings:
     tokens_file: Path | None = None
     """File with the hash of one token a line, made by `commitlog token new`; read again when it changes.
     Absent: no authentication."""
+    audit: bool | None = None
+    """Write administration to the log `__audit`; absent: if there is a tokens file."""
+    audit_retention_ms: int = 90 * 24 * 60 * 60 * 1000
+    """Retention of `__audit` when it is created; `PATCH /v1/logs/__audit` changes it."""
     tls_certificate: Path | None = None
     """Certificate of the REST listener; requires `tls_key`."""
     tls_key: Path | None = None
@@ -345,6 +349,9 @@ class SecuritySettings:
         )
 
     def __post_init__(self) -> None:
+        check(
+            self.audit_retention_ms > 0, f"audit_retention_ms must be positive, got {self.audit_retention_ms}"
+        )
         check(
             (self.tls_certificate is None) == (self.tls_key is None),
             "tls_certificate and tls_key must be set together",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from app.controller.metadata import AUDIT_LOG
 from app.errors import Forbidden, RateLimited
 
 ALL_LOGS: Final = ("*",)
-AUDIT_LOG: Final = "__audit"
 BURST_S: Final = 1.0  # a token may spend the requests of this time at once
 
 

@@ -14,6 +14,7 @@ import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response, StreamingResponse
 
+from app.api.access.administration import mark_forwarded
 from app.api.http.dependencies import ExactResponse, Node, json_answer, request_id_of, stays_here, target_of
 from app.api.http.json_decoding import decode_as
 from app.api.http.leader_headers import log_headers, not_leader
@@ -184,6 +185,8 @@ class LogCall:
                 CALL_TIMEOUT_S,
             )
             check_led(relayed)
+            if not query:
+                mark_forwarded(self.request)
             return ExactResponse(Answer(relayed.status, relayed.headers, relayed.body))
 
         stays = not self._forward

@@ -21,6 +21,7 @@ from app.api.http.openapi import (
 from app.api.read.epochs import epoch_object
 from app.api.read.query import EventsQuery, WatermarksQuery
 from app.api.routes.members import member_objects
+from app.controller.metadata import AUDIT_LOG
 from app.errors import EpochNotFound, EventsTrimmed
 from storage.log.journal import Event
 
@@ -37,12 +38,12 @@ _JOURNAL_POLL_S = 0.05
 )
 async def cluster(call: Call, query: Nothing) -> Response:
     call.wants_json()
-    broker = call.broker
+    broker, caller = call.broker, caller_of(call.request)
     settings = broker.settings
     content = {
         "id": settings.cluster_id,
         "nodes": member_objects(broker),
-        "logs": list(filter(caller_of(call.request).sees, broker.logs)),
+        "logs": [name for name in filter(caller.sees, broker.logs) if name != AUDIT_LOG],
         "limits": asdict(settings.limits),
     }
     return json_answer(content)

@@ -105,6 +105,12 @@ class NodeCollector:
         broker = self._broker
         yield telemetry.build_info(VERSION, broker.node.id)
         yield from broker.meter.collect()
+        audit = broker.audit
+        yield telemetry.counter(
+            telemetry.AUDIT_WRITTEN, "Entries in __audit", (), [((), audit.counts.written)]
+        )
+        yield telemetry.gauge(telemetry.AUDIT_WAITING, "Entries not yet in it", (), [((), audit.waiting)])
+        yield telemetry.counter(telemetry.AUDIT_DROPPED, "Entries given up", (), [((), audit.counts.dropped)])
         drivers = [hosted.driver for hosted in broker.logs.values() if hosted.driver is not None]
         seen = [(driver.log_name, driver.status()) for driver in drivers]
         per_log = (

@@ -17,7 +17,7 @@ from app.api.http.openapi import LOG_EXAMPLE, OF_A_BODY, OF_A_COMMIT, answers, j
 from app.api.http.preconditions import wanted_version
 from app.api.routes.replicas import change_members, fewest_logs, wanted_nodes
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
-from app.controller.metadata import LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
+from app.controller.metadata import AUDIT_LOG, LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
 from app.controller.settings_of_logs import complaints_about, whole_changes
 from app.errors import ConfigChanged, InvalidRequest, LogExists
 from app.log.contract import GroupConfig
@@ -87,7 +87,11 @@ async def logs(call: Call, query: Nothing) -> Response:
     call.wants_json()
     broker = call.broker
     caller = caller_of(call.request)
-    known = [_log_object(broker, hosted) for hosted in broker.logs.values() if caller.sees(hosted.name)]
+    known = [
+        _log_object(broker, hosted)
+        for name, hosted in broker.logs.items()
+        if name != AUDIT_LOG and caller.sees(name)
+    ]
     foreign = [
         each for name, each in broker.unsupported.items() if name not in broker.logs and caller.sees(name)
     ]

@@ -19,6 +19,7 @@ from app.controller.messages import (
     CommandAnswer,
     CommandRequest,
 )
+from app.node.network.audit_messages import AuditAnswer, AuditMessage, AuditRequest
 from app.node.network.repair_messages import (
     DigestAnswer,
     DigestRequest,
@@ -49,7 +50,7 @@ from app.raft.messages import (
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch
 
-Message = RaftMessage | StateMessage | RepairMessage | AnyControllerMessage
+Message = RaftMessage | StateMessage | RepairMessage | AuditMessage | AnyControllerMessage
 HEAD_MAX_BYTES: Final = 1024 * 1024  # a piece of state is the largest
 _PREFIX = struct.Struct("<IIQ")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -71,6 +72,8 @@ _DECODER = msgspec.msgpack.Decoder(
     | TermAnswer
     | DigestRequest
     | DigestAnswer
+    | AuditRequest
+    | AuditAnswer
     | CommandRequest
     | CommandAnswer
     | BrokerHeartbeat

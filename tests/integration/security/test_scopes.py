@@ -1,6 +1,7 @@
 """Every route of the service has a scope, and a token without it is refused there."""
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -132,3 +133,56 @@ async def check_duplicate_headers(node: InProcess) -> None:
     for tokens in (("all", "read"), ("read", "all")):
         headers = [("Authorization", f"Bearer {token}") for token in tokens]
         assert (await node.client.get("/v1/logs", headers=headers)).status_code == 401
+
+
+def test_administration_is_recorded(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("boss admin read name=boss\nclerk read append name=clerk\n")
+
+    async def run() -> None:
+        async with node_in_process(tmp_path, security={"tokens_file": str(tokens)}) as node:
+            boss, clerk = {"Authorization": "Bearer boss"}, {"Authorization": "Bearer clerk"}
+            read = "/v1/logs/__audit/records"
+            assert (await node.client.get(read, headers=boss)).status_code == 404  # created on demand
+            calls = [
+                ("POST", "/v1/logs", {"name": "orders"}, boss, "r1"),
+                ("DELETE", "/v1/logs/orders", {}, clerk, "r2"),
+                ("POST", "/v1/logs/default:trim", {"until_index": 10**6}, boss, "r3"),
+                ("DELETE", "/v1/logs/__audit", {}, boss, "r4"),
+                ("POST", "/v1/logs/default:verify", {}, boss, "r5"),
+                ("PATCH", "/v1/logs/__audit", {"retention": {"ms": 60_000}}, boss, "r6"),
+                ("POST", "/v1/logs/default:fence", {"token": None}, clerk, "not administration"),
+                ("POST", "/v1/logs", {"name": "x" * 9_000}, boss, "r7"),
+            ]
+            for method, path, body, who, request_id in calls:
+                headers = {**who, "X-Request-Id": request_id.replace(" ", "-")}
+                if path.endswith("/__audit"):  # it exists after the first entry
+                    await until(lambda: node.broker.audit.waiting == 0)
+                await node.client.request(method, path, json=body, headers=headers)
+                await node.client.get("/v1/logs", headers=who)
+            await until(lambda: node.broker.audit.counts.written == 7)
+            assert node.broker.audit.waiting == 0
+            found = (await node.client.get(read, headers=boss)).json()["records"]
+            entries = [json.loads(record["value"]) for record in found]
+            seen = [(e["request_id"], e["caller"], e["status"], e["outcome"], e["code"]) for e in entries]
+            assert seen == [
+                ("r1", "boss", 201, "done", None),
+                ("r2", "clerk", 403, "not_applied", "forbidden"),
+                ("r3", "boss", 422, "not_applied", "invalid-request"),
+                ("r4", "boss", 403, "not_applied", "forbidden"),
+                ("r5", "boss", 200, "done", None),
+                ("r6", "boss", 200, "done", None),
+                ("r7", "boss", 422, "not_applied", "invalid-request"),
+            ]
+            assert entries[0]["request"] == {"name": "orders"}
+            assert entries[-1]["request"] is None  # too long
+            for path in (read, "/v1/logs/__audit", "/v1/logs/__audit/tail"):
+                assert (await node.client.get(path, headers=clerk)).status_code == 403
+            for who in (boss, clerk):
+                assert "__audit" not in (await node.client.get("/v1/logs", headers=who)).text
+            metrics = (await node.client.get("/metrics", headers=boss)).text
+            assert "commitlog_audit_entries_total 7.0" in metrics
+            settings = await node.client.get("/v1/logs/__audit", headers=boss)
+            assert settings.json()["retention"]["ms"] == 60_000
+
+    asyncio.run(run())

@@ -1,9 +1,11 @@
 """TLS and tokens on three nodes: what a node sends on for its client is protected too."""
 
+import json
 import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from app.client import CommitlogClient, Record
 from app.client.errors import Untrusted
 from app.client.operations import Operations
-from tests.support.cluster import Cluster, serving
+from tests.support.cluster import Cluster, eventually, serving
 
 TOKEN = "secret"
 _EC = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -75,6 +77,28 @@ def test_calls_find_their_way_between_the_nodes(guarded: GuardedCluster) -> None
     assert guarded.get(follower, "/v1/logs/default/watermarks").status_code == 200
     read = guarded.get(follower, "/v1/logs/default/records").json()
     assert [record["value"] for record in read["records"]] == ["by another node"]
+
+
+def test_one_node_records_what_another_forwarded(guarded: GuardedCluster) -> None:
+    """The caller's token reaches the leader. Entries of all nodes reach the log, each once."""
+    leader = guarded.leader()
+    for node in guarded.ids:
+        for path, body in (("/v1/logs/default:trim", {"until_index": 0}), ("/v1/logs", {"name": "made"})):
+            headers = {"X-Request-Id": f"{node}{path[-4:]}"}
+            done = guarded.call("POST", node, path, json=body, headers=headers)
+            assert done.status_code in (200, 201), done.text
+
+    def entries() -> list[dict[str, Any]]:
+        read = guarded.get(guarded.follower(), "/v1/logs/__audit/records")
+        found = [json.loads(record["value"]) for record in read.json().get("records", ())]
+        return found if len(found) >= 6 else []
+
+    found = eventually(entries, what="all entries")
+    assert sorted((entry["request_id"], entry["node"]) for entry in found) == sorted(
+        [(f"{node}trim", leader) for node in guarded.ids] + [(f"{node}logs", node) for node in guarded.ids]
+    )
+    assert {entry["caller"] for entry in found} == {"token-2bb80d53"}
+    assert {entry["outcome"] for entry in found} == {"done"}
 
 
 def test_the_client_trusts_a_private_authority_only_when_told(
