@@ -1,6 +1,6 @@
 """Build files that Spark can distribute: `python -m spark_jobs.package FOLDER [--conf FILE]`.
 
-FOLDER/commitlog.zip     app, storage and spark_jobs, for `spark-submit --py-files`
+FOLDER/commitlog.zip     all code of this package, for `spark-submit --py-files`
 FOLDER/spark.properties  settings of conf/spark.toml and of the jobs, for `spark-submit --properties-file`
 
 A driver that starts Spark itself sends its executors the same archive (session/spark_session.py). The archive
@@ -15,7 +15,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGES = ("app", "storage", "spark_jobs")
+_OWN = (__package__ or "").split(".")  # ["spark_jobs"] in a checkout, ["commitlog", "spark"] as installed
+PACKAGES = ("app", "storage", "spark_jobs") if len(_OWN) == 1 else (_OWN[0],)
 ZIP_NAME = "commitlog.zip"
 PROPERTIES_NAME = "spark.properties"
 STAMP = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
@@ -23,7 +24,7 @@ STAMP = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
 
 def package_root() -> Path:
     """Return the folder, or the archive, that this package was imported from."""
-    return Path(__file__).resolve().parent.parent
+    return Path(__file__).resolve().parents[len(_OWN)]
 
 
 def make_zip(folder: Path) -> Path:
@@ -100,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     written.write_text(properties(with_extra({**launch, **own, **session.spark_settings()}, settings.conf)))
     sys.stdout.write(
         f"JAVA_HOME={java_home} spark-submit --properties-file {written} --py-files {archive} "
-        f"{package_root() / 'spark_jobs' / 'run.py'} --endpoint URLS --tables LOCATION\n"
+        f"{Path(__file__).resolve().with_name('run.py')} --endpoint URLS --tables LOCATION\n"
     )
     return 0
 

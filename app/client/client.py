@@ -4,15 +4,16 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
-
-import pyarrow as pa
 
 from app.client.connection import Answer, ClusterConnection
 from app.client.errors import NoAnswer
 from app.client.records import RecordLike, ndjson
 from app.media_types import ARROW_STREAM, NDJSON
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8101"
 FOLLOW_WAIT_MS = 10_000
@@ -93,8 +94,10 @@ class CommitlogClient:
         """
         return self.append_body(ndjson(records), NDJSON, **options)
 
-    def append_arrow(self, records: pa.Table | pa.RecordBatch, **options: Any) -> Appended:
+    def append_arrow(self, records: "pa.Table | pa.RecordBatch", **options: Any) -> Appended:
         """As `append`, from Arrow: column `value` (binary or string), optional key, timestamp, headers."""
+        import pyarrow as pa  # the client installs without it
+
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, records.schema) as writer:
             writer.write(records)
@@ -142,8 +145,10 @@ class CommitlogClient:
 
     def read_arrow(
         self, from_index: int, *, endpoint: str | None = None, **query: Any
-    ) -> tuple[pa.Table, int, bool]:
+    ) -> "tuple[pa.Table, int, bool]":
         """Return one page as an Arrow table, the next index, and whether there were more records."""
+        import pyarrow as pa
+
         query = {"from_index": from_index, **query}
         headers = {"Accept": ARROW_STREAM}
         if endpoint is None:

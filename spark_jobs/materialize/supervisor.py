@@ -37,7 +37,10 @@ FATAL = (
     "LeaseLost",
 )
 
-_OWN_ERROR = re.compile(r"spark_jobs\.[\w.]+: ")  # how a line of Spark's text names an error of this package
+_PACKAGE = __name__.partition(".materialize")[0]
+_OWN_ERROR = re.compile(
+    rf"{re.escape(_PACKAGE)}\.[\w.]+: "
+)  # how a line of Spark's text names an error of this package
 
 
 class MaterializeFailed(RuntimeError):

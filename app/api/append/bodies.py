@@ -4,7 +4,6 @@ before anything is stored (docs/api.md §3). Independent of any framework."""
 from collections.abc import Mapping
 from typing import Final
 
-import storage.errors
 from app.api.append.append_digest import append_digest
 from app.api.append.call import AppendCall
 from app.api.append.json_bodies import AppendIn, check_record_size, decode_append, decode_lines, records_of
@@ -14,6 +13,7 @@ from app.errors import InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaTy
 from app.log.contract import AppendRequest, Producer
 from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON, OCTETS
 from app.settings.model import Limits
+from storage import errors as storage_errors
 from storage.errors import BodyTooLarge, EmptyBody
 from storage.format.arrow_input import table_from_batches, table_from_stream
 from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, RecordColumns, RecordTable
@@ -129,7 +129,7 @@ def _arrow(body: bytes, media_type: str, limits: Limits) -> RecordTable:
         raise InvalidRequest(("", str(error))) from error
     except BodyTooLarge as error:
         raise TooLarge(str(error), limits.max_request_bytes) from error
-    except storage.errors.InvalidBody as error:
+    except storage_errors.InvalidBody as error:
         raise InvalidBody(str(error)) from error
 
 

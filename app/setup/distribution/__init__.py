@@ -1,0 +1,1 @@
+"""Build of the distribution `commitlog`: the build backend, and files that only the wheel has."""
