@@ -1,4 +1,5 @@
-"""Generator of docs/configuration.md and docs/tables.md: `make docs` writes them, `--check` compares them.
+"""Generator of docs/configuration.md, docs/tables.md and of the tables of kinds in docs/operations.md and
+docs/design.md: `make docs` writes them, `--check` compares them.
 
 Descriptions are attribute docstrings: the string literal directly below a field or a constant. A setting
 without one is an error, so the pages are complete.
@@ -21,6 +22,9 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import msgspec  # noqa: E402
+
+from app.log import events  # noqa: E402
 from app.settings import file  # noqa: E402
 from spark_jobs.session.settings import Locations, SessionSettings  # noqa: E402
 from spark_jobs.tables import table as tables  # noqa: E402
@@ -219,14 +223,54 @@ def tables_page() -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
+def fields_of(struct: type[msgspec.Struct]) -> list[tuple[str, str]]:
+    """Return (name, description) of each field that a struct defines.
+
+    Raises MissingDescription for a field without an attribute docstring.
+    """
+    tree = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    texts = attribute_docstrings(tree)
+    found = []
+    for field in msgspec.structs.fields(struct):
+        if field.name not in texts:
+            raise MissingDescription(f"{struct.__name__}.{field.name} has no attribute docstring")
+        found.append((field.encode_name, " ".join(texts[field.name].split())))
+    return found
+
+
+def kinds_table(kinds: dict[str, Any], title: str) -> str:
+    """Return the table of a set of structs that a tag distinguishes: kind, meaning, fields."""
+    lines = [f"| kind | meaning | {title} |", "| --- | --- | --- |"]
+    for kind, struct in kinds.items():
+        fields = "<br>".join(f"`{name}`: {text}" for name, text in fields_of(struct))
+        lines.append(f"| `{kind}` | {_about(struct)} | {fields} |")
+    return "\n".join(lines)
+
+
+def with_section(path: Path, name: str, text: str) -> str:
+    """Return the page at `path` with `text` between the comments that begin and end the section `name`."""
+    begin, end = f"<!-- {name}: written by `make docs` -->\n", f"\n<!-- end of {name} -->"
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise MissingDescription(f"{path.name} has no section {name!r}")
+    return f"{before}{begin}{text}{end}{after}"
+
+
 def _code(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
 def pages() -> dict[Path, str]:
-    """Return the generated pages by path."""
+    """Return the pages with generated content by path."""
     docs = ROOT / "docs"
-    return {docs / "configuration.md": configuration_page(), docs / "tables.md": tables_page()}
+    operations = docs / "operations.md"
+    return {
+        docs / "configuration.md": configuration_page(),
+        docs / "tables.md": tables_page(),
+        operations: with_section(operations, "events", kinds_table(events.KINDS, "fields of `data`")),
+    }
 
 
 def main() -> int:

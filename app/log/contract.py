@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.errors import CommitlogError
+from app.log.events import JournalEvent
 from storage.format.batch import Batch
 from storage.format.records import RecordColumns, RecordTable
 from storage.log.hard_state import HardState
@@ -234,11 +235,18 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class CoreEvent:
-    """An event for the node's journal (docs/api.md §2, kinds)."""
+    """An event of a core for the node's journal, in the term of the core."""
 
-    kind: str
     term: int
-    data: dict[str, Any]
+    event: JournalEvent
+
+    @property
+    def kind(self) -> str:
+        return self.event.kind
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return self.event.data
 
 
 @dataclass(frozen=True, slots=True)

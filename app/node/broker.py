@@ -95,7 +95,11 @@ class Broker:
         )
         journals = LogJournals(services, settings.journal.segment_max_bytes)
         self.metadata = MetadataService(
-            settings, services, connected=self.transport.connected, find=self._hosted.get, tell=journals.tell
+            settings,
+            services,
+            connected=self.transport.connected,
+            find=self._hosted.get,
+            record=journals.record,
         )
         self.audit = AuditLog(services, self.metadata, self._hosted.get, settings.brokers, settings.security)
         ha = HaConnections(settings, self.transport, self.metadata.managers, self.tasks, links.ha)
@@ -120,7 +124,7 @@ class Broker:
             folders=self._node_logs.folders,
         )
         self._lookup = LogLookup(self._hosted, self.metadata, self._metadata_logs, self.waits)
-        rollbacks = RollBacks(self._node_logs, services, journals.tell, self.tasks)
+        rollbacks = RollBacks(self._node_logs, services, journals.record, self.tasks)
         self._timer = NodeTimer(
             settings.raft.tick_interval_ms / 1000,
             self._hosted,

@@ -23,6 +23,7 @@ from app.log.contract import (
     ReplicaLog,
     Role,
 )
+from app.log.events import Corruption
 from app.log.terms import is_plausible_term
 from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
@@ -199,7 +200,7 @@ class RaftCore(MemberCore):
 
     def start(self, now_ms: int) -> None:
         if self._standing.index == NO_INDEX:  # otherwise the log contains the group, which was adopted
-            self._standing.tell()
+            self._standing.record()
         self._restart_election_timer(now_ms)
         if self._member.group.voters == (self._member.node_id,) and self._standing.may_campaign:
             self._campaign(now_ms)
@@ -412,7 +413,7 @@ class RaftCore(MemberCore):
         if source != self._implausible_source:
             self._implausible_source = source
             reason = f"term {term} is beyond any that the group can have reached"
-            self._outbox.tell("corruption", self._member.term, {"reason": reason, "peer": source})
+            self._outbox.record(self._member.term, Corruption(reason=reason, peer=source))
         self._announce()
 
     def _hears_leader(self, now_ms: int) -> bool:

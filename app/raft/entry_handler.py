@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from app.log.contract import NO_INDEX, ReplicaLog, Reset, TruncateAfter
+from app.log.events import Truncated
 from app.raft.config import RaftConfig
 from app.raft.messages import PushAnswer, PushCode, PushRequest, PushType
 from app.raft.state import MemberState, Outbox, is_of_term
@@ -243,7 +244,7 @@ class EntryHandler:
             allowed = NO_INDEX in (committed, log.end_index) or request.leader_begin > committed
         else:
             allowed = keep_index >= committed
-        self._tell_truncate(request, keep_index, resets, allowed)
+        self._record_truncate(request, keep_index, resets, allowed)
         if not allowed:
             self._answer(request, PushCode.REFUSED, request.truncate_index)
             return
@@ -257,20 +258,17 @@ class EntryHandler:
         if not self._outbox.is_writing:
             self.written(0)
 
-    def _tell_truncate(self, request: PushRequest, keep_index: int, resets: bool, allowed: bool) -> None:
+    def _record_truncate(self, request: PushRequest, keep_index: int, resets: bool, allowed: bool) -> None:
         if keep_index < self._log.end_index or not allowed:
-            self._outbox.tell(
-                "truncate",
-                self._member.term,
-                {
-                    "from_index": keep_index + 1,
-                    "to_index": self._log.end_index,
-                    "committed_index": self._member.committed_index,
-                    "leader": request.leader_id,
-                    "reset": resets,
-                    "refused": not allowed,
-                },
+            truncated = Truncated(
+                from_index=keep_index + 1,
+                to_index=self._log.end_index,
+                committed_index=self._member.committed_index,
+                leader=request.leader_id,
+                reset=resets,
+                refused=not allowed,
             )
+            self._outbox.record(self._member.term, truncated)
 
     def _answer_deferred(self) -> None:
         deferred = self._deferred

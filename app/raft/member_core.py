@@ -1,6 +1,7 @@
 """Shared part of every core, whatever the replication mode. PURE."""
 
 from app.log.contract import Ready, Role
+from app.log.events import RoleChanged, TermKnown
 from app.raft.state import MemberState, Outbox
 
 
@@ -45,6 +46,7 @@ class MemberCore:
             return
         self._announced = (member.role, member.leader_id, member.term)
         if member.leader_id is not None and (member.leader_id, member.term) != (leader_id, term):
-            self._outbox.tell("term", member.term, {"term": member.term, "leader": member.leader_id})
+            self._outbox.record(member.term, TermKnown(term=member.term, leader=member.leader_id))
         if (member.role, member.leader_id) != (role, leader_id):
-            self._outbox.tell("role", member.term, {"role": member.role.value, "leader": member.leader_id})
+            role_changed = RoleChanged(role=member.role.value, leader=member.leader_id)
+            self._outbox.record(member.term, role_changed)

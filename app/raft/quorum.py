@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.log.contract import NO_INDEX, Acks, AppendFate, PendingAppend, ReplicaLog
+from app.log.events import Watermarks
 from app.raft.config import RaftConfig
 from app.raft.state import MemberState, Outbox, is_of_term
 from storage.units import NEVER_MS
@@ -151,17 +152,14 @@ class QuorumChecker:
         state, log = self._state, self._log
         self._published_ms = now_ms
         self._published = (state.committed_index, dict(self._watermarks))
-        self._outbox.tell(
-            "watermarks",
-            state.term,
-            {
-                "role": state.role.value,
-                "begin_index": log.begin_index,
-                "end_index": log.end_index,
-                "committed_index": state.committed_index,
-                "peers": dict(self._watermarks),
-            },
+        watermarks = Watermarks(
+            role=state.role.value,
+            begin_index=log.begin_index,
+            end_index=log.end_index,
+            committed_index=state.committed_index,
+            peers=dict(self._watermarks),
         )
+        self._outbox.record(state.term, watermarks)
 
     def _all_pending(self) -> list[PendingAppend]:
         return sorted((each for waiting in self._pending.values() for each in waiting), key=_last_index)

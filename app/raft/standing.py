@@ -9,6 +9,7 @@ its pre-vote with a GroupNotice.
 from collections.abc import Mapping
 
 from app.log.contract import NO_INDEX, GroupConfig, Role
+from app.log.events import GroupKnown
 from app.raft.messages import GroupNotice
 from app.raft.state import MemberState, Outbox
 
@@ -35,14 +36,14 @@ class Standing:
         changed, member.group, self.index, self._nodes = group != member.group, group, index, nodes
         if self.notice is not None and index > self.notice.index:
             self.notice = None
-        self.tell()
+        self.record()
         return changed
 
-    def tell(self) -> None:
+    def record(self) -> None:
         """Record in the journal which members count from now on: readers judge watermarks by it."""
         group = self._member.group
-        data = {"voters": list(group.voters), "learners": list(group.learners), "index": self.index}
-        self._outbox.tell("membership", self._member.term, data)
+        known = GroupKnown(voters=list(group.voters), learners=list(group.learners), index=self.index)
+        self._outbox.record(self._member.term, known)
 
     @property
     def is_settled(self) -> bool:

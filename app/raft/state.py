@@ -16,6 +16,7 @@ from app.log.contract import (
     Role,
     TruncateAfter,
 )
+from app.log.events import JournalEvent
 from storage.format.batch import Batch
 from storage.log.hard_state import HardState
 
@@ -101,8 +102,9 @@ class Outbox:
     def send(self, target: str, message: Any) -> None:
         self.messages.append((target, message))
 
-    def tell(self, kind: str, term: int, data: dict[str, Any]) -> None:
-        self.events.append(CoreEvent(kind, term, data))
+    def record(self, term: int, event: JournalEvent) -> None:
+        """Record an event in the node's journal."""
+        self.events.append(CoreEvent(term, event))
 
     def take(self) -> Ready | None:
         """Return everything collected and start empty; None if there is nothing."""

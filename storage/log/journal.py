@@ -107,7 +107,7 @@ class Journal:
     def size_bytes(self) -> int:
         return self._log.end_offset - self._log.begin_offset
 
-    def tell(self, kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Event | None:
+    def record(self, kind: str, term: int, data: dict[str, Any], timestamp_ms: int) -> Event | None:
         """Append an event and return its seq; None if its kind has exceeded its limit.
 
         The next admitted event of the kind has `suppressed` in its data: the number of events left out.

@@ -18,6 +18,7 @@ from app.ha.pending import PendingAppends
 from app.ha.roles import Replica, SetRequest, acks_needed, nodes_of
 from app.ha.sending import Sender, Trimmed
 from app.log.contract import NO_INDEX, Acks, AppendFate, PeerStatus
+from app.log.events import SyncStateSetPublished, Watermarks
 from app.raft.state import MemberState, Outbox
 
 NOTES_MAX = 64  # samples of position and time for one slave
@@ -392,25 +393,25 @@ class MasterSide:
         self._published_ms = now_ms
         self._published = self._standing()
         committed_index, peers = self._published
-        data = {
-            "role": self._member.role.value,
-            "begin_index": self._log.begin_index,
-            "end_index": self._log.end_index,
-            "committed_index": committed_index,
-            "peers": peers,
-        }
-        self._outbox.tell("watermarks", self._member.term, data)
+        watermarks = Watermarks(
+            role=self._member.role.value,
+            begin_index=self._log.begin_index,
+            end_index=self._log.end_index,
+            committed_index=committed_index,
+            peers=peers,
+        )
+        self._outbox.record(self._member.term, watermarks)
 
     def _publish_set(self) -> None:
-        data = {
-            "epoch": self._member.term,
-            "set_epoch": self.set.epoch,
-            "master": self._member.node_id,
-            "members": list(self.set_nodes),
-            "acks": acks_needed(len(self.set.members), self.set.acks),
-            "confirm_offset": self.confirm_offset,
-        }
-        self._outbox.tell("sync_state_set", self._member.term, data)
+        published = SyncStateSetPublished(
+            epoch=self._member.term,
+            set_epoch=self.set.epoch,
+            master=self._member.node_id,
+            members=list(self.set_nodes),
+            acks=acks_needed(len(self.set.members), self.set.acks),
+            confirm_offset=self.confirm_offset,
+        )
+        self._outbox.record(self._member.term, published)
 
     # --- the set -------------------------------------------------------------------------------------------
 

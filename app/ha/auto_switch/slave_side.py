@@ -25,6 +25,7 @@ from app.ha.log import (
 from app.ha.messages import Connect, Disconnect
 from app.ha.roles import Replica
 from app.log.contract import NO_INDEX, Reset, TruncateAfter
+from app.log.events import Corruption, Truncated
 from app.raft.state import MemberState, Outbox
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch
@@ -210,10 +211,19 @@ class SlaveSide:
         if index < member.committed_index:
             self._refuse(f"{member.committed_index} is confirmed, the logs part after {index}", now_ms)
             return False
-        data = {"after_index": index, "end_index": log.end_index, "offset": point}
         self._outbox.truncate = TruncateAfter(index)
-        self._outbox.tell("truncate", member.term, {**data, "master": self._master.node})
+        self._record_truncation(index, point, reset=False)
         return True
+
+    def _record_truncation(self, after_index: int, offset: int, *, reset: bool) -> None:
+        truncated = Truncated(
+            from_index=after_index + 1,
+            to_index=self._log.end_index,
+            reset=reset,
+            leader=self._master.node,
+            offset=offset,
+        )
+        self._outbox.record(self._member.term, truncated)
 
     def _loses_confirmed(self, index: int) -> bool:
         """Return whether an unclean election came after the records beyond `index`: then they may have
@@ -229,8 +239,8 @@ class SlaveSide:
 
     def _refuse(self, reason: str, now_ms: int) -> None:
         """An invariant does not hold: record an error, change nothing."""
-        data = {"reason": reason, "master": self._master.node}
-        self._outbox.tell("corruption", self._member.term, data)
+        found = Corruption(reason=reason, master=self._master.node)
+        self._outbox.record(self._member.term, found)
         self._leave(reason, now_ms, pauses=REFUSED_PAUSES)
 
     def written(self, now_ms: int) -> None:
@@ -332,8 +342,7 @@ class SlaveSide:
                     committed_index = min(self._member.committed_index, batch.base_index - 1)
                     self._member.committed_index = committed_index
                 self._outbox.truncate = Reset(batch.base_index, batch.offset)
-                data = {"after_index": NO_INDEX, "end_index": self._log.end_index, "offset": batch.offset}
-                self._outbox.tell("truncate", self._member.term, {**data, "master": self._master.node})
+                self._record_truncation(NO_INDEX, batch.offset, reset=True)
                 end.start_at(batch)
         elif batch.term > end.epoch and (epoch_of(batch) is None or batch.offset != frame.epoch_start_offset):
             return f"epoch {batch.term} does not open with {batch!r}"  # A-06

@@ -33,6 +33,7 @@ from app.log.contract import (
     Ready,
     Role,
 )
+from app.log.events import Corruption, RoleChanged, TermKnown, Watermarks
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.state import MemberState, committed_at_open
 from storage.format.batch import Batch
@@ -236,7 +237,7 @@ class ClassicMasterCore(StaticGroup):
             self._proceed()
         else:
             self._before_opening = self._opening_from(now_ms)
-        self._outbox.tell("role", self._member.term, {"role": Role.MASTER.value, "leader": self.leader_id})
+        self._outbox.record(self._member.term, RoleChanged(role=Role.MASTER.value, leader=self.leader_id))
         self._check(now_ms)
 
     def _opening_from(self, now_ms: int) -> Opening:
@@ -261,7 +262,7 @@ class ClassicMasterCore(StaticGroup):
             member.term += 1
             self._outbox.hard_state = HardState(member.term, member.node_id)
             self._opening = {"kind": "term", "leader": member.node_id}
-        self._outbox.tell("term", member.term, {"term": member.term, "leader": member.node_id})
+        self._outbox.record(member.term, TermKnown(term=member.term, leader=member.node_id))
 
     def _proceed_if_complete(self, now_ms: int) -> None:
         waits = self._before_opening
@@ -364,8 +365,8 @@ class ClassicMasterCore(StaticGroup):
             known = self._refused.get(slave.id)
             self._refused[slave.id] = unfit
             if known is None or known.kind != unfit.kind:
-                data = {"reason": f"slave {slave.id}: {unfit.reason}", "slave": slave.id}
-                self._outbox.tell("corruption", self._member.term, data)
+                found = Corruption(reason=f"slave {slave.id}: {unfit.reason}", slave=slave.id)
+                self._outbox.record(self._member.term, found)
             self._object(slave, unfit.reason)
         self._drop(slave, unfit.reason)
 
@@ -511,11 +512,11 @@ class ClassicMasterCore(StaticGroup):
         self._published_ms = now_ms
         self._published = self._standing()
         committed_index, peers = self._published
-        data = {
-            "role": Role.MASTER.value,
-            "begin_index": self._log.begin_index,
-            "end_index": self._log.end_index,
-            "committed_index": committed_index,
-            "peers": peers,
-        }
-        self._outbox.tell("watermarks", self._member.term, data)
+        watermarks = Watermarks(
+            role=Role.MASTER.value,
+            begin_index=self._log.begin_index,
+            end_index=self._log.end_index,
+            committed_index=committed_index,
+            peers=peers,
+        )
+        self._outbox.record(self._member.term, watermarks)

@@ -27,6 +27,7 @@ from app.log.contract import (
     Reset,
     Role,
 )
+from app.log.events import Corruption, RoleChanged
 from app.log.terms import is_plausible_term
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
@@ -132,8 +133,8 @@ class ClassicSlaveCore(StaticGroup):
     def start(self, now_ms: int) -> None:
         self._retry_ms = now_ms
         self._learn()
-        data = {"role": Role.SLAVE.value, "leader": self._member.leader_id}
-        self._outbox.tell("role", self._member.term, data)
+        role = RoleChanged(role=Role.SLAVE.value, leader=self._member.leader_id)
+        self._outbox.record(self._member.term, role)
 
     def tick(self, now_ms: int) -> None:
         config = self._config
@@ -271,8 +272,8 @@ class ClassicSlaveCore(StaticGroup):
         self._outbox.truncate = None
         if self._told != kind:
             self._told = kind
-            data = {"reason": reason, "master": self._member.leader_id}
-            self._outbox.tell("corruption", self._member.term, data)
+            found = Corruption(reason=reason, master=self._member.leader_id)
+            self._outbox.record(self._member.term, found)
         self._leave(reason, now_ms, refused=True)
 
     def _why_not(self, frame: ClassicFrame) -> str | None:

@@ -2,8 +2,9 @@
 
 import logging
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
+from app.log.events import JournalEvent
 from app.node.hosted_log import HostedLog
 from app.node.opening.open_replica import open_journal
 from app.node.services import NodeServices
@@ -44,17 +45,19 @@ class LogJournals:
             services.files, services.data_folder, services.node_id, hosted.name, self._storage
         )
 
-    def tell(self, hosted: HostedLog, kind: str, data: dict[str, Any]) -> None:
+    def record(self, hosted: HostedLog, event: JournalEvent) -> None:
         """Write an event to the journal of a log, whether the log is served or not. A full disk drops it."""
         journal, services = hosted.journal, self._services
         if journal is None:
             return
         term = 0 if hosted.driver is None else hosted.driver.term
         try:
-            if journal.tell(kind, term, data, services.clock.now_ms()) is None:
+            if journal.record(event.kind, term, event.data, services.clock.now_ms()) is None:
                 return
         except StorageFull:
-            logger.warning("log %s: the disk is full: event %s %s is dropped", hosted.name, kind, data)
+            logger.warning(
+                "log %s: the disk is full: event %s %s is dropped", hosted.name, event.kind, event.data
+            )
             return
         except DiskError as error:
             services.fail(f"journal of log {hosted.name}", error)

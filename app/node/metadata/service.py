@@ -9,9 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from app.controller.commands import AnyCommand, Done, Refusal
 from app.controller.events import AnyEvent, MasterElected, MasterLost
@@ -21,6 +19,7 @@ from app.controller.metadata import CONTROLLER_LOG, Log
 from app.controller.state_machine import Metadata
 from app.errors import QuorumTimeout
 from app.log.contract import Durability
+from app.log.events import Election, JournalEvent
 from app.node.hosted_log import HostedLog
 from app.node.metadata.controller_client import ControllerClient
 from app.node.metadata.controller_server import ControllerServer
@@ -79,10 +78,10 @@ class MetadataService:
         *,
         connected: Callable[[], Collection[str]],
         find: Callable[[str], HostedLog | None],
-        tell: Callable[[HostedLog, str, dict[str, Any]], None],
+        record: Callable[[HostedLog, JournalEvent], None],
     ) -> None:
         """connected: nodes whose connection to this one is open. find: a log that this node knows.
-        tell(log, kind, data): write an event to the node's journal of a log."""
+        record(log, event): write an event to the node's journal of a log."""
         self._settings = settings
         self._node_id = settings.node.id
         self._clock = services.clock
@@ -90,7 +89,7 @@ class MetadataService:
         self._scheduler = services.scheduler
         self._connected = connected
         self._find = find
-        self._tell = tell
+        self._record = record
         self._log_id = log_id_of(settings.cluster_id, CONTROLLER_LOG)
         self.followed_index = -1  # index up to which the logs of this node follow the metadata
         self.is_current = False  # since the start it has known everything committed at least once
@@ -218,7 +217,7 @@ class MetadataService:
             index, event = self._news.popleft()
             if isinstance(event, MasterElected | MasterLost):
                 self._count_election(event)
-                self._tell_election(state.metadata, index, event)
+                self._record_election(state.metadata, index, event)
 
     def _count_election(self, event: MasterElected | MasterLost) -> None:
         """Events that a restart reads again are not counted."""
@@ -228,7 +227,7 @@ class MetadataService:
                 kind, reason = "unclean" if event.unclean else "clean", event.reason
             self.elections[event.log, kind, reason] += 1
 
-    def _tell_election(self, metadata: Metadata, index: int, event: AnyEvent) -> None:
+    def _record_election(self, metadata: Metadata, index: int, event: MasterElected | MasterLost) -> None:
         """Write an election to the journal of the log, as every node that keeps it does (docs/api.md §2).
 
         After a restart the last ones may be repeated: controller_index identifies them.
@@ -236,13 +235,34 @@ class MetadataService:
         hosted, log = self._find(event.log), metadata.log(event.log)
         if hosted is None or hosted.journal is None or log is None:
             return
-        data: dict[str, Any] = {"controller_index": index, **msgspec.to_builtins(event)}
-        for name in ("event", "log"):
-            data.pop(name)
-        replica = log.replica(event.master) if isinstance(event, MasterElected) else None
-        data["replica_id"] = data.pop("master", None)
-        data["master"] = None if replica is None else replica.node
-        self._tell(hosted, "election", data)
+        self._record(hosted, _election(log, index, event))
+
+
+def _election(log: Log, index: int, event: MasterElected | MasterLost) -> Election:
+    """Return the event of a decision at `index` of the log of the controllers."""
+    if isinstance(event, MasterLost):
+        return Election(
+            controller_index=index,
+            master=None,
+            replica_id=None,
+            master_epoch=event.master_epoch,
+            time_ms=event.time_ms,
+        )
+    replica = log.replica(event.master)
+    return Election(
+        controller_index=index,
+        master=None if replica is None else replica.node,
+        replica_id=event.master,
+        master_epoch=event.master_epoch,
+        time_ms=event.time_ms,
+        set_epoch=event.set_epoch,
+        reason=event.reason,
+        unclean=event.unclean,
+        lost=event.lost,
+        former_set=list(event.former_set),
+        former_acks=event.former_acks,
+        lease_ms=event.lease_ms,
+    )
 
 
 def _settle(future: asyncio.Future[Done | Refusal | None], answer: Done | Refusal | None) -> None:

@@ -8,12 +8,22 @@ durable before the next, and all of them may be repeated after a crash:
     3. the log is truncated
 """
 
+from dataclasses import dataclass
+
 from app.ha.auto_switch.slave_side import Rollback
 from app.log.contract import NO_INDEX
 from app.node.repair.receipts import ReceiptWriter
 from storage.file_system import FileSystem
 from storage.log.checkpoint import Checkpoint, CheckpointFile
 from storage.log.commitlog import Commitlog, CommitlogConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedRecords:
+    """Result of a rollback. end_index: of the log before it. receipt: path of the loss receipt."""
+
+    end_index: int
+    receipt: str
 
 
 def roll_back(
@@ -24,8 +34,8 @@ def roll_back(
     log_id: int,
     storage: CommitlogConfig,
     rollback: Rollback,
-) -> str | None:
-    """Roll back a closed log; return the receipt's path, None if nothing was removed. Blocks.
+) -> RemovedRecords | None:
+    """Roll back a closed log; return what was removed, None if nothing was. Blocks.
 
     Raises CorruptLog, CorruptFile, StorageFull, DiskError: the call may be repeated.
     """
@@ -34,6 +44,7 @@ def roll_back(
     try:
         if log.end_index <= rollback.index:
             return None
+        end_index = log.end_index
         path = ReceiptWriter(files, data_folder, log_name).write(log, rollback.index, rollback.epoch)
         checkpoint_file = CheckpointFile(files, f"{folder}/checkpoint")
         committed_index = min(checkpoint_file.load().committed_index, rollback.index)
@@ -45,6 +56,6 @@ def roll_back(
             log.reset(0, 0)  # nothing is left that the next master's log could continue
         else:
             log.truncate_after(rollback.index)
-        return path
+        return None if path is None else RemovedRecords(end_index, path)
     finally:
         log.close()

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from app.log.contract import NO_INDEX, Clock
+from app.log.events import Corruption, JournalEvent, Repair
 from app.log.state import DAY_MS
 from app.log.terms import is_plausible_term
 from app.node.network.peer_calls import PeerCalls
@@ -51,7 +52,7 @@ ANSWER_TIMEOUT_S: Final = 2.0
 PATIENCE_S: Final = 5  # wait for voters that do not report their term
 VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
 SAME_TROUBLE_MAX: Final = 3  # repairs allowed per file before the log is set aside
-_TOLD_MAX: Final = 100  # ranges listed in one event
+_REPORTED_MAX: Final = 100  # ranges listed in one event
 _RETRY_FIRST_S: Final = 0.2
 _RETRY_LAST_S: Final = 5.0
 
@@ -74,21 +75,22 @@ class Mended:
     small_files: dict[str, None] = field(default_factory=dict)
     set_aside: bool = False
 
-    def as_data(self) -> dict[str, Any]:
-        return {
-            "stretches": self.stretches[:_TOLD_MAX],
-            "batches": self.batches,
-            "bytes": self.size_bytes,
-            "peers": list(self.peers),
-            "small_files": list(self.small_files),
-            "set_aside": self.set_aside,
-        }
+    def as_event(self) -> Repair:
+        return Repair(
+            state="healed",
+            stretches=self.stretches[:_REPORTED_MAX],
+            batches=self.batches,
+            bytes=self.size_bytes,
+            peers=list(self.peers),
+            small_files=list(self.small_files),
+            set_aside=self.set_aside,
+        )
 
 
 class RepairHost(Protocol):
     """Methods that the node provides for a repair; all except `open_log` run on the loop."""
 
-    def tell(self, kind: str, data: dict[str, Any]) -> None:
+    def record(self, event: JournalEvent) -> None:
         """Write an event to the journal of the log."""
         ...
 
@@ -213,7 +215,7 @@ class LogRepair:
             try:
                 await in_thread(self._note)
                 if not told:
-                    self._host.tell("corruption", self._corruption())
+                    self._host.record(self._corruption())
                 told = True
                 self._host.serve(await self._open())
                 return
@@ -230,15 +232,14 @@ class LogRepair:
                 self._wait(f"it failed: {error!r}")
                 await self._pause(_RETRY_LAST_S)
 
-    def _corruption(self) -> dict[str, Any]:
+    def _corruption(self) -> Corruption:
         trouble = self.trouble
-        offset = trouble.offset if isinstance(trouble, CorruptLog) else None
-        return {
-            "file": trouble.path.removeprefix(self._folder).lstrip("/"),
-            "offset": offset,
-            "reason": trouble.reason,
-            "found_by": self.found_by,
-        }
+        return Corruption(
+            file=trouble.path.removeprefix(self._folder).lstrip("/"),
+            offset=trouble.offset if isinstance(trouble, CorruptLog) else None,
+            reason=trouble.reason,
+            found_by=self.found_by,
+        )
 
     # --- what was promised ------------------------------------------------------------------------------
 
@@ -496,4 +497,4 @@ class LogRepair:
         if not self._told_waiting:
             self._told_waiting = True
             logger.error("log %s: the repair is waiting: %s", self._log_name, reason)
-            self._host.tell("repair", {"state": "waiting", "reason": reason})
+            self._host.record(Repair(state="waiting", reason=reason))

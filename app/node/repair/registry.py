@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from app.log.contract import NO_INDEX
+from app.log.events import Corruption, JournalEvent, Repair
 from app.node.hosted_log import HostedLog
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
@@ -22,7 +23,7 @@ from storage.errors import CorruptLog, StorageError, StorageFull
 logger = logging.getLogger(__name__)
 
 
-Tell = Callable[[HostedLog, str, dict[str, Any]], None]
+Record = Callable[[HostedLog, JournalEvent], None]
 
 
 class Opener(Protocol):
@@ -38,15 +39,15 @@ class Repairs:
         self,
         services: NodeServices,
         logs: Mapping[int, HostedLog],
-        tell: Tell,
+        record: Record,
         *,
         open_log: Opener,
         serve: Callable[[HostedLog, LogDriver], None],
         tasks: TaskSupervisor,
     ) -> None:
-        """logs: by id, as the node keeps it. tell(hosted, kind, data): write an event to a log's journal.
+        """logs: by id, as the node keeps it. record(hosted, event): write an event to a log's journal.
         serve(hosted, driver): the log is open again, take part."""
-        self.tell = tell
+        self.record = record
         self._services = services
         self._files = services.files
         self._disk = services.disk
@@ -190,29 +191,27 @@ class Repairs:
                 hosted.healing = False  # no file was damaged: nothing was repaired
                 logger.info("replica votes again", extra={"log": hosted.name})
             elif hosted.repair is None:
-                self._told_healed(hosted)
+                self._record_healed(hosted)
 
         self._disk.lane(hosted.name).submit(work, then)
 
-    def _told_healed(self, hosted: HostedLog) -> None:
+    def _record_healed(self, hosted: HostedLog) -> None:
         mended, hosted.mended, hosted.healing = hosted.mended, None, False
-        data: dict[str, Any] = {"state": "healed"}
-        if mended is not None:
-            data |= mended.as_data()
-        logger.warning("log repaired", extra={"log": hosted.name, **data})
-        self.tell(hosted, "repair", data)
+        healed = Repair(state="healed") if mended is None else mended.as_event()
+        logger.warning("log repaired", extra={"log": hosted.name, **healed.data})
+        self.record(hosted, healed)
 
     def differs(self, hosted: HostedLog, found: Comparison) -> None:
         """Two replicas hold different committed records: this cannot be repaired automatically, so it is
         logged and recorded."""
-        data: dict[str, Any] = {
-            "found_by": "verify",
-            "first_difference": found.first_difference,
-            "groups": found.groups,
-            "damaged": [each.node for each in found.replicas if each.state is ReplicaState.DAMAGED],
-        }
-        logger.error("replicas differ", extra={"log": hosted.name, **data})
-        self.tell(hosted, "corruption", data)
+        corruption = Corruption(
+            found_by="verify",
+            first_difference=found.first_difference,
+            groups=found.groups,
+            damaged=[each.node for each in found.replicas if each.state is ReplicaState.DAMAGED],
+        )
+        logger.error("replicas differ", extra={"log": hosted.name, **corruption.data})
+        self.record(hosted, corruption)
 
 
 class _Host:
@@ -222,8 +221,8 @@ class _Host:
         self._repairs = repairs
         self._hosted = hosted
 
-    def tell(self, kind: str, data: dict[str, Any]) -> None:
-        self._repairs.tell(self._hosted, kind, data)
+    def record(self, event: JournalEvent) -> None:
+        self._repairs.record(self._hosted, event)
 
     def open_log(self, *, sound: bool) -> LogDriver:
         return self._repairs.open_marked(self._hosted, sound=sound)

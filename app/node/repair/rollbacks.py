@@ -8,11 +8,12 @@ receipt.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from app.ha.auto_switch.slave_side import Rollback
+from app.log.events import JournalEvent, Truncated
 from app.node.hosted_log import HostedLog
-from app.node.repair.ha_loss import roll_back
+from app.node.repair.ha_loss import RemovedRecords, roll_back
 from app.node.services import NodeServices
 from app.node.tasks import TaskSupervisor
 from storage.errors import CorruptFile, CorruptLog, DiskError, StorageFull
@@ -41,15 +42,15 @@ class RollBacks:
         self,
         host: RollBackHost,
         services: NodeServices,
-        tell: Callable[[HostedLog, str, dict[str, Any]], None],
+        record: Callable[[HostedLog, JournalEvent], None],
         tasks: TaskSupervisor,
     ) -> None:
-        """tell(hosted, kind, data): write an event to a log's journal."""
+        """record(hosted, event): write an event to a log's journal."""
         self._host = host
         self._files = services.files
         self._data = services.data_folder
         self._storage = services.storage
-        self._tell = tell
+        self._record = record
         self._tasks = tasks
         self._fail = services.fail
         self._under_way: dict[int, None] = {}  # ids of logs
@@ -64,25 +65,26 @@ class RollBacks:
     async def _roll_back(self, hosted: HostedLog, rollback: Rollback) -> None:
         try:
             await self._host.end_driver(hosted)
-            path = await self._cut(hosted, rollback)
-            if path is not None:
-                data = {
-                    "after_index": rollback.index,
-                    "epoch": rollback.epoch,
-                    "reason": "unclean-election",
-                    "receipt": path.removeprefix(f"{self._data}/"),
-                }
-                logger.warning(
-                    "an election has lost records of this copy", extra={"log": hosted.name, **data}
+            removed = await self._cut(hosted, rollback)
+            if removed is not None:
+                truncated = Truncated(
+                    from_index=rollback.index + 1,
+                    to_index=removed.end_index,
+                    epoch=rollback.epoch,
+                    reason="unclean-election",
+                    receipt=removed.receipt.removeprefix(f"{self._data}/"),
                 )
-                self._tell(hosted, "truncate", data)
+                logger.warning(
+                    "an election has lost records of this copy", extra={"log": hosted.name, **truncated.data}
+                )
+                self._record(hosted, truncated)
             await self._host.reopen(hosted)
         except (CorruptLog, CorruptFile, DiskError) as error:
             self._fail(f"roll back of log {hosted.name}", error)
         finally:
             del self._under_way[hosted.log_id]
 
-    async def _cut(self, hosted: HostedLog, rollback: Rollback) -> str | None:
+    async def _cut(self, hosted: HostedLog, rollback: Rollback) -> RemovedRecords | None:
         """Without space for the receipt nothing is truncated: it waits."""
         while True:
             try:

@@ -27,6 +27,7 @@ from app.log.contract import (
     ReplicationCore,
     Role,
 )
+from app.log.events import Started, Stopped
 from app.log.state import Address, LogState
 from app.node.replica.append_queue import AppendQueue
 from app.node.replica.commit_waiters import CommitWaiters, Waiter, answer
@@ -125,8 +126,8 @@ class LogDriver:
 
     def start(self) -> None:
         """Begin to take part. Incarnation: the wall clock at the start, ms."""
-        data = {"version": self._version, "incarnation": self._clock.now_ms()}
-        self._journal_writer.event(CoreEvent("start", self._core.term, data))
+        start = Started(version=self._version, incarnation=self._clock.now_ms())
+        self._journal_writer.record(CoreEvent(self._core.term, start))
         self._guarded(self._start)
 
     def _start(self) -> None:
@@ -175,7 +176,7 @@ class LogDriver:
         self._core.stop(self._clock.monotonic_ms())
         self._executor.carry_out()
         self._reads.give_up(math.inf)
-        self._journal_writer.event(CoreEvent("stop", self._core.term, {}))
+        self._journal_writer.record(CoreEvent(self._core.term, Stopped()))
 
     def abandon(self) -> None:
         """End at once: the log is damaged. All waiting requests are answered, and a leader stands down.

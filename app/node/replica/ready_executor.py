@@ -167,7 +167,7 @@ class ReadyExecutor:
             self._reads.give(done, index, now_ms)
         self._unanswered = None
         for event in ready.events:
-            self._journal.event(event)
+            self._journal.record(event)
         if stored:
             self._core.advance(ready, now_ms)
         else:

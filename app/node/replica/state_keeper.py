@@ -14,6 +14,7 @@ from app.log.contract import (
     Role,
     TruncateAfter,
 )
+from app.log.events import Corruption
 from app.log.state import Address, LogState, Membership
 from app.node.replica.checkpoints import Checkpointer
 from app.node.replica.state_transfer import StateTransfer
@@ -110,8 +111,8 @@ class StateKeeper:
         """Lead although this copy lacks state or records. Only an unclean election makes it lead (C-05)."""
         first_index = self._log.next_index if self._log.end_index == NO_INDEX else self._log.begin_index
         logger.warning("log %s: the state before index %d is lost", self._log_name, first_index)
-        data = {"reason": "an unclean election: the state before the log is lost", "first_index": first_index}
-        journal.event(CoreEvent("corruption", self._core.term, data))
+        reason = "an unclean election: the state before the log is lost"
+        journal.record(CoreEvent(self._core.term, Corruption(reason=reason, first_index=first_index)))
         self.transfer.accept_loss()
         self._become_whole()
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from app.log.contract import Clock, CoreEvent, Disk, DriverConfig, Durability
+from app.log.events import EpochAdded, Watermarks
 from app.node.replica.log_space import LogSpace
 from storage.errors import StorageFull
 from storage.format.batch import Batch
@@ -101,14 +102,15 @@ class JournalWriter:
         self._watermarks: CoreEvent | None = None  # the last ones written
         self._watermarks_ms = 0
 
-    def event(self, event: CoreEvent) -> None:
-        if self._space.in_use and event.kind == "watermarks":
+    def record(self, event: CoreEvent) -> None:
+        """Write an event; it is durable soon."""
+        if self._space.in_use and isinstance(event.event, Watermarks):
             return  # the remaining space is for events that happen once
         now_ms = self._clock.now_ms()
-        if event.kind == "watermarks" and not self._tells_more(event, now_ms):
+        if isinstance(event.event, Watermarks) and not self._is_due(event, now_ms):
             return
         try:
-            if self._journal.tell(event.kind, event.term, event.data, now_ms) is None:
+            if self._journal.record(event.kind, event.term, event.data, now_ms) is None:
                 return
         except StorageFull:
             logger.warning(
@@ -119,7 +121,7 @@ class JournalWriter:
         if not self._asked:
             self._sync()
 
-    def _tells_more(self, event: CoreEvent, now_ms: int) -> bool:
+    def _is_due(self, event: CoreEvent, now_ms: int) -> bool:
         """Return whether the watermarks have changed since they were last written, or are due again."""
         if event == self._watermarks and 0 <= now_ms - self._watermarks_ms < WATERMARKS_REPEAT_MS:
             return False
@@ -130,17 +132,17 @@ class JournalWriter:
         """A control batch was stored: if it opened an epoch, record the event of docs/api.md §2."""
         for epoch in reversed(self._log.epochs):
             if epoch.start_index == batch.base_index:
-                data = {
-                    "epoch": epoch.epoch,
-                    "term": epoch.term,
-                    "leader": epoch.leader,
-                    "start_index": epoch.start_index,
-                    "start_offset": epoch.start_offset,
-                    "end_index": None,
-                    "end_offset": None,
-                    "started_ms": epoch.started_ms,
-                }
-                self.event(CoreEvent("epoch", epoch.term, data))
+                added = EpochAdded(
+                    epoch=epoch.epoch,
+                    term=epoch.term,
+                    leader=epoch.leader,
+                    start_index=epoch.start_index,
+                    start_offset=epoch.start_offset,
+                    end_index=None,
+                    end_offset=None,
+                    started_ms=epoch.started_ms,
+                )
+                self.record(CoreEvent(epoch.term, added))
             if epoch.start_index <= batch.base_index:
                 return
 

@@ -12,6 +12,7 @@ from app.api.read.selection import Consistency
 from app.errors import CommitlogError
 from app.log.commands import Command, CommandResult
 from app.log.contract import NO_INDEX, AppendRequest, AppendResult, Durability, GroupConfig, Role
+from app.log.events import JournalEvent
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchRequest, PeerCall, TermRequest
 from app.node.opening.open_replica import LogIdentity, open_journal, open_replica
@@ -272,9 +273,9 @@ class SimulatedNode:
 
     # app.node.repair.log_repair.RepairHost
 
-    def tell(self, kind: str, data: dict[str, Any]) -> None:
+    def record(self, event: JournalEvent) -> None:
         try:
-            self._journal.append(kind, 0, data, self.clock.now_ms())
+            self._journal.append(event.kind, 0, event.data, self.clock.now_ms())
         except StorageFull:
             return
         except DiskError as error:

@@ -138,11 +138,11 @@ def test_a_clock_that_jumps_does_not_empty_a_journal() -> None:
 
 def test_one_cause_does_not_flood_the_journal() -> None:
     journal, now_ms = open_journal(MemoryFiles()), 1_000_000
-    told = [journal.tell("corruption", 0, {"offset": number}, now_ms + number) for number in range(1_000)]
+    told = [journal.record("corruption", 0, {"offset": number}, now_ms + number) for number in range(1_000)]
     assert sum(event is not None for event in told) == LIMIT_BURST
     assert journal.suppressed == 1_000 - LIMIT_BURST
-    later = journal.tell("corruption", 0, {"offset": 1}, now_ms + 2 * LIMIT_REFILL_MS)
+    later = journal.record("corruption", 0, {"offset": 1}, now_ms + 2 * LIMIT_REFILL_MS)
     assert later is not None
     assert later.data == {"offset": 1, "suppressed": 1_000 - LIMIT_BURST}
-    assert journal.tell("repair", 0, {}, now_ms) is not None
-    assert all(journal.tell("role", 0, {}, now_ms) is not None for _ in range(100))
+    assert journal.record("repair", 0, {}, now_ms) is not None
+    assert all(journal.record("role", 0, {}, now_ms) is not None for _ in range(100))

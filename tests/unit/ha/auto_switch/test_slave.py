@@ -84,7 +84,7 @@ def test_what_the_master_does_not_have_is_cut_epochs_and_all() -> None:
     assert slave.truncations == [TruncateAfter(3)]
     assert [epoch.epoch for epoch in ours.epochs] == [1, 2]
     assert slave.frames(key, Ack) == [Ack(ours.end_offset)]
-    assert slave.told("truncate")[0]["after_index"] == 3
+    assert slave.told("truncate")[0]["from_index"] == 4
 
 
 @pytest.mark.rule("A-04")

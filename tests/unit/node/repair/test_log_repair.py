@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.log.events import JournalEvent
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
 from app.node.repair import log_repair as repair_module
@@ -56,8 +57,8 @@ class Host:
         self.sound: bool | None = None  # how the log was opened
         self.always_damaged = False
 
-    def tell(self, kind: str, data: dict[str, Any]) -> None:
-        self.events.append((kind, data))
+    def record(self, event: JournalEvent) -> None:
+        self.events.append((event.kind, event.data))
 
     def open_log(self, *, sound: bool) -> Any:
         self.sound = sound
