@@ -38,7 +38,7 @@ from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.settings import SparkSettings, add_arguments, settings_of
 from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, is_remote, open_session
 from spark_jobs.source import CommitlogDataSource
-from spark_jobs.source.client import GIVE_UP_S, LogClient
+from spark_jobs.source.log_reads import GIVE_UP_S, LogReads
 from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, table_path
 
@@ -129,13 +129,13 @@ class LogMaterializer:
         if config.data_folders:
             entries_options["dataFolder"] = ",".join(config.data_folders)
         self.log = log
-        self.status = LogClient(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
-        client = LogClient(endpoints, log, config.token, give_up_s=config.give_up_s)
+        self.status = LogReads(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
+        client = LogReads(endpoints, log, config.token, give_up_s=config.give_up_s)
         now = config.available_now
         self.entries = EntriesJob(spark, client, path(ENTRIES), entries_options, follows=not now)
         # a damaged journal continues after the gap, which is no reason to stop following the log
         events_options = {**options, "failOnDataLoss": "false"}
-        journals = LogClient(endpoints, log, config.token, give_up_s=config.give_up_s)
+        journals = LogReads(endpoints, log, config.token, give_up_s=config.give_up_s)
         self.events = EventsJob(spark, journals, path, events_options)
         self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
         checkpoints = config.checkpoints_folder / log
@@ -270,7 +270,7 @@ def _follow(
     spark: SparkSession, config: MaterializeConfig, stop: threading.Event, file: ProgressFile
 ) -> Progress:
     spark.dataSource.register(CommitlogDataSource)
-    client = LogClient(config.endpoints, "", config.token, give_up_s=config.give_up_s)
+    client = LogReads(config.endpoints, "", config.token, give_up_s=config.give_up_s)
     logs = Groups(config.logs, partial(LogMaterializer, spark, config), client.log_names)
     state = "failed"
     try:

@@ -5,13 +5,13 @@ import math
 import random
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import urllib3
 
-from app.client.errors import ClientError, NoAnswer, Problem, Untrusted, problem_of
+from app.client.errors import ClientError, NoAnswer, NoReplica, Problem, Untrusted, problem_of
 
 _CONNECT_TIMEOUT_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -25,6 +25,7 @@ NEVER_SENT = (
     urllib3.exceptions.LocationValueError,  # not an address
 )
 Answer = urllib3.BaseHTTPResponse
+Result = TypeVar("Result")
 
 
 class ClusterConnection:
@@ -33,7 +34,8 @@ class ClusterConnection:
     endpoints: base URLs, at least one. The first node that answers is asked for the others, which are tried
     after the given ones. give_up_s: time for which a call is retried before its error is raised.
     waits_for_start: False: when no node has answered yet and all of them refuse the connection, their
-    machines run without them, and the error is raised at once.
+    machines run without them, and the error is raised at once. learns_nodes: False: only `endpoints` are
+    asked.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ClusterConnection:
         token: str | None = None,
         give_up_s: float = 30.0,
         waits_for_start: bool = True,
+        learns_nodes: bool = True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -53,7 +56,7 @@ class ClusterConnection:
         self.leader: str | None = None
         self.nodes: list[str] = []  # of the cluster, as learned
         self._waits = waits_for_start
-        self._learn_at = -math.inf
+        self._learn_at = -math.inf if learns_nodes else math.inf
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._clock, self._sleep = clock, sleep
         self._jitter = random.Random()
@@ -115,6 +118,46 @@ class ClusterConnection:
                 if not error.retryable or self._clock() + wait > give_up_at:
                     raise (doubtful if doubtful is not None and error.retryable else error) from None
                 self._sleep(wait)
+
+    def first_good(self, ask: Callable[[str], Result]) -> Result:
+        """Return the first result of `ask`, called with the endpoint that answered last, then with the others
+        in turn, in rounds.
+
+        For reads that any replica may answer: `ask` makes its calls by `once`, checks the answers, and raises
+        ClientError. Another node, or a later round, may answer after NoAnswer, 421, 429 and 5xx. After 410
+        (trimmed) the other nodes are asked once: a replica may begin earlier. Raises NoReplica after
+        give_up_s, the 410 with the lowest begin_index, and other errors at once.
+        """
+        for failed in self.rounds():
+            trimmed: list[Problem] = []
+            for _ in self.endpoints:
+                endpoint = self.endpoints[self._at % len(self.endpoints)]
+                try:
+                    return ask(endpoint)
+                except ClientError as error:
+                    if isinstance(error, Problem) and error.status == 410:
+                        trimmed.append(error)
+                    elif error.may_pass:
+                        failed(endpoint, error)
+                    else:
+                        raise
+                self._at = (self._at + 1) % len(self.endpoints)
+            if trimmed:
+                raise min(trimmed, key=lambda error: int(error.document.get("begin_index", 0)))
+        raise AssertionError("rounds end by raising")
+
+    def rounds(self) -> Iterator[Callable[[str, ClientError], None]]:
+        """Yield once per round over the endpoints, with growing pauses between them: the function takes an
+        endpoint and its error. Raises NoReplica with the errors of the last round after give_up_s."""
+        give_up_at = self._clock() + self.give_up_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            errors: list[tuple[str, ClientError]] = []
+            yield lambda endpoint, error: errors.append((endpoint, error))  # noqa: B023 used within the round
+            if self._clock() + pause_s > give_up_at:
+                raise NoReplica(errors, self.give_up_s)
+            self._sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def once(
         self,

@@ -2,6 +2,8 @@
 
 ClientError
   NoAnswer              no node answered, or a response was incomplete
+    InvalidAnswer       a response is damaged, or does not hold what was asked for
+    NoReplica           none of the endpoints answered in time
     Untrusted           the node's certificate is not trusted by this machine
   Problem               a node refused the request with a problem document
     ConditionFailed     412: match_index, match_term or the fence
@@ -12,7 +14,7 @@ ClientError
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -21,6 +23,11 @@ class ClientError(Exception):
 
     outcome = "not_applied"
     retryable = False
+
+    @property
+    def may_pass(self) -> bool:
+        """Return whether another node, or a later attempt, may answer a read that failed with this error."""
+        return self.retryable
 
 
 class NoAnswer(ClientError):
@@ -35,6 +42,30 @@ class NoAnswer(ClientError):
         super().__init__(detail)
         self.outcome = "unknown" if sent else "not_applied"
         self.refused = refused
+
+
+class InvalidAnswer(NoAnswer):
+    """A response that is incomplete, damaged or not the one asked for. The same call may succeed at another
+    node."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, sent=True)
+
+
+class NoReplica(NoAnswer):
+    """No endpoint answered a read for give_up_s. errors: endpoints and their errors in the last round."""
+
+    def __init__(self, errors: Sequence[tuple[str, ClientError]], give_up_s: float) -> None:
+        self.errors = list(errors)
+        last = "; ".join(
+            f"{endpoint}: {error.status} {error}" if isinstance(error, Problem) else str(error)
+            for endpoint, error in errors
+        )
+        super().__init__(
+            f"no replica could answer for {give_up_s:.0f} s. Is the cluster up, with a majority of its "
+            f"nodes? Last: {last}",
+            sent=False,
+        )
 
 
 class Untrusted(NoAnswer):
@@ -58,6 +89,10 @@ class Problem(ClientError):
         self.retryable = bool(document.get("retryable", status in (421, 429, 503, 504)))
         self.retry_after_s = retry_after_s
         super().__init__(f"{self.code}: {self.detail}{self._places()}")
+
+    @property
+    def may_pass(self) -> bool:
+        return self.status in (421, 429) or self.status >= 500
 
     def _places(self) -> str:
         """Return the invalid parts of the request that the detail does not mention."""

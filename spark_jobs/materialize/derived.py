@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import RequestRefused
-from spark_jobs.source.client import LogClient
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import schemas
 from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.snapshot import read_plain
@@ -109,7 +109,7 @@ class SyncStateSetsTable(DerivedTable):
 class QuarantineTable(DerivedTable):
     """Records that an unclean election removed from a copy, from the receipts that the nodes keep (A-04)."""
 
-    def __init__(self, spark: SparkSession, path: str, client: LogClient) -> None:
+    def __init__(self, spark: SparkSession, path: str, client: LogReads) -> None:
         super().__init__(spark, path, QUARANTINE_TRUNCATED, "truncate", self._lost_of)
         self.client = client
 

@@ -18,7 +18,7 @@ from app.tables.names import BEGIN_PROPERTY, LOG_ID_PROPERTY
 from spark_jobs.errors import LogClash, TableUnreadable
 from spark_jobs.session.locations import is_url
 from spark_jobs.session.spark_session import COMPILED, INTERPRETED
-from spark_jobs.source.client import LogClient, Place
+from spark_jobs.source.log_reads import LogReads, Place
 from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
 from spark_jobs.tables.snapshot import EntriesSnapshot, read_snapshot
 from spark_jobs.tables.table import (
@@ -51,7 +51,7 @@ class EntriesJob:
     def __init__(
         self,
         spark: SparkSession,
-        client: LogClient,
+        client: LogReads,
         path: str,
         options: Mapping[str, str],
         *,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.errors import SourceError, Unreachable
-from spark_jobs.source.client import LogClient
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables import schemas
 from spark_jobs.tables.table import (
     EPOCH_FILES,
@@ -41,7 +41,7 @@ class EpochsJob:
     Writes only what has changed since it began.
     """
 
-    def __init__(self, spark: SparkSession, client: LogClient, epochs_path: str, files_path: str) -> None:
+    def __init__(self, spark: SparkSession, client: LogReads, epochs_path: str, files_path: str) -> None:
         self.spark = spark
         self.client = client
         self.epochs_path = epochs_path

@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.materialize.derived import QuarantineTable, SyncStateSetsTable, WatermarksTable
-from spark_jobs.source.client import LogClient
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.planning import EARLIEST
 from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.table import EVENTS, QUARANTINE_TRUNCATED, SYNC_STATE_SETS, WATERMARKS, Table
@@ -29,7 +29,7 @@ class EventsJob:
     def __init__(
         self,
         spark: SparkSession,
-        client: LogClient,
+        client: LogReads,
         path_of: Callable[[Table], str],
         options: Mapping[str, str],
     ) -> None:

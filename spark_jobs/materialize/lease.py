@@ -19,11 +19,12 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from app.client import ClientError, CommitlogClient, ConditionFailed, NotFound, Problem
+from app.client import ClientError, CommitlogClient, ConditionFailed, NotFound
 from app.client.operations import Cursor, Operations
 from app.tables.names import CURSOR
-from spark_jobs.errors import RequestRefused, SourceError, Unreachable
+from spark_jobs.errors import SourceError, Unreachable
 from spark_jobs.materialize.entries import EntriesJob
+from spark_jobs.source.log_reads import source_error
 
 MOVE_EACH_S: Final = 10.0
 FINISH_WITHIN_S: Final = 3.0
@@ -94,10 +95,10 @@ class MaterializerLease:
             return self._operations.cursor(CURSOR)
         except NotFound as error:
             if error.code != "cursor-not-found":
-                raise _told(error) from error
+                raise source_error(self._log, error) from error
             return None
         except ClientError as error:
-            raise _told(error) from error
+            raise source_error(self._log, error) from error
 
     def _put(self, index: int, if_match: str) -> Cursor:
         try:
@@ -105,7 +106,7 @@ class MaterializerLease:
         except ConditionFailed:
             raise
         except ClientError as error:
-            raise _told(error) from error
+            raise source_error(self._log, error) from error
 
 
 class LeasedEntries:
@@ -205,9 +206,3 @@ class LeasedEntries:
                 self._keep_up()
             except SourceError as error:
                 self._lost = error
-
-
-def _told(error: ClientError) -> RequestRefused | Unreachable:
-    if isinstance(error, Problem) and not error.retryable:
-        return RequestRefused(error.status, error.code, error.detail)
-    return Unreachable(str(error))

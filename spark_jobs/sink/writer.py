@@ -19,7 +19,7 @@ from app.client import ClientError, CommitlogClient, Problem
 from spark_jobs.errors import SinkClash, SinkError
 from spark_jobs.sink.options import SinkOptions
 from spark_jobs.sink.staging import CHUNK_BYTES, AppendSizeLimits, StagedFile, StagedList, Staging
-from spark_jobs.source.client import GIVE_UP_S, LogClient
+from spark_jobs.source.log_reads import GIVE_UP_S, LogReads
 
 CHUNKS_A_BATCH = 2**20
 MAX_STEPS_BACK = 20  # of one commit, each after a leader was lost with an unacknowledged append
@@ -37,7 +37,7 @@ class ServiceLimits:
 def service_limits(options: SinkOptions) -> ServiceLimits:
     """Get the limits, which also shows whether the service is running and has the log. Raises Unreachable,
     Refused."""
-    client = LogClient(options.endpoints, options.log, options.token)
+    client = LogReads(options.endpoints, options.log, options.token)
     try:
         client.log_id()
         limits = client.limits()

@@ -3,7 +3,7 @@
     spark.dataSource.register(CommitlogDataSource)
     spark.readStream.format("commitlog").option("endpoint", "http://127.0.0.1:8101").load()
 
-The classes here only translate between Spark and the pure modules: options.py, planning.py, client.py.
+The classes here only translate between Spark and the pure modules: options.py, planning.py, log_reads.py.
 
 Spark imports this in a new process for each stream and each batch that it plans. What few of these need, the
 sink and the union with a table, is imported where it is used: 0.2 s of a processor each time.
@@ -34,8 +34,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_jobs.errors import LogClash, LogTrimmed, OptionError
-from spark_jobs.source.client import LogClient, LogTail
 from spark_jobs.source.events import EventsBatchReader, EventsStreamReader
+from spark_jobs.source.log_reads import LogReads, LogTail
 from spark_jobs.source.options import EVENTS, SourceOptions, parse_options
 from spark_jobs.source.planning import (
     EARLIEST,
@@ -138,7 +138,7 @@ class RecordsBatchReader(DataSourceReader):
         partitions += plan_partitions(self.options, first, until, lost_from=lost_from)
         return partitions or [RecordsPartition(first, first, self.options.endpoints)]
 
-    def _range(self, client: LogClient) -> tuple[int, int, int | None]:
+    def _range(self, client: LogReads) -> tuple[int, int, int | None]:
         """Return the first index, the exclusive end, and the first requested index that was lost, None for
         none.
 
@@ -178,10 +178,10 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.target: int | None = None  # of Trigger.AvailableNow: exclusive end of the query
         self.latest: RecordsOffset | None = None
-        self._client: LogClient | None = None
+        self._client: LogReads | None = None
 
     @property
-    def client(self) -> LogClient:
+    def client(self) -> LogReads:
         """Created at first use, because the reader itself is sent between processes."""
         if self._client is None:
             self._client = open_client(self.options)
@@ -306,7 +306,7 @@ def asked_range(options: SourceOptions, tail: LogTail) -> tuple[int, int]:
 
 
 def narrow_range(
-    options: SourceOptions, client: LogClient, first: int, until: int, bounds: Bounds
+    options: SourceOptions, client: LogReads, first: int, until: int, bounds: Bounds
 ) -> tuple[int, int]:
     """Return the part of [first, until) that can match the filters. Raises LogTrimmed."""
 
@@ -321,8 +321,8 @@ def narrow_range(
     return narrow(first, until, bounds, first_at=client.first_index_at, term_of=term_of)
 
 
-def open_client(options: SourceOptions) -> LogClient:
-    return LogClient(options.endpoints, options.log, options.token)
+def open_client(options: SourceOptions) -> LogReads:
+    return LogReads(options.endpoints, options.log, options.token)
 
 
 def first_index(options: SourceOptions, tail: LogTail) -> int:

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_jobs.errors import JournalTrimmed, LogClash, NoCopy, ShortRead, Unreachable
-from spark_jobs.source.client import LogClient, Node
+from spark_jobs.source.log_reads import LogReads, Node
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import EARLIEST, EventsOffset, JournalPosition, check_same_log
 from spark_jobs.tables import schemas
@@ -47,7 +47,7 @@ class EventsBatchReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        client = LogClient(self.options.endpoints, self.options.log, self.options.token)
+        client = LogReads(self.options.endpoints, self.options.log, self.options.token)
         start = starting_offset(client, self.options)
         end = scan(client, self.options, start, limit=None, every_node=self.options.fail_on_data_loss)
         return plan_partitions(client.nodes(), start, end) or [EventsPartition(Node("", "", False), 0, 0)]
@@ -63,13 +63,13 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.target: EventsOffset | None = None
-        self._client: LogClient | None = None
+        self._client: LogReads | None = None
 
     @property
-    def client(self) -> LogClient:
+    def client(self) -> LogReads:
         """Created at first use, because the reader itself is sent between processes."""
         if self._client is None:
-            self._client = LogClient(self.options.endpoints, self.options.log, self.options.token)
+            self._client = LogReads(self.options.endpoints, self.options.log, self.options.token)
         return self._client
 
     def initialOffset(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client.close()
 
 
-def starting_offset(client: LogClient, options: SourceOptions) -> EventsOffset:
+def starting_offset(client: LogReads, options: SourceOptions) -> EventsOffset:
     """Return the positions for startingIndex:
 
     all events, none of the present ones, or the given next seq, for all nodes or by node.
@@ -120,7 +120,7 @@ def starting_offset(client: LogClient, options: SourceOptions) -> EventsOffset:
 
 
 def scan(
-    client: LogClient,
+    client: LogReads,
     options: SourceOptions,
     start: EventsOffset,
     limit: int | None,
@@ -154,7 +154,7 @@ def scan(
 
 
 def _scan_node(
-    client: LogClient, options: SourceOptions, node: Node, position: JournalPosition, until: int | None
+    client: LogReads, options: SourceOptions, node: Node, position: JournalPosition, until: int | None
 ) -> JournalPosition:
     if position.next_seq > 0 and options.fail_on_data_loss:
         _check_same_journal(client, options, node, position)
@@ -176,7 +176,7 @@ def _scan_node(
 
 
 def _check_same_journal(
-    client: LogClient, options: SourceOptions, node: Node, position: JournalPosition
+    client: LogReads, options: SourceOptions, node: Node, position: JournalPosition
 ) -> None:
     """Raise LogClash unless the journal holds the event that was read last from it, or has trimmed it."""
     last_seq = position.next_seq - 1
@@ -216,7 +216,7 @@ def read_events(options: SourceOptions, partition: EventsPartition) -> Iterator[
     else the events between are lost. Raises LogClash for those, JournalTrimmed for what retention removed
     (unless failOnDataLoss is false), ShortRead.
     """
-    client = LogClient([partition.node.url or options.endpoints[0]], options.log, options.token)
+    client = LogReads([partition.node.url or options.endpoints[0]], options.log, options.token)
     seq = partition.from_seq
     try:
         while seq < partition.until_seq:

@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from spark_jobs.errors import LogClash, LogTrimmed, ShortRead
-from spark_jobs.source.client import LogClient
 from spark_jobs.source.local_log import LocalLog, NotHere
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import rotate, split_range
 from spark_jobs.tables import schemas
@@ -82,7 +82,7 @@ def read_records(options: SourceOptions, partition: RecordsPartition) -> Iterato
 
     Raises LogTrimmed (unless failOnDataLoss is false), LogClash, ShortRead, Refused, Unreachable.
     """
-    client = LogClient(partition.endpoints, options.log, options.token)
+    client = LogReads(partition.endpoints, options.log, options.token)
     first, until = partition.first, partition.until
     try:
         if partition.lost_from is not None:
@@ -120,7 +120,7 @@ def _checked_end(options: SourceOptions, partition: RecordsPartition, records: p
     return end
 
 
-def _local_pages(options: SourceOptions, client: LogClient, first: int, until: int) -> Iterator[pa.Table]:
+def _local_pages(options: SourceOptions, client: LogReads, first: int, until: int) -> Iterator[pa.Table]:
     """Yield the range from the files of a node on this machine, as far as they hold it: the rest is read
     by HTTP."""
     if not options.data_folders or first >= until:

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import InputPartition
 
 from app.tables.names import LOG_ID_PROPERTY
 from spark_jobs.errors import LogTrimmed, OptionError
-from spark_jobs.source.client import LogClient
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.planning import (
     EARLIEST,
@@ -43,7 +43,7 @@ class FilesPartition(InputPartition):
 
 
 def plan_union(
-    options: SourceOptions, client: LogClient, bounds: Bounds
+    options: SourceOptions, client: LogReads, bounds: Bounds
 ) -> tuple[list[InputPartition], int, int]:
     """Return the partitions of the table's part, and the range to read from the log.
 
@@ -113,7 +113,7 @@ def _meet(interval: Interval, low: int, high: int) -> bool:
     return above and (interval.high is None or low <= interval.high)
 
 
-def _path_of(options: SourceOptions, client: LogClient) -> str:
+def _path_of(options: SourceOptions, client: LogReads) -> str:
     path = options.table or client.table_path(TABLE)
     if path is None:
         raise OptionError(
@@ -123,7 +123,7 @@ def _path_of(options: SourceOptions, client: LogClient) -> str:
 
 
 def _check_table(
-    options: SourceOptions, client: LogClient, snapshot: EntriesSnapshot, next_index: int
+    options: SourceOptions, client: LogReads, snapshot: EntriesSnapshot, next_index: int
 ) -> None:
     """Raise LogClash unless the table was created from this log, and OptionError for any other table."""
     if LOG_ID_PROPERTY not in snapshot.properties:

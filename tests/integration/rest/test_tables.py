@@ -17,7 +17,7 @@ from app.client.tables import Tables
 from app.tables.digests import BlockSum, block_sums
 from app.tables.names import LOG_ID_PROPERTY
 from spark_jobs.errors import Unreachable
-from spark_jobs.source.client import LogClient
+from spark_jobs.source.log_reads import LogReads
 from tests.support.cluster import Cluster, eventually, running
 from tests.support.delta_files import DeltaFiles
 
@@ -223,7 +223,7 @@ def test_a_point_that_is_not_in_the_tables_yet_is_waited_for(cluster: Cluster, e
 
 
 def test_a_node_without_a_copy_tells_nothing_of_its_own(cluster: Cluster) -> None:
-    client = LogClient([cluster.url("n3")], "pair")
+    client = LogReads([cluster.url("n3")], "pair")
     try:
         nodes = {node.id: node for node in client.nodes()}
         assert client.events(nodes["n1"], 0).events[0]["node"] == "n1"

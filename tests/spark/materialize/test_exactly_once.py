@@ -13,7 +13,7 @@ from spark_jobs.errors import LogClash
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.progress import Progress
 from spark_jobs.run import MaterializeConfig, materialize
-from spark_jobs.source.client import LogClient
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import ENTRIES, TableClash, append_once, create_table, identifier, read_table
 from spark_jobs.tables.transforms import index_check
 from tests.spark.conftest import Batch, endpoints
@@ -62,7 +62,7 @@ def job(spark: SparkSession, replicas: list[FakeReplica], tmp_path: Path) -> Cal
     """Drivers of one table, as two processes would hold them."""
 
     def make() -> EntriesJob:
-        client = LogClient([replica.url for replica in replicas], "default", give_up_s=2)
+        client = LogReads([replica.url for replica in replicas], "default", give_up_s=2)
         job = EntriesJob(spark, client, str(tmp_path / "entries"), {})
         job.checkpoint = tmp_path / "checkpoint"
         return job

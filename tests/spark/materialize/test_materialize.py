@@ -23,7 +23,7 @@ from spark_jobs.materialize.epochs import (
 )
 from spark_jobs.materialize.supervisor import owner, reason_of, remove_dead_checkpoints
 from spark_jobs.run import MaterializeConfig, materialize, parse_arguments
-from spark_jobs.source.client import LogClient
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.snapshot import read_plain
 from spark_jobs.tables.table import (
     ENTRIES,
@@ -268,7 +268,7 @@ def test_a_job_that_slept_writes_no_epochs_over_newer_ones(
 ) -> None:
     """And a table that rows were taken from is a matter for a person, as with `entries`."""
     paths = [str(tmp_path / name) for name in ("epochs", "files")]
-    client = LogClient([replica.url for replica in replicas], "default")
+    client = LogReads([replica.url for replica in replicas], "default")
     slept, awake = (EpochsJob(spark, client, *paths) for _ in range(2))
     slept.open()
     awake.open()

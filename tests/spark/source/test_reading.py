@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_jobs.errors import JournalTrimmed, LogClash, LogTrimmed, OptionError, Unreachable
-from spark_jobs.source import client
+from spark_jobs.source import log_reads
 from spark_jobs.source.data_source import RecordsStreamReader, asked_range
 from spark_jobs.source.events import EventsPartition, read_events, scan
 from spark_jobs.source.options import SourceOptions, parse_options
@@ -28,7 +28,7 @@ PAGE = 10
 
 @pytest.fixture(autouse=True)
 def _small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_READ_RECORDS", PAGE)
+    monkeypatch.setattr(log_reads, "MAX_READ_RECORDS", PAGE)
 
 
 def options_for(replicas: list[FakeReplica], **given: str) -> SourceOptions:
@@ -61,7 +61,7 @@ def test_a_stream_that_ends_with_what_there_was_does_not_end_before_for_want_of_
 ) -> None:
     options = options_for(replicas, startingIndex="earliest").for_stream()
     reader = RecordsStreamReader(options)
-    reader._client = client.LogClient(options.endpoints, options.log, give_up_s=0.3)
+    reader._client = log_reads.LogReads(options.endpoints, options.log, give_up_s=0.3)
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
     for replica in replicas:
@@ -147,7 +147,7 @@ def test_a_journal_that_began_anew_is_read_on_behind_the_gap_or_is_an_error(
     for number in range(8):
         replica.event("role", {"role": "follower", "number": number})
     del replica.journal[:5]  # a damaged journal begins behind the last event that could be found
-    node = client.Node(replica.node, replica.url, alive=True)
+    node = log_reads.Node(replica.node, replica.url, alive=True)
 
     def seqs(from_seq: int, until_seq: int, **given: str) -> list[int]:
         options = parse_options({"endpoint": endpoints(replicas), "stream": "events", **given})
@@ -166,7 +166,7 @@ def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: lis
         replica.event("role", {"role": "follower", "number": number})
     del replica.journal[:5]
     replica.first_seq = 5
-    node = client.Node(replica.node, replica.url, alive=True)
+    node = log_reads.Node(replica.node, replica.url, alive=True)
 
     def seqs(from_seq: int, until_seq: int, **given: str) -> list[int]:
         options = parse_options({"endpoint": endpoints(replicas), "stream": "events", **given})
@@ -180,7 +180,7 @@ def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: lis
 
     def latest(next_seq: int, **given: str) -> int:
         options = parse_options({"endpoint": replica.url, "stream": "events", **given})
-        log_client = client.LogClient(options.endpoints, options.log, None)
+        log_client = log_reads.LogReads(options.endpoints, options.log, None)
         start = EventsOffset({replica.node: JournalPosition(next_seq, None)}, log_client.log_id())
         return scan(log_client, options, start, limit=None).at(replica.node).next_seq
 
@@ -191,7 +191,7 @@ def test_a_trimmed_journal_is_read_on_after_the_gap_or_is_an_error(replicas: lis
 
 
 def test_a_range_that_was_trimmed_whole_is_empty_or_an_error() -> None:
-    tail = client.LogTail(begin_index=10, next_index=20, confirmed=True)
+    tail = log_reads.LogTail(begin_index=10, next_index=20, confirmed=True)
     asked = parse_options({"endpoint": "http://127.0.0.1:1", "startingIndex": "2", "endingIndex": "5"})
     assert asked_range(replace(asked, fail_on_data_loss=False), tail) == (6, 6)
     for lost in (asked, replace(asked, starting_index="earliest")):

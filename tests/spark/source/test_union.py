@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.materialize.entries import EntriesJob
-from spark_jobs.source.client import LogClient
+from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.snapshot import read_snapshot
 from spark_jobs.tables.table import identifier, read_table
 from tests.spark.conftest import Batch
@@ -27,7 +27,7 @@ def materialize(
 ) -> Materialize:
     """Bring the table `entries` up to an exclusive end of the log; its path."""
     (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
-    client = LogClient([replica.url for replica in replicas], "default", give_up_s=2)
+    client = LogReads([replica.url for replica in replicas], "default", give_up_s=2)
     job = EntriesJob(spark, client, str(tmp_path / "entries"), {})
     job.checkpoint = tmp_path / "checkpoint"
     job.open()

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.errors import LogClash, LogTrimmed, RequestRefused, ShortRead, Unreachable
-from spark_jobs.source.client import LogClient, Node
+from spark_jobs.source.log_reads import LogReads, Node
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
 
-def client_of(replicas: list[FakeReplica], give_up_s: float = 0.3) -> LogClient:
-    return LogClient([replica.url for replica in replicas], "default", give_up_s=give_up_s)
+def client_of(replicas: list[FakeReplica], give_up_s: float = 0.3) -> LogReads:
+    return LogReads([replica.url for replica in replicas], "default", give_up_s=give_up_s)
 
 
-def indexes(client: LogClient, first: int, until: int) -> list[int]:
+def indexes(client: LogReads, first: int, until: int) -> list[int]:
     return [index for table in client.read(first, until) for index in table["index"].to_pylist()]
 
 
@@ -83,7 +83,7 @@ def test_an_index_that_no_replica_has_is_not_waited_for_without_end(replicas: li
 
 def test_a_refusal_is_not_repeated(replicas: list[FakeReplica]) -> None:
     with pytest.raises(RequestRefused, match="404"):
-        LogClient([replicas[0].url], "default").events(Node("n1", f"{replicas[0].url}/elsewhere", True), 0)
+        LogReads([replicas[0].url], "default").events(Node("n1", f"{replicas[0].url}/elsewhere", True), 0)
 
 
 def test_a_server_that_hangs_up_is_unreachable_in_the_end() -> None:
@@ -91,7 +91,7 @@ def test_a_server_that_hangs_up_is_unreachable_in_the_end() -> None:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     with pytest.raises(Unreachable, match="Is the cluster up"):
-        LogClient([url], "default", give_up_s=0.2).log_id()
+        LogReads([url], "default", give_up_s=0.2).log_id()
 
 
 def test_finds_the_first_data_record(replicas: list[FakeReplica]) -> None:

@@ -1,20 +1,21 @@
-"""Reads of a log over HTTP from any of its replicas: docs/api.md §5, with retries.
+"""Reads of a log from any of its replicas, checked record by record, with the errors of the source.
 
-Used by the source in Spark's Python workers, so it holds only sockets and is created where it is used.
+Calls, retries and the choice of the node are those of the Python client (app/client). Used in Spark's Python
+workers, so an object holds only sockets and is created where it is used.
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import pyarrow as pa
-import urllib3
 
-from app.media_types import ARROW_STREAM, BATCHES
+from app.client.connection import Answer, ClusterConnection
+from app.client.errors import ClientError, InvalidAnswer, NoReplica, Problem
+from app.media_types import ARROW_STREAM, BATCHES, JSON
 from spark_jobs.errors import (
     JournalTrimmed,
     LogClash,
@@ -22,6 +23,7 @@ from spark_jobs.errors import (
     NoCopy,
     RequestRefused,
     ShortRead,
+    SourceError,
     Unreachable,
 )
 from spark_jobs.source.planning import check_joined
@@ -29,17 +31,15 @@ from storage.errors import CorruptBatch
 from storage.format.batch import Batch, decode_batch, follows_chain
 from storage.format.records import READ_SCHEMA, read_columns
 
-_CONNECT_TIMEOUT_S = 2.0
-READ_TIMEOUT_S = 15.0  # longer than a replica waits for Commitlog-Min-Index
+READ_WAIT_S = 10.0  # longer than a replica waits for Commitlog-Min-Index
 GIVE_UP_S = 60.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 MAX_READ_RECORDS = 100_000
 MAX_READ_BYTES = 16 * 1024 * 1024
 MAX_EVENTS = 10_000
 OWN_ANSWER = {"Commitlog-No-Forward": "1"}  # a node without a copy of a log would forward the call
 ALL_COMMITTED = {"include": "control", "consistency": "committed"}
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -78,28 +78,20 @@ class EventPage:
     has_more: bool
 
 
-@dataclass
-class LogClient:
-    """One log, read from `endpoints`; the first is asked first; on failure the next endpoint is tried.
+class LogReads:
+    """One log, read from `endpoints` alone; the first is asked first; on failure the next endpoint is tried.
 
     give_up_s: time for which a call is retried before it raises Unreachable. Not safe for use by two threads.
     """
 
-    endpoints: Sequence[str]
-    log: str
-    token: str | None = None
-    give_up_s: float = GIVE_UP_S
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    _at: int = field(default=0, init=False)
-    _pool: urllib3.PoolManager = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
-        self._pool = urllib3.PoolManager(timeout=timeout, retries=False, num_pools=16)
+    def __init__(
+        self, endpoints: Sequence[str], log: str, token: str | None = None, give_up_s: float = GIVE_UP_S
+    ) -> None:
+        self.log = log
+        self._connection = ClusterConnection(endpoints, token=token, give_up_s=give_up_s, learns_nodes=False)
 
     def close(self) -> None:
-        self._pool.clear()
+        self._connection.close()
 
     def log_id(self) -> str:
         """Hex id of the log, from the names of its cluster and itself."""
@@ -110,25 +102,29 @@ class LogClient:
         know."""
         if confirmed:
             return _tail(self._any("/tail", consistency="linearizable"), confirmed=True)
-        for attempt in self._attempts():
-            for endpoint in self.endpoints:
-                try:
-                    answer = self._json(endpoint, self._path("/tail"), consistency="linearizable")
-                except Unreachable as error:
-                    attempt(error)
-                    continue
-                return _tail(answer, confirmed=True)
+        try:
+            return self._best_tail()
+        except ClientError as error:
+            raise source_error(self.log, error) from error
+
+    def _best_tail(self) -> LogTail:
+        for failed in self._connection.rounds():
             tails = []
-            for endpoint in self.endpoints:
-                try:
-                    answer = self._json(endpoint, self._path("/tail"), consistency="committed")
-                except Unreachable as error:
-                    attempt(error)
-                    continue
-                tails.append(_tail(answer, confirmed=False))
+            for consistency in ("linearizable", "committed"):
+                for endpoint in self._connection.endpoints:
+                    try:
+                        answer = self._json(endpoint, self._path("/tail"), consistency=consistency)
+                    except ClientError as error:
+                        if not error.may_pass:
+                            raise
+                        failed(endpoint, error)
+                        continue
+                    if consistency == "linearizable":
+                        return _tail(answer, confirmed=True)
+                    tails.append(_tail(answer, confirmed=False))
             if tails:
                 return max(tails, key=lambda tail: tail.next_index)
-        raise AssertionError("attempts end by raising")
+        raise AssertionError("rounds end by raising")
 
     def place(self, index: int) -> Place | None:
         """Return term and byte position of a committed record, None if it was trimmed."""
@@ -144,12 +140,12 @@ class LogClient:
         headers = {"Accept": BATCHES, "Commitlog-Min-Index": str(index)}
 
         def ask(endpoint: str) -> bytes:
-            answer = self._request(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
+            answer = self._once(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
             if not answer.data:
-                raise Unreachable(f"{endpoint}: does not hold the batch of index {index} yet")
+                raise InvalidAnswer(f"{endpoint}: does not hold the batch of index {index} yet")
             return bytes(answer.data)
 
-        return self._over_endpoints(ask)
+        return self._first_good(ask, index)
 
     def first_index_at(self, timestamp_ms: int) -> int:
         """Return an index before which there is no record at or after a time: a replica that lags may
@@ -186,54 +182,51 @@ class LogClient:
 
     def log_names(self) -> list[str]:
         """Return the logs of the cluster."""
-        answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/logs"))
+        answer = self._first_good(lambda endpoint: self._json(endpoint, "/v1/logs"))
         return [str(log["name"]) for log in answer["logs"]]
 
     def limits(self) -> dict[str, int]:
         """Return the limits of the service (docs/api.md §3)."""
-        answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/cluster"))
+        answer = self._first_good(lambda endpoint: self._json(endpoint, "/v1/cluster"))
         return {str(name): int(value) for name, value in answer["limits"].items()}
 
     def nodes(self) -> list[Node]:
         """Return the members of the cluster, in its order."""
-        answer = self._over_endpoints(lambda endpoint: self._json(endpoint, "/v1/cluster"))
-        return [
-            Node(node["id"], node["url"].rstrip("/"), bool(node.get("alive", True)))
-            for node in answer["nodes"]
-        ]
+        return self._first_good(self._nodes)
 
     def events(self, node: Node, from_seq: int, limit: int = MAX_EVENTS) -> EventPage:
         """Return a page of one node's own journal. Raises JournalTrimmed; Unreachable at once when that
         node has or sends none."""
-        answer = self._json(node.url, self._path("/events"), OWN_ANSWER, from_seq=from_seq, limit=limit)
-        return EventPage(answer["events"], int(answer["next_seq"]), bool(answer["has_more"]))
+        return self._of_node(node, lambda: self._events(node, from_seq, limit), from_seq)
 
     def events_when_up(self, node: Node, from_seq: int) -> EventPage:
         """As `events`, but retries until the node answers, or for `give_up_s`."""
-        return self._over_endpoints(lambda _: self.events(node, from_seq))
+        return self._first_good(lambda _: self._events(node, from_seq, MAX_EVENTS), from_seq)
 
     def receipt(self, node_id: str, name: str) -> pa.Table:
         """Return the records that an unclean election removed from a node, by its receipt's name. Raises
         RequestRefused."""
 
-        def ask(_: str) -> pa.Table:
-            url = next((node.url for node in self.nodes() if node.id == node_id), None)
+        def ask(endpoint: str) -> pa.Table:
+            url = next((node.url for node in self._nodes(endpoint) if node.id == node_id), None)
             if url is None:
                 raise RequestRefused(404, "not-found", f"the cluster has no node {node_id} any more")
-            answer = self._request(url, self._path(f"/receipts/{quote(name, safe='')}"), {}, {})
+            answer = self._once(url, self._path(f"/receipts/{quote(name, safe='')}"), {}, {})
             return pa.ipc.open_file(answer.data).read_all()
 
-        return self._over_endpoints(ask)
+        return self._first_good(ask)
 
     def committed_index(self, node: Node) -> int:
         """Return the committed index of one node. Raises Unreachable at once when that node does not
         answer."""
-        answer = self._json(node.url, self._path("/tail"), OWN_ANSWER, consistency="committed")
+        path = self._path("/tail")
+        answer = self._of_node(node, lambda: self._json(node.url, path, OWN_ANSWER, consistency="committed"))
         return int(answer["committed_index"])
 
     def epochs(self, node: Node) -> list[dict[str, Any]]:
         """Return one node's epoch file. Raises Unreachable at once when that node has or sends none."""
-        return list(self._json(node.url, self._path("/epochs"), OWN_ANSWER)["epochs"])
+        path = self._path("/epochs")
+        return list(self._of_node(node, lambda: self._json(node.url, path, OWN_ANSWER))["epochs"])
 
     def first_data_index(self, first: int, until: int) -> int | None:
         """Return the index of the first data record in [first, until), None if it holds control records
@@ -252,21 +245,21 @@ class LogClient:
     def _read_one(self, index: int) -> pa.Table:
         """Return one record, without the rest of its batch. Raises as `read`."""
         query = {"from_index": index, "until_index": index + 1, "limit": 1, "max_bytes": 1}
+        headers = {"Accept": ARROW_STREAM, "Commitlog-Min-Index": str(index)}
 
         def ask(endpoint: str) -> pa.Table:
-            headers = {"Accept": ARROW_STREAM, "Commitlog-Min-Index": str(index)}
-            answer = self._request(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
+            answer = self._once(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
             try:
                 records = pa.ipc.open_stream(answer.data).read_all()
             except pa.ArrowException as error:
-                raise Unreachable(f"{endpoint}: the answer is cut or broken ({error})") from error
+                raise InvalidAnswer(f"{endpoint}: the answer is cut or broken ({error})") from error
             if not records.num_rows:
-                raise Unreachable(f"{endpoint}: does not hold index {index} yet")
+                raise InvalidAnswer(f"{endpoint}: does not hold index {index} yet")
             found = int(records["index"][0].as_py())
-            check_joined(self.log, [(found, found + 1)], index)
+            self._check_joined([(found, found + 1)], index)
             return records
 
-        return self._over_endpoints(ask)
+        return self._first_good(ask, index)
 
     def _stored_batches(self, first: int, until: int, before: Batch | None) -> list[Batch]:
         """Return the verified batches of one answer, from the one that holds `first` on, at least one.
@@ -275,107 +268,93 @@ class LogClient:
         """
         limit = min(until - first, MAX_READ_RECORDS)
         query = {"from_index": first, "until_index": until, "limit": limit, "max_bytes": MAX_READ_BYTES}
+        headers = {"Accept": BATCHES, "Commitlog-Min-Index": str(until - 1)}
 
         def ask(endpoint: str) -> list[Batch]:
-            headers = {"Accept": BATCHES, "Commitlog-Min-Index": str(until - 1)}
-            answer = self._request(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
+            answer = self._once(endpoint, self._path("/records"), {**query, **ALL_COMMITTED}, headers)
             try:
                 batches = decode_batches(answer.data)
             except CorruptBatch as error:
-                raise Unreachable(f"{endpoint}: the answer is cut or broken ({error})") from error
+                raise InvalidAnswer(f"{endpoint}: the answer is cut or broken ({error})") from error
             if not batches:
-                raise Unreachable(f"{endpoint}: does not hold index {first} yet")
-            check_joined(self.log, [(batch.base_index, batch.next_index) for batch in batches], first)
+                raise InvalidAnswer(f"{endpoint}: does not hold index {first} yet")
+            self._check_joined([(batch.base_index, batch.next_index) for batch in batches], first)
             for one, following in pairwise([*([before] if before is not None else []), *batches]):
                 if not follows_chain(following, one.header.chain):
                     raise LogClash(self.log, f"it has another history from index {following.base_index} on")
             return batches
 
-        return self._over_endpoints(ask)
+        return self._first_good(ask, first)
+
+    def _check_joined(self, ranges: Sequence[tuple[int, int]], first: int) -> None:
+        """As `check_joined`, as an error after which another replica is asked."""
+        try:
+            check_joined(self.log, ranges, first)
+        except ShortRead as error:
+            raise InvalidAnswer(str(error)) from error
+
+    def _nodes(self, endpoint: str) -> list[Node]:
+        nodes = self._json(endpoint, "/v1/cluster")["nodes"]
+        return [Node(node["id"], node["url"].rstrip("/"), bool(node.get("alive", True))) for node in nodes]
+
+    def _events(self, node: Node, from_seq: int, limit: int) -> EventPage:
+        answer = self._json(node.url, self._path("/events"), OWN_ANSWER, from_seq=from_seq, limit=limit)
+        return EventPage(answer["events"], int(answer["next_seq"]), bool(answer["has_more"]))
 
     def _any(self, route: str, **query: Any) -> Any:
-        return self._over_endpoints(lambda endpoint: self._json(endpoint, self._path(route), **query))
+        return self._first_good(
+            lambda endpoint: self._json(endpoint, self._path(route), **query), query.get("from_index", 0)
+        )
 
-    def _over_endpoints(self, ask: Callable[[str], Answer]) -> Answer:
-        """Return the first good answer: from the endpoint that answered last, else from the next ones in
-        turn.
+    def _first_good(self, ask: Callable[[str], Result], position: int = 0) -> Result:
+        """Return the first good answer of any replica. position: index or seq that is asked for, for the
+        errors."""
+        try:
+            return self._connection.first_good(ask)
+        except ClientError as error:
+            raise source_error(self.log, error, position) from error
 
-        Raises LogTrimmed when no other endpoint begins earlier: the slaves of a classic log may.
-        """
-        for attempt in self._attempts():
-            trimmed: list[LogTrimmed] = []
-            for _ in self.endpoints:
-                try:
-                    return ask(self.endpoints[self._at])
-                except LogTrimmed as error:
-                    trimmed.append(error)
-                except (Unreachable, ShortRead) as error:
-                    attempt(error)
-                self._at = (self._at + 1) % len(self.endpoints)
-            if trimmed:
-                raise min(trimmed, key=lambda error: error.begin_index)
-        raise AssertionError("attempts end by raising")
-
-    def _attempts(self) -> Iterator[Callable[[Unreachable | ShortRead], None]]:
-        """Retry over the endpoints with growing pauses; collect their errors, and raise one in the end."""
-        give_up_at = self.clock() + self.give_up_s
-        pause = FIRST_PAUSE_S
-        complaints: list[Unreachable | ShortRead] = []
-        while True:
-            complaints.clear()
-            yield complaints.append
-            if self.clock() + pause > give_up_at:
-                for complaint in complaints:
-                    if isinstance(complaint, ShortRead):
-                        raise complaint
-                raise Unreachable(
-                    f"log {self.log!r}: no replica could answer for {self.give_up_s:.0f} s. Is the cluster "
-                    "up, with a "
-                    f"majority of its nodes? Last: {'; '.join(str(complaint) for complaint in complaints)}"
-                )
-            self.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+    def _of_node(self, node: Node, ask: Callable[[], Result], position: int = 0) -> Result:
+        """Return one node's answer to one call."""
+        try:
+            return ask()
+        except ClientError as error:
+            raise source_error(self.log, error, position, node.url) from error
 
     def _path(self, route: str) -> str:
         return f"/v1/logs/{quote(self.log, safe='')}{route}"
 
     def _json(self, endpoint: str, path: str, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        answer = self._request(endpoint, path, query, {"Accept": "application/json", **(headers or {})})
+        answer = self._once(endpoint, path, query, {"Accept": JSON, **(headers or {})})
         try:
             return json.loads(answer.data)
         except ValueError as error:
-            raise Unreachable(f"{endpoint}: the answer is cut or broken ({error})") from error
+            raise InvalidAnswer(f"{endpoint}: the answer is cut or broken ({error})") from error
 
-    def _request(
-        self, endpoint: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> urllib3.BaseHTTPResponse:
-        """Return one complete answer. Raises Unreachable for errors that another replica, or time, may
-        fix; else RequestRefused."""
-        if self.token is not None:
-            headers = {**headers, "Authorization": f"Bearer {self.token}"}
-        url = f"{endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
-        try:
-            answer = self._pool.request("GET", url, headers=headers)
-        except urllib3.exceptions.HTTPError as error:
-            raise Unreachable(f"{endpoint}: {error}") from error
-        if answer.status == 200:
-            return answer
-        problem = _problem(answer.data)
-        code, detail = str(problem.get("code", "")), str(problem.get("detail", answer.reason))
-        if answer.status == 421:
-            raise NoCopy(f"{endpoint}: 421 {code} {detail}")
-        if answer.status == 429 or answer.status >= 500:
-            raise Unreachable(f"{endpoint}: {answer.status} {code} {detail}")
-        if answer.status == 410 and code == "events-trimmed":
-            raise JournalTrimmed(self.log, endpoint, int(query["from_seq"]), int(problem["first_seq"]))
-        if answer.status == 410:
-            begin_index = int(problem["begin_index"])
-            raise LogTrimmed(self.log, int(query.get("from_index", begin_index - 1)), begin_index)
-        if answer.status == 416:
-            raise LogClash(
-                self.log, f"it ends before index {problem.get('next_index')}, {query['from_index']} was due"
-            )
-        raise RequestRefused(answer.status, code, detail, problem)
+    def _once(self, endpoint: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+        return self._connection.once("GET", endpoint, path, query=query, headers=headers, wait_s=READ_WAIT_S)
+
+
+def source_error(log: str, error: ClientError, position: int = 0, node: str = "") -> SourceError:
+    """Return the source's error for one of the client. position: index or seq that was asked for. node: its
+    URL, for a call of one node."""
+    if isinstance(error, NoReplica):
+        causes = [cause.__cause__ for _, cause in error.errors]
+        short = next((cause for cause in causes if isinstance(cause, ShortRead)), None)
+        return Unreachable(f"log {log!r}: {error}") if short is None else short
+    if not isinstance(error, Problem):
+        return Unreachable(str(error))
+    if error.status == 410 and error.code == "events-trimmed":
+        return JournalTrimmed(log, node, position, int(error.document["first_seq"]))
+    if error.status == 410:
+        return LogTrimmed(log, position, int(error.document["begin_index"]))
+    if error.status == 416:
+        ends = error.document.get("next_index")
+        return LogClash(log, f"it ends before index {ends}, {position} was due")
+    if error.may_pass:
+        kind = NoCopy if error.status == 421 else Unreachable
+        return kind(f"{f'{node}: ' if node else ''}{error.status} {error}")
+    return RequestRefused(error.status, error.code, error.detail, error.document)
 
 
 def decode_batches(data: bytes) -> list[Batch]:
@@ -398,11 +377,3 @@ def _tail(answer: Mapping[str, Any], *, confirmed: bool) -> LogTail:
     """Return the begin of a log, which is -1 while it is empty; then its next index counts."""
     next_index = int(answer["committed_index"]) + 1
     return LogTail(max(0, int(answer["begin_index"])), next_index, confirmed)
-
-
-def _problem(data: bytes) -> dict[str, Any]:
-    try:
-        problem = json.loads(data)
-    except ValueError:
-        return {}
-    return problem if isinstance(problem, dict) else {}
