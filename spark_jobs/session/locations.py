@@ -1,10 +1,14 @@
 """Locations of tables: folders or URLs. A separate module, because each Python worker of Spark imports it."""
 
+import re
 from pathlib import Path
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def is_url(text: str) -> bool:
-    return "://" in text
+    """Return whether it names a file system, as in `s3://bucket/tables` or `dbfs:/tables`."""
+    return _SCHEME.match(text) is not None
 
 
 def location(text: str, folder: Path | None = None) -> str:

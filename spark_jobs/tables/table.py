@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from app.errors import ConfigError
 from app.tables.delta_log import LOG_FOLDER, DeltaLog
-from spark_jobs.session.locations import is_url
+from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables import schemas
 from spark_jobs.tables.snapshot import read_plain
@@ -216,13 +216,13 @@ class TableClash(RuntimeError):
 
 
 def table_path(tables: Path | str, log: str, table: Table) -> str:
-    """Return the folder, or URL, of a log's table."""
-    return f"{str(tables).rstrip('/')}/{log}/{table.name}"
+    """Return the folder, or URL, of a log's table. tables: a relative path starts at the current folder."""
+    return f"{location(str(tables)).rstrip('/')}/{log}/{table.name}"
 
 
 def identifier(path: str) -> str:
-    """Return a table's path as SQL names it."""
-    return f"delta.`{path.replace('`', '``')}`"
+    """Return a table's path as SQL names it. Spark reads a relative path in SQL as the name of a table."""
+    return f"delta.`{location(path).replace('`', '``')}`"
 
 
 def create_table(

@@ -8,7 +8,16 @@ from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
 from spark_jobs.tables import table as tables
-from spark_jobs.tables.table import EPOCHS, create_table, identifier, read_table, table_properties
+from spark_jobs.tables.table import (
+    EPOCHS,
+    create_table,
+    identifier,
+    is_table,
+    read_table,
+    table_path,
+    table_properties,
+)
+from spark_jobs.tables.views import create_views
 
 
 def half_made(path: Path) -> Path:
@@ -26,6 +35,23 @@ def test_a_table_that_is_there_is_left_alone(spark: SparkSession, tmp_path: Path
     assert not create_table(spark, path, EPOCHS, {"commitlog.logId": "two"})
     assert table_properties(spark, path)["commitlog.logId"] == "one"
     assert read_table(spark, path).count() == 1
+
+
+def test_a_relative_folder_of_tables_is_found_from_the_current_folder(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook names it: `tables=commitlog-data/tables`. Spark alone takes it for a name in SQL."""
+    monkeypatch.chdir(tmp_path)
+    path = table_path("data/tables", "orders", EPOCHS)
+    assert path == str(tmp_path / "data" / "tables" / "orders" / "epochs")
+    assert create_table(spark, "data/tables/orders/epochs", EPOCHS)
+    assert is_table(spark, "data/tables/orders/epochs")
+    assert create_views(spark, "data/tables", "orders") == ["epochs"]
+    assert spark.table("epochs").count() == 0
+    with pytest.raises(ConfigError, match=f"{tmp_path}/data contains no table of log 'orders'"):
+        create_views(spark, "data", "orders")
+    for url in ("s3://bucket/tables", "dbfs:/tables"):
+        assert table_path(url, "orders", EPOCHS) == f"{url}/orders/epochs"
 
 
 def test_a_table_whose_maker_was_killed_is_made_anew(
