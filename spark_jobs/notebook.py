@@ -5,7 +5,6 @@ cells work; figures of matplotlib become pictures in the page and PNG files besi
 here also runs on Databricks.
 """
 
-import argparse
 import ast
 import base64
 import contextlib
@@ -14,12 +13,13 @@ import io
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import matplotlib
 
 matplotlib.use("Agg")  # before pyplot: there is no screen
@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from app.errors import ConfigError
 from spark_jobs.session.jars import JarsUnavailable
-from spark_jobs.session.settings import add_arguments, settings_of
+from spark_jobs.session.settings import given_options, settings_of, spark_options
 from spark_jobs.session.spark_session import JavaNotFound, open_session
 from spark_jobs.tables.table import SPARK_ERRORS
 
@@ -265,7 +265,7 @@ def _title(figure: Figure) -> str:
     return next((title for title in titles if title), "figure")
 
 
-def parse_parameters(given: list[str]) -> Iterator[tuple[str, str]]:
+def parse_parameters(given: Iterable[str]) -> Iterator[tuple[str, str]]:
     for pair in given:
         name, equals, value = pair.partition("=")
         if not equals:
@@ -273,16 +273,28 @@ def parse_parameters(given: list[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def main(arguments: list[str] | None = None) -> int:
+@click.command(
+    epilog="\b\nExample:\n"
+    "  python -m spark_jobs.notebook notebooks/02_watermarks_by_term.py \\\n"
+    "      --output reports/watermarks.html tables=commitlog-data/tables log=orders"
+)
+@click.argument("notebook", type=click.Path(path_type=Path))
+@click.argument("parameters", nargs=-1, metavar="[NAME=VALUE]...")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="HTML file; PNG files are written to its folder.",
+)
+@spark_options
+def options(**given: Any) -> SimpleNamespace:
+    """Run a notebook from top to bottom; NAME=VALUE sets a widget."""
+    return SimpleNamespace(**given)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one notebook. Exit code 1 when a cell or Spark fails, 2 for what cannot be run."""
-    parser = argparse.ArgumentParser(prog="python -m spark_jobs.notebook", description="Run a notebook.")
-    parser.add_argument("notebook", type=Path)
-    parser.add_argument("parameters", nargs="*", metavar="NAME=VALUE", help="values for its widgets")
-    parser.add_argument(
-        "--output", type=Path, required=True, help="HTML file; PNG files are written to its folder"
-    )
-    add_arguments(parser)
-    given = parser.parse_intermixed_args(arguments)
+    given = given_options(options, "spark_jobs.notebook", arguments)
     try:
         read_cells(given.notebook.read_text())  # checked before Spark is started
         parameters = dict(parse_parameters(given.parameters))

@@ -8,12 +8,14 @@ does not contain the packages that this one imports (requirements.lock): executo
 unpack them from `spark.archives`.
 """
 
-import argparse
 import hashlib
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 _OWN = (__package__ or "").split(".")  # ["spark_jobs"] in a checkout, ["commitlog", "spark"] as installed
 PACKAGES = ("app", "storage", "spark_jobs") if len(_OWN) == 1 else (_OWN[0],)
@@ -67,20 +69,26 @@ def properties(settings: dict[str, str]) -> str:
     return "".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write both files, and print how to use them. Exit code 2 for an invalid configuration."""
+    import click
+
     from app.errors import ConfigError
     from spark_jobs.session.jars import JarsUnavailable, ensure_jars
     from spark_jobs.session.java import JavaNotFound, find_java
-    from spark_jobs.session.settings import add_arguments, settings_of
+    from spark_jobs.session.settings import given_options, settings_of, spark_options
     from spark_jobs.session.spark_session import launch_settings, with_extra
 
-    parser = argparse.ArgumentParser(
-        prog="python -m spark_jobs.package", description="Build the files that spark-submit needs."
+    @click.command(
+        epilog="\b\nExample:\n  python -m spark_jobs.package dist --conf conf/spark.toml --master spark://host:7077"
     )
-    parser.add_argument("folder", type=Path, help="output folder")
-    add_arguments(parser)
-    given = parser.parse_args(arguments)
+    @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+    @spark_options
+    def options(**given: Any) -> SimpleNamespace:
+        """Build the files that spark-submit needs in FOLDER, and print its command line."""
+        return SimpleNamespace(**given)
+
+    given: SimpleNamespace = given_options(options, "spark_jobs.package", arguments)
     try:
         settings = settings_of(given)
         session = settings.session

@@ -6,19 +6,20 @@ query (the first, after a kill, or after a failure) begins there with a new Spar
 a checkpoint needs no special treatment.
 """
 
-import argparse
 import json
-import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import click
 from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
@@ -35,7 +36,7 @@ from spark_jobs.materialize.remote import RemoteWrite
 from spark_jobs.materialize.supervisor import MAX_FAILURES, Job, MaterializeFailed, Supervisor, reason_of
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import is_url, location
-from spark_jobs.session.settings import SparkSettings, add_arguments, settings_of
+from spark_jobs.session.settings import SparkSettings, given_options, settings_of, spark_options
 from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, is_remote, open_session
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.source.log_reads import GIVE_UP_S, LogReads
@@ -46,6 +47,9 @@ LOOK_EACH_S = 0.25
 EPOCHS_EACH_S = 1.0
 TABLES_EACH_S = 5.0  # reads their progress, when other processes write them
 STATUS_GIVE_UP_S = 1.0
+MIN_RECORDS = 500  # of a micro-batch; fewer may wait for more
+MAX_DELAY = "10s"
+FILE_PATH = click.Path(path_type=Path)
 # Plans are created each second over few rows: to change them while they run, to compile them, or to spread a
 # table's log over several tasks costs more than it saves (entries.py compiles for many rows).
 SETTINGS = {
@@ -64,7 +68,9 @@ class MaterializeConfig:
     names, and patterns such as `orders-*`. checkpoints: a scratch folder that driver and executors share,
     None for one beside the tables. available_now: end when everything that was committed at the start is in
     the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one log.
-    max_records_per_partition: of one task of a micro-batch, which writes one file. give_up_s: time for which
+    max_records_per_partition: of one task of a micro-batch, which writes one file.
+    min_records_per_trigger, max_trigger_delay: as the options of the source, so that a steady trickle costs
+    few commits and files. give_up_s: time for which
     nodes that do not answer are retried; a job that follows then starts again. cursor_each_s: least time
     between two moves of the log's cursor, each a record of the log; with available_now each commit moves it.
     data_folders: of nodes on this machine, read in place. progress: a JSON file kept up to date, None for
@@ -81,6 +87,8 @@ class MaterializeConfig:
     events_trigger: str = "10 seconds"
     max_records_per_trigger: int = 1_000_000
     max_records_per_partition: int = 100_000
+    min_records_per_trigger: int = MIN_RECORDS
+    max_trigger_delay: str = MAX_DELAY
     give_up_s: float = GIVE_UP_S
     cursor_each_s: float = MOVE_EACH_S
     data_folders: tuple[str, ...] = ()
@@ -125,6 +133,8 @@ class LogMaterializer:
             **options,
             "maxRecordsPerTrigger": str(config.max_records_per_trigger),
             "maxRecordsPerPartition": str(config.max_records_per_partition),
+            "minRecordsPerTrigger": str(config.min_records_per_trigger),
+            "maxTriggerDelay": config.max_trigger_delay,
         }
         if config.data_folders:
             entries_options["dataFolder"] = ",".join(config.data_folders)
@@ -292,67 +302,86 @@ def _follow(
     return last
 
 
-def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
-    parser = argparse.ArgumentParser(
-        prog="python -m spark_jobs.run", description="Materialize logs as Delta tables."
-    )
-    parser.add_argument("--endpoint", required=True, help="base URLs of replicas, comma-separated")
-    parser.add_argument(
-        "--tables",
-        help="folder or URL of the tables, one folder per log (default: locations.tables of --conf)",
-    )
-    parser.add_argument(
-        "--log",
-        action="append",
-        help="names and patterns such as 'orders-*', comma-separated; may be repeated (default: default)",
-    )
-    parser.add_argument("--token", default=os.environ.get("COMMITLOG_TOKEN"), help="or set COMMITLOG_TOKEN")
-    parser.add_argument("--checkpoints", type=Path, help="scratch folder (default: beside the tables)")
-    parser.add_argument(
-        "--available-now",
-        action="store_true",
-        help="stop when all records committed so far are in the tables",
-    )
-    parser.add_argument(
-        "--trigger", default="1 second", help="interval of writes to entries (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--events-trigger", default="10 seconds", help="interval of writes to events (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--max-records", type=int, default=1_000_000, help="records in a micro-batch (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--max-records-per-partition",
-        type=int,
-        default=100_000,
-        help="records in a task, which writes one file (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--data-folder",
-        action="append",
-        default=[],
-        help="data folder of a node on this machine; its files are read directly; may be repeated",
-    )
-    parser.add_argument(
-        "--give-up-s",
-        type=float,
-        default=GIVE_UP_S,
-        help="time limit for retries while no node answers, seconds (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--cursor-each-s",
-        type=float,
-        default=MOVE_EACH_S,
-        help="minimum interval between moves of the log's cursor, seconds (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the progress in JSON, one object per line")
-    add_arguments(parser)
-    parser.add_argument("--driver-memory", help="heap of the driver (default: 2g)")
-    parser.add_argument(
-        "--progress", type=Path, help="JSON file of the progress (default: beside the tables)"
-    )
-    given = parser.parse_args(arguments)
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  python -m spark_jobs.run --endpoint http://127.0.0.1:8101 --tables commitlog-data/tables\n"
+    "  python -m spark_jobs.run --endpoint URLS --conf conf/spark.toml --log 'orders-*' --available-now"
+)
+@click.option("--endpoint", required=True, metavar="URLS", help="Base URLs of replicas, comma-separated.")
+@click.option(
+    "--tables",
+    metavar="DIR",
+    help="Folder or URL of the tables, one folder per log.  [default: locations.tables of --conf]",
+)
+@click.option(
+    "--log",
+    multiple=True,
+    help="Names and patterns such as 'orders-*', comma-separated; may be repeated.  [default: default]",
+)
+@click.option("--token", envvar="COMMITLOG_TOKEN", show_envvar=True, help="Bearer token of the service.")
+@click.option("--checkpoints", type=FILE_PATH, help="Scratch folder.  [default: beside the tables]")
+@click.option(
+    "--available-now", is_flag=True, help="Stop when all records committed so far are in the tables."
+)
+@click.option("--trigger", default="1 second", show_default=True, help="Interval of writes to entries.")
+@click.option(
+    "--events-trigger", default="10 seconds", show_default=True, help="Interval of writes to events."
+)
+@click.option(
+    "--max-records",
+    type=click.IntRange(1),
+    default=1_000_000,
+    show_default=True,
+    help="Records in a micro-batch.",
+)
+@click.option(
+    "--max-records-per-partition",
+    type=click.IntRange(1),
+    default=100_000,
+    show_default=True,
+    help="Records in a task, which writes one file.",
+)
+@click.option(
+    "--min-records",
+    type=click.IntRange(1),
+    default=MIN_RECORDS,
+    show_default=True,
+    help="A steady trickle of fewer records in a micro-batch waits for more; 1: never.",
+)
+@click.option(
+    "--max-delay", default=MAX_DELAY, show_default=True, help="Longest time that --min-records may take."
+)
+@click.option(
+    "--data-folder",
+    multiple=True,
+    help="Data folder of a node on this machine; its files are read directly; may be repeated.",
+)
+@click.option(
+    "--give-up-s",
+    type=click.FloatRange(0),
+    default=GIVE_UP_S,
+    show_default=True,
+    help="Time limit for retries while no node answers, seconds.",
+)
+@click.option(
+    "--cursor-each-s",
+    type=click.FloatRange(0),
+    default=MOVE_EACH_S,
+    show_default=True,
+    help="Minimum interval between moves of the log's cursor, seconds.",
+)
+@click.option("--json", is_flag=True, help="Print the progress in JSON, one object per line.")
+@spark_options
+@click.option("--driver-memory", help="Heap of the driver.  [default: 2g]")
+@click.option("--progress", type=FILE_PATH, help="JSON file of the progress.  [default: beside the tables]")
+def options(**given: Any) -> SimpleNamespace:
+    """Materialize logs as Delta tables."""
+    return SimpleNamespace(**given)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> MaterializeConfig:
+    """Return the configuration. Ends the process when an option is invalid. Raises ConfigError."""
+    given: SimpleNamespace = given_options(options, "spark_jobs.run", arguments)
     settings = settings_of(given)
     tables = given.tables or settings.locations.tables
     if tables is None:
@@ -360,7 +389,7 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
     return MaterializeConfig(
         endpoint=given.endpoint,
         tables=tables,
-        logs=split_names(given.log or ["default"]),
+        logs=split_names(given.log or ("default",)),
         token=given.token,
         checkpoints=given.checkpoints or settings.locations.checkpoints,
         available_now=given.available_now,
@@ -368,6 +397,8 @@ def parse_arguments(arguments: list[str] | None = None) -> MaterializeConfig:
         events_trigger=given.events_trigger,
         max_records_per_trigger=given.max_records,
         max_records_per_partition=given.max_records_per_partition,
+        min_records_per_trigger=given.min_records,
+        max_trigger_delay=given.max_delay,
         give_up_s=given.give_up_s,
         cursor_each_s=given.cursor_each_s,
         data_folders=tuple(given.data_folder),

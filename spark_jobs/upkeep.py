@@ -6,15 +6,17 @@ append; it may conflict with an overwrite (`epochs`, `epoch_files`), and the sec
 here, or in the job that fills the table.
 """
 
-import argparse
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import click
 from pyspark.sql import Row, SparkSession
 
 from app.errors import ConfigError
@@ -24,14 +26,19 @@ from spark_jobs.errors import OptionError
 from spark_jobs.materialize.groups import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import location
-from spark_jobs.session.settings import add_arguments, settings_of
+from spark_jobs.session.settings import given_options, settings_of, spark_options
+from spark_jobs.session.spark_session import SETTINGS as SESSION_SETTINGS
 from spark_jobs.session.spark_session import JavaNotFound, open_session
 from spark_jobs.tables.table import SPARK_ERRORS, TABLES, identifier, is_table, table_path
 
 _ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
 CONFLICT = "DELTA_CONCURRENT"
-SETTINGS = {"spark.databricks.delta.vacuum.parallelDelete.enabled": "true"}
+LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+SETTINGS = {
+    "spark.databricks.delta.vacuum.parallelDelete.enabled": "true",
+    LISTING: SESSION_SETTINGS[LISTING],  # in a session of another program too
+}
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,18 @@ def keep_up(spark: SparkSession, path: str) -> Kept:
     )
 
 
-def keep_all_up(spark: SparkSession, tables: Path | str, logs: Iterable[str]) -> list[Kept]:
-    """All tables of some logs, one after the other, and the existing silver tables."""
-    paths = [table_path(tables, log, table) for log in logs for table in (*TABLES, DELAYS, LATE)]
-    return [keep_up(spark, path) for path in paths if is_table(spark, path)]
+def keep_all_up(
+    spark: SparkSession, tables: Path | str, logs: Iterable[str], stop: threading.Event | None = None
+) -> Iterator[Kept]:
+    """Compact and vacuum all tables of some logs, one after the other, and the existing silver tables.
+
+    Yields the result of each when it is done. stop: set it to end before the next table.
+    """
+    for path in [table_path(tables, log, table) for log in logs for table in (*TABLES, DELAYS, LATE)]:
+        if stop is not None and stop.is_set():
+            return
+        if is_table(spark, path):
+            yield keep_up(spark, path)
 
 
 def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
@@ -78,22 +93,32 @@ def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m spark_jobs.upkeep", description="Compact and vacuum the tables of logs."
-    )
-    parser.add_argument(
-        "--tables",
-        help="folder or URL of the tables, one folder per log (default: locations.tables of --conf)",
-    )
-    parser.add_argument(
-        "--log",
-        action="append",
-        help="names and patterns such as 'orders-*', comma-separated; may be repeated (default: default)",
-    )
-    parser.add_argument("--every", type=float, metavar="S", help="repeat at this interval, seconds")
-    add_arguments(parser)
-    return parser.parse_args(arguments)
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  python -m spark_jobs.upkeep --tables commitlog-data/tables\n"
+    "  python -m spark_jobs.upkeep --tables s3://bucket/tables --log 'orders-*' --every 3600"
+)
+@click.option(
+    "--tables",
+    metavar="DIR",
+    help="Folder or URL of the tables, one folder per log.  [default: locations.tables of --conf]",
+)
+@click.option(
+    "--log",
+    multiple=True,
+    help="Names and patterns such as 'orders-*', comma-separated; may be repeated.  [default: default]",
+)
+@click.option("--every", type=click.FloatRange(0), metavar="S", help="Repeat at this interval, seconds.")
+@spark_options
+def options(**given: Any) -> SimpleNamespace:
+    """Compact and vacuum the tables of logs; print a line for each table when it is done."""
+    return SimpleNamespace(**given)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> SimpleNamespace:
+    """Return the options. Ends the process when they are invalid."""
+    found: SimpleNamespace = given_options(options, "spark_jobs.upkeep", arguments)
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -111,12 +136,13 @@ def main(arguments: list[str] | None = None) -> int:
         root = location(tables)
         with open_session("commitlog-upkeep", settings, SETTINGS) as spark:
             while not stop.is_set():
-                logs = named(given.log or ["default"], lambda: folders(root))
-                done = keep_all_up(spark, root, logs)
-                for kept in done:
+                logs = named(given.log or ("default",), lambda: folders(root))
+                done = 0
+                for kept in keep_all_up(spark, root, logs, stop):
+                    done += 1
                     sys.stdout.write(f"{kept}\n")
                     sys.stdout.flush()
-                if not done:
+                if not done and not stop.is_set():
                     sys.stderr.write(f"{root} contains no table of {', '.join(logs)}\n")
                 if given.every is None:
                     return 0 if done else 1

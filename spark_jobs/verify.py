@@ -7,13 +7,14 @@ index that differs. Also compares `epoch_files` with `epochs`. Exit code 0: equa
 failed; 2: an invalid configuration; 4: no such table; 5: no node answers.
 """
 
-import argparse
 import json
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
+import click
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -27,7 +28,7 @@ from app.tables.names import ENTRIES, LOG_ID_PROPERTY
 from spark_jobs.errors import OptionError
 from spark_jobs.materialize.groups import named
 from spark_jobs.session.jars import JarsUnavailable
-from spark_jobs.session.settings import add_arguments, settings_of
+from spark_jobs.session.settings import given_options, settings_of, spark_options
 from spark_jobs.session.spark_session import JavaNotFound, open_session
 from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
 from spark_jobs.tables.transforms import epoch_differences
@@ -182,20 +183,30 @@ def log_names(endpoint: str, token: str | None) -> list[str]:
         return [each["name"] for each in client.logs()]
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m spark_jobs.verify", description="Compare a log with its tables."
-    )
-    parser.add_argument("--endpoint", required=True, help="base URLs of nodes, comma-separated")
-    parser.add_argument(
-        "--log",
-        default="default",
-        help="names and patterns such as 'orders-*', comma-separated (default: %(default)s)",
-    )
-    parser.add_argument("--token", default=os.environ.get("COMMITLOG_TOKEN"), help="or set COMMITLOG_TOKEN")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    add_arguments(parser)
-    return parser.parse_args(arguments)
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  python -m spark_jobs.verify --endpoint http://127.0.0.1:8101\n"
+    "  python -m spark_jobs.verify --endpoint http://127.0.0.1:8101 --log 'orders-*' --json"
+)
+@click.option("--endpoint", required=True, metavar="URLS", help="Base URLs of nodes, comma-separated.")
+@click.option(
+    "--log",
+    default="default",
+    show_default=True,
+    help="Names and patterns such as 'orders-*', comma-separated.",
+)
+@click.option("--token", envvar="COMMITLOG_TOKEN", show_envvar=True, help="Bearer token of the service.")
+@click.option("--json", is_flag=True, help="Print JSON.")
+@spark_options
+def options(**given: Any) -> SimpleNamespace:
+    """Compare a log with its tables. Exit code 1: they differ."""
+    return SimpleNamespace(**given)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> SimpleNamespace:
+    """Return the options. Ends the process when they are invalid."""
+    found: SimpleNamespace = given_options(options, "spark_jobs.verify", arguments)
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,13 +3,12 @@
 docs/configuration.md lists every section and key; `make docs` writes it from the docstrings of the fields.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from app.controller.commands import Refused
 from app.controller.config import ControllerConfig
@@ -38,6 +37,7 @@ from app.settings.model import (
     brokers_of,
     check,
 )
+from app.settings.toml import load_toml, validated
 from storage.log.commitlog import CommitlogConfig
 
 _NODE_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
@@ -156,24 +156,12 @@ def load(path: str | Path, node_id: str) -> Settings:
 
     Raises ConfigError with every complaint at once, each led by its place in the file.
     """
-    try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    try:
-        return parse(document, node_id)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return load_toml(Path(path), lambda document: parse(document, node_id))
 
 
 def parse(document: Mapping[str, Any], node_id: str) -> Settings:
     """As `load`, from the parsed TOML."""
-    try:
-        file = TypeAdapter(_FILE).validate_python(document)
-    except ValidationError as error:
-        raise ConfigError("; ".join(_complaint(item) for item in error.errors())) from error
+    file = validated(_FILE, document)
     sections: dict[str, Any] = {}
     for name, config in _SECTIONS.items():
         table: BaseModel | None = getattr(file, name)
@@ -201,13 +189,6 @@ def parse(document: Mapping[str, Any], node_id: str) -> Settings:
     _check_exposure(settings)
     _check_ha_address(settings)
     return settings
-
-
-def _complaint(item: Any) -> str:
-    place = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return f"{place}: unknown key"
-    return f"{place}: {item['msg']}"
 
 
 def _node(node: _NodeTable, scheme: str) -> NodeSettings:

@@ -9,19 +9,19 @@ defaults below. Options on the command line take precedence. Relative paths are 
 names are refused.
 """
 
-import argparse
-import json
-import os
 import re
-import tomllib
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+import click
+from pydantic import ConfigDict
 
 from app.errors import ConfigError
+from app.settings.toml import load_toml, validated
 from spark_jobs.session.jars import DEFAULT_JARS_FOLDER
 from spark_jobs.session.locations import location
 
@@ -30,6 +30,8 @@ MASTER = re.compile(r"local(\[(\*|\d+)(,\d+)?\])?|spark://[^,/\s]+:\d+(,[^,/\s]+
 REMOTE = re.compile(r"sc://\S+")
 MEMORY = re.compile(r"[1-9]\d*[kmgt]b?", re.IGNORECASE)
 FILE = ConfigDict(extra="forbid", strict=True)
+_UNQUOTED = 'conf: put names in quotes, as in "spark.sql.ansi.enabled" = true'
+Command = TypeVar("Command", bound=Callable[..., Any])
 SPARK_NAMES = {
     "driver_memory": "spark.driver.memory",
     "driver_host": "spark.driver.host",
@@ -133,13 +135,7 @@ class SparkSettings:
 
 def load(path: Path) -> SparkSettings:
     """Read and check a file. Raises ConfigError with every complaint, each led by its place in the file."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-        return parse(document, path.resolve().parent)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return load_toml(path, lambda document: parse(document, path.resolve().parent))
 
 
 def parse(document: Mapping[str, Any], folder: Path) -> SparkSettings:
@@ -147,10 +143,8 @@ def parse(document: Mapping[str, Any], folder: Path) -> SparkSettings:
     document = dict(document)
     if isinstance(document.get("conf"), dict):
         document["conf"] = {name: _text(value) for name, value in document["conf"].items()}
-    try:
-        settings = TypeAdapter(SparkSettings).validate_json(json.dumps(document, default=str))
-    except ValidationError as error:
-        raise ConfigError("; ".join(_complaint(item) for item in error.errors())) from error
+        check(not isinstance(document["conf"].get("spark"), dict), _UNQUOTED)
+    settings = validated(SparkSettings, document)
     named = document.get("session", {})
     check(not {"master", "remote"} <= set(named), "session: master and remote cannot be used together")
     session, places = settings.session, settings.locations
@@ -164,22 +158,46 @@ def parse(document: Mapping[str, Any], folder: Path) -> SparkSettings:
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def spark_options(command: Command) -> Command:
     """Add the options of every job about Spark."""
-    parser.add_argument(
-        "--conf",
-        type=Path,
-        default=os.environ.get(VARIABLE),
-        help=f"settings file, see conf/spark.toml (default: {VARIABLE})",
-    )
-    parser.add_argument("--master", help="address of the Spark master, or local[N]")
-    parser.add_argument("--remote", help="address of a Spark Connect server, sc://HOST:PORT")
-    parser.add_argument("--jars", type=Path, help="folder of Delta's jars and ours")
+    for option in (
+        click.option("--jars", type=click.Path(path_type=Path), help="Folder of Delta's jars and ours."),
+        click.option("--remote", help="Address of a Spark Connect server, sc://HOST:PORT."),
+        click.option("--master", help="Address of the Spark master, or local[N]."),
+        click.option(
+            "--conf",
+            type=click.Path(path_type=Path),
+            envvar=VARIABLE,
+            show_envvar=True,
+            help="Settings file, see conf/spark.toml.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
-def settings_of(given: argparse.Namespace, *, master: str = "local[2]") -> SparkSettings:
+def given_options(command: click.Command, module: str, arguments: Sequence[str] | None) -> Any:
+    """Return what the callback of `command` makes of the arguments; None: those of the process.
+
+    Ends the process with exit code 2 for arguments that the command does not take, and 0 after --help.
+    """
+    try:
+        found = command.main(
+            None if arguments is None else list(arguments),
+            prog_name=f"python -m {module}",
+            standalone_mode=False,
+        )
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    if isinstance(found, int):  # --help was printed
+        sys.exit(found)
+    return found
+
+
+def settings_of(given: SimpleNamespace, *, master: str = "local[2]") -> SparkSettings:
     """Return the settings of these arguments. master: the default. Raises ConfigError."""
-    settings = SparkSettings() if given.conf is None else load(Path(given.conf))
+    settings = SparkSettings() if given.conf is None else load(given.conf)
     check(not (given.master and given.remote), "--master and --remote cannot be used together")
     said: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(SessionSettings)}
     changes = {name: value for name, value in said.items() if value is not None}
@@ -195,12 +213,3 @@ def _text(value: object) -> object:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
-
-
-def _complaint(item: Any) -> str:
-    place = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "unexpected_keyword_argument":
-        return f"{place}: unknown key"
-    if place == "conf.spark" and isinstance(item["input"], dict):
-        return 'conf: put names in quotes, as in "spark.sql.ansi.enabled" = true'
-    return f"{place}: {item['msg']}"

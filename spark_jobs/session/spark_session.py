@@ -65,6 +65,9 @@ SETTINGS = {
     "spark.delta.logStore.file.impl": LOG_STORE_CLASS,  # LinkLogStore.java
     # otherwise a commit to a small table lists its files a second time, after a Spark job that finds them
     "spark.databricks.delta.allFilesInCrc.enabled": "false",
+    # A table has no folders inside: more tasks that list its files would find nothing (Spark's default is
+    # 10,000 tasks, for each table that VACUUM looks through).
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # a notebook and a job may read the tables from one folder: no embedded metastore is ever opened

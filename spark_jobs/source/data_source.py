@@ -10,6 +10,7 @@ sink and the union with a table, is imported where it is used: 0.2 s of a proces
 """
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,7 @@ from spark_jobs.source.planning import (
     EARLIEST,
     LATEST,
     RecordsOffset,
+    SmallBatchPace,
     admit_bytes,
     admit_records,
     check_not_shorter,
@@ -179,6 +181,7 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.target: int | None = None  # of Trigger.AvailableNow: exclusive end of the query
         self.latest: RecordsOffset | None = None
         self._client: LogReads | None = None
+        self._pace = SmallBatchPace(options.min_records_per_trigger, options.max_trigger_delay_s)
 
     @property
     def client(self) -> LogReads:
@@ -220,6 +223,8 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = tail.next_index if self.target is None else min(tail.next_index, self.target)
         first = self._first_held(offset.next_index, tail)
         if until <= first:
+            return None
+        if self.target is None and not self._pace.takes(until - first, time.monotonic()):
             return None
         self._verify(offset)
         until = self._admit(first, until, limit)

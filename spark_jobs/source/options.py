@@ -1,6 +1,7 @@
 """Options of `format("commitlog")`, validated before any read (docs/api.md §6)."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,8 @@ NAMES = (
     "endingIndex",
     "maxRecordsPerTrigger",
     "maxBytesPerTrigger",
+    "minRecordsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
@@ -30,6 +33,8 @@ NAMES = (
 NOT_FOR_EVENTS = {  # by option: its field, whose default changes nothing
     "endingIndex": "ending_index",
     "maxBytesPerTrigger": "max_bytes_per_trigger",
+    "minRecordsPerTrigger": "min_records_per_trigger",
+    "maxTriggerDelay": "max_trigger_delay_s",
     "minPartitions": "min_partitions",
     "maxRecordsPerPartition": "max_records_per_partition",
     "includeControl": "include_control",
@@ -38,6 +43,8 @@ NOT_FOR_EVENTS = {  # by option: its field, whose default changes nothing
     "table": "table",
 }
 UNION = "union"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 Start = int | str | dict[str, int]
 
 
@@ -47,8 +54,10 @@ class SourceOptions:
 
     endpoints: base URLs of replicas, none with a slash at its end. starting_index: inclusive, EARLIEST,
     LATEST, None where the kind of query decides; for events a seq, or one by node. ending_index: inclusive,
-    or LATEST. data_folders: of nodes on this machine, whose files are read in place. union: read the Delta
-    table, and newer records from the log; table: its location, None to get it from the service.
+    or LATEST. min_records_per_trigger: a stream with fewer new records may wait for more, max_trigger_delay_s
+    at most (planning.SmallBatchPace). data_folders: of nodes on this machine, whose files are read in place.
+    union: read the Delta table, and newer records from the log; table: its location, None to get it from the
+    service.
     """
 
     endpoints: tuple[str, ...]
@@ -58,6 +67,8 @@ class SourceOptions:
     ending_index: int | str = LATEST
     max_records_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
+    min_records_per_trigger: int = 1
+    max_trigger_delay_s: float = 10.0
     min_partitions: int = 1
     max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
@@ -76,6 +87,8 @@ class SourceOptions:
             raise OptionError(
                 "maxRecordsPerTrigger and maxBytesPerTrigger are for streams: a batch reads its range"
             )
+        if self.min_records_per_trigger > 1:
+            raise OptionError("minRecordsPerTrigger is for streams: a batch reads its range")
         return replace(self, starting_index=EARLIEST if self.starting_index is None else self.starting_index)
 
     def for_stream(self) -> "SourceOptions":
@@ -112,6 +125,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         ending_index=_end(values.get("endingIndex", LATEST)),
         max_records_per_trigger=_positive(values, "maxRecordsPerTrigger"),
         max_bytes_per_trigger=_positive(values, "maxBytesPerTrigger"),
+        min_records_per_trigger=_positive(values, "minRecordsPerTrigger") or 1,
+        max_trigger_delay_s=_seconds(values, "maxTriggerDelay", 10.0),
         min_partitions=_positive(values, "minPartitions") or 1,
         max_records_per_partition=_positive(values, "maxRecordsPerPartition"),
         fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
@@ -192,6 +207,16 @@ def _positive(values: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal() or int(text) == 0:
         raise OptionError(f"{name} must be a whole number above 0, got {text!r}")
     return int(text)
+
+
+def _seconds(values: Mapping[str, str], name: str, default: float) -> float:
+    """Return a time such as `10s`, `500ms` or `2m` in seconds."""
+    if name not in values:
+        return default
+    told = _DURATION.fullmatch(values[name].strip())
+    if told is None or float(told[1]) == 0:
+        raise OptionError(f"{name} must be a time such as 10s, 500ms or 2m, got {values[name]!r}")
+    return float(told[1]) * _UNITS_S[told[2]]
 
 
 def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -3,6 +3,7 @@
 `next_index` and `until` are exclusive ends, `first` and `index` inclusive, as everywhere in the service.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 from spark_jobs.errors import LogClash, ShortRead
 
 EARLIEST, LATEST = "earliest", "latest"
+SMALL_BATCHES_AT_ONCE = 20  # by a stream with minRecordsPerTrigger
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,31 @@ def split_range(first: int, until: int, parts: int, longest: int | None = None) 
 def admit_records(first: int, until: int, max_records: int | None) -> int:
     """Return the end of the first `max_records` indexes of [first, until); all of it for None."""
     return until if max_records is None else min(until, first + max_records)
+
+
+class SmallBatchPace:
+    """Decides when a stream takes a micro-batch of few records, each of which costs files and a commit.
+
+    A batch of `least` records is taken at once. Of smaller ones `burst` are taken at once, then one each
+    `each_s`, and one more at once for each `each_s` without any: a single append is seen soon, and a trickle
+    that goes on costs few commits. No record waits longer than `each_s`.
+    """
+
+    def __init__(self, least: int, each_s: float, burst: int = SMALL_BATCHES_AT_ONCE) -> None:
+        self._least = least
+        self._each_s = each_s
+        self._burst = burst
+        self._paid_s = -math.inf  # the small batches so far are as many as one each `each_s` until then
+
+    def takes(self, records: int, now_s: float) -> bool:
+        """Return whether to take a batch of this number of records now. now_s: monotonic."""
+        if records >= self._least:
+            return True
+        paid_s = max(self._paid_s, now_s)
+        if paid_s - now_s > (self._burst - 1) * self._each_s:
+            return False
+        self._paid_s = paid_s + self._each_s
+        return True
 
 
 def admit_bytes(first: int, until: int, max_bytes: int | None, position_of: Callable[[int], int]) -> int:

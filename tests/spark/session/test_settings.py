@@ -1,14 +1,17 @@
 """conf/spark.toml: its values, refused values, and precedence."""
 
-import argparse
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from app.cli import tables
 from app.errors import ConfigError
-from spark_jobs import run, upkeep
+from spark_jobs import notebook, package, run, upkeep, verify
 from spark_jobs.session import settings
 from spark_jobs.session.settings import SparkSettings, load, parse
 
@@ -21,10 +24,15 @@ def uncommented(text: str) -> str:
     return "\n".join(line for line in lines if line.startswith(("[", '"')) or " = " in line.split("#")[0])
 
 
-def given(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    settings.add_arguments(parser)
-    return parser.parse_args(arguments)
+@click.command()
+@settings.spark_options
+def command(**options: Any) -> SimpleNamespace:
+    return SimpleNamespace(**options)
+
+
+def given(*arguments: str) -> SimpleNamespace:
+    found: SimpleNamespace = settings.given_options(command, "a_job", arguments)
+    return found
 
 
 def test_the_file_of_the_repository_says_the_defaults_and_names_every_key(tmp_path: Path) -> None:
@@ -129,3 +137,18 @@ def test_jobs_say_what_they_lack_before_spark_is_started(
     assert "checkpoints: set a path; it is required if the tables are at a URL" in capsys.readouterr().err
     assert upkeep.main(["--conf", str(tmp_path / "none.toml")]) == 2
     assert "none.toml: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job", [run.main, upkeep.main, verify.main, notebook.main, package.main])
+def test_each_job_shows_examples_and_refuses_unknown_options(
+    job: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        job(["--help"])
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(part in told for part in ("Usage: python -m spark_jobs.", "Example", "--conf", "--master"))
+    with pytest.raises(SystemExit) as ended:
+        job(["--no-such-option"])
+    assert ended.value.code == 2
+    assert "No such option" in capsys.readouterr().err

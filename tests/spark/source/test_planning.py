@@ -12,6 +12,7 @@ from spark_jobs.source.planning import (
     EventsOffset,
     JournalPosition,
     RecordsOffset,
+    SmallBatchPace,
     admit_bytes,
     admit_records,
     check_joined,
@@ -141,3 +142,28 @@ def test_what_only_streams_or_only_batches_take_is_refused_elsewhere() -> None:
         parse_options({**ENDPOINT, "maxRecordsPerTrigger": "5"}).for_batch()
     with pytest.raises(OptionError, match="for batch"):
         parse_options({**ENDPOINT, "endingIndex": "5"}).for_stream()
+
+
+def taken(pace: SmallBatchPace, records: int, seconds: range) -> list[int]:
+    """The seconds in which a batch is taken, while at least `records` are new in each."""
+    return [second for second in seconds if pace.takes(records, second)]
+
+
+def test_a_trickle_costs_few_micro_batches_and_a_single_append_none_of_the_wait() -> None:
+    assert taken(SmallBatchPace(500, 10.0), 500, range(60)) == [*range(60)]  # enough records
+    pace = SmallBatchPace(500, 10.0, burst=3)
+    assert taken(pace, 1, range(60)) == [0, 1, 2, 10, 20, 30, 40, 50]
+    assert pace.takes(500, 60.5)
+    assert pace.takes(1, 61)
+    assert not pace.takes(1, 62)
+    assert taken(pace, 1, range(1_000, 1_006)) == [1_000, 1_001, 1_002]  # after a silence
+    assert taken(SmallBatchPace(1, 10.0), 1, range(60)) == [*range(60)]  # switched off
+
+
+def test_the_pace_is_an_option_of_streams() -> None:
+    options = parse_options({**ENDPOINT, "minRecordsPerTrigger": "500", "maxTriggerDelay": "500ms"})
+    assert (options.min_records_per_trigger, options.max_trigger_delay_s) == (500, 0.5)
+    with pytest.raises(OptionError, match="minRecordsPerTrigger is for streams"):
+        options.for_batch()
+    with pytest.raises(OptionError, match=r"maxTriggerDelay must be a time such as 10s.*got '10'"):
+        parse_options({**ENDPOINT, "maxTriggerDelay": "10"})

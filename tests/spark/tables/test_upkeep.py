@@ -2,7 +2,9 @@
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -11,10 +13,17 @@ from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.tables.snapshot import read_snapshot
 from spark_jobs.tables.table import TABLES, identifier, read_table
 from spark_jobs.tables.transforms import index_check
-from spark_jobs.upkeep import keep_all_up, keep_up
+from spark_jobs.upkeep import Kept, keep_all_up, keep_up
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import await_materialized, await_true
+
+
+def counted(spark: SparkSession, act: Callable[[], list[Kept]]) -> tuple[list[Kept], int]:
+    """The result, and the number of tasks that Spark has started meanwhile."""
+    tasks: Any = spark.sparkContext._jsc.sc().taskScheduler()
+    first = int(tasks.newTaskId())
+    return act(), int(tasks.newTaskId()) - first
 
 
 def test_tables_are_compacted_while_the_stream_goes_on(
@@ -42,7 +51,8 @@ def test_tables_are_compacted_while_the_stream_goes_on(
             if term == 3:
                 kept = [keep_up(spark, path), keep_up(spark, f"{tmp_path}/default/epochs")]
             else:
-                kept = keep_all_up(spark, tmp_path, ["default"])
+                kept, tasks = counted(spark, lambda: [*keep_all_up(spark, tmp_path, ["default"])])
+                assert tasks < 100 * len(TABLES)  # Spark's own settings: more than 10,000 for each table
                 assert len(kept) == len(TABLES)
             removed += sum(each.files_removed for each in kept if each.path == path)
         await_materialized(tmp_path, log.next_index - 1)

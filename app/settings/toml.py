@@ -1,0 +1,40 @@
+"""Reader of TOML files with settings: every complaint names the file and the place in it."""
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from app.errors import ConfigError
+
+Settings = TypeVar("Settings")
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def load_toml(path: Path, parse: Callable[[Mapping[str, Any]], Settings]) -> Settings:
+    """Read a file and return what `parse` makes of it. Raises ConfigError, led by the path."""
+    try:
+        return parse(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def validated(model: type[Settings], document: Mapping[str, Any]) -> Settings:
+    """Return the document as an instance of a pydantic model or dataclass.
+
+    Raises ConfigError with every complaint, each led by its place in the document.
+    """
+    try:
+        return TypeAdapter(model).validate_json(json.dumps(document, default=str))  # strict fields take paths
+    except ValidationError as error:
+        raise ConfigError("; ".join(_complaint(item) for item in error.errors())) from error
+
+
+def _complaint(item: Any) -> str:
+    place = ".".join(str(part) for part in item["loc"])
+    return f"{place}: {'unknown key' if item['type'] in _UNKNOWN else item['msg']}"
