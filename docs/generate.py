@@ -1,5 +1,5 @@
 """Generator of docs/configuration.md, docs/tables.md and of the tables of kinds in docs/operations.md and
-docs/design.md: `make docs` writes them, `--check` compares them.
+docs/api.md: `make docs` writes them, `--check` compares them.
 
 Descriptions are attribute docstrings: the string literal directly below a field or a constant. A setting
 without one is an error, so the pages are complete.
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 import msgspec  # noqa: E402
 
-from app.log import events  # noqa: E402
+from app.log import control_records, events  # noqa: E402
 from app.settings import file  # noqa: E402
 from spark_jobs.session.settings import Locations, SessionSettings  # noqa: E402
 from spark_jobs.tables import table as tables  # noqa: E402
@@ -266,7 +266,10 @@ def pages() -> dict[Path, str]:
     """Return the pages with generated content by path."""
     docs = ROOT / "docs"
     operations = docs / "operations.md"
+    api = docs / "api.md"
+    control = kinds_table(control_records.CONTROL_KINDS, "fields")
     return {
+        api: with_section(api, "control records", control),
         docs / "configuration.md": configuration_page(),
         docs / "tables.md": tables_page(),
         operations: with_section(operations, "events", kinds_table(events.KINDS, "fields of `data`")),

@@ -6,10 +6,11 @@ record contains the outcome, not the condition, so every replica adopts it witho
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 from app.errors import CursorMoved, CursorNotFound, Fenced, InvalidRequest, NotMaterialized, RateLimited
 from app.log.contract import ChangeKind, GroupConfig
+from app.log.control_records import AnyControlRecord, CursorRecord, FenceRecord, MembershipRecord, TrimRecord
 from app.log.state import Address, LogState
 
 
@@ -38,8 +39,8 @@ class LeaderView(Protocol):
 
 
 class Command(Protocol):
-    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
-        """Return the value of the control record, None if nothing has to change. Raises CommitlogError."""
+    def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
+        """Return the control record, None if nothing has to change. Raises CommitlogError."""
         ...
 
 
@@ -60,7 +61,7 @@ class Trim:
     until_index: int
     force: bool = False
 
-    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+    def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
         if self.until_index > view.committed_index + 1:
             detail = f"at most {view.committed_index + 1}: nothing uncommitted is trimmed"
             raise InvalidRequest(("/until_index", detail))
@@ -69,7 +70,7 @@ class Trim:
         fence = state.fenced_below(self.until_index)
         if fence is not None and not self.force:
             raise NotMaterialized(*fence)
-        return {"kind": "trim", "until_index": self.until_index}
+        return TrimRecord(until_index=self.until_index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,12 @@ class SetFence:
     token: str | None
     match_token: str | Unset | None = UNSET
 
-    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+    def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
         if self.match_token is not UNSET and self.match_token != state.fencing_token:
             raise Fenced
         if self.token == state.fencing_token:
             return None
-        return {"kind": "fence", "token": self.token}
+        return FenceRecord(token=self.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +99,14 @@ class MoveCursor:
     fence: bool
     if_match: int | None = None
 
-    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+    def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
         _check_revision(state, self.name, self.if_match)
         if self.name not in state.cursors and len(state.cursors) >= view.max_cursors:
             raise RateLimited(
                 f"The log has {view.max_cursors} cursors, its limit (limits.max_cursors). "
                 "Delete cursors that no reader uses."
             )
-        return {"kind": "cursor", "name": self.name, "index": self.position, "fence": self.fence}
+        return CursorRecord(name=self.name, index=self.position, fence=self.fence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,11 @@ class DropCursor:
     name: str
     if_match: int | None = None
 
-    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+    def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
         if self.name not in state.cursors:
             raise CursorNotFound(self.name)
         _check_revision(state, self.name, self.if_match)
-        return {"kind": "cursor", "name": self.name, "index": None, "fence": False}
+        return CursorRecord(name=self.name, index=None, fence=False)
 
 
 def _check_revision(state: LogState, name: str, if_match: int | None) -> None:
@@ -137,18 +138,15 @@ class ChangeMembers:
     node_id: str
     address: Address | None = None
 
-    def control(self, state: LogState, view: LeaderView) -> dict[str, Any] | None:
+    def control(self, state: LogState, view: LeaderView) -> AnyControlRecord | None:
         group = view.changed_group(self.kind, self.node_id)
         if group is None:
             return None
-        nodes = dict(state.membership.nodes) if state.membership is not None else {}
+        nodes: dict[str, tuple[str, str]] = {}
+        if state.membership is not None:
+            nodes.update(state.membership.nodes)
         if self.address is not None:
             nodes[self.node_id] = self.address
         if self.kind is ChangeKind.REMOVE:
             nodes.pop(self.node_id, None)
-        return {
-            "kind": "membership",
-            "voters": group.voters,
-            "learners": group.learners,
-            "nodes": nodes,
-        }
+        return MembershipRecord(voters=group.voters, learners=group.learners, nodes=nodes)

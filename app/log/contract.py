@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.errors import CommitlogError
+from app.log.control_records import AnyControlRecord
 from app.log.events import JournalEvent
 from storage.format.batch import Batch
 from storage.format.records import RecordColumns, RecordTable
@@ -334,8 +335,8 @@ class ReplicationCore(Protocol):
         ...
 
     @property
-    def wants_control(self) -> dict[str, Any] | None:
-        """The value of a control record that the core wants appended next (R-05), None for none.
+    def wants_control(self) -> AnyControlRecord | None:
+        """The control record that the core wants appended next (R-05), None for none.
 
         The driver stamps it and gives it to `propose` without appends.
         """

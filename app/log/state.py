@@ -15,8 +15,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from app.log.claims import CLAIM_BYTES, HASH_BYTES, PARTITIONS, Claim, KeyTable, key_hash, pack_claim
+from app.log.control_records import (
+    AnyControlRecord,
+    CursorRecord,
+    FenceRecord,
+    MembershipRecord,
+    TermRecord,
+    TrimRecord,
+    decode_control,
+)
 from app.log.facts import Address, Cursor, Membership
 from app.log.producers import ProducerTable, Undo, pack_history
 from app.log.snapshot import (
@@ -199,7 +209,7 @@ class LogState:
         if batch.base_index != self._applied_index + 1:
             return
         if batch.is_control:
-            self._apply_control(batch.last_index, control_value(batch))
+            self._apply_control(batch.last_index, decode_control(control_value(batch)))
         else:
             if batch.header.appends_size:
                 self._apply_marks(batch, marks_of(batch))
@@ -209,26 +219,22 @@ class LogState:
                 self._data_end = batch.next_index
         self._applied_index = batch.last_index
 
-    def _apply_control(self, index: int, value: dict[str, Any]) -> None:
-        match value.get("kind"):
-            case "fence":
-                self._set(index, _FENCE, _ONE, value["token"])
-            case "cursor":
-                at = value["index"]
-                cursor = None if at is None else Cursor(at, value["fence"], index)
-                self._set(index, _CURSORS, value["name"], cursor)
-            case "membership":
-                self._set_membership(index, value)
-            case "term" if "voters" in value:  # the first leader's record contains the first group
-                self._set_membership(index, value)
-            case "trim":
-                self._trims.append((index, value["until_index"]))
+    def _apply_control(self, index: int, record: AnyControlRecord | None) -> None:
+        match record:
+            case FenceRecord(token=token):
+                self._set(index, _FENCE, _ONE, token)
+            case CursorRecord(name=name, index=position, fence=fence):
+                cursor = None if position is None else Cursor(position, fence, index)
+                self._set(index, _CURSORS, name, cursor)
+            case MembershipRecord(voters=voters, learners=learners, nodes=named):
+                nodes = {name: Address(*address) for name, address in named.items()}
+                self._set(index, _MEMBERSHIP, _ONE, Membership(index, voters, learners, nodes))
+            case TermRecord(voters=tuple(voters), learners=learners):  # contains the first group
+                others = () if learners is UNSET else learners
+                self._set(index, _MEMBERSHIP, _ONE, Membership(index, voters, others, {}))
+            case TrimRecord(until_index=until_index):
+                self._trims.append((index, until_index))
                 self._take_committed_trims()
-
-    def _set_membership(self, index: int, value: dict[str, Any]) -> None:
-        nodes = {name: Address(*address) for name, address in value.get("nodes", {}).items()}
-        membership = Membership(index, tuple(value["voters"]), tuple(value["learners"]), nodes)
-        self._set(index, _MEMBERSHIP, _ONE, membership)
 
     def _set(self, index: int, table: int, name: str, value: Any) -> None:
         """Set the value of `name` by the record at `index`; None removes it."""

@@ -23,6 +23,7 @@ from app.log.contract import (
     ReplicaLog,
     Role,
 )
+from app.log.control_records import TermRecord
 from app.log.events import Corruption
 from app.log.terms import is_plausible_term
 from app.raft.ballot import Ballot, grants
@@ -109,7 +110,7 @@ class RaftCore(MemberCore):
         self._transfer = Transfer(
             self._member, log, self._outbox, self._quorum, self._peers, config, preferred_leader
         )
-        self._opening: dict[str, Any] | None = None
+        self._opening: TermRecord | None = None
         self._leader_heard_ms = -config.election_timeout_ms[1]
         self._timer = ElectionTimer(config, random)
         self._heartbeat_ms = 0
@@ -166,7 +167,7 @@ class RaftCore(MemberCore):
         return self._standing.notice
 
     @property
-    def wants_control(self) -> dict[str, Any] | None:
+    def wants_control(self) -> TermRecord | None:
         return self._opening
 
     @property
@@ -511,11 +512,10 @@ class RaftCore(MemberCore):
         member.role, member.leader_id = Role.LEADER, member.node_id
         member.sound, self._doubt = True, None  # this leader's log is the log from now on
         self._handler.reset()
-        self._opening = {"kind": "term", "leader": member.node_id}
-        if (
-            self._standing.index == NO_INDEX
-        ):  # the log's first group: no configuration changes it later
-            self._opening |= {"voters": member.group.voters, "learners": member.group.learners}
+        self._opening = TermRecord(leader=member.node_id)
+        if self._standing.index == NO_INDEX:
+            group = member.group  # the log's first group: no configuration changes it later
+            self._opening = TermRecord(leader=member.node_id, voters=group.voters, learners=group.learners)
         self._peers.open_term(now_ms)
         self._transfer.open_term(now_ms)
         self._quorum.open_term(now_ms)

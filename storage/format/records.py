@@ -167,8 +167,8 @@ def _encoded(rows: pa.RecordBatch, latest_us: int | None, all_timestamped: bool)
     return EncodedBody(data, rows.num_rows, crc32c(data), latest_us, all_timestamped)
 
 
-def encode_control(value: dict[str, Any]) -> EncodedBody:
-    """Encode a control record: its value as compact JSON, keys in the given order."""
+def encode_control(value: dict[str, Any] | msgspec.Struct) -> EncodedBody:
+    """Encode a control record: its value as compact JSON, keys or fields in the given order."""
     records = RecordColumns()
     records.add(msgspec.json.encode(value))
     return encode_body(records)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from msgspec import UNSET
+
 from app.errors import CommitlogError, InvariantError, NotEnoughInSync
 from app.ha.auto_switch.master_side import MasterSide
 from app.ha.auto_switch.slave_side import Rollback, SlaveSide
@@ -38,6 +40,7 @@ from app.log.contract import (
     Ready,
     Role,
 )
+from app.log.control_records import TermRecord
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.reads import FollowerReads
@@ -100,7 +103,7 @@ class AutoSwitchCore(StaticGroup):
         self._master: MasterSide | None = None
         self._slave: SlaveSide | None = None
         self._followed: SlaveRole | None = None
-        self._opening: dict[str, Any] | None = None
+        self._opening: TermRecord | None = None
         self._opening_index = NO_INDEX
         self._lease_ms: int | None = None
         self._lease_is_bound = False  # to the epoch that it was granted for
@@ -127,7 +130,7 @@ class AutoSwitchCore(StaticGroup):
         return None
 
     @property
-    def wants_control(self) -> dict[str, Any] | None:
+    def wants_control(self) -> TermRecord | None:
         return self._opening
 
     @property
@@ -401,9 +404,8 @@ class AutoSwitchCore(StaticGroup):
             self._lease_ms, self._lease_is_bound = None, False
         self._needs_election = False
         member.role, member.leader_id = Role.MASTER, member.node_id
-        self._opening = {"kind": "term", "leader": member.node_id}
-        if role.unclean_epoch == role.master_epoch:
-            self._opening["unclean"] = True
+        unclean = role.unclean_epoch == role.master_epoch
+        self._opening = TermRecord(leader=member.node_id, unclean=True if unclean else UNSET)
         self._master = MasterSide(
             member=member,
             me=self._me.id,

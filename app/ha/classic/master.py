@@ -33,6 +33,7 @@ from app.log.contract import (
     Ready,
     Role,
 )
+from app.log.control_records import TermRecord
 from app.log.events import Corruption, RoleChanged, TermKnown, Watermarks
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.state import MemberState, committed_at_open
@@ -102,7 +103,7 @@ class ClassicMasterCore(StaticGroup):
         self._first_indexes: dict[str, int] = {}  # of replicas that began without the older records
         self._refused: dict[str, Unfit] = {}  # by replica: its last refusal, until it is verified
         self._before_opening: Opening | None = None
-        self._opening: dict[str, Any] | None = None
+        self._opening: TermRecord | None = None
         self._open_index = NO_INDEX  # the epoch is open once this index is durable
         self._published_ms = 0
         self._published: tuple[int, dict[str, int]] = (NO_INDEX, {})
@@ -159,7 +160,7 @@ class ClassicMasterCore(StaticGroup):
         return max(min(self._sync_slaves, self._slaves_in_sync), self._min_slaves)
 
     @property
-    def wants_control(self) -> dict[str, Any] | None:
+    def wants_control(self) -> TermRecord | None:
         return self._opening
 
     @property
@@ -261,7 +262,7 @@ class ClassicMasterCore(StaticGroup):
         else:
             member.term += 1
             self._outbox.hard_state = HardState(member.term, member.node_id)
-            self._opening = {"kind": "term", "leader": member.node_id}
+            self._opening = TermRecord(leader=member.node_id)
         self._outbox.record(member.term, TermKnown(term=member.term, leader=member.node_id))
 
     def _proceed_if_complete(self, now_ms: int) -> None:
@@ -432,7 +433,7 @@ class ClassicMasterCore(StaticGroup):
         first = ready.batches[0]
         if first.base_index == self._open_index:  # no space for the opening record: it is retried
             self._open_index = NO_INDEX
-            self._opening = {"kind": "term", "leader": self._member.node_id}
+            self._opening = TermRecord(leader=self._member.node_id)
         self._outbox.answers += self._pending.drop(first.base_index)
 
     def stop(self, now_ms: int) -> None:

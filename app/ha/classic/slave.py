@@ -27,6 +27,7 @@ from app.log.contract import (
     Reset,
     Role,
 )
+from app.log.control_records import TermRecord
 from app.log.events import Corruption, RoleChanged
 from app.log.terms import is_plausible_term
 from app.raft.config import RaftConfig
@@ -46,7 +47,7 @@ class ClassicSlaveCore(StaticGroup):
     runs_ahead = True
     needs_all_records = True
     pending_appends = 0
-    wants_control: dict[str, Any] | None = None
+    wants_control: TermRecord | None = None
 
     def __init__(
         self,

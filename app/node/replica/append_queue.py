@@ -264,14 +264,14 @@ class AppendQueue:
             answer(command.done, refusal)
             return
         try:
-            value = command.command.control(self._state, self)
+            record = command.command.control(self._state, self)
         except CommitlogError as refusal:
             self._decide_command(command, refusal)
             return
-        if value is None:
+        if record is None:
             self._decide_command(command, CommandResult(self._log.end_index, self._core.term, False))
             return
-        self._proposer.propose(encode_control(value), [command], control=True)
+        self._proposer.propose(encode_control(record), [command], control=True)
         self._executor.carry_out()
 
     def _decide_command(self, command: OpenCommand, result: CommandResult | CommitlogError) -> None:

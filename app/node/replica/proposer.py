@@ -1,9 +1,9 @@
 """Batches of a leader: stamped for the end of the log, and passed to the core."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from app.log.contract import NO_INDEX, Clock, ReplicationCore
+from app.log.control_records import AnyControlRecord
 from app.node.replica.open_appends import OpenAppend, OpenCommand, Stamped
 from app.node.services import ReplicaFiles
 from storage.format.batch import AppendMark, EncodedBody, stamp
@@ -19,13 +19,13 @@ class Proposer:
         self._clock = clock
         self._stamped_ms = 0  # of the last batch, ms since 1970
 
-    def open_term(self, value: dict[str, Any]) -> None:
+    def open_term(self, record: AnyControlRecord) -> None:
         """Write the control record that the core wants. Later timestamps are never below the log's last
         one."""
         log = self._files.log
         if log.end_index != NO_INDEX:
             self._stamped_ms = log.batch_at(log.end_index).timestamp_ms
-        self.propose(encode_control(value), [], control=True)
+        self.propose(encode_control(record), [], control=True)
 
     def propose(
         self,
