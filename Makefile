@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo test check format docs rules sim mutants scenarios-rewrite chaos bench package lock clean
+.PHONY: help setup doctor demo test check format docs rules sim mutants scenarios-rewrite chaos bench package sbom lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -53,6 +53,13 @@ bench: setup  ## measure appends per second through REST, one node after the oth
 
 package: setup  ## build dist/ for spark-submit and print the command line; ARGS="--conf conf/spark.toml"
 	@$(BIN)/python -m spark_jobs.package dist $(ARGS)
+
+sbom: setup  ## write dist/sbom.json: all packages of .venv with versions and licences (CycloneDX); AUDIT=1 runs pip-audit too
+	@test -x .cache/sbom/bin/cyclonedx-py || $(PYTHON) -m venv .cache/sbom
+	@.cache/sbom/bin/pip install --quiet 'cyclonedx-bom==7.*' $(if $(AUDIT),pip-audit)
+	@mkdir -p dist && .cache/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	  --output-file dist/sbom.json $(BIN)/python
+	@$(if $(AUDIT),.cache/sbom/bin/pip-audit --disable-pip --no-deps -r requirements.lock)
 
 lock:  ## compile requirements.in to requirements.lock (needs uv)
 	@uv pip compile --universal --fork-strategy fewest --generate-hashes --python-version 3.11 \

@@ -6,6 +6,7 @@ is limited: a client without a token must not exhaust the node's memory or descr
 """
 
 import asyncio
+import re
 from typing import Any, Final
 
 import httptools
@@ -20,6 +21,9 @@ from app.telemetry import Meter
 MAX_HEADERS: Final = 256  # in one request head
 SWEEP_S: Final = 1.0
 STREAM_SUFFIX: Final = ":stream"
+HEAD_END: Final = b"\r\n\r\n"
+UPGRADE: Final = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+BODY_HEADERS: Final = (b"content-length", b"transfer-encoding")
 BLANKS: Final = b" \t"  # around a header's value, not part of it (RFC 9110, section 5.5)
 _BODY_GRACE_S: Final = 5.0  # the append route has a body timeout of its own, and a better answer
 
@@ -100,15 +104,30 @@ class Connection(HttpToolsProtocol):
                 self._head_since_s = self._received_s
             self._head_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._unsupported_upgrade_warning()
+            self._feed(data)
         except httptools.HttpParserError as error:
             too_large = isinstance(error.__context__, HeadTooLarge)
             self._break_off(self._head_too_large() if too_large else BadRequest("this is not HTTP/1.1"))
             return
         if self._in_head and self._head_bytes > self._listener.settings.max_head_bytes:
             self._break_off(self._head_too_large())
+
+    def _feed(self, data: bytes) -> None:
+        """Parse received bytes. The header Upgrade is ignored (RFC 9110, section 7.8): clients for HTTP/2
+        send it with their first request. The parser would take the body of such a request for the other
+        protocol, so the header is renamed before it arrives there, if the bytes begin within the head."""
+        if self._in_head:
+            end = data.find(HEAD_END)
+            head = data if end < 0 else data[:end]
+            if UPGRADE.search(head):
+                data = UPGRADE.sub(b"\r\nignored", head) + data[len(head) :]
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+            else:
+                return
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -121,6 +140,8 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value.strip(BLANKS))
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and any(name in BODY_HEADERS for name, _ in self.headers):
+            raise BadRequest("a request with a body may not ask for another protocol")
         self._in_head = False
         super().on_headers_complete()
 

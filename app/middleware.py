@@ -15,7 +15,7 @@ from app.api.access.administration import RefusedEntries, observed, refusal_entr
 from app.api.access.caller import Caller
 from app.api.access.caller import Scope as TokenScope
 from app.api.access.rules import CALLER
-from app.api.access.tokens import Tokens
+from app.api.access.tokens import Tokens, is_open
 from app.api.append.fast_front import FastFront, append_log_of
 from app.api.http.dependencies import RESERVATION
 from app.api.http.in_flight_limit import InFlightLimit
@@ -89,7 +89,7 @@ class HttpMiddleware:
         log = append_log_of(path) if method == "POST" else None
         counted = log is None and path not in _PROBES
         try:
-            caller = scope[CALLER] = self._tokens.caller(path, _authorization(scope["headers"]))
+            caller = scope[CALLER] = self._tokens.caller(path, self._authorization(path, scope["headers"]))
             if log is not None:
                 caller.require(_APPEND, log)
             self._check_action(method, path)
@@ -130,6 +130,13 @@ class HttpMiddleware:
         answer = problem_response(error, instance=scope["path"], request_id=request_id)
         await _send_whole(answer, send, head=method == "HEAD")
         self._meter.answered(method, "refused", error.http_status)
+
+    def _authorization(self, path: str, headers: RawHeaders) -> bytes | None:
+        """Raises Unauthenticated for more than one: two nodes must not find two identities in one call."""
+        found = [value for name, value in headers if name == b"authorization"]
+        if len(found) > 1 and self._tokens_needed and not is_open(path):
+            raise Unauthenticated("the request has more than one Authorization header")
+        return found[0] if found else None
 
     def _audit_refusal(self, error: CommitlogError, scope: Scope, request_id: bytes) -> None:
         """Record that an identified caller tried to change what it may not change."""
@@ -197,14 +204,6 @@ class HttpMiddleware:
         if append_log_of(scope["path"]) is None or method != "POST":  # streams count themselves
             route = getattr(scope.get("route"), "path", "unknown")
             self._meter.answered(method, route, status)
-
-
-def _authorization(headers: RawHeaders) -> bytes | None:
-    """Raises Unauthenticated for more than one: two nodes must not find two identities in one call."""
-    found = [value for name, value in headers if name == b"authorization"]
-    if len(found) > 1:
-        raise Unauthenticated("the request has more than one Authorization header")
-    return found[0] if found else None
 
 
 def _check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:

@@ -33,7 +33,7 @@ from app.node.descriptors import DESCRIPTORS_MAX, descriptors_allowed
 from app.node.links.credentials import load_link_security
 from app.settings.addresses import split_address
 from app.settings.file import load
-from app.settings.model import SecuritySettings, Settings
+from app.settings.model import LogFormat, SecuritySettings, Settings
 from app.telemetry import configure_logging
 from storage.errors import StorageError
 
@@ -52,6 +52,7 @@ def serve(config_path: str | Path, node_id: str, ready: Callable[[Settings], Non
     configure_logging()
     try:
         settings = load(config_path, node_id)
+        configure_logging(settings.logging.level.upper(), as_json=settings.logging.format is LogFormat.JSON)
         check_security(settings.security)
     except ConfigError as error:
         logger.error("configuration refused: %s", error)

@@ -1,6 +1,6 @@
 """Log lines and metrics: every name is defined here, once.
 
-Lines go to stderr, one a line, as `key=value` pairs (logfmt): time, level, logger, message, then the extras.
+Lines go to stderr as `key=value` pairs (logfmt) or as JSON: time, level, logger, message, then the extras.
 Requests are counted in plain integers, for the append path counts too; Prometheus reads them on demand.
 """
 
@@ -162,20 +162,28 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 
 
 class LineFormatter(logging.Formatter):
-    """logfmt: line breaks in a message or traceback are escaped, so each record is one line."""
+    """One line for each record, as logfmt or as JSON: line breaks in a message or traceback are escaped."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        super().__init__()
+        self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        pairs: list[tuple[str, object]] = [
-            ("time", f"{when}.{int(record.msecs):03d}Z"),
-            ("level", record.levelname.lower()),
-            ("logger", record.name),
-            ("message", record.getMessage()),
-        ]
-        pairs.extend((name, value) for name, value in vars(record).items() if name not in _OWN)
+        pairs: dict[str, object] = {
+            "time": f"{when}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        pairs |= {
+            name: value for name, value in vars(record).items() if name not in _OWN and name not in pairs
+        }
         if record.exc_info:
-            pairs.append(("trace", self.formatException(record.exc_info)))
-        return " ".join(f"{name}={_quoted(value)}" for name, value in pairs)
+            pairs["trace"] = self.formatException(record.exc_info)
+        if self._as_json:
+            return json.dumps(pairs, ensure_ascii=False, default=str)
+        return " ".join(f"{name}={_quoted(value)}" for name, value in pairs.items())
 
 
 def _quoted(value: object) -> str:
@@ -183,9 +191,12 @@ def _quoted(value: object) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-def configure_logging(level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """Send every logger's lines to stderr. Called once, by the owner of the process."""
+def configure_logging(
+    level: int | str = logging.INFO, stream: TextIO | None = None, *, as_json: bool = False
+) -> None:
+    """Send every logger's lines to stderr. Called by the owner of the process; a later call replaces the
+    settings of an earlier one."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(LineFormatter(as_json=as_json))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -26,6 +26,7 @@ from app.settings.model import (
     HttpSettings,
     JournalConfig,
     Limits,
+    LoggingSettings,
     LogSettings,
     NodeSettings,
     Replication,
@@ -138,6 +139,7 @@ _SECTIONS: dict[str, type] = {
     "http": HttpSettings,
     "security": SecuritySettings,
     "tables": TablesSettings,
+    "logging": LoggingSettings,
 }
 
 

@@ -379,6 +379,32 @@ class TablesSettings:
     """Folder or URL of the Delta tables, with one folder for each log; absent: none."""
 
 
+class LogFormat(StrEnum):
+    """Notation of the node's own log lines."""
+
+    LOGFMT = "logfmt"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """Least severity of the node's own log lines."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingSettings:
+    """Lines that the node writes to its standard error."""
+
+    format: LogFormat = LogFormat.LOGFMT
+    """`logfmt` (`key=value`), or `json` (one object a line)."""
+    level: LogLevel = LogLevel.INFO
+    """Least severity: `debug`, `info`, `warning` or `error`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """All settings of one node."""
@@ -399,6 +425,7 @@ class Settings:
     http: HttpSettings = field(default_factory=HttpSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     tables: TablesSettings = field(default_factory=TablesSettings)
+    logging: LoggingSettings = field(default_factory=LoggingSettings)
 
     def node_of(self, node_id: str | None) -> NodeSettings | None:
         """Return the node with this id; None for None and for an unknown id."""

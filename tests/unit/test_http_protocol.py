@@ -21,6 +21,53 @@ GET = b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
 SLOW = b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok"
 
 
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def post(headers: bytes, body: bytes = b"ok") -> bytes:
+    return b"POST /echo HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + headers + b"\r\n\r\n" + body
+
+
+AMBIGUOUS = {  # what another server or a proxy may read in another way is refused
+    "length and chunks": post(b"content-length: 5\r\ntransfer-encoding: chunked", b"0\r\n\r\n" + SMUGGLED),
+    "chunks and length": post(b"transfer-encoding: chunked\r\ncontent-length: 5", b"0\r\n\r\n" + SMUGGLED),
+    "two lengths": post(b"content-length: 0\r\ncontent-length: %d" % len(SMUGGLED), SMUGGLED),
+    "two equal lengths": post(b"content-length: 2\r\ncontent-length: 2"),
+    "list of lengths": post(b"content-length: 2, 2"),
+    "length with a sign": post(b"content-length: +2"),
+    "length in hexadecimal": post(b"content-length: 0x2"),
+    "length beyond 64 bits": post(b"content-length: " + b"9" * 30),
+    "empty length": post(b"content-length:", SMUGGLED),
+    "folded header": post(b"x: a\r\n content-length: %d" % len(SMUGGLED), SMUGGLED),
+    "folded length": post(b"content-length:\r\n 2"),
+    "unknown coding": post(b"transfer-encoding: xchunked", b"0\r\n\r\n" + SMUGGLED),
+    "identity": post(b"transfer-encoding: identity", SMUGGLED),
+    "chunks not last": post(b"transfer-encoding: chunked, identity", b"0\r\n\r\n" + SMUGGLED),
+    "two codings": post(
+        b"transfer-encoding: chunked\r\ntransfer-encoding: identity", b"0\r\n\r\n" + SMUGGLED
+    ),
+    "coding after a tab": post(b"transfer-encoding:\x0bchunked", b"0\r\n\r\n" + SMUGGLED),
+    "blank before the colon": post(b"content-length : %d" % len(SMUGGLED), SMUGGLED),
+    "NUL in a header": post(b"x: a\0b\r\ncontent-length: 2"),
+    "CR in a header": post(b"x: a\rb\r\ncontent-length: 2"),
+    "LF ends a header": post(b"x: a\ncontent-length: %d" % len(SMUGGLED), SMUGGLED),
+    "LF ends lines": b"POST /echo HTTP/1.1\nhost: x\ncontent-length: 2\n\nok",
+    "LF in a chunk's extension": post(b"transfer-encoding: chunked", b"2;a\nxx\r\nok\r\n0\r\n\r\n"),
+    "sign of a chunk": post(b"transfer-encoding: chunked", b"+2\r\nok\r\n0\r\n\r\n"),
+    "chunk beyond 64 bits": post(b"transfer-encoding: chunked", b"f" * 20 + b"\r\nok\r\n0\r\n\r\n"),
+    "chunk longer than it says": post(b"transfer-encoding: chunked", b"2\r\nokX\r\n0\r\n\r\n"),
+    "NUL in the path": b"GET /e\0cho HTTP/1.1\r\nhost: x\r\n\r\n",
+    "blank in the path": b"GET /e cho HTTP/1.1\r\nhost: x\r\n\r\n",
+    "other version": b"GET /echo HTTP/3.7\r\nhost: x\r\n\r\n",
+    "start of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "tunnel": b"CONNECT evil:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+}
+UPGRADES = {
+    "websocket": b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n",
+    "h2c": b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n",
+}
+
+
 @pytest.fixture(autouse=True)
 def sweeping_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.http_protocol.SWEEP_S", 0.02)
@@ -61,6 +108,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 class Server:
     port: int
     meter: Meter
+    requests: list[tuple[str, str]]  # method and path of all that the application has seen
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -79,10 +127,15 @@ class Server:
 
 @asynccontextmanager
 async def serving(max_connections: int = 100) -> AsyncIterator[Server]:
-    meter = Meter()
+    meter, requests = Meter(), []
+
+    async def observed(scope: Any, receive: Any, send: Any) -> None:
+        requests.append((scope["method"], scope["path"]))
+        await application(scope, receive, send)
+
     listener = Listener(LIMITS, max_connections, meter)
     config = uvicorn.Config(
-        application,
+        observed,
         http=listener.protocol,  # type: ignore[arg-type]
         port=0,
         ws="none",
@@ -98,7 +151,7 @@ async def serving(max_connections: int = 100) -> AsyncIterator[Server]:
     sweep = asyncio.create_task(listener.sweep())
     try:
         (port,) = {socket.getsockname()[1] for each in server.servers for socket in each.sockets}
-        yield Server(port, meter)
+        yield Server(port, meter, requests)
     finally:
         sweep.cancel()
         await server.shutdown()
@@ -237,3 +290,41 @@ def test_an_answer_that_is_not_read_is_given_up() -> None:
         writer.transport.abort()
 
     run(test)
+
+
+@pytest.mark.parametrize("kind", AMBIGUOUS)
+def test_an_ambiguous_request_is_refused_and_hides_no_other(kind: str) -> None:
+    async def test(server: Server) -> None:
+        answer = await server.exchange(AMBIGUOUS[kind])
+        assert problem(answer) == (400, "bad-request")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert ("GET", "/smuggled") not in server.requests
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", UPGRADES)
+def test_a_client_that_asks_for_another_protocol_is_served_by_this_one(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asks = UPGRADES[kind]
+
+    async def test(server: Server) -> None:
+        first = b"GET /echo HTTP/1.1\r\nhost: x\r\ncommitlog-key: 1\r\n" + asks + b"\r\n"
+        second = b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n" + asks + b"\r\n2"
+        last = b"GET /echo HTTP/1.1\r\nhost: x\r\ncommitlog-key: 3\r\nconnection: close\r\n\r\n"
+        for pieces, expected in (
+            ((first + last,), [b"1", b"3"]),
+            ((second + last,), [b"2", b"3"]),
+            ((second[:20], second[20:30], second[30:] + last), [b"2", b"3"]),
+        ):
+            answer = await server.exchange(*pieces)
+            bodies = [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 ")[1:]]
+            assert bodies == expected
+        # The header is not at the start of a piece: its body is never taken for empty.
+        seen = server.requests.count(("POST", "/slow"))
+        assert (await server.exchange(first + second)).count(b"HTTP/1.1 ") == 1
+        assert server.requests.count(("POST", "/slow")) == seen
+
+    run(test)
+    assert caplog.records == []  # a client cannot fill the node's log

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from app.api.append.parameters import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from app.api.http.openapi import APPEND_ANSWER_EXAMPLE, OF_A_COMMIT, answers, schema_of
+from app.media_types import NDJSON
 
 _TEXT: Final = {"type": "string"}
 _INTEGER: Final = {"type": "integer", "minimum": 0}
@@ -172,8 +173,8 @@ STREAM_EXTRA: Final[dict[str, Any]] = {
 STREAM_RESPONSES: Final = answers(
     "unsupported-media-type",
     "quorum-timeout",
-    example=APPEND_ANSWER_EXAMPLE,
-    description="application/x-ndjson, one answer per append; ends after the first problem",
+    content={NDJSON: {"schema": schema_of(APPEND_ANSWER_EXAMPLE), "example": APPEND_ANSWER_EXAMPLE}},
+    description="One answer per append; ends after the first problem",
 )
 
 RESPONSES: Final = {

@@ -84,7 +84,7 @@ async def _arrow(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[by
                 with pa.ipc.new_stream(sink, batch.schema) as writer:
                     writer.write_batch(batch)
                 yield sink.getvalue().to_pybytes()
-        except (pa.ArrowException, EOFError) as error:
+        except (pa.ArrowException, OSError, EOFError, ValueError) as error:
             if source.exceeded:
                 raise _too_large(max_bytes) from error
             raise InvalidBody(f"the body is not a valid Arrow stream: {error}") from error

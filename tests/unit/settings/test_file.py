@@ -1,5 +1,7 @@
 """Configuration files: a node runs with their values; invalid values are refused."""
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from app.serve import check_security
 from app.settings.addresses import is_loopback
 from app.settings.file import load, parse
 from app.settings.model import AppendFront, SecuritySettings
+from app.telemetry import LineFormatter
 
 CONF = Path(__file__).parents[3] / "conf"
 
@@ -230,3 +233,17 @@ def test_files_of_security_that_cannot_be_used_are_refused_by_name(name: str, tm
         given = pair if name in pair else {name: file}
         with pytest.raises(ConfigError, match=f"{name} {file}"):
             check_security(SecuritySettings(**given))
+
+
+def test_log_lines_are_logfmt_or_json() -> None:
+    record = logging.makeLogRecord({"name": "app", "msg": "two\nlines", "levelname": "INFO", "created": 0})
+    record.request_id, record.level = "r-1", "not the level"
+    assert 'message="two\\nlines"' in LineFormatter().format(record)
+    line = LineFormatter(as_json=True).format(record)
+    assert "\n" not in line
+    expected = {"level": "info", "logger": "app", "message": "two\nlines", "request_id": "r-1"}
+    assert json.loads(line).items() >= expected.items()
+    settings = parse(document(logging={"format": "json", "level": "debug"}), "n1").logging
+    assert (settings.format, settings.level) == ("json", "debug")
+    with pytest.raises(ConfigError, match=r"logging\.level"):
+        parse(document(logging={"level": "loud"}), "n1")

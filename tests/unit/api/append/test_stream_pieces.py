@@ -1,0 +1,40 @@
+"""A stream of appends that is cut or damaged ends with a refusal, never with an exception."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pyarrow as pa
+
+from app.api.append.stream_pieces import pieces_of
+from app.errors import InvalidBody
+from app.media_types import ARROW_STREAM
+
+
+async def outcome_of(data: bytes) -> str:
+    async def body() -> AsyncIterator[bytes]:
+        yield data
+
+    _, pieces = pieces_of(body(), ARROW_STREAM, 1 << 20)
+    try:
+        return f"{len([piece async for piece in pieces])} appends"
+    except InvalidBody:
+        return "refused"
+
+
+def test_an_arrow_stream_may_end_anywhere() -> None:
+    batch = pa.record_batch({"value": ["a", "b"], "key": [b"k", None]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+        writer.write_batch(batch)
+    whole = sink.getvalue().to_pybytes()
+
+    async def run() -> None:
+        assert await outcome_of(whole) == "2 appends"
+        found = {await outcome_of(whole[:size]) for size in range(0, len(whole), 7)}
+        assert found <= {"refused", "0 appends", "1 appends", "2 appends"}
+        assert "refused" in found
+        for at in range(0, len(whole), 11):
+            await outcome_of(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+
+    asyncio.run(run())
