@@ -7,7 +7,6 @@ member that may have lost data (`sound` is false): doubt.py.
 """
 
 from collections.abc import Mapping, Sequence
-from random import Random
 from typing import Any
 
 from app.errors import CommitlogError, InvariantError, StorageFull, TransferFailed
@@ -15,7 +14,6 @@ from app.log.contract import (
     NO_INDEX,
     ChangeKind,
     CoreStatus,
-    Durability,
     GroupConfig,
     LogOptions,
     PendingAppend,
@@ -24,6 +22,7 @@ from app.log.contract import (
     Role,
 )
 from app.log.control_records import TermRecord
+from app.log.core_start import CoreStart
 from app.log.events import Corruption
 from app.log.terms import is_plausible_term
 from app.raft.ballot import Ballot, grants
@@ -66,24 +65,18 @@ class RaftCore(MemberCore):
 
     def __init__(
         self,
-        *,
-        node_id: str,
-        group: GroupConfig,
+        start: CoreStart,
         log: ReplicaLog,
-        durability: Durability,
-        hard_state: HardState,
-        committed_index: int,
+        *,
         config: RaftConfig,
-        random: Random,
         sound: bool = True,
         knows_vote: bool = True,
         preferred_leader: str | None = None,
     ) -> None:
-        """committed_index: of the checkpoint. random: draws timeouts, and ids that no other incarnation uses.
-
-        sound: false when this member's disk may have lost what it acknowledged or voted. knows_vote: false
+        """sound: false when this member's disk may have lost what it acknowledged or voted. knows_vote: false
         when it may have lost its term and vote; then it is not sound either.
         """
+        node_id, group, random = start.node_id, start.group, start.random
         self._config = config
         self._random = random
         self._log = log
@@ -91,11 +84,11 @@ class RaftCore(MemberCore):
             MemberState(
                 node_id=node_id,
                 group=group,
-                durability=durability,
+                durability=start.durability,
                 role=Role.FOLLOWER if node_id in group.voters else Role.LEARNER,
-                term=hard_state.term,
-                voted_for=hard_state.voted_for,
-                committed_index=committed_at_open(log, committed_index),
+                term=start.hard_state.term,
+                voted_for=start.hard_state.voted_for,
+                committed_index=committed_at_open(log, start.committed_index),
                 sound=sound,
             )
         )

@@ -6,7 +6,6 @@ one of them is active. The master epoch is the log's term.
 """
 
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 from msgspec import UNSET
@@ -19,6 +18,7 @@ from app.ha.config import HaConfig
 from app.ha.frames import Ack, Handshake, HandshakeAnswer, Transfer
 from app.ha.log import HaLog, held_index, offset_after
 from app.ha.messages import INCOMING, OUTGOING, Closed, Disconnect, Drained, Opened
+from app.ha.parts import CoreParts
 from app.ha.roles import (
     Lease,
     MasterRole,
@@ -33,14 +33,13 @@ from app.ha.static_group import StaticGroup
 from app.log.contract import (
     NO_INDEX,
     CoreStatus,
-    Durability,
-    GroupConfig,
     LogOptions,
     PendingAppend,
     Ready,
     Role,
 )
 from app.log.control_records import TermRecord
+from app.log.core_start import CoreStart
 from app.raft.config import RaftConfig
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.reads import FollowerReads
@@ -64,42 +63,35 @@ class AutoSwitchCore(StaticGroup):
 
     def __init__(
         self,
-        *,
-        node_id: str,
-        address: str,
-        log_id: int,
-        group: GroupConfig,
+        start: CoreStart,
         log: HaLog,
-        durability: Durability,
-        hard_state: HardState,
-        committed_index: int,
+        *,
+        address: str,
         config: HaConfig,
         min_in_sync_replicas: int,
-        random: Random,
     ) -> None:
-        """address: of this replica's HA listener. random: draws ids that no other incarnation uses.
-
-        committed_index: of the checkpoint. min_in_sync_replicas: the minimum of C-12, 1 for none.
-        """
+        """address: of this replica's HA listener. min_in_sync_replicas: the minimum of C-12, 1 for none."""
+        hard_state = start.hard_state
         self._log = log
-        self._log_id = log_id
-        self._config = config
         self._min_in_sync = min_in_sync_replicas
         self._in_sync = 0
         super().__init__(
             MemberState(
-                node_id=node_id,
-                group=group,
-                durability=durability,
+                node_id=start.node_id,
+                group=start.group,
+                durability=start.durability,
                 role=Role.SLAVE,
                 term=max(hard_state.term, log.last_term),
                 voted_for=hard_state.voted_for if hard_state.term >= log.last_term else None,
-                committed_index=committed_at_open(log, committed_index),
+                committed_index=committed_at_open(log, start.committed_index),
             )
         )
+        self._parts = CoreParts(
+            member=self._member, log=log, log_id=start.log_id, outbox=self._outbox, config=config
+        )
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
-        self._reads = FollowerReads(self._member, self._outbox, reads, random)
-        self._me = Replica(0, node_id, address)  # it has no id before its first role
+        self._reads = FollowerReads(self._member, self._outbox, reads, start.random)
+        self._me = Replica(0, start.node_id, address)  # it has no id before its first role
         self._master: MasterSide | None = None
         self._slave: SlaveSide | None = None
         self._followed: SlaveRole | None = None
@@ -407,11 +399,8 @@ class AutoSwitchCore(StaticGroup):
         unclean = role.unclean_epoch == role.master_epoch
         self._opening = TermRecord(leader=member.node_id, unclean=True if unclean else UNSET)
         self._master = MasterSide(
-            member=member,
+            self._parts,
             me=self._me.id,
-            log=self._log,
-            outbox=self._outbox,
-            config=self._config,
             min_in_sync_replicas=self._min_in_sync,
             sync_state_set=SyncStateSet(
                 self._me.id, role.sync_state_set, role.sync_state_set_epoch, role.acks
@@ -436,11 +425,7 @@ class AutoSwitchCore(StaticGroup):
             return
         member.leader_id = master.node
         self._slave = SlaveSide(
-            member=member,
-            log=self._log,
-            log_id=self._log_id,
-            outbox=self._outbox,
-            config=self._config,
+            self._parts,
             me=self._me,
             master=master,
             unclean_epoch=role.unclean_epoch,

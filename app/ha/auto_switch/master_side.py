@@ -9,17 +9,16 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from app.ha.auto_switch.sync_state_set import SyncStateSet
-from app.ha.config import HaConfig
 from app.ha.flow import Flow
 from app.ha.frames import Ack, EpochStart, Frame, Handshake, HandshakeAnswer, HaState, Transfer
-from app.ha.log import HaLog, epoch_starts, held_index, index_before, offset_after
+from app.ha.log import epoch_starts, held_index, index_before, offset_after
 from app.ha.messages import Disconnect
+from app.ha.parts import CoreParts
 from app.ha.pending import PendingAppends
 from app.ha.roles import Replica, SetRequest, acks_needed, nodes_of
 from app.ha.sending import Sender, Trimmed
 from app.log.contract import NO_INDEX, Acks, AppendFate, PeerStatus
 from app.log.events import SyncStateSetPublished, Watermarks
-from app.raft.state import MemberState, Outbox
 
 NOTES_MAX = 64  # samples of position and time for one slave
 
@@ -47,12 +46,9 @@ class MasterSide:
 
     def __init__(
         self,
+        parts: CoreParts,
         *,
-        member: MemberState,
         me: int,
-        log: HaLog,
-        outbox: Outbox,
-        config: HaConfig,
         min_in_sync_replicas: int,
         in_sync_replicas: int,
         sync_state_set: SyncStateSet,
@@ -61,18 +57,18 @@ class MasterSide:
     ) -> None:
         """me: the replica id of this copy. in_sync_replicas: number of members of the set that must hold
         an append, 0 for all; it applies once the controllers have recorded it with the set."""
-        self._member = member
+        self._member = parts.member
         self._me = me
-        self._log = log
-        self._outbox = outbox
-        self._config = config
+        self._log = parts.log
+        self._outbox = parts.outbox
+        self._config = parts.config
         self.min_in_sync_replicas = min_in_sync_replicas
         self.in_sync_replicas = in_sync_replicas
         self.set = sync_state_set
         self._replicas = replicas
         self.open = False
         self.pending = PendingAppends()
-        self.confirm_offset = offset_after(log, member.committed_index)
+        self.confirm_offset = offset_after(parts.log, parts.member.committed_index)
         self._connections: dict[str, SlaveConnection] = {}
         self._caught_up_ms = {replica.id: now_ms for replica in replicas}  # C-07; learners have none
         self._acked_most: dict[int, int] = {}  # replica id -> the most that it has acknowledged, byte end

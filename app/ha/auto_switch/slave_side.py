@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from app.ha.assembly import Assembler
-from app.ha.config import HaConfig
 from app.ha.epochs import spans, truncation_point
 from app.ha.frames import Ack, Frame, Handshake, HandshakeAnswer, Transfer
 from app.ha.log import (
     Boundaries,
-    HaLog,
     LogEnd,
     epoch_spans,
     held_index,
@@ -23,10 +21,10 @@ from app.ha.log import (
     offset_after,
 )
 from app.ha.messages import Connect, Disconnect
+from app.ha.parts import CoreParts
 from app.ha.roles import Replica
 from app.log.contract import NO_INDEX, Reset, TruncateAfter
 from app.log.events import Corruption, Truncated
-from app.raft.state import MemberState, Outbox
 from storage.errors import CorruptBatch
 from storage.format.batch import Batch
 from storage.format.epoch_file import epoch_of
@@ -65,12 +63,8 @@ class SlaveSide:
 
     def __init__(
         self,
+        parts: CoreParts,
         *,
-        member: MemberState,
-        log: HaLog,
-        log_id: int,
-        outbox: Outbox,
-        config: HaConfig,
         me: Replica,
         master: Replica,
         unclean_epoch: int,
@@ -79,11 +73,11 @@ class SlaveSide:
         now_ms: int,
     ) -> None:
         """new_key(): of the next connection. may_lead(): whether this copy has all that a master needs."""
-        self._member = member
-        self._log = log
-        self._log_id = log_id
-        self._outbox = outbox
-        self._config = config
+        self._member = parts.member
+        self._log = parts.log
+        self._log_id = parts.log_id
+        self._outbox = parts.outbox
+        self._config = parts.config
         self._me = me
         self._master = master
         self._unclean_epoch = unclean_epoch

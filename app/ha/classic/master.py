@@ -25,8 +25,6 @@ from app.log.contract import (
     Acks,
     AppendFate,
     CoreStatus,
-    Durability,
-    GroupConfig,
     LogOptions,
     PeerStatus,
     PendingAppend,
@@ -34,6 +32,7 @@ from app.log.contract import (
     Role,
 )
 from app.log.control_records import TermRecord
+from app.log.core_start import CoreStart
 from app.log.events import Corruption, RoleChanged, TermKnown, Watermarks
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.state import MemberState, committed_at_open
@@ -52,20 +51,16 @@ class ClassicMasterCore(StaticGroup):
 
     def __init__(
         self,
-        *,
-        node_id: str,
-        replicas: tuple[str, ...],
+        start: CoreStart,
         log: HaLog,
-        durability: Durability,
-        hard_state: HardState,
-        committed_index: int,
+        *,
         config: HaConfig,
         sync_slaves: int,
         min_in_sync_replicas: int = 1,
         auto_in_sync_replicas: bool = False,
         unclean: bool = False,
     ) -> None:
-        """replicas: all of the log, in their configured order. committed_index: of the checkpoint.
+        """start: its group has all replicas of the log, in their configured order.
 
         sync_slaves: how many must hold a synchronous append, at least min_in_sync_replicas - 1 (0: every
         append is asynchronous).
@@ -75,7 +70,7 @@ class ClassicMasterCore(StaticGroup):
         other replicas.
         """
         self._log = log
-        self._replicas = replicas
+        self._replicas = start.group.voters
         self._config = config
         self._min_slaves = min_in_sync_replicas - 1
         self._asked_slaves = sync_slaves
@@ -84,14 +79,14 @@ class ClassicMasterCore(StaticGroup):
         self._now_ms = 0
         super().__init__(
             MemberState(
-                node_id=node_id,
-                group=GroupConfig(voters=replicas),
-                durability=durability,
+                node_id=start.node_id,
+                group=start.group,
+                durability=start.durability,
                 role=Role.MASTER,
-                term=max(hard_state.term, log.last_term),
+                term=max(start.hard_state.term, log.last_term),
                 voted_for=None,
-                committed_index=committed_at_open(log, committed_index),
-                leader_id=node_id,
+                committed_index=committed_at_open(log, start.committed_index),
+                leader_id=start.node_id,
             )
         )
         self._pending = PendingAppends()

@@ -6,7 +6,6 @@ connection (frames.py), so that a master with another log refuses it; then it re
 """
 
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 from app.errors import InvariantError
@@ -19,8 +18,6 @@ from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Ope
 from app.ha.static_group import StaticGroup
 from app.log.contract import (
     CoreStatus,
-    Durability,
-    GroupConfig,
     MasterLink,
     PendingAppend,
     Ready,
@@ -28,6 +25,7 @@ from app.log.contract import (
     Role,
 )
 from app.log.control_records import TermRecord
+from app.log.core_start import CoreStart
 from app.log.events import Corruption, RoleChanged
 from app.log.terms import is_plausible_term
 from app.raft.config import RaftConfig
@@ -51,37 +49,32 @@ class ClassicSlaveCore(StaticGroup):
 
     def __init__(
         self,
+        start: CoreStart,
+        log: HaLog,
         *,
-        node_id: str,
-        replicas: tuple[str, ...],
         master_id: str,
         master_address: str,
-        log_id: int,
-        log: HaLog,
-        durability: Durability,
-        committed_index: int,
         config: HaConfig,
-        random: Random,
     ) -> None:
         """master_address: host:port where the master accepts slaves; "": the transport finds it."""
         self._log = log
-        self._log_id = log_id
+        self._log_id = start.log_id
         self._config = config
         self._address = master_address
         super().__init__(
             MemberState(
-                node_id=node_id,
-                group=GroupConfig(voters=replicas),
-                durability=durability,
+                node_id=start.node_id,
+                group=start.group,
+                durability=start.durability,
                 role=Role.SLAVE,
                 term=log.last_term,
                 voted_for=None,
-                committed_index=committed_at_open(log, committed_index),
+                committed_index=committed_at_open(log, start.committed_index),
                 leader_id=master_id,
             )
         )
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
-        self._reads = FollowerReads(self._member, self._outbox, reads, random)
+        self._reads = FollowerReads(self._member, self._outbox, reads, start.random)
         self._assembler = Assembler()
         self._connections = 0
         self._key = ""

@@ -8,6 +8,7 @@ everything before its term is committed here. Callback style, as the driver: no 
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from app.controller.active import ActiveController, Answer, MakeLogId, Round
@@ -37,17 +38,24 @@ _NOT_ACTIVE: Final = Refusal(Reason.NOT_ACTIVE, "this controller is not active")
 Token = tuple[str, int]  # asking node, id of its request
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSetup:
+    """Values of the configuration file that a controller decides with; see ActiveController."""
+
+    node_id: str
+    config: ControllerConfig
+    brokers: Sequence[str]
+    configured: dict[str, LogSpec]
+    make_log_id: MakeLogId
+
+
 class ControllerServer:
     """Owned by the event loop. Invariant: everything that it answers is committed, or changed nothing."""
 
     def __init__(
         self,
         *,
-        node_id: str,
-        config: ControllerConfig,
-        brokers: Sequence[str],
-        configured: dict[str, LogSpec],
-        make_log_id: MakeLogId,
+        setup: ControllerSetup,
         replica: Callable[[], LogDriver | None],
         connected: Callable[[], Collection[str]],
         send: Callable[[str, AnyControllerMessage], None],
@@ -55,12 +63,8 @@ class ControllerServer:
         scheduler: Scheduler,
     ) -> None:
         """replica: the driver of `__controller` here, None while it is repaired. connected: nodes whose
-        connection to this one is open, including this one. The rest: see ActiveController."""
-        self._node_id = node_id
-        self._config = config
-        self._brokers = brokers
-        self._configured = configured
-        self._make_log_id = make_log_id
+        connection to this one is open, including this one."""
+        self._setup = setup
         self._replica = replica
         self._connected = connected
         self._send = send
@@ -122,7 +126,7 @@ class ControllerServer:
             logger.critical(
                 "the controllers have lost their metadata: stop all nodes and run "
                 "`commitlog rebuild-controllers`",
-                extra={"node": self._node_id, "known_by": source, "index": metadata_index},
+                extra={"node": self._setup.node_id, "known_by": source, "index": metadata_index},
             )
 
         lead[0].read_index(confirmed)
@@ -130,7 +134,7 @@ class ControllerServer:
     def _redirect(self, source: str, message: CommandRequest | BrokerHeartbeat) -> None:
         driver = self._replica()
         leader = None if driver is None else driver.leader_id
-        hint = None if leader == self._node_id else leader
+        hint = None if leader == self._setup.node_id else leader
         if isinstance(message, CommandRequest):
             self._send(source, CommandAnswer(message.id, None, _NOT_ACTIVE, hint))
         else:
@@ -175,24 +179,24 @@ class ControllerServer:
         if self._lead is not None and (
             driver is not self._lead[0] or driver.role is not Role.LEADER or driver.term != self._lead[1]
         ):
-            logger.info("controller inactive", extra={"node": self._node_id})
+            logger.info("controller inactive", extra={"node": self._setup.node_id})
             self._lead = self._active = None
             self._open.clear()
             self._held.clear()
         if self._lead is None and driver is not None and _is_ready(driver):
             self._lead = (driver, driver.term)
             self._active = ActiveController(
-                node_id=self._node_id,
-                config=self._config,
+                node_id=self._setup.node_id,
+                config=self._setup.config,
                 metadata=_state_of(driver).metadata,
-                brokers=self._brokers,
-                configured=self._configured,
-                make_log_id=self._make_log_id,
+                brokers=self._setup.brokers,
+                configured=self._setup.configured,
+                make_log_id=self._setup.make_log_id,
                 connected=self._connected(),
                 now_ms=self._clock.monotonic_ms(),
             )
             self._active.refused_elections = self.refused_elections
-            logger.info("controller active", extra={"node": self._node_id, "term": driver.term})
+            logger.info("controller active", extra={"node": self._setup.node_id, "term": driver.term})
 
     def _advance(self) -> None:
         self._look_at_lead()
@@ -274,14 +278,14 @@ class ControllerServer:
         self._open.pop(token, None)
         source, id = token
         if isinstance(answer, Done):
-            self._send(source, CommandAnswer(id, answer, None, self._node_id))
+            self._send(source, CommandAnswer(id, answer, None, self._setup.node_id))
         else:
-            self._send(source, CommandAnswer(id, None, answer, self._node_id))
+            self._send(source, CommandAnswer(id, None, answer, self._setup.node_id))
 
     def _compact(self, driver: LogDriver) -> None:
         """Trim events that every new replica gets by the state's snapshot instead (C-09)."""
         applied_index = _state_of(driver).metadata.applied_index
-        config = self._config if self._active is None else self._active.config
+        config = self._setup.config if self._active is None else self._active.config
         if self._compacting or applied_index - driver.log.begin_index < config.trim_after_records:
             return
         self._compacting = True

@@ -22,7 +22,7 @@ from app.log.contract import Durability
 from app.log.events import Election, JournalEvent
 from app.node.hosted_log import HostedLog
 from app.node.metadata.controller_client import ControllerClient
-from app.node.metadata.controller_server import ControllerServer
+from app.node.metadata.controller_server import ControllerServer, ControllerSetup
 from app.node.metadata.replica_managers import ReplicasManagers
 from app.node.services import NodeServices
 from app.raft.config import RaftConfig
@@ -98,11 +98,13 @@ class MetadataService:
         self._news: deque[tuple[int, AnyEvent]] = deque(maxlen=NEWS_MAX)
         self.changed = asyncio.Event()  # the metadata may have changed: the waiting task clears it
         self.server = ControllerServer(
-            node_id=self._node_id,
-            config=settings.controller,
-            brokers=settings.brokers,
-            configured={log.name: log.spec for log in settings.logs},
-            make_log_id=lambda name, generation: log_id_in(settings.cluster_id, name, generation),
+            setup=ControllerSetup(
+                node_id=self._node_id,
+                config=settings.controller,
+                brokers=settings.brokers,
+                configured={log.name: log.spec for log in settings.logs},
+                make_log_id=lambda name, generation: log_id_in(settings.cluster_id, name, generation),
+            ),
             replica=lambda: self.hosted.driver,
             connected=lambda: (self._node_id, *connected()),
             send=self._send,

@@ -14,6 +14,7 @@ from app.ha.classic.master import ClassicMasterCore
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.config import HaConfig
 from app.log.contract import GroupConfig
+from app.log.core_start import CoreStart
 from app.log.state import LogState
 from app.node.metadata.replica_identity import IdentityFile
 from app.node.opening.group_file import first_group
@@ -82,14 +83,9 @@ class RaftMode:
             members = replica.state.membership
             sound = sound or (group.voters if members is None else members.voters) == (services.node_id,)
         return RaftCore(
-            node_id=services.node_id,
-            group=group,
-            log=log,
-            durability=replica.log.durability,
-            hard_state=hard_state,
-            committed_index=replica.committed_index,
+            _start_of(replica, group),
+            log,
             config=self.config,
-            random=services.random,
             sound=sound,
             knows_vote=replica.trust.knows_vote,
             preferred_leader=self.preferred_leader,
@@ -142,17 +138,11 @@ class AutoSwitchMode(_HaMode):
 
     def core(self, replica: RecoveredReplica, group: GroupConfig) -> AutoSwitchCore:
         return AutoSwitchCore(
-            node_id=replica.services.node_id,
+            _start_of(replica, group),
+            replica.files.log,
             address=self.address,
-            log_id=replica.log.log_id,
-            group=group,
-            log=replica.files.log,
-            durability=replica.log.durability,
-            hard_state=replica.hard_state,
-            committed_index=replica.committed_index,
             config=self.config,
             min_in_sync_replicas=self.min_in_sync_replicas,
-            random=replica.services.random,
         )
 
 
@@ -175,15 +165,11 @@ class ClassicMode(_HaMode):
         return self._judge(found, sound=True)
 
     def core(self, replica: RecoveredReplica, group: GroupConfig) -> ClassicMasterCore | ClassicSlaveCore:
-        services = replica.services
-        if self.master_id == services.node_id:
+        start, log = _start_of(replica, group), replica.files.log
+        if self.master_id == start.node_id:
             return ClassicMasterCore(
-                node_id=services.node_id,
-                replicas=self.replicas,
-                log=replica.files.log,
-                durability=replica.log.durability,
-                hard_state=replica.hard_state,
-                committed_index=replica.committed_index,
+                start,
+                log,
                 config=self.config,
                 sync_slaves=self.sync_slaves,
                 min_in_sync_replicas=self.min_in_sync_replicas,
@@ -191,14 +177,17 @@ class ClassicMode(_HaMode):
                 unclean=self.unclean,
             )
         return ClassicSlaveCore(
-            node_id=services.node_id,
-            replicas=self.replicas,
-            master_id=self.master_id,
-            master_address=self.master_address,
-            log_id=replica.log.log_id,
-            log=replica.files.log,
-            durability=replica.log.durability,
-            committed_index=replica.committed_index,
-            config=self.config,
-            random=services.random,
+            start, log, master_id=self.master_id, master_address=self.master_address, config=self.config
         )
+
+
+def _start_of(replica: RecoveredReplica, group: GroupConfig) -> CoreStart:
+    return CoreStart(
+        node_id=replica.services.node_id,
+        log_id=replica.log.log_id,
+        group=group,
+        durability=replica.log.durability,
+        hard_state=replica.hard_state,
+        committed_index=replica.committed_index,
+        random=replica.services.random,
+    )

@@ -87,6 +87,39 @@ class Mended:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedCopy:
+    """This node's copy of a log, which is offline.
+
+    voters: of the group, including this node. votes: the group elects; otherwise controllers or the
+    configuration choose the leader, and the vote file only holds the epoch that this copy has opened.
+    """
+
+    files: FileSystem
+    folder: str
+    log_name: str
+    log_id: int
+    node_id: str
+    voters: Sequence[str]
+    storage: CommitlogConfig
+    marker: RepairMarker
+    votes: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDamage:
+    """The damage that was found first, and what the copy was before.
+
+    sound: nothing that the copy acknowledged or voted before was missing. held_index: index up to which this
+    replica may have acknowledged when the damage was found; damage up to it is not a torn tail.
+    """
+
+    trouble: Damaged
+    found_by: str
+    sound: bool
+    held_index: int = NO_INDEX
+
+
 class RepairHost(Protocol):
     """Methods that the node provides for a repair; all except `open_log` run on the loop."""
 
@@ -140,48 +173,27 @@ class LogRepair:
     """One log that is offline. `run` ends when it is served again, given up, or when the node must stop."""
 
     def __init__(
-        self,
-        *,
-        host: RepairHost,
-        files: FileSystem,
-        folder: str,
-        log_name: str,
-        log_id: int,
-        node_id: str,
-        voters: Sequence[str],
-        sound: bool,
-        storage: CommitlogConfig,
-        marker: RepairMarker,
-        calls: PeerCalls,
-        clock: Clock,
-        trouble: Damaged,
-        found_by: str,
-        held_index: int = NO_INDEX,
-        votes: bool = True,
+        self, host: RepairHost, copy: DamagedCopy, found: FoundDamage, *, calls: PeerCalls, clock: Clock
     ) -> None:
-        """trouble: the damage that was found first. voters: of the group, including this node. held_index:
-        index up to which this replica may have acknowledged when that was found; damage up to it is not a
-        torn tail. votes: the group elects; otherwise controllers or the configuration choose the leader, and
-        the vote file only holds the epoch that this copy has opened."""
-        self.trouble = trouble
-        self.found_by = found_by
+        self.trouble = found.trouble
+        self.found_by = found.found_by
         self.state = RepairState.SURVEYING
         self.mended = Mended()
         self.left: list[Damage] = []  # ranges not repaired yet
         self._host = host
-        self._files = files
-        self._folder = folder
-        self._log_name = log_name
-        self._log_id = log_id
-        self._node_id = node_id
-        self._keeps_promises = sound  # nothing that was acknowledged or voted before is missing
+        self._files = copy.files
+        self._folder = copy.folder
+        self._log_name = copy.log_name
+        self._log_id = copy.log_id
+        self._node_id = copy.node_id
+        self._keeps_promises = found.sound  # nothing that was acknowledged or voted before is missing
         self._lacks_records = False
-        self._held_index = held_index
-        self._votes = votes
-        self._peers = tuple(voter for voter in voters if voter != node_id)
-        self._majority = len(voters) // 2 + 1
-        self._storage = storage
-        self._marker = marker
+        self._held_index = found.held_index
+        self._votes = copy.votes
+        self._peers = tuple(voter for voter in copy.voters if voter != copy.node_id)
+        self._majority = len(copy.voters) // 2 + 1
+        self._storage = copy.storage
+        self._marker = copy.marker
         self._calls = calls
         self._clock = clock
         self._seen: dict[str, int] = {}  # damaged file or folder -> number of times

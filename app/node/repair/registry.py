@@ -10,7 +10,7 @@ from app.log.events import Corruption, JournalEvent, Repair
 from app.node.hosted_log import HostedLog
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
-from app.node.repair.log_repair import Damaged, LogRepair, in_thread
+from app.node.repair.log_repair import Damaged, DamagedCopy, FoundDamage, LogRepair, in_thread
 from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer, reread
 from app.node.repair.verify import Comparison, ReplicaState
@@ -100,22 +100,26 @@ class Repairs:
         voters, marker = hosted.voters, self.marker_of(hosted)
         driver, hosted.driver, hosted.caught_up = hosted.driver, None, False
         hosted.repair = LogRepair(
-            host=_Host(self, hosted),
-            files=self._files,
-            folder=self._services.log_folder(hosted.name),
-            log_name=hosted.name,
-            log_id=hosted.log_id,
-            node_id=self._services.node_id,
-            voters=voters,
-            sound=not hosted.healing or marker.keeps_promises,
-            storage=self._services.storage,
-            marker=marker,
+            _Host(self, hosted),
+            DamagedCopy(
+                files=self._files,
+                folder=self._services.log_folder(hosted.name),
+                log_name=hosted.name,
+                log_id=hosted.log_id,
+                node_id=self._services.node_id,
+                voters=voters,
+                storage=self._services.storage,
+                marker=marker,
+                votes=hosted.settings.replication is Replication.RAFT,
+            ),
+            FoundDamage(
+                trouble=trouble,
+                found_by=found_by,
+                sound=not hosted.healing or marker.keeps_promises,
+                held_index=NO_INDEX if driver is None else driver.held_index,
+            ),
             calls=self.calls,
             clock=self._services.clock,
-            trouble=trouble,
-            found_by=found_by,
-            held_index=NO_INDEX if driver is None else driver.held_index,
-            votes=hosted.settings.replication is Replication.RAFT,
         )
         hosted.repairs_begun += 1
         if driver is not None:

@@ -28,7 +28,7 @@ from app.ha.messages import INCOMING, OUTGOING
 from app.log.commands import Command, CommandResult
 from app.log.contract import AppendRequest, AppendResult, Durability, GroupConfig, LogOptions, Role
 from app.node.metadata.controller_client import ControllerClient
-from app.node.metadata.controller_server import ControllerServer
+from app.node.metadata.controller_server import ControllerServer, ControllerSetup
 from app.node.metadata.replica_managers import ReplicasManagers
 from app.node.opening.open_replica import LogIdentity, open_replica
 from app.node.opening.replica_modes import AutoSwitchMode, RaftMode
@@ -185,11 +185,13 @@ class HaSimNode:
         events = removes_marker(services, CONTROLLER_LOG)
         self.controller = open_replica(services, log, mode, events=events).driver
         self.server = ControllerServer(
-            node_id=self.name,
-            config=plan.timing.controllers,
-            brokers=plan.broker_names,
-            configured={LOG_NAME: plan.spec},
-            make_log_id=lambda _name, _generation: LOG_ID,
+            setup=ControllerSetup(
+                node_id=self.name,
+                config=plan.timing.controllers,
+                brokers=plan.broker_names,
+                configured={LOG_NAME: plan.spec},
+                make_log_id=lambda _name, _generation: LOG_ID,
+            ),
             replica=lambda: self.controller,
             connected=lambda: cluster.connected_to(self.name),
             send=self._send,

@@ -17,7 +17,7 @@ from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchRequest, PeerCall, TermRequest
 from app.node.opening.open_replica import LogIdentity, open_journal, open_replica
 from app.node.opening.replica_modes import RaftMode
-from app.node.repair.log_repair import LogRepair
+from app.node.repair.log_repair import DamagedCopy, FoundDamage, LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer
 from app.node.replica.driver import LogDriver
@@ -220,21 +220,25 @@ class SimulatedNode:
             ended.abandon()
             self._serves = False
         self._mending = LogRepair(
-            host=self,
-            files=self.files,
-            folder=FOLDER,
-            log_name=LOG_NAME,
-            log_id=LOG_ID,
-            node_id=self.name,
-            voters=cluster.voters,
-            sound=not self._marker.exists or self._marker.keeps_promises,
-            storage=self.settings.storage,
-            marker=self._marker,
+            self,
+            DamagedCopy(
+                files=self.files,
+                folder=FOLDER,
+                log_name=LOG_NAME,
+                log_id=LOG_ID,
+                node_id=self.name,
+                voters=cluster.voters,
+                storage=self.settings.storage,
+                marker=self._marker,
+            ),
+            FoundDamage(
+                trouble=error,
+                found_by=found_by,
+                sound=not self._marker.exists or self._marker.keeps_promises,
+                held_index=NO_INDEX if ended is None else ended.held_index,
+            ),
             calls=self._calls,
             clock=self.clock,
-            trouble=error,
-            found_by=found_by,
-            held_index=NO_INDEX if ended is None else ended.held_index,
         )
         self._loop.create_task(self._mend(ended))
 

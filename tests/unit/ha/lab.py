@@ -22,6 +22,7 @@ from app.log.contract import (
     Reset,
     TruncateAfter,
 )
+from app.log.core_start import CoreStart
 from storage.format.batch import Batch, stamp
 from storage.format.records import RecordColumns, encode_body, encode_control
 from storage.log.commitlog import Commitlog, CommitlogConfig
@@ -241,17 +242,19 @@ class Replicated(Lab):
         self.auto_sync = auto_sync
         self.log.settle(committed_index)
         self.core = AutoSwitchCore(
-            node_id=node,
+            CoreStart(
+                node_id=node,
+                log_id=LOG_ID,
+                group=GroupConfig(voters=NAMES),
+                durability=durability,
+                hard_state=hard_state or HardState(self.log.last_term),
+                committed_index=committed_index,
+                random=Random(1),
+            ),
+            self.log,
             address=f"{node}:10911",
-            log_id=LOG_ID,
-            group=GroupConfig(voters=NAMES),
-            log=self.log,
-            durability=durability,
-            hard_state=hard_state or HardState(self.log.last_term),
-            committed_index=committed_index,
             config=config,
             min_in_sync_replicas=min_in_sync,
-            random=Random(1),
         )
         self.core.start(self.now_ms)
         self.carry_out()

@@ -11,7 +11,7 @@ from app.controller.log_state import MetadataLogState
 from app.controller.messages import AnyControllerMessage, BrokerHeartbeat
 from app.errors import CommitlogError, ReadIndexUnavailable
 from app.log.contract import Role
-from app.node.metadata.controller_server import ControllerServer
+from app.node.metadata.controller_server import ControllerServer, ControllerSetup
 from app.node.replica.driver import LogDriver
 
 
@@ -34,11 +34,13 @@ class Bench:
         self.sent: list[AnyControllerMessage] = []
         clock = SimpleNamespace(monotonic_ms=lambda: 1_000, now_ms=lambda: 1_000)
         self.server = ControllerServer(
-            node_id="c1",
-            config=ControllerConfig(),
-            brokers=("n1",),
-            configured={},
-            make_log_id=lambda _name, generation: generation,
+            setup=ControllerSetup(
+                node_id="c1",
+                config=ControllerConfig(),
+                brokers=("n1",),
+                configured={},
+                make_log_id=lambda _name, generation: generation,
+            ),
             replica=lambda: cast(LogDriver, self.leader),
             connected=lambda: ("n1",),
             send=lambda _target, message: self.sent.append(message),

@@ -20,6 +20,7 @@ from app.log.contract import (
     Role,
     TruncateAfter,
 )
+from app.log.core_start import CoreStart
 from app.raft.config import RaftConfig
 from app.raft.core import RaftCore
 from app.raft.messages import PushRequest, RaftMessage
@@ -176,14 +177,17 @@ class Member:
 
     def _new_core(self, committed: int, sound: bool = True, knows_vote: bool = True) -> RaftCore:
         return RaftCore(
-            node_id=self.name,
-            group=self.group.config,
-            log=self.log,
-            durability=self.group.durability,
-            hard_state=self.saved[-1],
-            committed_index=committed,
+            CoreStart(
+                node_id=self.name,
+                log_id=LOG_ID,
+                group=self.group.config,
+                durability=self.group.durability,
+                hard_state=self.saved[-1],
+                committed_index=committed,
+                random=self.group.random,
+            ),
+            self.log,
             config=self.group.raft,
-            random=self.group.random,
             sound=sound,
             knows_vote=knows_vote,
             preferred_leader=self.group.preferred_leader,

@@ -12,12 +12,25 @@ from app.ha.config import HaConfig
 from app.ha.frames import ClassicFrame, ClassicReport, History
 from app.ha.log import index_before
 from app.ha.messages import Closed, Connect, Disconnect, Drained
-from app.log.contract import NO_INDEX, Acks, Reset, Role
+from app.log.contract import NO_INDEX, Acks, Durability, GroupConfig, Reset, Role
+from app.log.core_start import CoreStart
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from storage.format.batch import Batch
 from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState
 from tests.unit.ha.lab import CONFIG, LOG_ID, NAMES, Lab, copy, history_of, new_log, next_batch, write
+
+
+def start_of(node: str, durability: Durability, hard_state: HardState) -> CoreStart:
+    return CoreStart(
+        node_id=node,
+        log_id=LOG_ID,
+        group=GroupConfig(voters=NAMES),
+        durability=durability,
+        hard_state=hard_state,
+        committed_index=NO_INDEX,
+        random=Random(1),
+    )
 
 
 class Master(Lab):
@@ -38,12 +51,8 @@ class Master(Lab):
         super().__init__(new_log() if log is None else log)
         self.auto_sync = auto_sync
         self.core = ClassicMasterCore(
-            node_id="n1",
-            replicas=NAMES,
-            log=self.log,
-            durability=self.durability,
-            hard_state=hard_state or HardState(),
-            committed_index=NO_INDEX,
+            start_of("n1", self.durability, hard_state or HardState()),
+            self.log,
             config=config,
             sync_slaves=sync_slaves,
             **settings,
@@ -74,16 +83,11 @@ class Slave(Lab):
         super().__init__(new_log() if log is None else log)
         self.auto_sync = auto_sync
         self.core = ClassicSlaveCore(
-            node_id="n2",
-            replicas=NAMES,
+            start_of("n2", self.durability, HardState()),
+            self.log,
             master_id="n1",
             master_address="n1:10101",
-            log_id=LOG_ID,
-            log=self.log,
-            durability=self.durability,
-            committed_index=NO_INDEX,
             config=CONFIG,
-            random=Random(1),
         )
         self.core.start(self.now_ms)
         self.carry_out()

@@ -12,7 +12,7 @@ from app.log.events import JournalEvent
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
 from app.node.repair import log_repair as repair_module
-from app.node.repair.log_repair import LogRepair, RepairState
+from app.node.repair.log_repair import DamagedCopy, FoundDamage, LogRepair, RepairState
 from app.node.repair.marker import Note, RepairMarker
 from app.node.replica.driver import LogDriver
 from storage.errors import CorruptFile, CorruptLog
@@ -102,21 +102,25 @@ class Scene:
         self, peers: Peers, trouble: CorruptLog | CorruptFile, voters: tuple[str, ...], sound: bool
     ) -> LogRepair:
         return LogRepair(
-            host=self.host,
-            files=self.files,
-            folder=FOLDER,
-            log_name="log",
-            log_id=7,
-            node_id="n1",
-            voters=voters,
-            sound=sound,
-            storage=SIZES,
-            marker=RepairMarker(self.files, "data", "log"),
+            self.host,
+            DamagedCopy(
+                files=self.files,
+                folder=FOLDER,
+                log_name="log",
+                log_id=7,
+                node_id="n1",
+                voters=voters,
+                storage=SIZES,
+                marker=RepairMarker(self.files, "data", "log"),
+                votes=self.votes,
+            ),
+            FoundDamage(
+                trouble=trouble,
+                found_by="start",
+                sound=sound,
+            ),
             calls=peers.calls,
             clock=Clock(),
-            trouble=trouble,
-            found_by="start",
-            votes=self.votes,
         )
 
     def run(
