@@ -1,27 +1,24 @@
-"""Common parts of all commands: --endpoint, --log, --json, exit codes, one-line errors."""
+"""Common parts of all commands: --endpoint, --log, --json, exit codes, one-line errors, tables."""
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from app.client import (
-    ClientError,
-    CommitlogClient,
-    ConditionFailed,
-    InvalidRequest,
-    NoAnswer,
-    NotFound,
-    Problem,
-    Unavailable,
-    known_nodes,
-)
-from app.client.client import DEFAULT_ENDPOINT
+from app.cli.groups import local_problem
+
+if TYPE_CHECKING:  # `--help` imports neither
+    from rich.table import Table
+
+    from app.client import ClientError, CommitlogClient
+
+PIPE_WIDTH = 10_000  # columns; tables in a pipe are not squeezed
 
 ADVICE = "start a local cluster with `commitlog up`, or set --endpoint"
 GIVE_UP_S = 10.0
@@ -41,18 +38,32 @@ class ExitCode(IntEnum):
 
 
 class CommandFailed(click.ClickException):
-    """A failed command: message and exit code."""
+    """A failed command: message, exit code and problem document."""
 
-    def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
+    def __init__(
+        self,
+        message: str,
+        code: ExitCode = ExitCode.FAILED,
+        problem: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.exit_code = int(code)  # type: ignore[misc]  # click reads it from the instance
+        outcome = "unknown" if code is ExitCode.OUTCOME_UNKNOWN else "not_applied"
+        self.problem = problem or local_problem(
+            code.name.lower().replace("_", "-"),
+            message,
+            outcome=outcome,
+            retryable=code is ExitCode.UNAVAILABLE,
+        )
 
     def show(self, file: Any = None) -> None:
         click.echo(f"commitlog: {self.format_message()}", err=True)
 
 
-def exit_code_of(error: ClientError, *, writes: bool) -> ExitCode:
+def exit_code_of(error: "ClientError", *, writes: bool) -> ExitCode:
     """Return the exit code of a failed call. writes: True if the outcome of the call matters."""
+    from app.client.errors import ConditionFailed, InvalidRequest, NoAnswer, NotFound, Problem, Unavailable
+
     if writes and error.outcome == "unknown":
         return ExitCode.OUTCOME_UNKNOWN
     if isinstance(error, NoAnswer | Unavailable):
@@ -68,6 +79,23 @@ def exit_code_of(error: ClientError, *, writes: bool) -> ExitCode:
     return ExitCode.FAILED
 
 
+def failure_of(error: "ClientError", *, writes: bool, note: str = "") -> CommandFailed:
+    """Return the failure of a command whose call has failed. note: what the user should know beyond it."""
+    from app.client.errors import NoAnswer, Problem
+
+    code = exit_code_of(error, writes=writes)
+    never_reached = isinstance(error, NoAnswer) and error.outcome == "not_applied"
+    advice = f"\n{ADVICE}" if never_reached and error.retryable else ""
+    if isinstance(error, Problem):
+        problem = {**error.document, "code": error.code, "detail": error.detail, "outcome": error.outcome}
+    else:
+        outcome, retryable = error.outcome, error.retryable
+        problem = local_problem("no-answer", str(error), outcome=outcome, retryable=retryable)
+    if note:
+        problem["note"] = note
+    return CommandFailed(f"{error}{advice}" + (f"\n{note}" if note else ""), code, problem)
+
+
 @dataclass(frozen=True)
 class Target:
     """Cluster, log and output format of a command."""
@@ -79,8 +107,10 @@ class Target:
     give_up_s: float
 
     @contextmanager
-    def client(self, *, writes: bool = False) -> Iterator[CommitlogClient]:
+    def client(self, *, writes: bool = False) -> Iterator["CommitlogClient"]:
         """A client for the length of a `with`, whose errors end the command with their exit code."""
+        from app.client import ClientError, CommitlogClient, known_nodes
+
         with CommitlogClient(
             self.endpoints,
             log=self.log,
@@ -93,9 +123,7 @@ class Target:
                 if client.connection.nodes:
                     known_nodes.remember(self.endpoints[0], client.connection.nodes)
             except ClientError as error:
-                never_reached = isinstance(error, NoAnswer) and error.outcome == "not_applied"
-                advice = f"\n{ADVICE}" if never_reached and error.retryable else ""
-                raise CommandFailed(f"{error}{advice}", exit_code_of(error, writes=writes)) from error
+                raise failure_of(error, writes=writes) from error
 
 
 def target_options(command: Command) -> Command:
@@ -103,13 +131,15 @@ def target_options(command: Command) -> Command:
 
     def with_target(
         endpoint: tuple[str, ...],
-        log: str,
+        context: str | None,
+        log: str | None,
         token: str | None,
         as_json: bool,
         give_up_s: float,
         **options: Any,
     ) -> Any:
-        return command(target=Target(_split(endpoint), log, token, as_json, give_up_s), **options)
+        target = find_target(endpoint, context, log, token, as_json=as_json, give_up_s=give_up_s)
+        return command(target=target, **options)
 
     with_target.__name__ = command.__name__
     with_target.__doc__ = command.__doc__
@@ -130,7 +160,21 @@ def target_options(command: Command) -> Command:
             show_envvar=True,
             help="Bearer token, if the cluster requires one.",
         ),
-        click.option("--log", "-l", default="default", show_default=True, help="Name of the log."),
+        click.option(
+            "--log",
+            "-l",
+            envvar="COMMITLOG_LOG",
+            show_envvar=True,
+            shell_complete=complete_logs,
+            help="Name of the log. Default: the log of the context, else `default`.",
+        ),
+        click.option(
+            "--context",
+            envvar="COMMITLOG_CONTEXT",
+            show_envvar=True,
+            shell_complete=complete_contexts,
+            help="Named cluster (`commitlog context`).",
+        ),
         click.option(
             "--endpoint",
             "-e",
@@ -138,8 +182,8 @@ def target_options(command: Command) -> Command:
             envvar="COMMITLOG_ENDPOINT",
             show_envvar=True,
             help="Base URL of a node; may be repeated or separated by commas. The URLs are tried in turn, "
-            "then the other nodes of the cluster. Default: the cluster of `commitlog up`, "
-            f"else {DEFAULT_ENDPOINT}.",
+            "then the other nodes of the cluster. Default: the context in use, else the cluster of "
+            "`commitlog up`, else http://127.0.0.1:8101.",
         ),
     ):
         decorated = option(decorated)
@@ -149,7 +193,57 @@ def target_options(command: Command) -> Command:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def _split(endpoints: Sequence[str]) -> list[str]:
+def find_target(
+    endpoint: Sequence[str],
+    context: str | None,
+    log: str | None,
+    token: str | None,
+    *,
+    as_json: bool = False,
+    give_up_s: float = GIVE_UP_S,
+) -> Target:
+    """Return the cluster that the options name. Options are stronger than the context."""
+    from app.client import contexts
+
+    named = None
+    if not endpoint:
+        try:
+            named = contexts.find(context)
+            if named is not None and token is None:
+                token = named.token()
+        except contexts.ContextError as error:
+            raise click.UsageError(str(error)) from None
+        if named is not None:
+            endpoint, log = named.endpoints, log or named.log
+    return Target(split_endpoints(endpoint), log or "default", token, as_json, give_up_s)
+
+
+def complete_logs(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the logs of the cluster that begin with `incomplete`; none when no node answers soon."""
+    from app.cli.shell.completion import names_of_logs
+
+    return names_of_logs(ctx, incomplete)
+
+
+def complete_nodes(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the ids of the nodes that begin with `incomplete`; none when no node answers soon."""
+    from app.cli.shell.completion import ids_of_nodes
+
+    return ids_of_nodes(ctx, incomplete)
+
+
+def complete_contexts(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of contexts that begin with `incomplete`."""
+    from app.client import contexts
+
+    return [name for name in contexts.load().contexts if name.startswith(incomplete)]
+
+
+def split_endpoints(endpoints: Sequence[str], *, learned: bool = True) -> list[str]:
+    """Return the base URLs to try: the given ones, and with `learned` what is known of their cluster."""
+    from app.client import known_nodes
+    from app.client.client import DEFAULT_ENDPOINT
+
     urls = [url.strip().rstrip("/") for text in endpoints for url in text.split(",") if url.strip()]
     for url in urls:
         if not url.startswith(("http://", "https://")):
@@ -158,13 +252,33 @@ def _split(endpoints: Sequence[str]) -> list[str]:
             )
     if endpoints and not urls:
         raise click.BadParameter("is empty", param_hint="--endpoint")
-    return known_nodes.endpoints_of(urls, DEFAULT_ENDPOINT)
+    return known_nodes.endpoints_of(urls, DEFAULT_ENDPOINT) if learned else urls
 
 
 def print_json(document: Any) -> None:
     """Print one JSON document on one line of standard output, and flush."""
     sys.stdout.write(json.dumps(document, ensure_ascii=False, separators=(", ", ": ")) + "\n")
     sys.stdout.flush()
+
+
+def url_of_node(cluster: Mapping[str, Any], node_id: str) -> str:
+    """Return the URL of a node. Raises BadParameter."""
+    urls = {str(node["id"]): str(node["url"]) for node in cluster["nodes"]}
+    if node_id not in urls:
+        raise click.BadParameter(f"the node must be one of {', '.join(urls)}", param_hint="--node")
+    return urls[node_id]
+
+
+def print_table(table: "Table") -> None:
+    """Print a table. In a pipe it is as wide as it needs to be, also where COLUMNS is set."""
+    from rich.console import Console
+
+    if sys.stdout.isatty() or "FORCE_COLOR" in os.environ:
+        Console().print(table)
+        return
+    with (console := Console(width=PIPE_WIDTH, highlight=False)).capture() as captured:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 def person_watches() -> bool:

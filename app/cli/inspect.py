@@ -6,24 +6,27 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from app.cli.context import Target, print_json, target_options
+from app.cli.context import Target, complete_nodes, print_json, print_table, target_options, url_of_node
 
 
 @click.command("epochs")
-@click.option("--node", help="Node whose epoch file is read, for example n2. Default: any node.")
+@click.option(
+    "--node",
+    shell_complete=complete_nodes,
+    help="Node whose epoch file is read, for example n2. Default: any node.",
+)
 @target_options
 def epochs_command(target: Target, node: str | None) -> None:
     """Show the epochs of a log: the leader and the first index of each."""
     with target.client() as client:
-        endpoint = None if node is None else _url_of(client.cluster(), node)
+        endpoint = None if node is None else url_of_node(client.cluster(), node)
         epochs = client.epochs(endpoint)
     if target.as_json:
         print_json({"epochs": epochs})
         return
-    Console().print(epochs_table(epochs))
+    print_table(epochs_table(epochs))
 
 
 @click.command("watermarks")
@@ -38,21 +41,25 @@ def watermarks_command(target: Target, term: int | None) -> None:
     if target.as_json:
         print_json(watermarks)
         return
-    Console().print(watermarks_table(watermarks))
+    print_table(watermarks_table(watermarks))
 
 
 @click.command("ha-status")
-@click.option("--node", help="Node that reports the status, for example n2. Default: the log's master.")
+@click.option(
+    "--node",
+    shell_complete=complete_nodes,
+    help="Node that reports the status, for example n2. Default: the log's master.",
+)
 @target_options
 def ha_status_command(target: Target, node: str | None) -> None:
     """Show the gap and the transfer rate of each slave."""
     with target.client() as client:
         node = node or client.ha_status()["master"]
-        status = client.ha_status(None if node is None else _url_of(client.cluster(), node))
+        status = client.ha_status(None if node is None else url_of_node(client.cluster(), node))
     if target.as_json:
         print_json(status)
         return
-    Console().print(ha_status_table(status))
+    print_table(ha_status_table(status))
     if status["waits_for"] is not None:
         click.echo(f"{status['node']} takes no appends: {status['waits_for']}")
     if (link := status["link"]) is not None:
@@ -106,10 +113,3 @@ def watermarks_table(watermarks: Mapping[str, Mapping[str, int]]) -> Table:
         marks = watermarks[term]
         table.add_row(term, *(f"{marks[peer]:,}" if peer in marks else "" for peer in peers))
     return table
-
-
-def _url_of(cluster: Mapping[str, Any], node_id: str) -> str:
-    urls = {str(node["id"]): str(node["url"]) for node in cluster["nodes"]}
-    if node_id not in urls:
-        raise click.BadParameter(f"the node must be one of {', '.join(urls)}", param_hint="--node")
-    return urls[node_id]

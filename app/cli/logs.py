@@ -1,19 +1,21 @@
 """`commitlog logs` and `commitlog elect`: manage logs and elect their masters."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from app.cli.context import Target, print_json, target_options
+from app.cli.context import Target, complete_logs, print_json, print_table, target_options
+from app.client import CommitlogClient
 from app.client.errors import Problem
 from app.client.operations import Operations
 
 _RETRY_S = 0.5
+NO_BOUND = "none"
 
 
 def _priorities(_ctx: click.Context, _option: click.Parameter, given: Sequence[str]) -> dict[str, int]:
@@ -27,11 +29,27 @@ def _priorities(_ctx: click.Context, _option: click.Parameter, given: Sequence[s
     return found
 
 
+def _bound(_ctx: click.Context, option: click.Parameter, given: str | None) -> int | str | None:
+    """Return a positive number, NO_BOUND for `none`, None when it is not given."""
+    if given is None or given == NO_BOUND:
+        return given
+    if not given.isdecimal() or int(given) == 0:
+        raise click.BadParameter(f"must be a positive number or {NO_BOUND}, got {given!r}", param=option)
+    return int(given)
+
+
 @click.group("logs", invoke_without_command=True)
 @target_options
 @click.pass_context
 def logs_command(ctx: click.Context, target: Target) -> None:
-    """List (the default), create, change and delete logs."""
+    """List (the default), show, create, change and delete logs.
+
+    \b
+    Examples:
+      commitlog logs create orders --replicas 3 --retention-ms 604800000
+      commitlog logs change orders --retention-bytes 1073741824 --retention-ms none
+      commitlog logs show orders --json
+    """
     if ctx.invoked_subcommand is None:
         _list(target)
 
@@ -94,8 +112,26 @@ def create_log(
     _show(target, log, f"log {name} exists")
 
 
+@logs_command.command("show")
+@click.argument("name", shell_complete=complete_logs)
+@target_options
+def show_log(target: Target, name: str) -> None:
+    """Show the settings of a log."""
+    with target.client() as client:
+        log = Operations(client).log(name)
+    if target.as_json:
+        print_json(log)
+        return
+    width = max(map(len, log))
+    for key, value in log.items():
+        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        click.echo(f"{key:<{width}}  {shown}")
+
+
 @logs_command.command("change")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_logs)
+@click.option("--retention-ms", metavar="MS", callback=_bound, help="Age limit of records, ms; `none`: none.")
+@click.option("--retention-bytes", metavar="BYTES", callback=_bound, help="Size limit; `none`: none.")
 @click.option("--durability", type=click.Choice(["fsync", "replicated"]))
 @click.option("--min-in-sync-replicas", type=click.IntRange(1))
 @click.option(
@@ -142,6 +178,7 @@ def change_log(target: Target, name: str, wait_s: float, **settings: Any) -> Non
         raise click.UsageError("name at least one setting to change")
     give_up_at = time.monotonic() + wait_s
     with target.client(writes=True) as client:
+        _take_retention(client, name, changes)
         log = _changed(Operations(client), name, changes, give_up_at)
         while log.get("leaving") and time.monotonic() < give_up_at:
             time.sleep(_RETRY_S)
@@ -149,6 +186,18 @@ def change_log(target: Target, name: str, wait_s: float, **settings: Any) -> Non
     leaving = ", ".join(log.get("leaving") or ())
     staying = f"; replicas until the others are in sync: {leaving}" if leaving else ""
     _show(target, log, f"log {name} is changed{staying}")
+
+
+def _take_retention(client: CommitlogClient, name: str, changes: dict[str, Any]) -> None:
+    """Replace the two options by the field `retention`, which holds both: the other limit stays."""
+    given = {unit: changes.pop(f"retention_{unit}", None) for unit in ("ms", "bytes")}
+    if given == {"ms": None, "bytes": None}:
+        return
+    now = Operations(client).log(name).get("retention") or {}
+    changes["retention"] = {
+        unit: now.get(unit) if limit is None else None if limit == NO_BOUND else limit
+        for unit, limit in given.items()
+    }
 
 
 def _changed(
@@ -170,7 +219,7 @@ def _replicas(text: str) -> int | list[str]:
 
 
 @logs_command.command("delete")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_logs)
 @target_options
 def delete_log(target: Target, name: str) -> None:
     """Delete a log: its nodes remove their replicas."""
@@ -217,4 +266,4 @@ def _list(target: Target) -> None:
             log.get("master") or "",
             ", ".join(map(str, log.get("sync_state_set") or [])),
         )
-    Console().print(table)
+    print_table(table)

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from app.cli.context import Target, print_json, target_options
+from app.cli.context import Target, complete_nodes, print_json, print_table, target_options
 from app.client.errors import Problem
 from app.client.operations import Operations
 
@@ -45,7 +44,7 @@ def _list(target: Target) -> None:
 
 
 @members_command.command("add")
-@click.argument("node_id")
+@click.argument("node_id", shell_complete=complete_nodes)
 @click.option("--url", required=True, help="Base URL of the node, for example http://127.0.0.1:8104.")
 @click.option("--peer-address", required=True, help="host:port at which the other nodes reach it.")
 @_one_log
@@ -57,7 +56,7 @@ def add_member(target: Target, node_id: str, url: str, peer_address: str, of: st
 
 
 @members_command.command("promote")
-@click.argument("node_id")
+@click.argument("node_id", shell_complete=complete_nodes)
 @click.option(
     "--wait-s", type=click.FloatRange(0), default=0.0, help="Time to wait for it to catch up, seconds."
 )
@@ -80,7 +79,7 @@ def promote_member(target: Target, node_id: str, wait_s: float, of: str | None) 
 
 
 @members_command.command("demote")
-@click.argument("node_id")
+@click.argument("node_id", shell_complete=complete_nodes)
 @click.option("--of", metavar="LOG", required=True, help="Log in controller mode.")
 @target_options
 def demote_member(target: Target, node_id: str, of: str) -> None:
@@ -90,7 +89,7 @@ def demote_member(target: Target, node_id: str, of: str) -> None:
 
 
 @members_command.command("remove")
-@click.argument("node_id")
+@click.argument("node_id", shell_complete=complete_nodes)
 @_one_log
 @_force
 @target_options
@@ -101,7 +100,7 @@ def remove_member(target: Target, node_id: str, of: str | None, force: bool) -> 
 
 
 @members_command.command("clean")
-@click.argument("node_id")
+@click.argument("node_id", shell_complete=complete_nodes)
 @click.option("--of", metavar="LOG", help="Only of this log. Default: every log in controller mode.")
 @_force
 @target_options
@@ -121,7 +120,11 @@ def leader_command() -> None:
 
 
 @leader_command.command("transfer")
-@click.option("--to", help="Voter, or member of the SyncStateSet. Default: the most up-to-date.")
+@click.option(
+    "--to",
+    shell_complete=complete_nodes,
+    help="Voter, or member of the SyncStateSet. Default: the most up-to-date.",
+)
 @target_options
 def transfer_leader(target: Target, to: str | None) -> None:
     """Transfer the leadership. Appends wait during the election; none is lost."""
@@ -167,14 +170,14 @@ def _show_controller(target: Target, found: Mapping[str, Any]) -> None:
     table = Table("setting", "value", "changed at run time", box=SIMPLE_HEAD)
     for name, value in found["settings"].items():
         table.add_row(name, json.dumps(value), "yes" if name in found["changed"] else "")
-    Console().print(table)
+    print_table(table)
 
 
 def _show(target: Target, members: Sequence[Mapping[str, Any]]) -> None:
     if target.as_json:
         print_json({"members": list(members)})
         return
-    table = Table("node", "votes", "alive", "version", "url", "peers at", box=SIMPLE_HEAD)
+    table = Table("node", "votes", "alive", "version", "url", "peer address", box=SIMPLE_HEAD)
     for member in members:
         table.add_row(
             member["id"],
@@ -184,4 +187,4 @@ def _show(target: Target, members: Sequence[Mapping[str, Any]]) -> None:
             member["url"],
             member["peer_address"],
         )
-    Console().print(table)
+    print_table(table)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from app.cli.context import CommandFailed, ExitCode, Target, print_json, target_options
+from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
 from app.client import ClientError, CommitlogClient, Problem
 
 WATCH_INTERVAL_S = 0.5
@@ -33,7 +33,7 @@ def status_command(target: Target, watch: bool) -> None:
             if target.as_json:
                 print_json({"log": target.log, "nodes": views})
             else:
-                Console().print(status_table(target.log, views))
+                print_table(status_table(target.log, views))
             if all(view["role"] == "down" for view in views):
                 raise CommandFailed("no node answers", ExitCode.UNAVAILABLE)
             return

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table as View
 
-from app.cli.context import CommandFailed, ExitCode, Target, print_json, target_options
+from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
 from app.client.tables import Cut, MaterializedTable, Tables
 from app.local.spark_job import JOB, VERIFY_JOB, job_arguments
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
@@ -74,7 +73,7 @@ def _show_tables(tables: Sequence[MaterializedTable], target: Target) -> None:
     for table in tables:
         numbers = (table.materialized_index, table.lag_records, table.lag_ms)
         view.add_row(table.name, str(table.version), *(_number(number) for number in numbers))
-    Console().print(view)
+    print_table(view)
 
 
 def _number(number: int | None) -> str:
@@ -92,7 +91,7 @@ def _show_cut(cut: Cut, as_json: bool) -> None:
     view.add_column("version", justify="right")
     for name, version in cut.versions.items():
         view.add_row(name, str(version))
-    Console().print(view)
+    print_table(view)
 
 
 def _show_folder(root: Path, as_json: bool) -> None:
@@ -125,7 +124,7 @@ def _show_folder(root: Path, as_json: bool) -> None:
     for name, snapshot in found:
         size = f"{snapshot.size_bytes / MIB:.1f}"
         view.add_row(name, str(snapshot.version), _number(snapshot.rows), str(len(snapshot.files)), size)
-    Console().print(view)
+    print_table(view)
 
 
 def verify_with_spark(target: Target) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from app.cli.context import CommandFailed, person_watches, print_json
-from app.client import known_nodes
+from app.client import contexts, known_nodes
 from app.local.cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
 from app.local.processes import StopRequested, describe_exit, ending_on_signals
 from app.local.spark_job import SparkJob
 from app.setup.checks import port_is_free
 
 WATCH_INTERVAL_S = 0.2
+LOCAL = "local"  # context of the cluster that this command runs
 
 
 @click.command("up")
@@ -40,14 +41,18 @@ WATCH_INTERVAL_S = 0.2
     "--json",
     "as_json",
     is_flag=True,
-    hidden=True,
-    help="Accepted and ignored: the ready line is always JSON.",
+    help="Report errors as JSON too; the ready line always is.",
 )
 def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool, as_json: bool) -> None:
     """Run a cluster of real processes on 127.0.0.1 until SIGTERM or Ctrl-C.
 
     Prints one JSON line when every node is ready. A node that ends is reported on standard error; the
-    other nodes continue.
+    other nodes continue. Writes the context `local`.
+
+    \b
+    Examples:
+      commitlog up --no-spark
+      commitlog up --nodes 5 --data /tmp/demo --port 18101
     """
     check_ports(port, nodes, classic=replication == "classic")
     with ExitStack() as stack:
@@ -59,6 +64,7 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
             job = stack.enter_context(SparkJob(cluster)) if spark else None
             stack.callback(known_nodes.no_longer_use, cluster.urls)
             known_nodes.use(cluster.urls)
+            _write_context(cluster.urls)
             print_json(ready_line(cluster, job))
             if person_watches():
                 url = cluster.urls[0]
@@ -68,6 +74,20 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
             raise CommandFailed(str(error)) from error
         except StopRequested:
             pass  # that is how this command ends; the stack ends the children
+
+
+def _write_context(urls: list[str]) -> None:
+    """Write the context `local`. A context in use stays so, and the user is notified."""
+    try:
+        known = contexts.load()
+        known.contexts[LOCAL] = contexts.NamedCluster(list(urls))
+        contexts.save(known)
+    except (contexts.ContextError, OSError) as error:
+        click.echo(f"commitlog: the context {LOCAL} is not written: {error}", err=True)
+        return
+    if known.current not in (None, LOCAL):
+        advice = f"commands use it; `commitlog context use {LOCAL}` selects this cluster"
+        click.echo(f"commitlog: the context {known.current} is in use: {advice}", err=True)
 
 
 def check_ports(port: int, nodes: int, *, classic: bool = False) -> None:

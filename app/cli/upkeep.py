@@ -9,7 +9,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
+from app.cli.context import (
+    CommandFailed,
+    ExitCode,
+    Target,
+    person_watches,
+    print_json,
+    print_table,
+    target_options,
+)
 from app.cli.tables import verify_with_spark
 from app.client.operations import Operations
 
@@ -52,7 +60,7 @@ def verify_command(
     if target.as_json:
         print_json(result)
     else:
-        Console().print(verify_table(result))
+        print_table(verify_table(result))
         click.echo(verdict(result))
     if not result["equal"]:
         raise CommandFailed(verdict(result), ExitCode.FAILED)

@@ -77,6 +77,10 @@ class Operations:
         """Create a log (docs/api.md §5: name, replication, replicas, ...); a repeat returns the same log."""
         return self._call("POST", "/v1/logs", settings)[0]
 
+    def log(self, name: str) -> dict[str, Any]:
+        """Return the settings of a log."""
+        return self._call("GET", f"/v1/logs/{quote(name, safe='')}")[0]
+
     def change_log(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Change settings of a log (docs/api.md §5); the others stay."""
         return self._call("PATCH", f"/v1/logs/{quote(name, safe='')}", changes)[0]

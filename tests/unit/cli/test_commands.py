@@ -30,7 +30,7 @@ def test_every_command_explains_itself(name: str) -> None:
     for arguments in parts:
         result = CliRunner().invoke(cli, [*arguments, "--help"])
         assert result.exit_code == 0, result.output
-        assert name in ("sim", "up") or "--json" in result.output
+        assert name in ("sim", "completion") or "--json" in result.output
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,13 @@ def test_append_json_prints_the_answer_as_it_came() -> None:
 
 
 def test_read_prints_lines_or_the_page() -> None:
-    page = {"log": "default", "records": [{**RECORD, "value": "v\nw"}], "next_index": 5, "has_more": True}
+    page: dict[str, Any] = {"log": "default", "records": [{**RECORD, "value": "v\nw"}]}
+    page |= {"next_index": 5, "has_more": True}
+    page["committed_index"] = 9
     with answering(Told(200, page)) as node:
         text = run("read", "--from-index", "4", url=node.url)
         document = run("read", "--last", "1", "--json", url=node.url)
-    assert text.stdout == "       4  2024-10-27 03:33:20.000  k  v\\nw\n"
+    assert text.stdout == "       4  2024-10-27T03:33:20.000Z  k  v\\nw\n"
     assert "more from index 5" in text.stderr
     assert json.loads(document.stdout) == page
     assert node.asked[0].query == {"from_index": "4", "limit": "1000", "wait_ms": "0"}
@@ -123,7 +125,8 @@ def test_tail_reads_page_after_page() -> None:
     def answer(asked: Asked) -> Told:
         index = int(asked.query.get("from_index", 4))
         record = {**RECORD, "index": index, "value": None}
-        return Told(200, {"records": [record], "next_index": index + 1, "has_more": index < 6})
+        more = {"next_index": index + 1, "has_more": index < 6, "committed_index": 6}
+        return Told(200, {"records": [record], **more})
 
     with fake_service(answer) as node:
         result = run("tail", "-n", "3", "--json", url=node.url)

@@ -1,0 +1,1 @@
+"""Commands that copy a log into a folder and back: `backup` and `restore`."""

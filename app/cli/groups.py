@@ -1,0 +1,76 @@
+"""Command groups: similar names for a misspelled command, and errors as JSON where --json is given."""
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+INTERRUPTED = 130  # as shells report SIGINT
+
+
+class RootGroup(click.Group):
+    """Group that names similar commands when one is misspelled, and reports every error itself: one line, or
+    with --json a problem document, on standard error."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
+            similar = difflib.get_close_matches(args[0], names, n=2, cutoff=0.6)
+            advice = f"Did you mean {' or '.join(map(repr, similar))}?" if similar else "See --help."
+            raise click.UsageError(f"No such command {args[0]!r}. {advice}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def main(self, args: Sequence[str] | None = None, *positional: Any, **options: Any) -> Any:
+        """Run one command and exit with its exit code."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        as_json = "--json" in own
+        try:
+            code = super().main(arguments, *positional, **{**options, "standalone_mode": False})
+        except click.Abort:
+            sys.exit(INTERRUPTED)
+        except BrokenPipeError:
+            # the reader of the output has closed it (`commitlog read | head`): nothing more can be written
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except click.ClickException as error:
+            _report(error, as_json=as_json)
+            sys.exit(error.exit_code)
+        except OSError as error:
+            place = "" if error.filename is None else f": {error.filename}"
+            _report(click.ClickException(f"{error.strerror or error}{place}"), as_json=as_json)
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(error: click.ClickException, *, as_json: bool) -> None:
+    """Print the error. A refusal of a node is printed as the node's problem document."""
+    if not as_json:
+        if isinstance(error, click.UsageError) or hasattr(error, "problem"):
+            error.show()
+        else:
+            click.echo(f"commitlog: {error.format_message()}", err=True)
+        return
+    problem = getattr(error, "problem", None)
+    if problem is None:
+        usage = isinstance(error, click.UsageError)
+        problem = local_problem("usage" if usage else "failed", error.format_message())
+    click.echo(json.dumps(problem, ensure_ascii=False), err=True)
+
+
+def local_problem(code: str, detail: str, *, outcome: str = "not_applied", retryable: bool = False) -> Any:
+    """Return the problem document of a failure for which no node has sent one. It has no `status`."""
+    return {
+        "type": "about:blank",
+        "title": code.replace("-", " ").capitalize(),
+        "detail": detail,
+        "code": code,
+        "retryable": retryable,
+        "outcome": outcome,
+    }

@@ -1,0 +1,90 @@
+"""`commitlog cursors`: positions of readers, kept in the log."""
+
+import re
+
+import click
+
+from app.cli.context import CommandFailed, ExitCode, Target, print_json, target_options
+from app.client.operations import Cursor, Operations
+
+_VERSION = re.compile(r'(W/)?"?(\d+)"?')
+
+
+@click.group("cursors")
+def cursors_command() -> None:
+    """Show, set and delete the cursors of a log.
+
+    A cursor is the next index that a reader reads. With a fence, retention and trims keep all records from
+    it on.
+
+    \b
+    Examples:
+      commitlog cursors set etl 1000 --log orders
+      commitlog read --cursor etl --log orders
+      commitlog cursors set etl 2000 --if-match 17 --log orders
+    """
+
+
+@cursors_command.command("show")
+@click.argument("name")
+@target_options
+def show_cursor(target: Target, name: str) -> None:
+    """Show one cursor and its version."""
+    with target.client() as client:
+        found = Operations(client).cursor(name)
+    _show(target, found)
+
+
+@cursors_command.command("set")
+@click.argument("name")
+@click.argument("index", type=click.IntRange(0))
+@click.option(
+    "--fence", is_flag=True, help="Keep the records from INDEX on, in spite of retention and trims."
+)
+@click.option("--if-match", metavar="VERSION", help="Only if this is the version of the cursor.")
+@click.option("--create", is_flag=True, help="Only if the cursor does not exist.")
+@target_options
+def set_cursor(
+    target: Target, name: str, index: int, fence: bool, if_match: str | None, create: bool
+) -> None:
+    """Create a cursor or move it to INDEX, the next index to read."""
+    if create and if_match is not None:
+        raise click.UsageError("--create and --if-match cannot be used together")
+    with target.client(writes=True) as client:
+        wanted = "" if create else _version(if_match)
+        moved = Operations(client).move_cursor(name, index, fence=fence, if_match=wanted)
+    _show(target, moved)
+
+
+@cursors_command.command("delete")
+@click.argument("name")
+@click.option("--if-match", metavar="VERSION", help="Only if this is the version of the cursor.")
+@target_options
+def delete_cursor(target: Target, name: str, if_match: str | None) -> None:
+    """Delete a cursor. Its fence no longer keeps records."""
+    with target.client(writes=True) as client:
+        dropped = Operations(client).drop_cursor(name, if_match=_version(if_match))
+    if target.as_json:
+        _show(target, dropped)
+    else:
+        click.echo(f"cursor {name} is deleted; it was at index {dropped.index}")
+
+
+def _version(given: str | None) -> str | None:
+    """Return the ETag of a version, which may be given without quotes."""
+    if given is None:
+        return None
+    found = _VERSION.fullmatch(given)
+    if found is None:
+        raise CommandFailed(f"--if-match must be the version of a cursor, got {given!r}", ExitCode.USAGE)
+    return f'"{found[2]}"'
+
+
+def _show(target: Target, found: Cursor) -> None:
+    version = found.version.strip('"')
+    if target.as_json:
+        document = {"log": target.log, "name": found.name, "index": found.index, "fence": found.fence}
+        print_json({**document, "version": version})
+        return
+    fence = "with a fence" if found.fence else "no fence"
+    click.echo(f"{found.name}: next index {found.index}, {fence}, version {version}")

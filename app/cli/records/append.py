@@ -1,0 +1,274 @@
+"""`commitlog append`: records from arguments, a file, or standard input."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from app.cli.context import (
+    CommandFailed,
+    ExitCode,
+    Target,
+    failure_of,
+    person_watches,
+    print_json,
+    target_options,
+)
+from app.cli.records.times import Time
+
+if TYPE_CHECKING:
+    from app.client import Appended, CommitlogClient
+    from app.client.records import RecordLike
+
+FORMATS = ("lines", "ndjson", "csv", "arrow", "parquet", "raw")
+
+
+@click.command("append")
+@click.argument("values", nargs=-1)
+@click.option("--key", "-k", help="Key of each record.")
+@click.option(
+    "--header",
+    "-H",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Header of each record. May be repeated.",
+)
+@click.option(
+    "--timestamp",
+    type=Time(),
+    help="Time of each record: ISO 8601, ms since 1970 UTC, or an age (15m). Default: the leader's clock.",
+)
+@click.option(
+    "--file",
+    "-f",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    help="Read records from this file; - is standard input.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Format of the file. Default: by its name, else lines. raw: the whole file is one record.",
+)
+@click.option("--ndjson", is_flag=True, help="The same as --format ndjson.")
+@click.option("--key-column", metavar="NAME", help="Column of CSV, Arrow or Parquet that becomes the key.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 10_000),
+    default=500,
+    show_default=True,
+    help="Maximum number of records of the file in one atomic append.",
+)
+@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out the first N records of the file.")
+@click.option("--idempotency-key", help="A retry with the same key is not stored again.")
+@click.option(
+    "--match-index",
+    type=click.IntRange(0),
+    help="Append only if the log has no data record at this index or after it.",
+)
+@click.option("--match-term", type=click.IntRange(0), help="Append only if this is the leader's term.")
+@click.option("--fencing-token", help="Fencing token of the log.")
+@click.option(
+    "--acks",
+    type=click.Choice(["leader", "quorum", "all"]),
+    help="Replicas that must have the append. Default: quorum.",
+)
+@click.option(
+    "--timeout-ms",
+    type=click.IntRange(1, 60_000),
+    default=5_000,
+    show_default=True,
+    help="Time limit of one attempt.",
+)
+@target_options
+def append_command(
+    target: Target,
+    values: tuple[str, ...],
+    key: str | None,
+    headers: tuple[str, ...],
+    timestamp: int | None,
+    file: str | None,
+    form: str | None,
+    ndjson: bool,
+    key_column: str | None,
+    batch: int,
+    skip: int,
+    **conditions: Any,
+) -> None:
+    """Append VALUES as one atomic append, or the records of --file (default: standard input).
+
+    lines: each line is a value. ndjson: each line is a record object of the API. csv, arrow, parquet: with a
+    column `value` the columns are those of a record (key, timestamp, headers, value_base64, …), as
+    `commitlog read` writes them; without one, each row becomes a JSON object.
+
+    An append is retried, at the current leader, until it is answered or --give-up-s has passed. A retry is
+    never stored twice.
+
+    \b
+    Examples:
+      commitlog append hello world --key greeting -H source=me
+      commitlog append --file orders.parquet --key-column order_id --log orders
+      kubectl logs -f shop | commitlog append --log shop
+      commitlog append --file photo.jpg --format raw --key photo.jpg
+    """
+    from app.client import Record
+
+    if values and (file is not None or form is not None or ndjson):
+        raise click.UsageError("VALUES and --file or --format cannot be used together")
+    pairs = [_header(header) for header in headers]
+    if values:
+        with target.client(writes=True) as client:
+            records: list[RecordLike] = [Record(value, key, pairs, timestamp) for value in values]
+            _tell(target, client.append(records, **conditions))
+        return
+    if conditions["idempotency_key"] or conditions["match_index"] is not None:
+        raise click.UsageError(
+            "--idempotency-key and --match-index require VALUES; the records of a file are several appends"
+        )
+    form = _format(form, file, ndjson=ndjson)
+    if form not in ("lines", "raw") and (key or headers or timestamp is not None):
+        raise click.UsageError(
+            f"--key, --header and --timestamp cannot be used with {form}; set them in each record"
+        )
+    if key_column is not None and form not in ("csv", "arrow", "parquet"):
+        raise click.UsageError(f"--key-column cannot be used with {form}; it names a column")
+    if file in (None, "-") and sys.stdin.isatty():
+        click.echo("reading records from the terminal, one a line; Ctrl-D ends the input", err=True)
+    with ExitStack() as stack:
+        if file in (None, "-"):
+            source, size = sys.stdin.buffer, None
+        else:
+            assert file is not None
+            source, size = stack.enter_context(Path(file).open("rb")), Path(file).stat().st_size
+        client = stack.enter_context(target.client(writes=True))
+        common = Record(None, key, pairs, timestamp)
+        _append_all(
+            target, client, _batches(source, form, key_column, batch, skip, common), size, skip, conditions
+        )
+
+
+def _format(form: str | None, file: str | None, *, ndjson: bool) -> str:
+    from app.cli.records.files import BY_SUFFIX
+
+    if ndjson:
+        if form not in (None, "ndjson"):
+            raise click.UsageError(f"--ndjson and --format {form} cannot be used together")
+        return "ndjson"
+    return form or BY_SUFFIX.get(Path(file or "-").suffix.lower(), "lines")
+
+
+def _batches(
+    source: IO[bytes], form: str, key_column: str | None, size: int, skip: int, common: Any
+) -> Iterator[tuple[list["RecordLike"], int]]:
+    """Yield the records of each append, and the bytes of the file read so far.
+
+    common: what --key, --header and --timestamp give to every record of lines.
+    """
+    from dataclasses import replace
+
+    from app.cli.records.files import records_of
+    from app.client.records import BATCH_BYTES, Record
+
+    batch: list[RecordLike] = []
+    size_bytes = read = 0
+    for number, (record, position) in enumerate(records_of(source, form, key_column)):
+        if number < skip:
+            continue
+        if form in ("lines", "raw") and isinstance(record, Record):
+            record = replace(common, value=record.value)
+        weight = record.size_bytes if isinstance(record, Record) else position - read
+        if batch and (len(batch) >= size or size_bytes + weight > BATCH_BYTES):
+            yield batch, read
+            batch, size_bytes = [], 0
+        batch.append(record)
+        size_bytes, read = size_bytes + weight, position
+    if batch:
+        yield batch, read
+
+
+def _append_all(
+    target: Target,
+    client: "CommitlogClient",
+    batches: Iterator[tuple[list["RecordLike"], int]],
+    size: int | None,
+    skipped: int,
+    conditions: dict[str, Any],
+) -> None:
+    """Send one append after the other; show the progress on a terminal, and print a summary."""
+    from app.client import ClientError
+
+    first: Appended | None = None
+    count = 0
+    with ExitStack() as stack:
+        advance = _progress(stack, size) if person_watches() else None
+        try:
+            for batch, position in batches:
+                appended = client.append(batch, **conditions)
+                first = first or appended
+                count += appended.count
+                if target.as_json:
+                    print_json(appended.document)
+                if advance is not None:
+                    advance(position)
+        except ClientError as error:
+            raise failure_of(error, writes=True, note=_rest(count, skipped)) from error
+        except CommandFailed as error:
+            raise CommandFailed(
+                f"{error.message}{_rest(count, skipped, '; ')}", ExitCode(error.exit_code)
+            ) from error
+    if first is None:
+        raise CommandFailed("the input is empty; at least one record is required", ExitCode.USAGE)
+    if not target.as_json:
+        noun = "record" if count == 1 else "records"
+        words = f"{count:,} {noun} from index {first.first_index:,} to {appended.last_index:,}"
+        click.echo(f"appended {words}, term {appended.term}")
+
+
+def _rest(count: int, skipped: int, separator: str = "") -> str:
+    """Return what is stored of a file whose append has failed in the middle."""
+    if count == 0:
+        return ""
+    return f"{separator}{count:,} records before it are stored; continue with --skip {skipped + count}"
+
+
+def _progress(stack: ExitStack, size: int | None) -> Any:
+    """Return the function that moves a bar: bytes, rate, and with a known size the time left."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    known = [BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()]
+    unknown = [DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeElapsedColumn()]
+    columns = (TextColumn("append"), *(unknown if size is None else known))
+    progress = stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
+    task = progress.add_task("append", total=size)
+    return lambda position: progress.update(task, completed=position)
+
+
+def _tell(target: Target, appended: "Appended") -> None:
+    if target.as_json:
+        print_json(appended.document)
+        return
+    span = (
+        str(appended.first_index) if appended.count == 1 else f"{appended.first_index}-{appended.last_index}"
+    )
+    replayed = ", already stored under this key" if appended.replayed else ""
+    click.echo(f"index {span}, term {appended.term}, leader {appended.leader}{replayed}")
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise click.BadParameter(f"NAME=VALUE is required, got {text!r}", param_hint="--header")
+    return name, value

@@ -1,0 +1,213 @@
+"""Files of records to append: lines, NDJSON, CSV, Arrow and Parquet, and one file as one record."""
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+
+from app.cli.context import CommandFailed, ExitCode
+from app.cli.records.times import parse_time
+from app.client.records import Record, RecordLike
+
+BY_SUFFIX = {
+    ".ndjson": "ndjson",
+    ".jsonl": "ndjson",
+    ".csv": "csv",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".parquet": "parquet",
+}
+_MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+_VALUES = ("value", "value_base64", "value_json")
+_PLACES = {"index", "term", "offset", "type", "log"}  # of a record that was read: the new log assigns its own
+_COLUMNS = {*_VALUES, "key", "key_base64", "timestamp", "headers", *_PLACES}
+_ROWS = 5_000
+Found = Iterator[tuple[RecordLike, int]]  # with the bytes of the file that are read so far
+
+
+def records_of(file: IO[bytes], form: str, key_column: str | None) -> Found:
+    """Yield the records of a file. Raises CommandFailed for content that is not of this format."""
+    readers: dict[str, Callable[[], Found]] = {
+        "lines": lambda: _lines(file),
+        "ndjson": lambda: _ndjson(file),
+        "csv": lambda: _csv(file, key_column),
+        "arrow": lambda: _tables(file, "arrow", key_column),
+        "parquet": lambda: _tables(file, "parquet", key_column),
+        "raw": lambda: iter([(Record(content := file.read()), len(content))]),
+    }
+    return readers[form]()
+
+
+def invalid(text: str) -> CommandFailed:
+    """Return the failure for content of a file: usage, exit code 2."""
+    return CommandFailed(text, ExitCode.USAGE)
+
+
+def _lines(file: IO[bytes]) -> Found:
+    read = 0
+    for number, line in enumerate(file, start=1):
+        if number == 1:
+            for magic, form in _MAGIC.items():
+                if line.startswith(magic):
+                    raise invalid(f"the input is a {form} file, not lines of text: set --format {form}")
+        read += len(line)
+        yield Record(line.rstrip(b"\n").removesuffix(b"\r")), read
+
+
+def _ndjson(file: IO[bytes]) -> Found:
+    read = 0
+    for number, line in enumerate(file, start=1):
+        read += len(line)
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:  # also bytes that are not UTF-8
+            raise invalid(f"line {number} is not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise invalid(f"line {number} is not a JSON object; a record is required")
+        yield {name: content for name, content in record.items() if name not in _PLACES}, read
+
+
+def _csv(file: IO[bytes], key_column: str | None) -> Found:
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    read = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal read
+        for line in text:
+            read += len(line)  # about: characters
+            yield line
+
+    csv.field_size_limit(1 << 30)
+    rows = csv.DictReader(counted(), strict=True)
+    try:
+        row_of = _row_reader(rows.fieldnames or (), key_column)
+        for row in rows:
+            if None in row or None in row.values():
+                columns = len(rows.fieldnames or ())
+                raise invalid(f"line {rows.line_num} does not have {columns} columns, as line 1 has")
+            if not row.keys().isdisjoint(_VALUES):  # CSV has no null: an empty value is the empty text
+                row = {name: None if text == "" and name != "value" else text for name, text in row.items()}
+            try:
+                yield row_of(row), read
+            except ValueError as error:
+                raise invalid(f"line {rows.line_num}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise invalid(f"the input is not CSV in UTF-8: {error}") from error
+    except csv.Error as error:
+        raise invalid(f"line {rows.line_num} is not CSV: {error}") from error
+    finally:
+        text.detach()
+
+
+def _tables(file: IO[bytes], form: str, key_column: str | None) -> Found:
+    import pyarrow as pa
+
+    source = file if file.seekable() else io.BytesIO(file.read())
+    size = source.seek(0, io.SEEK_END)
+    source.seek(0)
+    done = 0
+    try:
+        names, batches, rows = _parquet(source) if form == "parquet" else _arrow(source)
+        row_of = _row_reader(names, key_column)
+        for batch in batches:
+            for row in batch.to_pylist():
+                done += 1
+                yield row_of(row), size * done // rows if rows else source.tell()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise invalid(f"the input is not a readable {form} file: {error}") from error
+
+
+def _parquet(source: IO[bytes]) -> tuple[list[str], Iterator[Any], int]:
+    """Return columns, batches and the number of rows."""
+    from pyarrow import parquet
+
+    found = parquet.ParquetFile(source)
+    return found.schema_arrow.names, found.iter_batches(batch_size=_ROWS), found.metadata.num_rows
+
+
+def _arrow(source: IO[bytes]) -> tuple[list[str], Iterator[Any], int]:
+    """Return columns and batches of an Arrow stream, or of an Arrow file (Feather); 0 rows: not known."""
+    import pyarrow as pa
+
+    is_file = source.read(len(b"ARROW1")) == b"ARROW1"
+    source.seek(0)
+    if is_file:
+        found = pa.ipc.open_file(source)
+        return found.schema.names, (found.get_batch(n) for n in range(found.num_record_batches)), 0
+    stream = pa.ipc.open_stream(source)
+    return stream.schema.names, iter(stream), 0
+
+
+def _row_reader(names: Any, key_column: str | None) -> Callable[[Mapping[str, Any]], RecordLike]:
+    """Return how a row becomes a record: columns of a record, or any columns as one JSON object.
+
+    Raises CommandFailed when the columns are neither.
+    """
+    given = set(names)
+    if not given:
+        raise invalid("the input has no columns; the first line of CSV names them")
+    if key_column is not None and key_column not in given:
+        raise invalid(f"the column {key_column!r} does not exist; columns: {', '.join(names)}")
+    if given.isdisjoint(_VALUES):
+        return lambda row: _as_object(row, key_column)
+    if unknown := sorted(given - _COLUMNS - {key_column}):
+        raise invalid(
+            f"a file with a column `value` may have the columns {', '.join(sorted(_COLUMNS))}; "
+            f"got also {', '.join(unknown)}"
+        )
+    return lambda row: _as_record(row, key_column)
+
+
+def _as_object(row: Mapping[str, Any], key_column: str | None) -> Record:
+    value = json.dumps(dict(row), ensure_ascii=False, separators=(",", ":"), default=_plain)
+    key = None if key_column is None else row[key_column]
+    return Record(value, key if isinstance(key, str | bytes | None) else str(key))
+
+
+def _plain(content: Any) -> Any:
+    """Return what JSON has for a value of Arrow: base64 for bytes, ISO 8601 for times."""
+    if isinstance(content, bytes):
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(content).decode("ascii")
+    return content.isoformat() if hasattr(content, "isoformat") else str(content)
+
+
+def _as_record(row: Mapping[str, Any], key_column: str | None) -> RecordLike:
+    """Return the record of a row with the columns of a record. Raises ValueError."""
+    value = _either(row, "value")
+    if row.get("value_json") is not None:
+        value = json.dumps(json.loads(row["value_json"]), ensure_ascii=False, separators=(",", ":"))
+    key = row[key_column] if key_column is not None else _either(row, "key")
+    return Record(value, key, _headers(row.get("headers")), _timestamp(row.get("timestamp")))
+
+
+def _either(row: Mapping[str, Any], name: str) -> str | bytes | None:
+    if (encoded := row.get(f"{name}_base64")) is not None:
+        return base64.b64decode(encoded, validate=True)
+    content = row.get(name)
+    return content if isinstance(content, str | bytes | None) else str(content)
+
+
+def _timestamp(content: Any) -> int | None:
+    if content is None or isinstance(content, int):
+        return content
+    return parse_time(content if isinstance(content, str) else content.isoformat())
+
+
+def _headers(content: Any) -> list[tuple[str, str | bytes]]:
+    """Return headers from JSON text ([[name, value], …]) or from Arrow structs and pairs."""
+    pairs = json.loads(content) if isinstance(content, str) else content
+    found: list[tuple[str, str | bytes]] = []
+    for pair in pairs or ():
+        name, value = (pair["name"], pair["value"]) if isinstance(pair, Mapping) else pair
+        if isinstance(value, Mapping):
+            value = base64.b64decode(value["base64"], validate=True)
+        found.append((str(name), value))
+    return found

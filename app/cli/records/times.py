@@ -1,0 +1,51 @@
+"""Times of the command line: ISO 8601 or milliseconds in, ISO 8601 with a zone out."""
+
+import re
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+_AGO = re.compile(r"(\d+)(ms|s|m|h|d)")
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+FORMS = "ISO 8601 (UTC unless it has a zone), milliseconds since 1970 UTC, or an age such as 90s, 15m, 2h, 7d"
+
+
+class Time(click.ParamType[int]):
+    """A point of time in milliseconds since 1970 UTC."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the time. Fails with the accepted forms."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_time(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a time: {FORMS}", param, ctx)
+
+
+def parse_time(text: str) -> int:
+    """Return milliseconds since 1970 UTC. Raises ValueError."""
+    text = text.strip()
+    if text.removeprefix("-").isdecimal():
+        return int(text)
+    if ago := _AGO.fullmatch(text):
+        return time.time_ns() // 1_000_000 - int(ago[1]) * _UNITS_MS[ago[2]]
+    parsed = datetime.fromisoformat(text)
+    parsed = parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
+    return (parsed - datetime.fromtimestamp(0, UTC)) // _MILLISECOND
+
+
+_MILLISECOND = datetime.fromtimestamp(0.001, UTC) - datetime.fromtimestamp(0, UTC)
+
+
+def format_time(timestamp_ms: int) -> str:
+    """Return the time as ISO 8601 in UTC; years that datetime does not have as milliseconds."""
+    try:
+        seconds, milliseconds = divmod(timestamp_ms, 1_000)
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds:03d}Z"
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"

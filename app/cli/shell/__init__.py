@@ -1,0 +1,1 @@
+"""Commands for the user's shell: named clusters (`context`) and completion."""

@@ -1,0 +1,144 @@
+"""Common behaviour of all commands: errors as JSON, suggestions, lazy help, contexts, completion."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from app.cli.main import COMMANDS, cli
+from app.cli.records.times import format_time, parse_time
+from tests.unit.cli.fake_service import Told, committed, fake_service, problem
+from tests.unit.cli.test_client import closed_url
+
+
+def test_a_refusal_is_the_problem_document_on_standard_error() -> None:
+    told = problem("index-mismatch", 412, "not_applied", retryable=False, next_index=5)
+    with fake_service(lambda _: told) as node:
+        result = CliRunner().invoke(cli, ["append", "v", "--json", "-e", node.url])
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    assert json.loads(result.stderr) == told.document
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "exit_code"),
+    [
+        (["read", "--limit", "0"], "usage", 2),
+        (["nonsense"], "usage", 2),
+        (["logs", "nonsense"], "usage", 2),
+        (["read", "--give-up-s", "0", "-e", closed_url()], "no-answer", 5),
+        (["tables", "--tables", "/no/such/folder"], "not-found", 4),
+        (["append", "-f", "/no/such/file"], "usage", 2),
+        (["read", "-o", "/no/such/folder/a.csv", "-e", "http://127.0.0.1:1"], "failed", 1),
+    ],
+)
+def test_every_failure_is_json_with_its_exit_code(arguments: list[str], code: str, exit_code: int) -> None:
+    result = CliRunner().invoke(cli, [*arguments, "--json"])
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    document = json.loads(result.stderr)
+    assert (document["code"], document["outcome"]) == (code, "not_applied")
+    assert document["detail"]
+
+
+def test_json_as_a_value_is_not_the_option() -> None:
+    result = CliRunner().invoke(cli, ["append", "--acks", "none", "--", "--json"])
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+
+
+def test_a_misspelled_command_gets_a_suggestion() -> None:
+    assert "Did you mean 'status'" in CliRunner().invoke(cli, ["stauts"]).stderr
+    assert "--help" in CliRunner().invoke(cli, ["xyzzy"]).stderr
+    assert "create" in CliRunner().invoke(cli, ["logs", "craete"]).stderr
+
+
+def test_help_and_version_import_neither_client_nor_arrow_nor_rich() -> None:
+    heavy = ["urllib3", "pyarrow", "numpy", "rich", "msgspec"]
+    program = (
+        "import sys; from app.cli.main import cli\n"
+        "try: cli.main(sys.argv[1:], prog_name='commitlog')\n"
+        f"finally: print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    for arguments in (["--help"], ["append", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
+        )
+        assert done.stderr == "[]\n", arguments
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_line_and_its_options_have_help(name: str) -> None:
+    assert COMMANDS[name][1].endswith(".")
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    parts = command.commands.values() if isinstance(command, click.Group) else [command]
+    assert all(part.get_short_help_str() for part in parts)
+    assert name in CliRunner().invoke(cli, ["--help"]).output
+
+
+def test_a_context_names_the_cluster_its_log_and_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMMITLOG_CONTEXTS", str(tmp_path / "contexts.json"))
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    with fake_service(lambda _: Told(200, committed())) as node:
+        add = ["context", "add", "prod", "-e", node.url, "--log", "orders", "--token-file", str(token)]
+        assert CliRunner().invoke(cli, add).exit_code == 0
+        assert CliRunner().invoke(cli, ["append", "v"]).exit_code == 0  # the first context is in use
+        assert CliRunner().invoke(cli, ["append", "v", "-l", "other", "--context", "prod"]).exit_code == 0
+    first, second = node.appends()
+    assert first.path == "/v1/logs/orders/records"
+    assert first.headers["authorization"] == "Bearer secret"
+    assert second.path == "/v1/logs/other/records"
+    shown = json.loads(CliRunner().invoke(cli, ["context", "show", "--json"]).output)
+    assert (shown["name"], shown["endpoints"], shown["current"]) == ("prod", [node.url], True)
+    assert "secret" not in (tmp_path / "contexts.json").read_text()
+    unknown = CliRunner().invoke(cli, ["append", "v", "--context", "nope"])
+    assert unknown.exit_code == 2
+    assert "prod" in unknown.stderr
+    assert CliRunner().invoke(cli, ["context", "use", "nope"]).exit_code == 4
+    assert CliRunner().invoke(cli, ["context", "remove", "prod"]).exit_code == 0
+    assert json.loads(CliRunner().invoke(cli, ["context", "--json"]).output) == {
+        "current": None,
+        "contexts": [],
+    }
+
+
+def test_logs_and_nodes_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = {"logs": [{"name": "orders"}, {"name": "other"}, {"name": "x"}]}
+    with fake_service(lambda _: Told(200, {**logs, "nodes": [{"id": "n1", "url": node.url}]})) as node:
+        for words, found in (
+            (["tail", "--log", "o"], ["orders", "other"]),
+            (["logs", "show", "ord"], ["orders"]),
+            (["leader", "transfer", "--to", ""], ["n1"]),
+        ):
+            monkeypatch.setenv("COMP_WORDS", " ".join(["commitlog", *words[:-1], "-e", node.url, words[-1]]))
+            if words[-2].startswith("--"):  # the option whose value is completed comes last
+                line = ["commitlog", *words[:-2], "-e", node.url, *words[-2:]]
+                monkeypatch.setenv("COMP_WORDS", " ".join(line))
+            count = len(words) + 2
+            monkeypatch.setenv("COMP_CWORD", str(count))
+            monkeypatch.setenv("_COMMITLOG_COMPLETE", "bash_complete")
+            result = CliRunner().invoke(cli, prog_name="commitlog", complete_var="_COMMITLOG_COMPLETE")
+            assert result.output.split() == [f"plain,{name}" for name in found]
+    monkeypatch.delenv("_COMMITLOG_COMPLETE")
+    assert "_COMMITLOG_COMPLETE" in CliRunner().invoke(cli, ["completion", "zsh"]).output
+
+
+def test_times_are_iso_milliseconds_or_ages() -> None:
+    assert parse_time("1730000000000") == 1_730_000_000_000
+    assert parse_time("2024-10-27T03:33:20Z") == 1_730_000_000_000
+    assert parse_time("2024-10-27 03:33:20") == 1_730_000_000_000
+    assert parse_time("2024-10-27T05:33:20.5+02:00") == 1_730_000_000_500
+    assert parse_time("1d") < parse_time("15m") < parse_time("90s")
+    assert format_time(1_730_000_000_500) == "2024-10-27T03:33:20.500Z"
+    assert parse_time(format_time(-1)) == -1
+    assert format_time(10**17) == "100000000000000000 ms"
+    for wrong in ("yesterday", "", "5 minutes"):
+        with pytest.raises(ValueError, match=r"[Ii]nvalid isoformat"):
+            parse_time(wrong)

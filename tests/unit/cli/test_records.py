@@ -1,0 +1,200 @@
+"""Formats of `append --file` and `read`: what one writes, the other reads, to the byte."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from pyarrow import parquet
+
+from app.cli.main import cli
+from app.cli.records.output import CSV_COLUMNS, csv_row, record_line
+from tests.unit.cli.fake_service import Asked, Told, committed, fake_service, problem
+
+RECORD = {"index": 4, "term": 1, "offset": 0, "timestamp": 1_730_000_000_000, "type": "data", "headers": []}
+
+
+def append(*arguments: str, stdin: bytes = b"") -> tuple[Result, list[dict[str, Any]]]:
+    """Run an append, and return its result and the records that arrived."""
+    with fake_service(lambda asked: Told(200, committed(0, asked.body.count(b"\n")))) as node:
+        result = CliRunner().invoke(cli, ["append", *arguments, "-e", node.url], input=stdin)
+    return result, [json.loads(line) for asked in node.appends() for line in asked.body.splitlines()]
+
+
+def test_binary_standard_input_is_lines_of_bytes() -> None:
+    result, records = append("-k", "k", stdin=b"\xff\xfe\r\nabc")
+    assert result.exit_code == 0, result.output
+    assert records == [{"value_base64": "//4=", "key": "k"}, {"value": "abc", "key": "k"}]
+
+
+def test_raw_input_is_one_record() -> None:
+    result, records = append("--format", "raw", "-k", "k", stdin=b"a\nb\n")
+    assert result.exit_code == 0, result.output
+    assert records == [{"value": "a\nb\n", "key": "k"}]
+
+
+def test_a_csv_file_with_a_value_column_has_records(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    row = {**RECORD, "key": "k", "value": "v,1\nw", "headers": [["h", "x"], ["b", {"base64": "AP8="}]]}
+    binary = {**RECORD, "key": None, "value_base64": "AP8="}
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, CSV_COLUMNS)
+        writer.writeheader()
+        writer.writerows([csv_row(row), csv_row(binary), csv_row({**RECORD, "value": ""})])
+    result, records = append("--file", str(file))
+    assert result.exit_code == 0, result.output
+    time = {"timestamp": RECORD["timestamp"]}
+    headers = [["h", "x"], ["b", {"base64": "AP8="}]]
+    assert records == [
+        {"value": "v,1\nw", "key": "k", "headers": headers, **time},
+        {"value_base64": "AP8=", **time},
+        {"value": "", **time},
+    ]
+
+
+def test_rows_without_a_value_column_become_objects(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,name\n1,ann\n2,\n")
+    result, records = append("--file", str(tmp_path / "a.csv"), "--key-column", "id")
+    assert result.exit_code == 0, result.output
+    assert records == [
+        {"value": '{"id":"1","name":"ann"}', "key": "1"},
+        {"value": '{"id":"2","name":""}', "key": "2"},
+    ]
+    parquet.write_table(pa.table({"id": [1], "at": [None]}), tmp_path / "b.parquet")
+    assert append("--file", str(tmp_path / "b.parquet"))[1] == [{"value": '{"id":1,"at":null}'}]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_what_read_writes_append_reads(tmp_path: Path, suffix: str) -> None:
+    header = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
+    table = pa.table(
+        {
+            "index": pa.array([4, 6], pa.int64()),
+            "term": pa.array([1, 1], pa.int64()),
+            "offset": pa.array([0, 64], pa.int64()),
+            "timestamp": pa.array([1_730_000_000_001_000] * 2, pa.timestamp("us", tz="UTC")),
+            "key": pa.array([b"k", None], pa.binary()),
+            "value": pa.array([None, b"\xff"], pa.binary()),
+            "headers": pa.array([[], [{"name": "h", "value": b"x"}]], header),
+            "type": ["data", "data"],
+        }
+    )
+    file = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(table, file)
+    else:
+        with pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write(table)
+    result, records = append("--file", str(file))
+    assert result.exit_code == 0, result.output
+    assert records == [
+        {"value": None, "key": "k", "timestamp": 1_730_000_000_001},
+        {"value_base64": "/w==", "headers": [["h", "x"]], "timestamp": 1_730_000_000_001},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.parquet", b"nonsense", "parquet"),
+        ("a.arrow", b"nonsense", "arrow"),
+        ("a.csv", b"\xff\xfe,b\n", "UTF-8"),
+        ("a.csv", b"value,key\nv\n", "line 2"),
+        ("a.csv", b"value,colour\nv,red\n", "colour"),
+        ("a.csv", b"value,timestamp\nv,soon\n", "line 2"),
+        ("a.ndjson", b"\xff\n", "line 1"),
+        ("a.txt", b"PAR1\n", "--format parquet"),
+        ("a.csv", b"", "columns"),
+        ("a.txt", b"", "empty"),
+    ],
+)
+def test_wrong_content_is_a_usage_error_in_one_line(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    result, records = append("--file", str(tmp_path / name))
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert result.stderr.startswith("commitlog: ")
+    assert records == []
+
+
+def test_a_failure_in_the_middle_reports_what_is_stored() -> None:
+    told = [Told(200, committed(0, 2)), problem("forbidden", 403, "not_applied", retryable=False)]
+    with fake_service(lambda asked: Told(404) if asked.method == "GET" else told.pop(0)) as node:
+        arguments = ["append", "--batch", "2", "--skip", "1", "-e", node.url]
+        result = CliRunner().invoke(cli, arguments, input=b"a\nb\nc\nd\n")
+    assert result.exit_code == 1
+    assert "2 records before it are stored; continue with --skip 3" in result.stderr
+    assert [json.loads(line)["value"] for line in node.appends()[0].body.splitlines()] == ["b", "c"]
+
+
+def test_text_marks_bytes_headers_and_escapes_control_characters() -> None:
+    record = {**RECORD, "key": None, "value_base64": "AP8=", "headers": [["h", {"base64": "AA=="}]]}
+    assert record_line(record).endswith("Z  -  base64:AP8=  {h=base64:AA==}")
+    shown = record_line({**RECORD, "key": "k", "value": "a\x1b[31m\r\n\x9b"})
+    assert shown.endswith("k  a\\x1b[31m\\r\\n\\x9b")
+    long = {**RECORD, "key": "k", "value": "v" * 500, "type": "control"}
+    assert len(record_line(long)) > 500
+    assert len(record_line(long, 80)) == 80
+    assert record_line(long, 80).endswith("… [control]")
+
+
+def pages_of(asked: Asked) -> Told:
+    """A log of 5 000 records with keys k0 to k9, in pages of at most 700 indexes."""
+    query = asked.query
+    if asked.path.endswith("/tail"):
+        return Told(200, {"begin_index": 0, "end_index": 4_999, "committed_index": 4_999})
+    first = 5_000 - int(query["last"]) if "last" in query else int(query.get("from_index", 0))
+    until = min(int(query.get("until_index", 5_000)), 5_000)
+    records: list[dict[str, Any]] = []
+    index = first
+    while index < min(until, first + 700) and len(records) < int(query["limit"]):
+        if query.get("key") in (None, f"k{index % 10}"):
+            records.append({**RECORD, "index": index, "key": f"k{index % 10}", "value": "v"})
+        index += 1
+    more = {"next_index": index, "has_more": index < until, "committed_index": 4_999}
+    return Told(200, {"records": records, **more})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--last", "2", "--key", "k5"], [4_985, 4_995]),
+        (["--last", "300", "--key", "k5"], list(range(2_005, 5_000, 10))),
+        (["--last", "2"], [4_998, 4_999]),
+        (["--limit", "200", "--key", "k0"], list(range(0, 2_000, 10))),
+        (["--all"], list(range(5_000))),
+        (["--from-index", "4990", "--key", "k0"], [4_990]),
+    ],
+)
+def test_limits_count_the_records_that_match(arguments: list[str], found: list[int]) -> None:
+    with fake_service(pages_of) as node:
+        result = CliRunner().invoke(cli, ["read", *arguments, "--format", "ndjson", "-e", node.url])
+        document = CliRunner().invoke(cli, ["read", *arguments, "--json", "-e", node.url])
+    assert [json.loads(line)["index"] for line in result.stdout.splitlines()] == found
+    assert [record["index"] for record in json.loads(document.stdout)["records"]] == found
+
+
+def test_a_failed_read_leaves_no_file(tmp_path: Path) -> None:
+    told = problem("log-not-found", 404, "not_applied", retryable=False)
+    with fake_service(lambda _: told) as node:
+        output = ["-o", str(tmp_path / "a.parquet"), "-e", node.url]
+        assert CliRunner().invoke(cli, ["read", "--all", *output]).exit_code == 4
+    assert list(tmp_path.iterdir()) == []
+    with fake_service(pages_of) as node:
+        output = ["-o", str(tmp_path / "a.csv"), "-e", node.url]
+        assert CliRunner().invoke(cli, ["read", "--limit", "3", *output]).exit_code == 0
+    assert (
+        (tmp_path / "a.csv").read_text().splitlines()[3].startswith("2,1,0,2024-10-27T03:33:20.000Z,data,k2,")
+    )
+
+
+def test_an_empty_json_document_is_complete() -> None:
+    page = {"records": [], "next_index": 0, "has_more": False, "committed_index": -1}
+    with fake_service(lambda _: Told(200, page)) as node:
+        result = CliRunner().invoke(cli, ["read", "--all", "--json", "-e", node.url])
+    assert json.loads(result.stdout) == page
