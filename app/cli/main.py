@@ -19,6 +19,8 @@ COMMANDS = {
     "cursors": ("app.cli.log_state.cursors", "List, show, set and delete the cursors of a log."),
     "fence": ("app.cli.log_state.fence", "Set or remove the fencing token of a log."),
     "events": ("app.cli.log_state.events", "Show the journal of events of a node."),
+    "backup": ("app.cli.backup.backup", "Copy the committed records of a log into a folder."),
+    "restore": ("app.cli.backup.restore", "Restore a backup into a new log."),
     "epochs": ("app.cli.inspect", "Show the epochs of a log."),
     "watermarks": ("app.cli.inspect", "Show what each peer has acknowledged, by term."),
     "ha-status": ("app.cli.inspect", "Show the gap and the transfer rate of each slave."),

@@ -1,0 +1,171 @@
+"""Folder of a backup: a manifest, and Parquet files of records with their checksums.
+
+FOLDER/manifest.json            what the folder holds, replaced as a whole after each file
+FOLDER/records-INDEX.parquet    the records from INDEX on, with the columns of a read
+
+A file that the manifest does not list is left from an interrupted backup and is written again.
+"""
+
+import fcntl
+import hashlib
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyarrow import parquet
+
+from app.cli.context import CommandFailed, ExitCode
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_LOCK = ".lock"
+_LENGTH = struct.Struct("<q")
+_NULL = _LENGTH.pack(-1)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One file. sha256: of the file; content: of keys, values, headers and timestamps, without indexes."""
+
+    file: str
+    first_index: int
+    last_index: int
+    records: int
+    bytes: int
+    sha256: str
+    content: str
+
+
+class Manifest(msgspec.Struct):
+    """Content of the folder: the data records of `log` from begin_index up to next_index, exclusive.
+
+    cursors: next index to read, by name, in indexes of the original log.
+    """
+
+    id: str
+    cluster: str
+    log: str
+    settings: dict[str, Any]
+    begin_index: int
+    next_index: int
+    created: str
+    updated: str
+    version: str
+    cursors: dict[str, int] = {}
+    parts: list[Part] = []
+    format: int = FORMAT
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return sum(part.records for part in self.parts)
+
+
+def load(folder: Path) -> Manifest | None:
+    """Return the manifest, None for a folder without one. Raises CommandFailed when it cannot be read."""
+    file = folder / MANIFEST
+    try:
+        manifest = msgspec.json.decode(file.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise CommandFailed(f"{file} is not the manifest of a backup: {error}") from error
+    if manifest.format != FORMAT:
+        raise CommandFailed(f"{file} has the format {manifest.format}; this version reads {FORMAT}")
+    return manifest
+
+
+def save(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest, durably."""
+    content = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    partial = folder / f".{MANIFEST}.partial"
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / MANIFEST)
+    _sync_folder(folder)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other backups from the folder. Raises CommandFailed while one is in progress."""
+    with (folder / _LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CommandFailed(f"another backup writes to {folder}") from None
+        yield
+
+
+def write_part(folder: Path, table: pa.Table) -> Part:
+    """Write the records as the next file, durably. table: at least one record."""
+    first, last = (table.column("index")[at].as_py() for at in (0, -1))
+    path = folder / f"records-{first:020}.parquet"
+    partial = path.with_suffix(".partial")
+    parquet.write_table(table, partial, compression="zstd")
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+    _sync_folder(folder)
+    size, digest = path.stat().st_size, sha256_of(path)
+    return Part(path.name, first, last, table.num_rows, size, digest, Content().add(table).hexdigest())
+
+
+def read_part(folder: Path, part: Part) -> pa.Table:
+    """Return the records of a file. Raises CommandFailed when it differs from the manifest."""
+    path = folder / part.file
+    if Path(part.file).name != part.file:
+        raise CommandFailed(f"the manifest names a file outside the folder: {part.file!r}")
+    if not path.is_file():
+        raise CommandFailed(f"{path} is missing; the backup is not complete", ExitCode.NOT_FOUND)
+    if path.stat().st_size != part.bytes or sha256_of(path) != part.sha256:
+        raise CommandFailed(f"{path} is damaged: it differs from the checksum in {MANIFEST}")
+    table = parquet.read_table(path)
+    if table.num_rows != part.records or Content().add(table).hexdigest() != part.content:
+        raise CommandFailed(f"the records of {path} differ from the checksum in {MANIFEST}")
+    return table
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Content:
+    """SHA-256 of records without what a log assigns: key, value, headers and timestamp, in order."""
+
+    def __init__(self) -> None:
+        self._sum = hashlib.sha256()
+
+    def add(self, table: pa.Table) -> "Content":
+        """Add the records of a table with the columns of a read."""
+        micros = table.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+        rest = [table.column(name).to_pylist() for name in ("key", "value", "headers")]
+        for time, key, value, headers in zip(micros.to_pylist(), *rest, strict=True):
+            parts = [_LENGTH.pack(time), _sized(key), _sized(value), _LENGTH.pack(len(headers or ()))]
+            for header in headers or ():
+                parts += (_sized(header["name"].encode()), _sized(header["value"]))
+            self._sum.update(b"".join(parts))
+        return self
+
+    def hexdigest(self) -> str:
+        """Return the sum as text."""
+        return self._sum.hexdigest()
+
+
+def _sized(content: bytes | None) -> bytes:
+    return _NULL if content is None else _LENGTH.pack(len(content)) + content
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,255 @@
+"""`commitlog restore`: a backup into a new log, exactly once, verified record by record."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from app.cli.backup.backup import summary
+from app.cli.context import CommandFailed, ExitCode, Target, person_watches, print_json, target_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from app.cli.backup.folder import Manifest
+    from app.client import Appended, CommitlogClient
+
+BATCH_RECORDS = 5_000  # of one append; both are a part of what a resumed restore relies on
+BATCH_BYTES = 8 * 1024 * 1024
+SETTINGS = ("replication", "durability", "min_in_sync_replicas", "in_sync_replicas", "unclean")
+
+
+@dataclass
+class Restored:
+    """Progress of a restore. last_index: of the newest record restored, in the new log."""
+
+    last_index: int = -1
+    records: int = 0
+
+
+@click.command("restore")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--check", is_flag=True, help="Verify the checksums of the backup only. No node is called.")
+@click.option("--replicas", type=click.IntRange(1), help="Number of replicas. Default: as in the backup.")
+@target_options
+@click.pass_context
+def restore_command(
+    ctx: click.Context, target: Target, folder: Path, check: bool, replicas: int | None
+) -> None:
+    """Restore the backup in FOLDER into the log --log (default: its name in the backup).
+
+    The log is created with the settings of the backup. A log that exists must have no records other than
+    those of this backup: an interrupted restore continues, and stores nothing twice. At the end all records
+    are read back and compared with the backup. Retention is set after that.
+
+    Keys, values, headers, timestamps and the order are restored; indexes and terms are those of the new log.
+    Cursors that the backup has are moved to the same records.
+
+    \b
+    Examples:
+      commitlog restore --check /backups/orders
+      commitlog restore /backups/orders
+      commitlog restore /backups/orders --log orders-of-monday --replicas 3
+    """
+    from app.cli.backup.folder import load, read_part
+
+    manifest = load(folder)
+    if manifest is None:
+        raise CommandFailed(f"{folder} has no manifest.json: it is not a backup", ExitCode.NOT_FOUND)
+    if check:
+        for part in manifest.parts:
+            read_part(folder, part)
+        _tell(target, summary(manifest), f"{folder}: {manifest.records:,} records of {manifest.log}, intact")
+        return
+    if ctx.get_parameter_source("log") in (None, ParameterSource.DEFAULT):
+        target = replace(target, log=manifest.log)
+    with target.client(writes=True) as client:
+        _prepare(client, manifest, replicas)
+        restored = _append_all(client, folder, manifest)
+        cursors = _verify(client, folder, manifest, restored)
+        retention = _finish(client, manifest, cursors)
+    document = {"log": target.log, "records": restored.records, "next_index": restored.last_index + 1}
+    document |= {"cursors": cursors, "retention": retention, "verified": True, "backup": manifest.id}
+    words = f"{target.log}: {restored.records:,} records restored from {folder}, equal to the backup"
+    _tell(target, document, words)
+
+
+def _tell(target: Target, document: Mapping[str, Any], words: str) -> None:
+    if target.as_json:
+        print_json(document)
+    else:
+        click.echo(words)
+
+
+def _prepare(client: "CommitlogClient", manifest: "Manifest", replicas: int | None) -> None:
+    """Create the log unless it exists, without retention: old records must not be removed at once."""
+    from app.client.errors import NotFound
+    from app.client.operations import Operations
+
+    operations = Operations(client)
+    try:
+        operations.log(client.log)
+        return
+    except NotFound as error:
+        if error.code != "log-not-found":
+            raise
+    asked = {name: manifest.settings[name] for name in SETTINGS if manifest.settings.get(name) is not None}
+    wanted = manifest.settings.get("replicas")
+    nodes = {node["id"] for node in client.cluster()["nodes"]}
+    if replicas is not None:
+        asked["replicas"] = replicas
+    elif isinstance(wanted, list) and wanted and nodes.issuperset(wanted):
+        asked["replicas"] = wanted
+        for name in ("learners", "preferred", "priorities"):
+            if manifest.settings.get(name):
+                asked[name] = manifest.settings[name]
+    operations.create_log({"name": client.log, **asked})
+
+
+def _batches(folder: Path, manifest: "Manifest") -> Iterator["pa.Table"]:
+    """Yield the appends. They depend on the files alone, so that a resumed restore sends the same ones."""
+    from app.cli.backup.folder import read_part
+
+    for part in manifest.parts:
+        table = read_part(folder, part).select(["value", "key", "timestamp", "headers"])
+        sizes = _sizes(table)
+        start = size = 0
+        for row, row_bytes in enumerate(sizes):
+            if row > start and (row - start >= BATCH_RECORDS or size + row_bytes > BATCH_BYTES):
+                yield table.slice(start, row - start).combine_chunks()
+                start, size = row, 0
+            size += row_bytes
+        yield table.slice(start).combine_chunks()
+
+
+def _sizes(table: "pa.Table") -> list[int]:
+    contents = zip(*(table.column(name).to_pylist() for name in ("key", "value", "headers")), strict=True)
+    return [
+        len(key or b"")
+        + len(value or b"")
+        + sum(len(each["name"]) + len(each["value"] or b"") for each in headers or ())
+        for key, value, headers in contents
+    ]
+
+
+def _append_all(client: "CommitlogClient", folder: Path, manifest: "Manifest") -> Restored:
+    """Append every batch once. The producer of the backup tells the log which ones it has."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = (TextColumn("restore"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    restored, known = Restored(), 0
+    console = Console(stderr=True)
+    with Progress(*bar, console=console, transient=True, disable=not person_watches()) as progress:
+        task = progress.add_task("restore", total=manifest.records)
+        for number, batch in enumerate(_batches(folder, manifest)):
+            if number == 0:
+                known = _known_appends(client, manifest, batch)
+            if number >= known - 1:  # the last known one is repeated, for its index
+                appended = _append(client, manifest, number, batch, restored)
+                restored.last_index = appended.last_index
+            restored.records += batch.num_rows
+            progress.update(task, advance=batch.num_rows)
+    return restored
+
+
+def _known_appends(client: "CommitlogClient", manifest: "Manifest", first: "pa.Table") -> int:
+    """Append the first batch, and return how many the log has for certain."""
+    from app.client.errors import Problem
+
+    try:
+        _append(client, manifest, 0, first, Restored())
+    except Problem as problem:
+        if problem.code != "sequence-gap" or not problem.document.get("expected_sequence"):
+            raise
+        return int(problem.document["expected_sequence"])
+    return 1
+
+
+def _append(
+    client: "CommitlogClient", manifest: "Manifest", number: int, batch: "pa.Table", restored: Restored
+) -> "Appended":
+    """Append one batch where the one before it ended: no other record may stand after that."""
+    from app.client.errors import ConditionFailed
+
+    try:
+        return client.append_arrow(
+            batch,
+            producer_id=f"restore-{manifest.id}",
+            producer_epoch=0,
+            producer_sequence=number,
+            match_index=restored.last_index + 1,
+            timeout_ms=30_000,
+        )
+    except ConditionFailed as error:
+        if error.code != "index-mismatch":
+            raise
+        raise CommandFailed(
+            f"the log {client.log} has records that are not of this backup: name a new log with --log",
+            ExitCode.CONDITION_FAILED,
+        ) from error
+
+
+def _verify(
+    client: "CommitlogClient", folder: Path, manifest: "Manifest", restored: Restored
+) -> dict[str, int]:
+    """Read the new log and compare it with each file. Return the cursors in indexes of the new log.
+
+    Raises CommandFailed where it differs.
+    """
+    from app.cli.backup.folder import Content, read_part
+
+    moved: dict[str, int] = {}
+    rest = _records(client, restored.last_index + 1)
+    waiting: list[pa.Table] = []
+    for part in manifest.parts:
+        table, waiting = _take(rest, waiting, part.records)
+        if table.num_rows != part.records or Content().add(table).hexdigest() != part.content:
+            raise CommandFailed(f"the restored records differ from {folder / part.file}")
+        old, new = read_part(folder, part).column("index").to_pylist(), table.column("index").to_pylist()
+        for name, index in manifest.cursors.items():
+            if name not in moved and index <= part.last_index:
+                moved[name] = new[bisect_left(old, index)]
+    extra = sum(table.num_rows for table in waiting) + sum(table.num_rows for table in rest)
+    if extra:
+        raise CommandFailed(f"the log {client.log} has {extra:,} records that are not of the backup")
+    return {name: moved.get(name, restored.last_index + 1) for name in manifest.cursors}
+
+
+def _records(client: "CommitlogClient", end: int) -> Iterator["pa.Table"]:
+    at, more = max(0, client.tail()["begin_index"]), end > 0
+    while more:
+        table, at, more = client.read_arrow(at, until_index=end, limit=100_000, max_bytes=BATCH_BYTES)
+        yield table
+
+
+def _take(
+    source: Iterator["pa.Table"], waiting: list["pa.Table"], count: int
+) -> tuple["pa.Table", list["pa.Table"]]:
+    """Return the next `count` records, fewer at the end, and what was read beyond them."""
+    import pyarrow as pa
+
+    while sum(table.num_rows for table in waiting) < count and (table := next(source, None)) is not None:
+        waiting.append(table)
+    whole = pa.concat_tables(waiting) if waiting else pa.table({"index": pa.array([], pa.int64())})
+    return whole.slice(0, count), [whole.slice(count)] if whole.num_rows > count else []
+
+
+def _finish(client: "CommitlogClient", manifest: "Manifest", cursors: Mapping[str, int]) -> Any:
+    """Create the cursors, and set the retention of the backup where the log has none; return it."""
+    from app.client.errors import ConditionFailed
+    from app.client.operations import Operations
+
+    operations = Operations(client)
+    for name, index in cursors.items():
+        with suppress(ConditionFailed):  # a reader has moved it since an earlier restore
+            operations.move_cursor(name, index, if_match="")
+    found, wanted = operations.log(client.log).get("retention"), manifest.settings.get("retention")
+    if wanted and not found:
+        return operations.change_log(client.log, {"retention": wanted}).get("retention")
+    return found

@@ -1,0 +1,106 @@
+"""`commitlog backup` and `restore` on a cluster: every record is restored, once, or the command fails."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import app.cli.backup.restore as restoring
+from app.cli.backup import backup as backing_up
+from app.cli.context import CommandFailed
+from app.cli.main import cli
+from app.client import CommitlogClient, Record
+from app.client.operations import Operations
+from tests.support.cluster import Cluster
+
+
+def run(cluster: Cluster, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, [*arguments, "--json", "-e", cluster.url("n1")])
+
+
+def records_of(cluster: Cluster, log: str) -> list[Any]:
+    """Key, value, headers and timestamp of every record."""
+    with CommitlogClient(cluster.url("n1"), log=log) as client:
+        page = client.read(from_index=0, limit=10_000, encoding="base64")
+    fields = ("key_base64", "value", "value_base64", "headers", "timestamp")
+    return [[record.get(name) for name in fields] for record in page.records]
+
+
+def test_a_log_is_backed_up_grown_restored_and_resumed(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backing_up, "PART_RECORDS", 50)
+    monkeypatch.setattr(restoring, "BATCH_RECORDS", 10)
+    folder = str(tmp_path / "orders")
+    assert run(cluster, "logs", "create", "orders-1", "--retention-bytes", "1000000000").exit_code == 0
+    with CommitlogClient(cluster.url("n1"), log="orders-1") as client:
+        for start in range(0, 110, 11):
+            client.append(
+                [
+                    Record(b"\xff%d" % n, f"k{n}", [("h", b"\x00\xfe"), ("h", "")])
+                    for n in range(start, start + 11)
+                ]
+            )
+            Operations(client).move_cursor("etl", start)  # control records stand between the batches
+        client.append([Record(None, "k1"), Record("", None, (), 1_730_000_000_000)])
+        middle = client.read(from_index=0, limit=60).records[-1]["index"]
+        Operations(client).move_cursor("etl", middle)
+
+        first = json.loads(run(cluster, "backup", folder, "-l", "orders-1", "--cursor", "etl").stdout)
+        assert (first["records"], first["added"], first["files"]) == (112, 112, 3)
+        client.append(["later"])
+        (tmp_path / "orders" / "records-left.partial").write_text("of an interrupted backup")
+        second = json.loads(run(cluster, "backup", folder, "-l", "orders-1").stdout)
+        assert (second["records"], second["added"], second["id"]) == (113, 1, first["id"])
+    assert json.loads(run(cluster, "restore", "--check", folder).stdout)["records"] == 113
+
+    append, count = restoring._append, 0
+
+    def fail_at_the_ninth(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 9:
+            raise CommandFailed("the power is gone")
+        return append(*arguments)
+
+    monkeypatch.setattr(restoring, "_append", fail_at_the_ninth)
+    assert run(cluster, "restore", folder, "--log", "orders-2").exit_code == 1
+    assert 0 < len(records_of(cluster, "orders-2")) < 113
+    monkeypatch.setattr(restoring, "_append", append)
+    for _ in range(2):  # the second time nothing is appended
+        result = run(cluster, "restore", folder, "--log", "orders-2")
+        assert result.exit_code == 0, result.stderr
+    done = json.loads(result.stdout)
+    assert (done["records"], done["verified"]) == (113, True)
+    assert records_of(cluster, "orders-2") == records_of(cluster, "orders-1")
+    assert done["retention"]["bytes"] == 1_000_000_000
+    moved = run(cluster, "read", "--cursor", "etl", "--limit", "1", "-l", "orders-2", "--encoding", "base64")
+    assert json.loads(moved.stdout)["records"][0]["key_base64"] == "azU5"  # k59, as in the first log
+
+    refused = run(cluster, "restore", folder)  # the log that was backed up
+    assert refused.exit_code == 3
+    assert "not of this backup" in json.loads(refused.stderr)["detail"]
+    other = run(cluster, "backup", folder, "-l", "orders-2")
+    assert other.exit_code == 1
+    assert "orders-1" in json.loads(other.stderr)["detail"]
+
+
+def test_damage_and_missing_files_are_found(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    with CommitlogClient(cluster.url("n1"), log="other") as client:
+        client.append(["v"])
+    assert run(cluster, "backup", str(folder), "-l", "other").exit_code == 0
+    file = next(folder.glob("records-*.parquet"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    damaged = run(cluster, "restore", str(folder), "--log", "never-made")
+    assert damaged.exit_code == 1
+    assert "damaged" in json.loads(damaged.stderr)["detail"]
+    file.unlink()
+    assert run(cluster, "restore", "--check", str(folder)).exit_code == 4
+    assert run(cluster, "restore", "--check", str(tmp_path)).exit_code == 4
+    (tmp_path / "mine").write_text("not a backup")
+    assert run(cluster, "backup", str(tmp_path), "-l", "other").exit_code == 1
