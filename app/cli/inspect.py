@@ -1,7 +1,6 @@
 """`commitlog epochs`, `watermarks` and `ha-status`: replication state of a log."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -9,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from app.cli.context import Target, complete_nodes, print_json, print_table, target_options, url_of_node
+from app.cli.times import format_time
 
 
 @click.command("epochs")
@@ -95,10 +95,9 @@ def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("started")
     for epoch in epochs:
-        started = datetime.fromtimestamp(epoch["started_ms"] / 1000, UTC).strftime("%H:%M:%S.%f")[:-3]
         places = [epoch[name] for name in ("start_index", "end_index", "start_offset", "end_offset")]
         numbers = ["open" if place is None else f"{place:,}" for place in places]
-        table.add_row(str(epoch["epoch"]), str(epoch["leader"]), *numbers, f"{started} UTC")
+        table.add_row(str(epoch["epoch"]), str(epoch["leader"]), *numbers, format_time(epoch["started_ms"]))
     return table
 
 

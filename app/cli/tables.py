@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as View
 
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
+from app.cli.times import Time
 from app.client.tables import Cut, MaterializedTable, Tables
 from app.local.spark_job import JOB, VERIFY_JOB, job_arguments
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
@@ -31,7 +32,7 @@ folder = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--at-index", type=click.IntRange(0), help="Show the table versions at this index.")
 @click.option(
-    "--at-timestamp", type=int, metavar="MS", help="Show the table versions at this time, ms since 1970 UTC."
+    "--at-timestamp", type=Time(), help="Show the table versions at this time: ISO 8601, ms, or an age (15m)."
 )
 @click.option("--at-epoch", type=click.IntRange(0), help="Show the table versions at the end of this epoch.")
 @click.option("--tables", type=folder, help="Read this folder of tables; no node is called.")

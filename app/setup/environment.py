@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,19 @@ BUILD_PACKAGES = (
     "packaging",
 )  # installed first: the lock's source packages build with them
 LOG_TAIL_LINES = 15
+
+
+# Read by bash and zsh; other shells give a sourced script no path, and do not check.
+_ACTIVATION_GUARD = """\
+_commitlog_script="${BASH_SOURCE:-$0}"
+if [ "${_commitlog_script##*/}" = activate ] && \\
+    [ "$(cd "$(dirname "$_commitlog_script")/.." && pwd -P)" != HERE ]; then
+    echo "this environment was created in "HERE"; run \\`make setup\\` in this checkout first" >&2
+    unset _commitlog_script
+    return 1
+fi
+unset _commitlog_script
+"""
 
 
 class SetupFailed(Exception):
@@ -103,6 +117,14 @@ class Environment:
             return
         _say(f"1/5 environment: creating {self.folder} with Python {sys.version.split()[0]}")
         self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)], "make the environment")
+        self._guard_activation()
+
+    def _guard_activation(self) -> None:
+        """Let `activate` refuse to run elsewhere: in a moved or copied checkout it would put the commands of
+        the old one on the PATH."""
+        script = self.folder / "bin" / "activate"
+        here = shlex.quote(str(self.folder.resolve()))
+        script.write_text(_ACTIVATION_GUARD.replace("HERE", here) + script.read_text())
 
     def _works(self) -> bool:
         """Return whether the environment's Python runs, is new enough and has pip."""

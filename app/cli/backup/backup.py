@@ -13,7 +13,7 @@ from app.cli.context import CommandFailed, ExitCode, Target, person_watches, pri
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from app.cli.backup.folder import Manifest
+    from app.cli.backup.folder import BackupManifest
     from app.client import CommitlogClient
 
 PART_RECORDS = 100_000  # of one file
@@ -63,7 +63,7 @@ def backup_command(target: Target, folder: Path, cursors: tuple[str, ...]) -> No
     )
 
 
-def summary(manifest: "Manifest") -> dict[str, Any]:
+def summary(manifest: "BackupManifest") -> dict[str, Any]:
     """Return what a backup holds."""
     return {
         "id": manifest.id,
@@ -77,7 +77,9 @@ def summary(manifest: "Manifest") -> dict[str, Any]:
     }
 
 
-def _backup(client: "CommitlogClient", folder: Path, cursors: tuple[str, ...]) -> tuple[int, "Manifest"]:
+def _backup(
+    client: "CommitlogClient", folder: Path, cursors: tuple[str, ...]
+) -> tuple[int, "BackupManifest"]:
     """Add what the folder lacks. Return the number of new records and the manifest."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -121,15 +123,15 @@ def _now() -> str:
 
 def _new_manifest(
     folder: Path, cluster: str, log: str, settings: Mapping[str, Any], begin: int
-) -> "Manifest":
-    from app.cli.backup.folder import Manifest
+) -> "BackupManifest":
+    from app.cli.backup.folder import BackupManifest
     from app.version import VERSION
 
     others = [path.name for path in folder.iterdir() if not _is_of_a_backup(path.name)]
     if others:
         raise CommandFailed(f"{folder} is not empty and has no manifest: name an empty folder, or a backup")
     now = _now()
-    return Manifest(str(uuid.uuid4()), cluster, log, dict(settings), begin, begin, now, now, VERSION)
+    return BackupManifest(str(uuid.uuid4()), cluster, log, dict(settings), begin, begin, now, now, VERSION)
 
 
 def _is_of_a_backup(name: str) -> bool:
@@ -137,7 +139,7 @@ def _is_of_a_backup(name: str) -> bool:
 
 
 def _check_same_log(
-    client: "CommitlogClient", folder: Path, manifest: "Manifest", cluster: str, begin: int, end: int
+    client: "CommitlogClient", folder: Path, manifest: "BackupManifest", cluster: str, begin: int, end: int
 ) -> None:
     """Raise CommandFailed unless the backup can continue: it is of this log, and no index is missing."""
     from app.cli.backup.folder import Content, read_part

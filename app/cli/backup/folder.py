@@ -21,14 +21,14 @@ from pyarrow import parquet
 
 from app.cli.context import CommandFailed, ExitCode
 
-FORMAT = 1
+BACKUP_FORMAT = 1
 MANIFEST = "manifest.json"
 _LOCK = ".lock"
 _LENGTH = struct.Struct("<q")
 _NULL = _LENGTH.pack(-1)
 
 
-class Part(msgspec.Struct, frozen=True):
+class BackupFile(msgspec.Struct, frozen=True):
     """One file. sha256: of the file; content: of keys, values, headers and timestamps, without indexes."""
 
     file: str
@@ -40,7 +40,7 @@ class Part(msgspec.Struct, frozen=True):
     content: str
 
 
-class Manifest(msgspec.Struct):
+class BackupManifest(msgspec.Struct):
     """Content of the folder: the data records of `log` from begin_index up to next_index, exclusive.
 
     cursors: next index to read, by name, in indexes of the original log.
@@ -56,8 +56,8 @@ class Manifest(msgspec.Struct):
     updated: str
     version: str
     cursors: dict[str, int] = {}
-    parts: list[Part] = []
-    format: int = FORMAT
+    parts: list[BackupFile] = []
+    format: int = BACKUP_FORMAT
 
     @property
     def records(self) -> int:
@@ -65,21 +65,21 @@ class Manifest(msgspec.Struct):
         return sum(part.records for part in self.parts)
 
 
-def load(folder: Path) -> Manifest | None:
+def load(folder: Path) -> BackupManifest | None:
     """Return the manifest, None for a folder without one. Raises CommandFailed when it cannot be read."""
     file = folder / MANIFEST
     try:
-        manifest = msgspec.json.decode(file.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(file.read_bytes(), type=BackupManifest)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
         raise CommandFailed(f"{file} is not the manifest of a backup: {error}") from error
-    if manifest.format != FORMAT:
-        raise CommandFailed(f"{file} has the format {manifest.format}; this version reads {FORMAT}")
+    if manifest.format != BACKUP_FORMAT:
+        raise CommandFailed(f"{file} has the format {manifest.format}; this version reads {BACKUP_FORMAT}")
     return manifest
 
 
-def save(folder: Path, manifest: Manifest) -> None:
+def save(folder: Path, manifest: BackupManifest) -> None:
     """Replace the manifest, durably."""
     content = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
     partial = folder / f".{MANIFEST}.partial"
@@ -102,7 +102,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_part(folder: Path, table: pa.Table) -> Part:
+def write_part(folder: Path, table: pa.Table) -> BackupFile:
     """Write the records as the next file, durably. table: at least one record."""
     first, last = (table.column("index")[at].as_py() for at in (0, -1))
     path = folder / f"records-{first:020}.parquet"
@@ -113,10 +113,10 @@ def write_part(folder: Path, table: pa.Table) -> Part:
     partial.replace(path)
     _sync_folder(folder)
     size, digest = path.stat().st_size, sha256_of(path)
-    return Part(path.name, first, last, table.num_rows, size, digest, Content().add(table).hexdigest())
+    return BackupFile(path.name, first, last, table.num_rows, size, digest, Content().add(table).hexdigest())
 
 
-def read_part(folder: Path, part: Part) -> pa.Table:
+def read_part(folder: Path, part: BackupFile) -> pa.Table:
     """Return the records of a file. Raises CommandFailed when it differs from the manifest."""
     path = folder / part.file
     if Path(part.file).name != part.file:

@@ -16,7 +16,7 @@ from app.cli.context import CommandFailed, ExitCode, Target, person_watches, pri
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from app.cli.backup.folder import Manifest
+    from app.cli.backup.folder import BackupManifest
     from app.client import Appended, CommitlogClient
 
 BATCH_RECORDS = 5_000  # of one append; both are a part of what a resumed restore relies on
@@ -86,7 +86,7 @@ def _tell(target: Target, document: Mapping[str, Any], words: str) -> None:
         click.echo(words)
 
 
-def _prepare(client: "CommitlogClient", manifest: "Manifest", replicas: int | None) -> None:
+def _prepare(client: "CommitlogClient", manifest: "BackupManifest", replicas: int | None) -> None:
     """Create the log unless it exists, without retention: old records must not be removed at once."""
     from app.client.errors import NotFound
     from app.client.operations import Operations
@@ -111,7 +111,7 @@ def _prepare(client: "CommitlogClient", manifest: "Manifest", replicas: int | No
     operations.create_log({"name": client.log, **asked})
 
 
-def _batches(folder: Path, manifest: "Manifest") -> Iterator["pa.Table"]:
+def _batches(folder: Path, manifest: "BackupManifest") -> Iterator["pa.Table"]:
     """Yield the appends. They depend on the files alone, so that a resumed restore sends the same ones."""
     from app.cli.backup.folder import read_part
 
@@ -137,8 +137,8 @@ def _sizes(table: "pa.Table") -> list[int]:
     ]
 
 
-def _append_all(client: "CommitlogClient", folder: Path, manifest: "Manifest") -> Restored:
-    """Append every batch once. The producer of the backup tells the log which ones it has."""
+def _append_all(client: "CommitlogClient", folder: Path, manifest: "BackupManifest") -> Restored:
+    """Append every batch once. By the producer of the backup the log knows which ones it has."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -158,7 +158,7 @@ def _append_all(client: "CommitlogClient", folder: Path, manifest: "Manifest") -
     return restored
 
 
-def _known_appends(client: "CommitlogClient", manifest: "Manifest", first: "pa.Table") -> int:
+def _known_appends(client: "CommitlogClient", manifest: "BackupManifest", first: "pa.Table") -> int:
     """Append the first batch, and return how many the log has for certain."""
     from app.client.errors import Problem
 
@@ -172,7 +172,7 @@ def _known_appends(client: "CommitlogClient", manifest: "Manifest", first: "pa.T
 
 
 def _append(
-    client: "CommitlogClient", manifest: "Manifest", number: int, batch: "pa.Table", restored: Restored
+    client: "CommitlogClient", manifest: "BackupManifest", number: int, batch: "pa.Table", restored: Restored
 ) -> "Appended":
     """Append one batch where the one before it ended: no other record may stand after that."""
     from app.client.errors import ConditionFailed
@@ -196,7 +196,7 @@ def _append(
 
 
 def _verify(
-    client: "CommitlogClient", folder: Path, manifest: "Manifest", restored: Restored
+    client: "CommitlogClient", folder: Path, manifest: "BackupManifest", restored: Restored
 ) -> dict[str, int]:
     """Read the new log and compare it with each file. Return the cursors in indexes of the new log.
 
@@ -240,7 +240,7 @@ def _take(
     return whole.slice(0, count), [whole.slice(count)] if whole.num_rows > count else []
 
 
-def _finish(client: "CommitlogClient", manifest: "Manifest", cursors: Mapping[str, int]) -> Any:
+def _finish(client: "CommitlogClient", manifest: "BackupManifest", cursors: Mapping[str, int]) -> Any:
     """Create the cursors, and set the retention of the backup where the log has none; return it."""
     from app.client.errors import ConditionFailed
     from app.client.operations import Operations

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from app.cli.context import Target, complete_nodes, print_json, target_options, url_of_node
-from app.cli.records.times import format_time
+from app.cli.times import format_time
 from app.client.client import FOLLOW_WAIT_MS
 
 PAGE = 1_000

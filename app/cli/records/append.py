@@ -17,7 +17,7 @@ from app.cli.context import (
     print_json,
     target_options,
 )
-from app.cli.records.times import Time
+from app.cli.times import Time
 
 if TYPE_CHECKING:
     from app.client import Appended, CommitlogClient
@@ -216,6 +216,9 @@ def _append_all(
                     advance(position)
         except ClientError as error:
             raise failure_of(error, writes=True, note=_rest(count, skipped)) from error
+        except KeyboardInterrupt:
+            rest = _rest(count, skipped) or "no append has been answered yet"
+            raise CommandFailed(f"interrupted; {rest}", ExitCode.OUTCOME_UNKNOWN) from None
         except CommandFailed as error:
             raise CommandFailed(
                 f"{error.message}{_rest(count, skipped, '; ')}", ExitCode(error.exit_code)

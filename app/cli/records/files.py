@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from app.cli.context import CommandFailed, ExitCode
-from app.cli.records.times import parse_time
+from app.cli.times import parse_time
 from app.client.records import Record, RecordLike
 
 BY_SUFFIX = {

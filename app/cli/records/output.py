@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from app.cli.records.times import format_time
+from app.cli.times import format_time
 
 if TYPE_CHECKING:
     import pyarrow as pa

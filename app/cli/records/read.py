@@ -21,7 +21,7 @@ from app.cli.records.output import (
     output_file,
 )
 from app.cli.records.pages import STARTS, last_matching, pages, tables
-from app.cli.records.times import Time
+from app.cli.times import Time
 
 if TYPE_CHECKING:
     from app.client import CommitlogClient, Page

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import COMMANDS, cli
-from app.cli.records.times import format_time, parse_time
+from app.cli.times import format_time, parse_time
 from tests.unit.cli.fake_service import Told, committed, fake_service, problem
 from tests.unit.cli.test_client import closed_url
 

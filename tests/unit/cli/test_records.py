@@ -12,6 +12,7 @@ from pyarrow import parquet
 
 from app.cli.main import cli
 from app.cli.records.output import CSV_COLUMNS, csv_row, record_line
+from app.client import CommitlogClient
 from tests.unit.cli.fake_service import Asked, Told, committed, fake_service, problem
 
 RECORD = {"index": 4, "term": 1, "offset": 0, "timestamp": 1_730_000_000_000, "type": "data", "headers": []}
@@ -130,6 +131,24 @@ def test_a_failure_in_the_middle_reports_what_is_stored() -> None:
     assert result.exit_code == 1
     assert "2 records before it are stored; continue with --skip 3" in result.stderr
     assert [json.loads(line)["value"] for line in node.appends()[0].body.splitlines()] == ["b", "c"]
+
+
+def test_an_interrupted_append_reports_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    append, count = CommitlogClient.append, 0
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        return append(*arguments, **options)
+
+    monkeypatch.setattr(CommitlogClient, "append", interrupted)
+    with fake_service(lambda asked: Told(200, committed(0, 1))) as node:
+        arguments = ["append", "--batch", "1", "-e", node.url]
+        result = CliRunner().invoke(cli, arguments, input=b"a\nb\nc\n")
+    assert result.exit_code == 6
+    assert "interrupted; 2 records before it are stored; continue with --skip 2" in result.stderr
 
 
 def test_text_marks_bytes_headers_and_escapes_control_characters() -> None:

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -72,6 +73,28 @@ def test_a_failing_step_names_itself_its_output_and_its_log(tmp_path: Path) -> N
     environment.log.parent.mkdir()
     with pytest.raises(SetupFailed, match=r"(?s)could not do it.*boom.*setup\.log"):
         environment._run([sys.executable, "-c", "print('boom'); raise SystemExit(3)"], "do it")
+
+
+def test_a_moved_environment_is_not_activated(tmp_path: Path) -> None:
+    """A copied `activate` would put the commands of the old checkout on the PATH."""
+    old = checkout(tmp_path)
+    script = old.folder / "bin" / "activate"
+    script.parent.mkdir(parents=True)
+    script.write_text("echo active\n")
+    old._guard_activation()
+    copied = tmp_path / "it's new" / "bin" / "activate"
+    copied.parent.mkdir(parents=True)
+    copied.write_text(script.read_text())
+    for path, code in ((script, 0), (copied, 1)):
+        done = subprocess.run(
+            ["bash", "-c", '. "$0"', path],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert (done.returncode, done.stdout) == (code, "active\n" if code == 0 else "")
+    assert f"created in {old.folder.resolve()}; run `make setup`" in done.stderr
 
 
 def test_the_doctor_sees_packages_that_differ_from_the_lock(tmp_path: Path) -> None:
