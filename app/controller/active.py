@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from app.controller import elect_master, registration, replica_changes, settings_of_logs, sync_state_set
+from app.controller.catching_up import CatchingUp
 from app.controller.commands import (
     AlterSyncStateSet,
     AnyCommand,
@@ -32,7 +33,7 @@ from app.controller.commands import (
     ReplicaChange,
     StepDown,
 )
-from app.controller.complete_copies import may_become_complete
+from app.controller.complete_copies import may_become_complete, surely_lacks
 from app.controller.config import ControllerConfig, changed_config, check_changes
 from app.controller.events import (
     AnyEvent,
@@ -107,6 +108,7 @@ class ActiveController:
         self._waiting: list[tuple[Any, AnyCommand]] = []
         self._round: Round | None = None
         self._withheld: dict[str, None] = {}  # logs whose lease is not granted: an operator's election waits
+        self._catching_up = CatchingUp()
         self._handing_over: dict[str, None] = {}  # of those: a node that leaves the log is its master
         self._unmastered_ms: dict[str, int] = {}  # log that never had a master -> since when it is known
         self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
@@ -226,10 +228,10 @@ class ActiveController:
 
         waiting, self._waiting = self._waiting, []
         for token, command in waiting:
-            if self._must_wait(state, command, now_ms):
-                self._waiting.append((token, command))
-                continue
             try:
+                if self._must_wait(state, command, now_ms):
+                    self._waiting.append((token, command))
+                    continue
                 answer: Answer = self._decide(state, command, round_, happen, now_ms)
             except Refused as refused:
                 answer = refused.refusal
@@ -263,9 +265,11 @@ class ActiveController:
     def _must_wait(self, state: Metadata, command: AnyCommand, now_ms: int) -> bool:
         """An operator's election away from a master that may hold a lease: the lease is not renewed, and
         the election waits until it has ended or the master has given it up (A-11). Then it waits briefly
-        until enough members have reported what they hold, if the set does not count all (C-12)."""
+        until enough members have reported what they hold, if the set does not count all (C-12). A copy that
+        lacks records is refused while the master leads. Raises Refused."""
         if not isinstance(command, ElectMaster):
             return False
+        is_withheld = command.log in self._withheld
         self._withheld.pop(command.log, None)
         log = state.log(command.log)
         if log is None or not log.elects or log.master_epoch > command.seen_epoch:
@@ -276,6 +280,11 @@ class ActiveController:
             over_ms = self.liveness.lease_over_ms(log.name)
             if now_ms - over_ms >= self.config.broker_timeout_ms or self._can_elect(log, command, now_ms):
                 return False
+            candidate = None if command.candidate is None else log.of_node(command.candidate)
+            if candidate is not None and surely_lacks(log, self.liveness, candidate):
+                return False
+        elif not is_withheld and self._catching_up.must_wait(log, command, self.liveness, now_ms):
+            return True
         if not self._can_elect(log, command, now_ms, provisional=True):
             return False  # it will be refused now
         self._withheld[command.log] = None
@@ -506,6 +515,7 @@ class ActiveController:
         self._handing_over.pop(name, None)
         self._refused_epochs.pop(name, None)
         self._withheld.pop(name, None)
+        self._catching_up.forget(name)
 
     def _let_leave(self, log: Log, happen: Callable[..., None], now_ms: int) -> bool:
         """Remove the nodes that a change has taken out, once the log can do without them; return whether

@@ -17,7 +17,7 @@ point in the master's epoch holds everything; no other report is needed.
 from collections.abc import Sequence
 
 from app.controller.liveness import Liveness, Report
-from app.controller.metadata import Log
+from app.controller.metadata import Log, Replica
 from app.ha.roles import acks_needed
 
 
@@ -31,6 +31,31 @@ def complete_copies(log: Log, liveness: Liveness) -> tuple[int, ...]:
     if log.is_opening:
         found.update(_complete(log, log.former_set, log.former_acks, liveness, handed_over=False))
     return tuple(sorted(found))
+
+
+def surely_lacks(log: Log, liveness: Liveness, replica: Replica) -> bool:
+    """True if the copy lacks acknowledged records and gets none before the next election (C-12).
+
+    The last lease has ended, and the copy has reported since that it ends before the point up to which the
+    last master has acknowledged: no other report can prove that it holds everything.
+    """
+    confirmed = liveness.handed_over(log.name, log.master_epoch)
+    report = _report_of(log, replica.id, liveness)
+    if confirmed is None or report is None or not liveness.was_written_after_lease(replica.node, log.name):
+        return False
+    return (report.epoch, report.max_offset) < (log.master_epoch, confirmed)
+
+
+def confirmed_end(log: Log, liveness: Liveness) -> int:
+    """Return the byte up to which the master has reported its epoch as confirmed, 0 without such a report."""
+    report = None if log.master is None else _report_of(log, log.master, liveness)
+    return 0 if report is None or report.epoch != log.master_epoch else report.confirm_offset
+
+
+def held_end(log: Log, liveness: Liveness, replica: Replica) -> int:
+    """Return the end of the master's epoch that the copy has reported, 0 if it ends in another epoch."""
+    report = _report_of(log, replica.id, liveness)
+    return 0 if report is None or report.epoch != log.master_epoch else report.max_offset
 
 
 def counts_all(log: Log) -> bool:

@@ -23,11 +23,13 @@ class Opened:
     """The connection is open: requested by the core, or opened by a slave.
 
     replica: place of the slave among the log's replicas, from 1, if it sent that, else 0. history: what a
-    classic slave holds, if it sent that.
+    classic slave holds, if it sent that. node: id of the node at the other end if the connection has proved
+    it (a cluster secret or a certificate), None if not.
     """
 
     replica: int = 0
     history: History | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,14 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a connection to host:port. history: to send in the preface (classic mode)."""
+    """Open a connection to host:port. history: to send in the preface (classic mode).
+
+    node: id of the node that must answer, if connections prove nodes; empty for any node of the cluster.
+    """
 
     address: str
     history: History | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

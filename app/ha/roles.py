@@ -28,9 +28,9 @@ class Replica:
 
     id: what the controller gave this copy permanently (C-03), at least 1. Sets, acks, connections and the
     16-byte handshake name a copy by it: a node whose disk was replaced keeps another copy, with another id.
-    node: id of the node that keeps it, for people. address: host:port of the node's HA listener, by which
-    the seed's handshake names the copy; at most 50 bytes. learner: receives the log, is never in the set,
-    nor master (C-11).
+    node: id of the node that keeps it; a connection that has proved its node must be of this one. address:
+    host:port of the node's HA listener, by which the seed's handshake names the copy; at most 50 bytes.
+    learner: receives the log, is never in the set, nor master (C-11).
     """
 
     id: int

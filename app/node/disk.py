@@ -17,10 +17,12 @@ from functools import partial
 from typing import Any, Final
 
 from app.log.contract import SyncSource
+from storage.errors import InvariantError
 
 logger = logging.getLogger(__name__)
 
 THREADS: Final = 16
+LANE_MAX: Final = 256  # pieces of work, and requests to sync one source, that wait in one lane
 
 Then = Callable[[Any, BaseException | None], None]
 
@@ -29,7 +31,7 @@ class DiskThreads:
     """The pool; satisfies Lanes of app/log/contract.py. Everything except `_work` runs on the event loop.
 
     Invariant: a node has at most `threads` calls to the disk in progress. The queue is bounded by its
-    callers: a lane submits one piece of work, or one sync for each of its sources, and waits for the answer.
+    lanes: each submits one piece of work, or one sync for each of its sources, and waits for the answer.
     """
 
     def __init__(
@@ -118,7 +120,12 @@ class DiskThreads:
 
 
 class DiskLane:
-    """The Disk of app/log/contract.py for one log and its journal. Owned by the event loop."""
+    """The Disk of app/log/contract.py for one log and its journal. Owned by the event loop.
+
+    Invariant: at most LANE_MAX pieces of work and LANE_MAX requests for each source wait, however long the
+    disk hangs. Each caller waits for the answer to its work before it submits more, so a lane holds a few;
+    a caller that does not is an InvariantError.
+    """
 
     def __init__(self, threads: DiskThreads) -> None:
         self._threads = threads
@@ -133,16 +140,19 @@ class DiskLane:
 
     def submit(self, work: Callable[[], Any], then: Then) -> None:
         """Run `work` after everything submitted to this lane before, then `then(result, error)` on the
-        loop."""
+        loop. Raises InvariantError beyond LANE_MAX."""
+        self._check_size(len(self._queue))
         self._put(partial(self._start, work, then))
 
     def request_sync(self, source: SyncSource, then: Callable[[], None]) -> None:
         """Make durable what `source` has written when the lane's next round starts; then() after it.
 
         A source belongs to one lane: two syncs of it must never run at once. A failed sync stops the node:
-        written data may be lost, and a retry would hide it (R-11).
+        written data may be lost, and a retry would hide it (R-11). Raises InvariantError beyond LANE_MAX.
         """
-        self._dirty.setdefault(source, []).append(then)
+        waiting = self._dirty.setdefault(source, [])
+        self._check_size(len(waiting))
+        waiting.append(then)
         if not self._round_is_due:
             # The round starts after everything that this turn of the loop will write.
             self._round_is_due = True
@@ -152,10 +162,15 @@ class DiskLane:
         """Wait until everything submitted so far, and every requested sync, has been answered."""
         while True:
             done: asyncio.Future[None] = self._threads.loop.create_future()
-            self.submit(_nothing, lambda _result, _error, done=done: done.set_result(None))  # type: ignore[misc]
+            self._put(partial(self._start, _nothing, partial(_settle, done)))
             await done
             if self._threads.failed or not (self._round_is_due or self._running):
                 return
+
+    @staticmethod
+    def _check_size(waiting: int) -> None:
+        if waiting >= LANE_MAX:
+            raise InvariantError(f"{waiting} pieces of work wait in one lane of the disk")
 
     def _put(self, piece: Callable[[], None]) -> None:
         self._queue.append(piece)
@@ -223,3 +238,7 @@ class DiskLane:
 
 def _nothing() -> None:
     """Work that only marks a place in the order."""
+
+
+def _settle(done: asyncio.Future[None], _result: Any, _error: BaseException | None) -> None:
+    done.set_result(None)

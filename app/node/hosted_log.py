@@ -1,10 +1,11 @@
 """One log at this node: its settings, the driver if the node keeps a replica, and its leader."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
+from app.errors import ChangeInProgress
 from app.log.contract import GroupConfig, Role
 from app.node.replica.driver import LogDriver
 from app.settings.model import LogSettings, Replication
@@ -36,10 +37,25 @@ class HostedLog:
         self.repairs_begun = 0
         self.caught_up = False  # a linearizable read has succeeded here since the start
         self.ha: AutoSwitchCore | None = None  # of a log in controller mode, with its driver
+        self._members_change = False  # a call is changing the members of this Raft log
         self._seen: tuple[Role, str | None, int] | None = None
         self._group = GroupConfig(voters=settings.replicas)
         self._watchers: dict[asyncio.Future[None], None] = {}
         self._led_by: dict[asyncio.Timeout, str] = {}  # calls that wait for an answer of that leader
+
+    @contextmanager
+    def changing_members(self) -> Iterator[None]:
+        """Keep other calls from changing the members: two with different aims would undo each other's steps.
+
+        Raises ChangeInProgress while another call changes them.
+        """
+        if self._members_change:
+            raise ChangeInProgress
+        self._members_change = True
+        try:
+            yield
+        finally:
+            self._members_change = False
 
     def opened(self, driver: LogDriver) -> None:
         """The replica is open: apply the changes made since its opening began."""

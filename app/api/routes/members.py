@@ -173,7 +173,8 @@ async def _change(
         raise InvalidRequest(("/query/force", "is of logs in controller mode; name one with `log`"))
 
     async def act(here: Served) -> Response:
-        await here.commit(change)
+        with here.hosted.changing_members():
+            await here.commit(change)
         return _members_answer(broker)
 
     if one is not None:

@@ -133,8 +133,14 @@ async def change_members(here: Served, wanted: GroupConfig) -> None:
     """Change the members of a Raft log that is led here, one after another, until they are as wanted.
 
     May be repeated: it goes on where it was. Raises NotCaughtUp or ChangeInProgress when that takes longer
-    than _CHANGES_MS; NotLeader, WouldLoseQuorum, InvalidRequest, QuorumTimeout.
+    than _CHANGES_MS, ChangeInProgress also while another call changes them; NotLeader, WouldLoseQuorum,
+    InvalidRequest, QuorumTimeout.
     """
+    with here.hosted.changing_members():
+        await _change_one_by_one(here, wanted)
+
+
+async def _change_one_by_one(here: Served, wanted: GroupConfig) -> None:
     broker = here.broker
     deadline_ms = broker.clock.monotonic_ms() + _CHANGES_MS
     while True:

@@ -227,7 +227,7 @@ class AutoSwitchCore(StaticGroup):
             if not isinstance(message, Closed):
                 self._outbox.send(source, Disconnect("not the master"))
         elif isinstance(message, Opened):
-            master.connected(source, now_ms)
+            master.connected(source, now_ms, message.node)
         elif isinstance(message, Closed):
             master.closed(source)
         elif isinstance(message, Drained):

@@ -25,11 +25,13 @@ NOTES_MAX = 64  # samples of position and time for one slave
 
 @dataclass(slots=True)
 class SlaveConnection:
-    """One connection of a slave. replica: None until it has identified itself."""
+    """One connection of a slave. replica: None until it has identified itself. node: the proved node at the
+    other end, None if the connection proves none."""
 
     key: str
     heard_ms: int
     flow: Flow
+    node: str | None = None
     state: HaState = HaState.READY
     handshake: Handshake | None = None
     replica: Replica | None = None
@@ -180,10 +182,11 @@ class MasterSide:
         self._caught_up_ms = {each: ms for each, ms in self._caught_up_ms.items() if each in known}
         self.needs_check = True
 
-    def connected(self, key: str, now_ms: int) -> None:
+    def connected(self, key: str, now_ms: int, node: str | None = None) -> None:
         config = self._config
         flow = Flow(config.max_transfer_bytes_per_s, now_ms)
-        self._connections[key] = SlaveConnection(key, now_ms, flow, room_bytes=config.ha_window_bytes)
+        room_bytes = config.ha_window_bytes
+        self._connections[key] = SlaveConnection(key, now_ms, flow, node, room_bytes=room_bytes)
 
     def closed(self, key: str) -> None:
         self._connections.pop(key, None)
@@ -228,6 +231,9 @@ class MasterSide:
         replica = self._replica_of(handshake)
         if replica is None or replica.id == self._me:
             self._drop(connection.key, "not a registered slave of this log")
+            return
+        if connection.node not in (None, replica.node):
+            self._drop(connection.key, f"{connection.node} does not keep replica {replica.id} of this log")
             return
         for other in list(self._connections.values()):
             if other is not connection and other.replica is not None and other.replica.id == replica.id:

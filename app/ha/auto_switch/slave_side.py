@@ -118,7 +118,7 @@ class SlaveSide:
         self._key = self._new_key()
         self.step = Step.CONNECTING
         self._heard_ms = now_ms
-        self._outbox.send(self._key, Connect(self._master.address))
+        self._outbox.send(self._key, Connect(self._master.address, node=self._master.node))
 
     def opened(self, key: str, now_ms: int) -> None:
         if key != self._key or self.step is not Step.CONNECTING:

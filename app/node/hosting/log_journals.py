@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from app.log.events import JournalEvent
@@ -9,6 +10,7 @@ from app.node.hosted_log import HostedLog
 from app.node.opening.open_replica import open_journal
 from app.node.services import NodeServices
 from storage.errors import DiskError, StorageFull
+from storage.log.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +23,7 @@ class LogJournals:
     def __init__(self, services: NodeServices, segment_max_bytes: int) -> None:
         """segment_max_bytes: of a journal; segments of logs may be smaller."""
         self._services = services
+        self._syncing: dict[Journal, bool] = {}  # sync in progress -> events were written since its request
         self._storage = replace(
             services.storage,
             segment_max_bytes=min(services.storage.segment_max_bytes, segment_max_bytes),
@@ -62,4 +65,16 @@ class LogJournals:
         except DiskError as error:
             services.fail(f"journal of log {hosted.name}", error)
             return
-        services.disk.lane(hosted.name).request_sync(journal, lambda: None)
+        self._sync(hosted.name, journal)
+
+    def _sync(self, name: str, journal: Journal) -> None:
+        """Make the events durable, one sync at a time: while a disk hangs, requests must not pile up."""
+        if journal in self._syncing:
+            self._syncing[journal] = True
+        else:
+            self._syncing[journal] = False
+            self._services.disk.lane(name).request_sync(journal, partial(self._synced, name, journal))
+
+    def _synced(self, name: str, journal: Journal) -> None:
+        if self._syncing.pop(journal):
+            self._sync(name, journal)

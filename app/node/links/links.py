@@ -210,11 +210,15 @@ class _Link(asyncio.Protocol):
             self._inner.data_received(rest)
 
     def _check_certificate(self, peer_id: str) -> None:
-        """The certificate must name the node, or the host at which the members reach that node."""
+        """The certificate must name the node, or the host at which the members reach that node.
+
+        A certificate that names another node is of that node alone, also where both run on one host.
+        """
         if self._tls is None:
             return
-        names = self._tls.names
-        if peer_id not in names and self._links.security.host_of(peer_id) not in names:
+        names, host_of = self._tls.names, self._links.security.host_of
+        names_host = host_of(peer_id) in names and all(host_of(name) is None for name in names)
+        if peer_id not in names and not names_host:
             listed = ", ".join(sorted(names)) or "nothing"
             raise HandshakeFailed("certificate", f"the certificate of {peer_id} names {listed}")
 

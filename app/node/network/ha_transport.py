@@ -222,7 +222,9 @@ class HaTransport:
             await asyncio.sleep(max(0.0, owner.dial_at_s - loop.time()))
             async with asyncio.timeout(_CONNECT_TIMEOUT_S if self.links.is_plain else _PROOF_TIMEOUT_S):
                 host, port = split_address(address or owner.master() or "")
-                await self.links.connect(lambda: _Connection(self, owner.log_id, key, history), host, port)
+                await self.links.connect(
+                    lambda: _Connection(self, owner.log_id, key, history), host, port, connect.node
+                )
         except (OSError, TimeoutError, ValueError) as error:
             if self._logs.get(owner.log_id) is owner:
                 owner.deliver(key, Closed(f"{address}: {error!r}"))
@@ -431,7 +433,7 @@ class _Connection(LinkedProtocol):
             return b""
         self.place = place
         self.is_stranger = place == 0
-        self._belongs_to(owner, reader, Opened(place, preface.history), None)
+        self._belongs_to(owner, reader, Opened(place, preface.history, self.proven_id), None)
         return first
 
     def _belongs_to(self, owner: _Log, reader: FrameReader, opened: Opened, key: str | None) -> None:

@@ -26,6 +26,7 @@ class JournalKeeper:
         self._clock = clock
         self._disk = disk
         self._fail = fail
+        self._trimming: set[str] = set()  # logs whose journal is being trimmed: a hung disk delays that
 
     async def run(self, logs: Callable[[], Iterable[HostedLog]]) -> None:
         """Check the journals of `logs()` as long as the node runs, one in each turn of the loop."""
@@ -38,7 +39,7 @@ class JournalKeeper:
     def trim(self, hosted: HostedLog) -> None:
         """Begin to remove what exceeds the age or the size."""
         journal, config = hosted.journal, self._config
-        if journal is None:
+        if journal is None or hosted.name in self._trimming:
             return
         oldest_ms = None if config.retention_ms is None else self._clock.now_ms() - config.retention_ms
         try:
@@ -49,7 +50,10 @@ class JournalKeeper:
         if ticket is None:
             return
 
+        self._trimming.add(hosted.name)
+
         def ended(_result: Any, error: BaseException | None) -> None:
+            self._trimming.discard(hosted.name)
             if isinstance(error, StorageFull):
                 logger.warning("log %s: the disk is full: a trim of its journal is not recorded", hosted.name)
             elif error is not None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.controller.commands import ChangeLog, ElectMaster, RegisterReplica, StepDown
+from app.controller.commands import ChangeLog, ElectMaster, Reason, Refusal, RegisterReplica, StepDown
 from app.controller.config import ControllerConfig
 from app.controller.events import MasterElected, MasterLost, decode_event, encode_event
 from app.controller.liveness import Liveness, Report
@@ -135,20 +135,80 @@ def test_a_master_that_gave_its_epoch_up_is_granted_no_lease() -> None:
     assert quorum.log().master_epoch == 2
 
 
-@pytest.mark.rule("C-05")
+def answer_to(quorum: Quorum, command: ElectMaster, *nodes: str, steps: int) -> object:
+    """Return the answer to the command while these nodes are heard, None without an answer."""
+    for _ in range(steps):
+        quorum.pass_time(STEP_MS)
+        quorum.heartbeats(*nodes)
+        for token, answer in quorum.turn():
+            if token is command:
+                return answer
+    return None
+
+
+@pytest.mark.rule("C-05", "C-12")
 @pytest.mark.parametrize("catches_up", [True, False])
-def test_an_operators_election_waits_for_the_proof_and_is_refused_without_one(catches_up: bool) -> None:
+def test_an_operators_election_waits_for_records_while_the_master_leads(catches_up: bool) -> None:
     quorum = by_two_of_three()
     command = ElectMaster("a", "n3", False, 1)
     quorum.active.ask(command, command)
     quorum.turn()
+    assert answer_to(quorum, command, steps=1) is None
+    assert quorum.heartbeat("n1").withheld == ()
+    if catches_up:
+        quorum.offsets["n3", "a"] = (1, 20, 20)
+        assert answer_to(quorum, command, steps=1) is None
+        assert quorum.heartbeat("n1").withheld == ("a",)
+        quorum.done(StepDown("a", quorum.log().generation, 1, 1, confirmed=20))
+        answer_to(quorum, command, steps=2)
+        assert elected(quorum) == "n3"
+        return
+    answer = answer_to(quorum, command, steps=8)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.NO_ELIGIBLE_REPLICA
+    assert "n3 lacks 10 bytes" in answer.detail
+    assert (quorum.heartbeat("n1").granted, quorum.log().master_epoch) == ((("a", 1),), 1)
+
+
+@pytest.mark.rule("C-05", "C-12")
+def test_an_operators_election_is_refused_as_soon_as_the_copy_cannot_get_what_it_lacks() -> None:
+    """n3 held all that n1 had confirmed; n1 acknowledged more before it gave its lease up."""
+    quorum = by_two_of_three()
+    quorum.offsets["n3", "a"] = (1, 20, 20)
+    quorum.heartbeats()
+    command = ElectMaster("a", "n3", False, 1)
+    quorum.active.ask(command, command)
+    quorum.turn()
+    assert quorum.heartbeat("n1").withheld == ("a",)
+    quorum.offsets["n2", "a"] = (1, 30, 30)
+    down = StepDown("a", quorum.log().generation, 1, 1, confirmed=30)
+    quorum.active.ask(down, down)
+    quorum.turn()
+    answer = answer_to(quorum, command, steps=3)  # not for the whole time until a silent node is dead
+    assert isinstance(answer, Refusal)
+    live(quorum, "n1", "n2", "n3", steps=1)
+    quorum.active.ask(down, down)
+    quorum.turn()
+    assert elected(quorum) in ("n1", "n2")
+
+
+@pytest.mark.rule("C-05")
+@pytest.mark.parametrize("catches_up", [True, False])
+def test_an_operators_election_waits_for_the_proof_and_is_refused_without_one(catches_up: bool) -> None:
+    quorum = by_two_of_three()
+    quorum.offsets["n3", "a"] = (1, 20, 20)
+    quorum.heartbeats()
+    command = ElectMaster("a", "n3", False, 1)
+    quorum.active.ask(command, command)
+    quorum.turn()
+    quorum.offsets["n2", "a"] = (1, 30, 20)
     down = StepDown("a", quorum.log().generation, 1, 1)
     quorum.active.ask(down, down)
     quorum.turn()
     live(quorum, "n1", "n2", "n3", steps=3)
     assert elected(quorum) is None  # n1 and n2 hold more: a record may be on these two
     if catches_up:
-        quorum.offsets["n3", "a"] = (1, 20, 20)
+        quorum.offsets["n3", "a"] = (1, 30, 20)
         live(quorum, "n1", "n2", "n3", steps=3)
         assert elected(quorum) == "n3"
         return

@@ -213,10 +213,12 @@ class Lab:
         self.deliver(key, Opened())
         return key
 
-    def connected(self, number: int = 1, place: int = 0, history: History | None = None) -> str:
+    def connected(
+        self, number: int = 1, place: int = 0, history: History | None = None, node: str | None = None
+    ) -> str:
         """A slave has connected; return its key."""
         key = f"{INCOMING}{number}"
-        self.deliver(key, Opened(place, history))
+        self.deliver(key, Opened(place, history, node))
         return key
 
 

@@ -3,11 +3,24 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from app.node.disk import DiskLane, DiskThreads
+from app.node.disk import LANE_MAX, DiskLane, DiskThreads
+from app.node.hosting.log_journals import LogJournals
+from storage.errors import InvariantError
+from storage.log.commitlog import CommitlogConfig
+
+
+class ToldJournal:
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def record(self, kind: str, *_: Any) -> str:
+        self._told.append(kind)
+        return kind
 
 
 class Source:
@@ -222,3 +235,45 @@ def test_a_log_does_not_wait_for_the_sync_of_its_journal() -> None:
         assert told == [1]
 
     run(test)
+
+
+def test_a_lane_refuses_what_exceeds_its_bound_while_the_disk_hangs() -> None:
+    async def test(disk: DiskLane, failures: list[str]) -> None:
+        gate, source = threading.Event(), Source()
+        disk.submit(lambda: gate.wait(10), lambda _result, _error: None)
+        try:
+            for _ in range(LANE_MAX):
+                disk.submit(lambda: None, lambda _result, _error: None)
+                disk.request_sync(source, lambda: None)
+            with pytest.raises(InvariantError, match="one lane"):
+                disk.submit(lambda: None, lambda _result, _error: None)
+            with pytest.raises(InvariantError, match="one lane"):
+                disk.request_sync(source, lambda: None)
+            assert disk.waiting == LANE_MAX
+        finally:
+            gate.set()
+        await disk.drain()
+        assert (disk.waiting, failures) == (0, [])
+
+    run(test)
+
+
+def test_requests_to_sync_the_journal_do_not_pile_up_while_the_disk_hangs() -> None:
+    requested: list[Callable[[], None]] = []
+    lane = SimpleNamespace(request_sync=lambda _journal, then: requested.append(then))
+    services = SimpleNamespace(
+        storage=CommitlogConfig(),
+        disk=SimpleNamespace(lane=lambda _name: lane),
+        clock=SimpleNamespace(now_ms=lambda: 1),
+    )
+    told: list[str] = []
+    journal = ToldJournal(told)
+    hosted: Any = SimpleNamespace(name="a", journal=journal, driver=None)
+    journals = LogJournals(cast(Any, services), 1_000_000)
+    for _ in range(1_000):
+        journals.record(hosted, cast(Any, SimpleNamespace(kind="repair", data={})))
+    assert (len(told), len(requested)) == (1_000, 1)
+    requested.pop()()  # the events since the request need another sync
+    assert len(requested) == 1
+    requested.pop()()
+    assert requested == []

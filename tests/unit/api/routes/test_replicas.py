@@ -1,13 +1,18 @@
 """Choice of nodes for a number of replicas, when the replicas of a log change."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from app.api.routes.replicas import wanted_nodes
+from app.api.routes.replicas import change_members, wanted_nodes
 from app.controller.metadata import Log, LogSpec, Replica
-from app.errors import InvalidRequest
+from app.errors import ChangeInProgress, InvalidRequest
+from app.log.commands import ChangeMembers
+from app.log.contract import GroupConfig
+from app.node.hosted_log import HostedLog
+from app.settings.model import LogSettings
 
 ALL = ("n1", "n2", "n3", "n4")
 
@@ -48,3 +53,35 @@ def test_those_in_sync_stay_before_others_and_learners_leave_first() -> None:
 def test_more_replicas_than_nodes_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="at most 4"):
         wanted_nodes(*kept_by("n1"), 5)
+
+
+@pytest.mark.rule("R-10")
+def test_of_two_changes_of_the_members_of_a_raft_log_the_second_is_refused() -> None:
+    """Otherwise each would undo the steps of the other until one gives up."""
+
+    async def test() -> None:
+        hosted = HostedLog(
+            LogSettings.of_spec("a", LogSpec(replication="raft", replicas=("n1", "n2", "n3"))), 1, None
+        )
+        commits: list[ChangeMembers] = []
+        goes_on = asyncio.Event()
+
+        async def commit(command: ChangeMembers) -> None:
+            commits.append(command)
+            await goes_on.wait()
+            left = tuple(node for node in hosted.voters if node != command.node_id)
+            hosted._group = GroupConfig(voters=left)
+
+        clock = SimpleNamespace(monotonic_ms=lambda: 0)
+        broker = SimpleNamespace(clock=clock, node=SimpleNamespace(id="n1"))
+        here = cast(Any, SimpleNamespace(broker=broker, hosted=hosted, commit=commit))
+        first = asyncio.create_task(change_members(here, GroupConfig(voters=("n1", "n2"))))
+        await asyncio.sleep(0)
+        with pytest.raises(ChangeInProgress):
+            await change_members(here, GroupConfig(voters=("n1", "n3")))
+        goes_on.set()
+        await first
+        await change_members(here, GroupConfig(voters=("n1",)))
+        assert [command.node_id for command in commits] == ["n3", "n2"]
+
+    asyncio.run(test())

@@ -349,3 +349,18 @@ def test_a_slave_that_ends_exactly_where_a_trimmed_log_begins_goes_on_there() ->
     assert master.core.watermarks()[1]["n2"] == 3
     ack_all(master, key)
     assert master.core.watermarks()[1]["n2"] == master.log.end_index
+
+
+@pytest.mark.rule("A-07", "C-03")
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize(("proved", "taken"), [(None, True), ("n2", True), ("n3", False)])
+def test_a_connection_speaks_only_for_a_copy_of_the_node_that_it_has_proved(
+    number: int, proved: str | None, taken: bool
+) -> None:
+    master = Replicated()
+    master.lead()
+    key = master.connected(node=proved)
+    master.take()
+    master.deliver(key, Handshake("" if number else "n2:10911", number=number))
+    answers = master.frames(key, (HandshakeAnswer, Disconnect))
+    assert [type(answer) for answer in answers] == [HandshakeAnswer if taken else Disconnect]

@@ -65,7 +65,7 @@ def test_a_slave_connects_introduces_itself_and_reports() -> None:
     slave = Replicated("n2", copy(log))
     slave.deliver(MANAGER, SlaveRole(1, 2, REPLICAS))
     slave.tick()
-    assert slave.take()[-1] == ("out-1", Connect("n1:10911"))
+    assert slave.take()[-1] == ("out-1", Connect("n1:10911", node="n1"))
     slave.deliver("out-1", Opened())
     assert slave.take() == [("out-1", Handshake("n2:10911"))]
     slave.deliver("out-1", answer_of(log, 2))

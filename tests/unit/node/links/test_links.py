@@ -135,7 +135,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Link
         settings = SecuritySettings(
             peer_tls_certificate=certificate, peer_tls_key=key, peer_tls_ca=authorities[trusts]
         )
-        return load_link_security(settings, {"n1": "127.0.0.1"}.get)
+        return load_link_security(settings, dict.fromkeys(("n1", "n2"), "127.0.0.1").get)
 
     return security
 
@@ -337,6 +337,7 @@ def test_nodes_with_certificates_reach_each_other(
         pytest.param("n1", "DNS:n1", "foreign", "ca", id="another authority"),
         pytest.param("n1", "DNS:n1", "ca", "foreign", id="it trusts another authority"),
         pytest.param("n3", "DNS:n1,IP:127.0.0.1", "ca", "ca", id="the certificate of another node"),
+        pytest.param("n1", "DNS:n2,IP:127.0.0.1", "ca", "ca", id="of another node on the same host"),
     ],
 )
 def test_a_certificate_that_does_not_fit_reaches_nothing(

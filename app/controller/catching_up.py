@@ -1,0 +1,47 @@
+"""An operator's election of a named copy that lacks acknowledged records, while the master leads. PURE.
+
+Without the last lease such an election can only be refused, and the log would be without a master until then.
+So the lease is not withheld before the copy has reported all that the master had reported as confirmed when
+the election was requested. A copy that does not report that in time is refused; the master has led all the
+time.
+"""
+
+from app.controller.commands import ElectMaster, Reason, Refused
+from app.controller.complete_copies import confirmed_end, counts_all, held_end
+from app.controller.liveness import Liveness
+from app.controller.metadata import Log
+
+
+class CatchingUp:
+    """Elections that wait for records, at most one for each log: a later one replaces it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[ElectMaster, int, int]] = {}  # log -> election, end in bytes, until
+
+    def must_wait(self, log: Log, command: ElectMaster, liveness: Liveness, now_ms: int) -> bool:
+        """Return whether the election must wait for records. Raises Refused once it has waited long enough:
+        for two heartbeats."""
+        replica = None if command.candidate is None else log.of_node(command.candidate)
+        if replica is None or command.unclean or counts_all(log):
+            return False
+        waiting = self._waiting.get(log.name)
+        if waiting is None or waiting[0] != command:
+            config = liveness.config
+            until_ms = now_ms + 2 * config.heartbeat_interval_ms + config.retry_interval_ms
+            waiting = (command, confirmed_end(log, liveness), until_ms)
+            self._waiting[log.name] = waiting
+        _, end, until_ms = waiting
+        lacks_bytes = max(0, end - held_end(log, liveness, replica))
+        if lacks_bytes and now_ms < until_ms:
+            return True
+        del self._waiting[log.name]
+        if lacks_bytes:
+            raise Refused(
+                Reason.NO_ELIGIBLE_REPLICA,
+                f"{command.candidate} lacks {lacks_bytes} bytes that may be acknowledged",
+            )
+        return False
+
+    def forget(self, log: str) -> None:
+        """The log is deleted."""
+        self._waiting.pop(log, None)
