@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.tables.table import read_table
 from tests.spark.conftest import endpoints
-from tests.spark.materialize.kill_points import LONE, POINTS
+from tests.spark.materialize.kill_points import SAMPLED
 from tests.spark.source.log_server import FakeLog, FakeReplica
 from tests.spark.source.looks import DATA, DRIVER_TIMEOUT_S, await_true, indexes
 
@@ -45,8 +45,8 @@ def driver(config: MaterializeConfig) -> Iterator[Driver]:
         process.wait()
 
 
-@pytest.mark.timeout(600)  # six drivers, each with a JVM of its own
-def test_a_driver_killed_at_each_named_point_leaves_each_record_and_event_once(
+@pytest.mark.timeout(600)  # three drivers, each with a JVM of its own
+def test_a_driver_killed_in_its_work_leaves_each_record_and_event_once(
     spark: SparkSession,
     config: MaterializeConfig,
     log: FakeLog,
@@ -58,17 +58,14 @@ def test_a_driver_killed_at_each_named_point_leaves_each_record_and_event_once(
     assert indexes(spark, config.tables) == []
     standing = {"role": "leader", "begin_index": 0, "end_index": 101, "committed_index": 101}
     reached = 0
-    points = [point for point in POINTS if point not in LONE]
-    for count, point in enumerate(points, 1):
+    for count, point in enumerate(SAMPLED, 1):
         replicas[0].event("watermarks", {**standing, "peers": {"n1": 101, "n2": count}})
         killed = driver(point, "--max-records", "10", "--trigger", "200 milliseconds")
         assert killed.wait(DRIVER_TIMEOUT_S) == -signal.SIGKILL, point
         found = indexes(spark, config.tables)
         assert found == DATA[: len(found)], point
         assert len(found) >= reached, point
-        if point == "planned":
-            assert found == [], point
-        if point in ("committed", "known"):
+        if point == "committed":
             assert len(found) > reached, point
         reached = len(found)
 
@@ -76,7 +73,7 @@ def test_a_driver_killed_at_each_named_point_leaves_each_record_and_event_once(
         rows = read_table(spark, f"{config.tables}/default/{table}").select("seq").collect()
         return sorted(row["seq"] for row in rows)
 
-    last = len(points) - 1
+    last = len(SAMPLED) - 1
     assert told("watermarks")[-2:] == [last, last]  # a row a peer
     assert last not in told("events")
     log.append_many(10)
