@@ -1,24 +1,67 @@
 """Errors of the source and the sink; each message states the remedy."""
 
+import re
+
+_CODED = re.compile(r"\[(COMMITLOG_[A-Z_]+)\] (.*)")
+_KINDS: dict[str, type["SourceError"]] = {}  # by condition
+
 
 class SourceError(RuntimeError):
-    """Base class of the errors of the `commitlog` source. The message is for the user of the query."""
+    """Base class of the errors of the `commitlog` source. The message is for the user of the query.
+
+    condition: name of this kind of error. The text begins with it, as Spark's own errors do: Spark passes on
+    the errors of its Python processes as text (`own_error`). is_final: a restart of the query does not fix
+    the error.
+    """
+
+    condition = "COMMITLOG_ERROR"
+    is_final = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _KINDS[cls.condition] = cls
+
+    def __str__(self) -> str:
+        return f"[{self.condition}] {self.message}"
+
+    @property
+    def message(self) -> str:
+        return super().__str__()
+
+
+def own_error(error: BaseException) -> tuple[type[SourceError], str] | None:
+    """Return the kind and the message of an error of this package, also from the text of an error of Spark
+    that wraps one; None for another error."""
+    if isinstance(error, SourceError):
+        return type(error), error.message
+    found = ((_KINDS.get(told[1]), told[2].strip()) for told in _CODED.finditer(str(error)))
+    return next(((kind, message) for kind, message in found if kind is not None), None)
 
 
 class OptionError(SourceError):
     """An unknown option, or an invalid value."""
 
+    condition = "COMMITLOG_OPTION"
+    is_final = True
+
 
 class Unreachable(SourceError):
     """No replica answered in time. The message contains the last error of each."""
+
+    condition = "COMMITLOG_UNREACHABLE"
 
 
 class NoCopy(Unreachable):
     """A node answered that has no data of the log."""
 
+    condition = "COMMITLOG_NO_COPY"
+
 
 class RequestRefused(SourceError):
     """A replica answered with a problem that a retry, there or at another replica, cannot solve."""
+
+    condition = "COMMITLOG_REFUSED"
+    is_final = True
 
     def __init__(self, status: int, code: str, detail: str, fields: dict[str, object] | None = None) -> None:
         super().__init__(f"the log service refused: {status} {code}: {detail}")
@@ -29,6 +72,9 @@ class RequestRefused(SourceError):
 
 class LogTrimmed(SourceError):
     """The log no longer contains the requested index."""
+
+    condition = "COMMITLOG_LOG_TRIMMED"
+    is_final = True
 
     def __init__(self, log: str, index: int, begin_index: int) -> None:
         super().__init__(
@@ -43,6 +89,9 @@ class LogTrimmed(SourceError):
 class JournalTrimmed(SourceError):
     """A node's journal no longer contains the requested event."""
 
+    condition = "COMMITLOG_JOURNAL_TRIMMED"
+    is_final = True
+
     def __init__(self, log: str, node: str, seq: int, first_seq: int) -> None:
         super().__init__(
             f"log {log!r}: the journal of node {node} begins at event {first_seq}: the events from {seq} to "
@@ -55,12 +104,17 @@ class JournalTrimmed(SourceError):
 class TableUnreadable(SourceError):
     """A Delta table that tail=union cannot read."""
 
+    condition = "COMMITLOG_TABLE_UNREADABLE"
+
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"tail=union cannot read the table at {path}: {reason}")
 
 
 class LogClash(SourceError):
     """The log is not the one that this query has read so far."""
+
+    condition = "COMMITLOG_LOG_CLASH"
+    is_final = True
 
     def __init__(self, log: str, reason: str) -> None:
         super().__init__(
@@ -74,9 +128,13 @@ class LogClash(SourceError):
 class SinkError(SourceError):
     """Rows that could not be written. The message states what is stored, and the remedy."""
 
+    condition = "COMMITLOG_SINK"
+
 
 class SinkClash(SinkError):
     """The log or the staging folder contains appends of another query under this batch's id."""
+
+    condition = "COMMITLOG_SINK_CLASH"
 
     def __init__(self, log: str, producer_id: str, batch_id: int) -> None:
         super().__init__(
@@ -90,3 +148,5 @@ class SinkClash(SinkError):
 
 class ShortRead(SourceError):
     """A response with missing, duplicate or reordered records: an error of the service."""
+
+    condition = "COMMITLOG_SHORT_READ"

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from app.client import CommitlogClient
 from app.errors import ConfigError
-from spark_jobs.errors import LogTrimmed, OptionError, RequestRefused, SourceError, Unreachable
+from spark_jobs.errors import LogTrimmed, OptionError, RequestRefused, SourceError, Unreachable, own_error
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.materialize.epochs import EpochsJob
 from spark_jobs.materialize.events import EventsJob
@@ -419,14 +419,15 @@ def tell_json(progress: Progress) -> None:
 
 
 def exit_code(error: Exception) -> int:
-    """Return the exit code: 2 usage, 4 no such log, 5 no answer, else 1 (docs/api.md §7). Spark passes on
-    the errors of its Python processes as text."""
+    """Return the exit code: 2 usage, 4 no such log, 5 no answer, else 1 (docs/api.md §7)."""
     reason = error.__cause__ if isinstance(error, MaterializeFailed) and error.__cause__ else error
-    if isinstance(reason, ConfigError | OptionError):
+    own = own_error(reason)
+    kind = SourceError if own is None else own[0]
+    if isinstance(reason, ConfigError) or issubclass(kind, OptionError):
         return 2
     if isinstance(reason, RequestRefused) and reason.status == 404:
         return 4
-    return 5 if "Unreachable: " in f"{type(reason).__name__}: {reason}" else 1
+    return 5 if issubclass(kind, Unreachable) else 1
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -34,6 +34,9 @@ NAMES = ("epoch", "term", "leader", "start_index", "start_offset", "end_index", 
 class EpochClash(SourceError):
     """Two nodes hold different committed epochs of one number: the logs are not one log (R-06)."""
 
+    condition = "COMMITLOG_EPOCH_CLASH"
+    is_final = True
+
 
 class EpochsJob:
     """Maintains one log's `epochs` and `epoch_files` from the nodes' files.

@@ -33,6 +33,9 @@ FINISH_WITHIN_S: Final = 3.0
 class LeaseLost(SourceError):
     """Another materializer has taken the cursor of the log."""
 
+    condition = "COMMITLOG_LEASE_LOST"
+    is_final = True
+
     def __init__(self, log: str, index: int | None) -> None:
         where = "it was deleted" if index is None else f"it is at index {index}"
         super().__init__(

@@ -6,7 +6,6 @@ no special treatment.
 """
 
 import os
-import re
 import shutil
 import socket
 import sys
@@ -19,28 +18,12 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_jobs.errors import Unreachable
+from spark_jobs.errors import SourceError, Unreachable, own_error
 from spark_jobs.tables.table import SPARK_ERRORS
 
 MAX_FAILURES = 5  # of one query, without a write in between
 FAILURE_PAUSE_S = 1.0
 STOP_WITHIN_S = 15.0
-# Errors that a restart does not fix: their names as in Spark's error text.
-FATAL = (
-    "LogClash",
-    "LogTrimmed",
-    "JournalTrimmed",
-    "TableClash",
-    "OptionError",
-    "RequestRefused",
-    "EpochClash",
-    "LeaseLost",
-)
-
-_PACKAGE = __name__.partition(".materialize")[0]
-_OWN_ERROR = re.compile(
-    rf"{re.escape(_PACKAGE)}\.[\w.]+: "
-)  # how a line of Spark's text names an error of this package
 
 
 class MaterializeFailed(RuntimeError):
@@ -172,12 +155,13 @@ class Supervisor:
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         reason = reason_of(error)
-        told = f"{type(error).__name__}: {error}"
-        unreachable = "Unreachable: " in told  # reported after retries: a following job retries on
+        own = own_error(error)
+        kind = SourceError if own is None else own[0]
+        unreachable = issubclass(kind, Unreachable)  # reported after retries: a following job retries on
         if unreachable and self.trigger is not None:
             self.failures = min(self.failures, MAX_FAILURES)
         given_up = self.failures > MAX_FAILURES or (unreachable and self.trigger is None)
-        if given_up or any(f"{name}: " in told for name in FATAL):
+        if given_up or kind.is_final:
             raise MaterializeFailed(f"{self.job.name}: {reason}") from error
         sys.stderr.write(f"{self.job.name}: {reason}; starting again from the end of the table\n")
         self.start_at_s = time.monotonic() + FAILURE_PAUSE_S * self.failures
@@ -202,8 +186,7 @@ def remove_dead_checkpoints(folder: Path) -> None:
 
 def reason_of(error: Exception) -> str:
     """Return the last meaningful line of an error: Spark wraps Python's errors in pages of text."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    for line in lines:
-        if _OWN_ERROR.match(line):
-            return line.split(": ", 1)[-1]
+    if (own := own_error(error)) is not None:
+        return own[1]
+    lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)[:500]

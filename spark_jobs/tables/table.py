@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from app.errors import ConfigError
 from app.tables.delta_log import LOG_FOLDER, DeltaLog
+from spark_jobs.errors import SourceError
 from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.spark_session import is_remote
 from spark_jobs.tables import schemas
@@ -205,8 +206,11 @@ truncates was never committed and has no receipt.
 TABLES = (ENTRIES, EVENTS, WATERMARKS, EPOCHS, EPOCH_FILES, SYNC_STATE_SETS, QUARANTINE_TRUNCATED)
 
 
-class TableClash(RuntimeError):
+class TableClash(SourceError):
     """A table refuses rows that it does not hold, so rows were removed from it: an operator must decide."""
+
+    condition = "COMMITLOG_TABLE_CLASH"
+    is_final = True
 
     def __init__(self, path: str, rows: str) -> None:
         super().__init__(

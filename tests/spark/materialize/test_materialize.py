@@ -220,10 +220,9 @@ def test_scratch_of_dead_drivers_is_removed_and_of_living_ones_kept(tmp_path: Pa
 
 
 def test_the_reason_of_a_failure_is_found_in_sparks_pages_of_text() -> None:
-    text = (
-        "[STREAM_FAILED] failed\nTraceback:\n File x\nspark_jobs.errors.LogClash: log 'a' is not the log\n at"
-    )
-    assert reason_of(RuntimeError(text)) == "log 'a' is not the log"
+    clash = LogClash("a", "its id differs")
+    text = f"[STREAM_FAILED] failed\nTraceback:\n File x\nany_package.LogClash: {clash}\n at"
+    assert reason_of(RuntimeError(text)) == clash.message
     assert reason_of(OSError("no such file")) == "no such file"
 
 
