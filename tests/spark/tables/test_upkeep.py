@@ -40,34 +40,28 @@ def test_tables_are_compacted_while_the_stream_goes_on(
     ended: list[Progress] = []
     job = threading.Thread(target=lambda: ended.append(materialize(config, spark=spark, stop=stop)))
     job.start()
-    removed = 0
     try:
         await_materialized(tmp_path, log.next_index - 1)
-        for term in (3, 4):
-            log.open_term(term, "n1")  # `epochs` is written while it is compacted
-            log.append_many(5)
-            await_materialized(tmp_path, log.next_index - 1)
-            log.append_many(5)
-            if term == 3:
-                kept = [keep_up(spark, path), keep_up(spark, f"{tmp_path}/default/epochs")]
-            else:
-                kept, tasks = counted(spark, lambda: [*keep_all_up(spark, tmp_path, ["default"])])
-                assert tasks < 100 * len(TABLES)  # Spark's own settings: more than 10,000 for each table
-                assert len(kept) == len(TABLES)
-            removed += sum(each.files_removed for each in kept if each.path == path)
+        log.append_many(5)
+        await_materialized(tmp_path, log.next_index - 1)
+        log.open_term(3, "n1")  # `epochs` is written while it is compacted
+        log.append_many(5)
+        kept, tasks = counted(spark, lambda: [*keep_all_up(spark, tmp_path, ["default"])])
         await_materialized(tmp_path, log.next_index - 1)
         progress = tmp_path / "progress.json"
-        await_true(lambda: json.loads(progress.read_text())["logs"]["default"]["epochs_rows"] == 4)
+        await_true(lambda: json.loads(progress.read_text())["logs"]["default"]["epochs_rows"] == 3)
     finally:
         stop.set()
         job.join()
     assert ended[0].state == "stopped"
     assert ended[0].logs["default"].restarts == 0
-    assert removed >= 4
+    assert tasks < 100 * len(TABLES)  # Spark's own settings: more than 10,000 for each table
+    assert len(kept) == len(TABLES)
+    assert next(each for each in kept if each.path == path).files_removed >= 2
     found = index_check(read_table(spark, path)).collect()[0]
-    assert (found["rows"], found["doubles"], found["last"]) == (120, 0, log.next_index - 1)
+    assert (found["rows"], found["doubles"], found["last"]) == (110, 0, log.next_index - 1)
     epochs = read_table(spark, f"{tmp_path}/default/epochs").orderBy("epoch").collect()
-    assert [row["epoch"] for row in epochs] == [1, 2, 3, 4]
+    assert [row["epoch"] for row in epochs] == [1, 2, 3]
 
     before = len(list(Path(path).rglob("*.parquet")))
     retention = "'delta.deletedFileRetentionDuration' = 'interval 0 seconds'"
@@ -76,4 +70,4 @@ def test_tables_are_compacted_while_the_stream_goes_on(
     keep_up(spark, path)
     spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
     assert len(list(Path(path).rglob("part-*.parquet"))) == len(read_snapshot(path).files) < before
-    assert read_table(spark, path).count() == 120
+    assert read_table(spark, path).count() == 110
