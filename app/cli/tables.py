@@ -15,6 +15,7 @@ from app.cli.times import Time
 from app.client.tables import Cut, MaterializedTable, Tables
 from app.local.spark_job import JOB, VERIFY_JOB, job_arguments
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
+from app.tables.names import ENTRIES
 from storage.units import MIB
 
 DEFAULT_TABLES = Path("commitlog-data/tables")
@@ -25,8 +26,9 @@ folder = click.Path(file_okay=False, path_type=Path)
 
 @click.command("tables")
 @click.option(
-    "--wait", type=click.IntRange(0), metavar="INDEX", help="Wait until `entries` contains this record."
+    "--wait", type=click.IntRange(0), metavar="INDEX", help="Wait until this record is in the table."
 )
+@click.option("--table", default=ENTRIES, show_default=True, help="Name of the table of --wait.")
 @click.option(
     "--timeout-ms", type=click.IntRange(0), default=30_000, show_default=True, help="Time limit of --wait."
 )
@@ -40,6 +42,7 @@ folder = click.Path(file_okay=False, path_type=Path)
 def tables_command(
     target: Target,
     wait: int | None,
+    table: str,
     timeout_ms: int,
     at_index: int | None,
     at_timestamp: int | None,
@@ -59,7 +62,7 @@ def tables_command(
         if point:
             _show_cut(known.at(**point), target.as_json)
         elif wait is not None:
-            _show_tables([known.wait(wait, timeout_ms=timeout_ms)], target)
+            _show_tables([known.wait(wait, table=table, timeout_ms=timeout_ms)], target)
         else:
             _show_tables(known.all(), target)
 

@@ -1,7 +1,9 @@
-"""The Delta tables of one log: their list, the progress of `entries`, and the versions of a point of the log.
+"""The Delta tables of one log: their list, their progress, and the versions of a point of the log.
 
 A commit of `entries` records the range of indexes that it adds (`until_index`, exclusive): the table holds
-every data record before it. Compaction and similar commits add and record nothing. Blocks on I/O.
+every data record before it. A commit of `events` records the newest committed index that its events report;
+the tables derived from events are written before it. Compaction and similar commits record nothing. Blocks on
+I/O.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,23 +11,36 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.tables.delta_log import Commit, DeltaLog, DeltaSnapshot, table_folders
-from app.tables.names import ENTRIES, LOG_ID_PROPERTY
+from app.tables.names import (
+    COVERED_INDEX,
+    ENTRIES,
+    EPOCH_TABLES,
+    JOURNAL_TABLES,
+    JOURNALS,
+    LOG_ID_PROPERTY,
+)
 
 KEY: Final = "index"
+EPOCH: Final = "epoch"
 NONE: Final = -1
 RESTORE: Final = "RESTORE"  # Delta's name for a commit that restores an earlier version
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """State of one table. held_index: of `entries`, every data record up to it is a row; inclusive.
-    log_id: of `entries`, the log of its records, None if it is not recorded."""
+    """State of one table.
+
+    held_index: of `entries`, every data record up to it is a row; of the tables of the journals, the newest
+    committed index that their events report; inclusive, None if it is not recorded. last_epoch: of the tables
+    of epochs, the newest one. log_id: the log of the records of `entries`, None if it is not recorded.
+    """
 
     name: str
     path: str
     version: int
     held_index: int | None
     log_id: str | None
+    last_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,7 @@ class LogTables:
         self._folder = f"{root.rstrip('/')}/{log}"
         self._logs: dict[str, DeltaLog] = {}
         self._held = (NONE, NONE)  # the newest checked version of `entries`, and what it holds
+        self._covered: tuple[int, int | None] = (NONE, None)  # the same of `events`
 
     def all(self) -> list[TableState]:
         """Return the tables by name. Raises DeltaLogError."""
@@ -88,17 +104,32 @@ class LogTables:
         if snapshot is None:
             return None
         if name != ENTRIES:
-            return TableState(name, log.path, snapshot.version, None, None)
+            entries = self._log(ENTRIES).snapshot()
+            log_id = None if entries is None else entries.properties.get(LOG_ID_PROPERTY)
+            covered = self._covered_index() if name in JOURNAL_TABLES else None
+            last_epoch = largest(snapshot, EPOCH) if name in EPOCH_TABLES else None
+            return TableState(name, log.path, snapshot.version, covered, log_id, last_epoch)
         if self._held[0] != snapshot.version:
-            held = max(last_index(snapshot), _held(log, 0, snapshot.version))
+            held = max(largest(snapshot, KEY), _held(log, 0, snapshot.version))
             self._held = (snapshot.version, held)
         log_id = snapshot.properties.get(LOG_ID_PROPERTY)
         return TableState(name, log.path, snapshot.version, self._held[1], log_id)
 
+    def _covered_index(self) -> int | None:
+        """Return the newest committed index that the rows of `events` report; None if it is not recorded."""
+        log = self._log(JOURNALS)
+        snapshot = log.snapshot()
+        if snapshot is not None and self._covered[0] != snapshot.version:
+            before, covered = self._covered, _covered(log, snapshot.version)
+            if covered is not None and before[1] is not None and before[0] < snapshot.version:
+                covered = max(covered, before[1])  # the journal of a node that was down reports older ones
+            self._covered = (snapshot.version, covered)
+        return None if snapshot is None else self._covered[1]
 
-def last_index(snapshot: DeltaSnapshot) -> int:
-    """Return the largest index of a version of `entries`, NONE for none."""
-    return max((int(file.most.get(KEY, NONE)) for file in snapshot.files.values()), default=NONE)
+
+def largest(snapshot: DeltaSnapshot, column: str) -> int:
+    """Return the largest number in a column of a version, NONE for none."""
+    return max((int(file.most.get(column, NONE)) for file in snapshot.files.values()), default=NONE)
 
 
 def _first(versions: range, holds: Callable[[int], bool]) -> int:
@@ -128,6 +159,17 @@ def _bringing(log: DeltaLog, first: int, version: int) -> Commit | None:
 def _held(log: DeltaLog, first: int, version: int) -> int:
     commit = _bringing(log, first, version)
     return NONE if commit is None else int(commit.note["until_index"]) - 1
+
+
+def _covered(log: DeltaLog, version: int) -> int | None:
+    """Return the note of the last commit with one; None if there is none, or if rows were removed since."""
+    for earlier in range(version, NONE, -1):
+        commit = log.commit(earlier)
+        if commit is None or commit.operation == RESTORE:
+            return None
+        if COVERED_INDEX in commit.note:
+            return int(commit.note[COVERED_INDEX])
+    return None
 
 
 def _last_row(log: DeltaLog, first: int, version: int) -> int:

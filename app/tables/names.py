@@ -1,8 +1,12 @@
-"""Names shared by the job that writes the table `entries` and all its readers."""
+"""Names shared by the job that writes the tables and all their readers."""
 
 from typing import Final
 
 ENTRIES: Final = "entries"  # the table of a log's records
 CURSOR: Final = "__entries"  # cursor of the log: the index at which that job continues
 LOG_ID_PROPERTY: Final = "commitlog.logId"  # of `entries`: hex id of the log whose records it holds
+JOURNALS: Final = "events"  # the table of the nodes' journals
+JOURNAL_TABLES: Final = (JOURNALS, "watermarks", "sync_state_sets", "quarantine_truncated")
+EPOCH_TABLES: Final = ("epochs", "epoch_files")
+COVERED_INDEX: Final = "covered_index"  # note of a commit of `events`: the newest committed index in them
 BEGIN_PROPERTY: Final = "commitlog.beginIndex"  # of `entries`: every data record from this index on is a row

@@ -30,6 +30,7 @@ from spark_jobs.tables.table import (
 )
 
 Event = Mapping[str, Any]  # with `data` as an object
+WATERMARKS_KIND = "watermarks"
 
 
 class DerivedTable(JournalTable):
@@ -79,7 +80,7 @@ class WatermarksTable(DerivedTable):
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        super().__init__(spark, path, WATERMARKS, "watermarks", watermarks_of)
+        super().__init__(spark, path, WATERMARKS, WATERMARKS_KIND, watermarks_of)
 
 
 class SyncStateSetsTable(DerivedTable):

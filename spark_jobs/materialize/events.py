@@ -6,12 +6,20 @@ ends.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.materialize.derived import QuarantineTable, SyncStateSetsTable, WatermarksTable
+from app.tables.names import COVERED_INDEX
+from spark_jobs.materialize.derived import (
+    WATERMARKS_KIND,
+    QuarantineTable,
+    SyncStateSetsTable,
+    WatermarksTable,
+)
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.source.planning import EARLIEST
 from spark_jobs.tables.journal_table import JournalTable
@@ -37,6 +45,7 @@ class EventsJob:
         self.spark = spark
         self.options = options
         self.events = JournalTable(spark, path_of(EVENTS), EVENTS)
+        self._covered_index = -1
         self.watermarks = WatermarksTable(spark, path_of(WATERMARKS))
         self.derived = (
             self.watermarks,
@@ -64,4 +73,13 @@ class EventsJob:
         rows = events.toArrow()
         for table in self.derived:
             table.append_from(rows)
-        self.events.append(rows)
+        self._covered_index = max([self._covered_index, *covered_indexes(rows)])
+        self.events.append(rows, {COVERED_INDEX: self._covered_index} if self._covered_index >= 0 else None)
+
+
+def covered_indexes(events: pa.Table) -> Iterator[int]:
+    """Return the committed index of each event of a leader that reports one."""
+    for text in events.filter(pc.equal(events["kind"], WATERMARKS_KIND))["data"].to_pylist():
+        data = json.loads(text)
+        if data.get("peers") and data.get("committed_index") is not None:
+            yield int(data["committed_index"])

@@ -28,9 +28,9 @@ class JournalTable:
         else:
             self.refresh()
 
-    def append(self, rows: pa.Table) -> None:
+    def append(self, rows: pa.Table, note: Mapping[str, int] | None = None) -> None:
         """Add those of `rows` that are after the table's positions; whole events, in the order of each
-        journal."""
+        journal. note: kept in the commit, beside the positions."""
         refusals = 0
         while (rows := after(rows, self.positions)).num_rows > 0:
             claim = sum(self.positions.values())
@@ -40,7 +40,7 @@ class JournalTable:
                 application=f"commitlog-{self.table.name}",
                 claim=claim,
                 position="seq",
-                note={"positions": self.positions},
+                note={"positions": self.positions, **(note or {})},
             )
             if written is not None:
                 self.rows += written[0]

@@ -3,6 +3,10 @@
 
 The content of the tables is read from their transaction logs (app/tables); their lag is computed against this
 node's committed index. Control records are never rows: those after the last row count as held.
+
+The other tables describe the log, and an index is in them if they cover its commit: the tables of epochs up
+to the record before the first epoch that they lack; the tables of the journals up to the newest committed
+index that a leader has reported in `events`.
 """
 
 import asyncio
@@ -22,7 +26,7 @@ from app.api.read.query import Index, TimestampMs
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.node.replica.driver import LogDriver
 from app.tables.catalog import NONE, LogTables, TableState
-from app.tables.names import CURSOR, ENTRIES
+from app.tables.names import CURSOR, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES
 from storage.format.records import MIN_TIMESTAMP_MS
 from storage.log.commitlog import Commitlog
 
@@ -45,6 +49,8 @@ CUT_EXAMPLE: Final[dict[str, Any]] = {
     "exact": True,
 }
 TableName = Annotated[str, Path(description="Name of a table of the log", examples=[ENTRIES])]
+FOLLOWING: Final = (ENTRIES, *EPOCH_TABLES, *JOURNAL_TABLES)
+Lag = tuple[int, int, int | None]  # as _lag returns it
 Result = TypeVar("Result")
 
 
@@ -98,31 +104,33 @@ def known_tables(call: Call) -> KnownTables:
 @router.get(
     "/v1/logs/{log}/tables",
     summary="List the Delta tables of a log",
-    description="`materialized_index`: all committed data records up to this index are in `entries`. "
-    "`lag_records`: number of committed records that are not in it yet; `lag_ms`: age of the oldest of them. "
-    "All three are null for tables that contain no records.",
+    description="`materialized_index`: all committed data records up to this index are in `entries`; the "
+    "other tables describe the log up to the commit of this index. `lag_records`: number of committed data "
+    "records after it; `lag_ms`: age of the oldest of them. All three are null for tables of other jobs, and "
+    "for tables of the journals until a leader's watermarks are in them.",
     responses=answers(example={"tables": [TABLE_EXAMPLE]}),
     response_class=Response,
 )
 async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()]) -> Response:
     here = await call.replica(log)
     found = await known_tables(call).query(log, LogTables.all) or []
-    return here.answer({"tables": [await _table_object(here, state) for state in found]})
+    lags: dict[int, Lag] = {}  # most tables end at the same index
+    return here.answer({"tables": [await _table_object(here, state, lags) for state in found]})
 
 
 @router.get(
     "/v1/logs/{log}/tables/{table}:wait",
     summary="Wait until a record is in a table",
+    description="For tables other than `entries`: until the table describes the log up to the commit of the "
+    "record.",
     responses=answers("table-not-found", "not-yet-materialized", example=TABLE_EXAMPLE),
     response_class=Response,
 )
 async def wait(call: Call, log: LogName, table: TableName, query: Annotated[WaitQuery, Query()]) -> Response:
     here = await call.replica(log)
-    if table != ENTRIES:
+    if table not in FOLLOWING:
         await _found(call, log, table)
-        raise InvalidRequest(
-            ("/path/table", f"must be {ENTRIES!r}, the table of the log's records, got {table!r}")
-        )
+        raise InvalidRequest(("/path/table", f"must be one of {', '.join(FOLLOWING)}, got {table!r}"))
     broker = call.broker
     deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
     while True:
@@ -134,10 +142,11 @@ async def wait(call: Call, log: LogName, table: TableName, query: Annotated[Wait
                 raise TableNotFound(table, log)
         else:
             content = await _table_object(here, state)
-            if content["materialized_index"] >= query.index:
+            held_index = content["materialized_index"]
+            if held_index is not None and held_index >= query.index:
                 return here.answer(content)
             if over:
-                raise NotYetMaterialized(query.index, content["materialized_index"])
+                raise NotYetMaterialized(query.index, NONE if held_index is None else held_index)
         await broker.waits.pause(max(0.0, min(_POLL_S, left_ms / 1000)))
 
 
@@ -206,12 +215,18 @@ async def _found(call: Call, log: str, table: str) -> TableState:
     return state
 
 
-async def _table_object(here: Served, state: TableState) -> dict[str, Any]:
-    if state.held_index is None:
-        held_index, lag_records, lag_ms = None, None, None
-    else:
-        held = state.held_index if _is_ours(here, state) else NONE
-        held_index, lag_records, oldest_ms = await _lag(here.driver, held)
+async def _table_object(
+    here: Served, state: TableState, lags: dict[int, Lag] | None = None
+) -> dict[str, Any]:
+    """lags: those that the same response has computed, by index."""
+    held_index, lag_records, lag_ms = None, None, None
+    held = _held_index(here, state)
+    if held is not None:
+        known = {} if lags is None else lags
+        if held not in known:
+            known[held] = await _lag(here.driver, held)
+        through, lag_records, oldest_ms = known[held]
+        held_index = through if state.name == ENTRIES else held  # no row is due for a control record
         lag_ms = 0 if oldest_ms is None else max(0, here.broker.clock.now_ms() - oldest_ms)
     return {
         "name": state.name,
@@ -223,12 +238,26 @@ async def _table_object(here: Served, state: TableState) -> dict[str, Any]:
     }
 
 
+def _held_index(here: Served, state: TableState) -> int | None:
+    """Return the last index that the table covers; None if that is not known, or for another job's table."""
+    if state.name not in FOLLOWING:
+        return None
+    if not _is_ours(here, state):
+        return NONE
+    committed_index = here.driver.committed_index
+    if state.last_epoch is None:
+        return None if state.held_index is None else min(state.held_index, committed_index)
+    missing = (epoch for epoch in here.driver.log.epochs if epoch.epoch > state.last_epoch)
+    first = next(missing, None)
+    return committed_index if first is None else min(first.start_index - 1, committed_index)
+
+
 def _is_ours(here: Served, state: TableState) -> bool:
     """Return whether it holds the records of this log, not of an earlier one of its name."""
     return state.log_id in (None, f"{here.hosted.log_id:016x}")
 
 
-async def _lag(driver: LogDriver, held_index: int) -> tuple[int, int, int | None]:
+async def _lag(driver: LogDriver, held_index: int) -> Lag:
     """Return the end of a table that holds every record up to `held_index`, and its lag.
 
     Control records after `held_index` are not rows, so the end may be larger. The lag is the number of

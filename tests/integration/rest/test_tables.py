@@ -1,5 +1,6 @@
 """The service's reports on a log's Delta tables: real nodes, tables written by hand."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """The logs `pair`, `short` and `again` are kept by two nodes of three."""
-    logs = tuple({"name": name, "replicas": ["n1", "n2"]} for name in ("pair", "short", "again"))
+    """The logs `pair`, `short`, `again` and `follow` are kept by two nodes of three."""
+    logs = tuple({"name": name, "replicas": ["n1", "n2"]} for name in ("pair", "short", "again", "follow"))
     with running(folder, 3, logs=logs, sections={"tables": {"path": folder / "delta"}}) as started:
         yield started
 
@@ -300,3 +301,40 @@ def test_a_wait_may_begin_before_the_table_is_there(cluster: Cluster, folder: Pa
         table.create()
         version = table.bring(0, index + 1)
         assert waiting.result(20).version == version
+
+
+def test_every_table_of_the_job_is_waited_for_and_has_a_lag(cluster: Cluster, folder: Path) -> None:
+    """Tables of epochs end before the epoch that they lack; those of the journals where `events` does."""
+    last = cluster.append("n1", "one", "two", log="follow").json()["last_index"]
+    root = folder / "delta" / "follow"
+    events, epochs, watermarks = (DeltaFiles(root / name) for name in ("events", "epochs", "watermarks"))
+    for table in (events, epochs, watermarks):
+        table.create()
+    other = DeltaFiles(root / "other")
+    other.create()
+
+    def held() -> dict[str, int | None]:
+        eventually(lambda: cluster.status("n1", "follow")["committed_index"] >= last, what="n1 has it")
+        found = get(cluster, "tables", log="follow").json()["tables"]
+        return {table["name"]: table["materialized_index"] for table in found}
+
+    assert held() == {"epochs": -1, "events": None, "other": None, "watermarks": None}
+    assert get(cluster, "tables/epochs", log="follow").json()["lag_records"] == 2
+    late = get(cluster, f"tables/events:wait?index={last}&timeout_ms=10", log="follow")
+    assert (late.status_code, late.json()["code"]) == (504, "not-yet-materialized")
+    epoch = get(cluster, "epochs", log="follow").json()["epochs"][-1]["epoch"]
+    stats = json.dumps({"numRecords": 1, "maxValues": {"epoch": epoch}})
+    epochs.commit({"add": {"path": "part-0.parquet", "size": 1, "stats": stats}})
+    with CommitlogClient([cluster.url("n1")], log="follow") as client, ThreadPoolExecutor() as pool:
+        assert Tables(client).wait(last, table="epochs").lag_records == 0
+        waiting = pool.submit(Tables(client).wait, last, table="watermarks", timeout_ms=20_000)
+        events.commit(note={"covered_index": last})
+        assert waiting.result(20).materialized_index >= last  # type: ignore[operator]
+    events.commit(note={"covered_index": 0})  # from the journal of a node that was down
+    events.commit(operation="OPTIMIZE")
+    assert held()["events"] == held()["watermarks"] == held()["epochs"] >= last  # type: ignore[operator]
+    refused = get(cluster, "tables/other:wait?index=0", log="follow")
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid-request")
+    arguments = ["tables", "--wait", str(last), "--table", "events", "--log", "follow", "--json"]
+    shown = CliRunner().invoke(cli, [*arguments, "--endpoint", cluster.url("n1")])
+    assert '"name": "events"' in shown.output
