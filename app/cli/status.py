@@ -48,7 +48,12 @@ def _watch(target: Target, client: CommitlogClient) -> None:
         while True:
             print_json({"log": target.log, "nodes": node_views(client)})
             time.sleep(WATCH_INTERVAL_S)
-    with Live(console=Console(), auto_refresh=False) as live:
+    console = Console()
+    if not console.is_terminal:  # `Live` would print only the last table into a pipe
+        while True:
+            console.print(status_table(target.log, node_views(client)))
+            time.sleep(WATCH_INTERVAL_S)
+    with Live(console=console, auto_refresh=False) as live:
         while True:
             live.update(status_table(target.log, node_views(client)), refresh=True)
             time.sleep(WATCH_INTERVAL_S)
