@@ -9,7 +9,8 @@
 # MAGIC nothing.
 # MAGIC
 # MAGIC Requirements: the tables of a log in controller mode, from `commitlog up --replication controller`,
-# MAGIC with some appends and a master that was killed and started again.
+# MAGIC with some appends and a master that was killed and started again. For a log in another mode the
+# MAGIC notebook shows the pauses of appends between its leaders only.
 
 # COMMAND ----------
 
@@ -18,8 +19,10 @@ dbutils.widgets.text("tables", "commitlog-data/tables", "Folder of the Delta tab
 
 # COMMAND ----------
 
-from spark_jobs.analytics import failovers
+from spark_jobs.analytics import failovers, gold
 from spark_jobs.analytics.failover_plots import pauses_figure, story_figure
+from spark_jobs.analytics.service_plots import service_figure
+from spark_jobs.analytics.terms import terms_of
 from spark_jobs.tables.views import create_views
 
 create_views(spark, dbutils.widgets.get("tables"), dbutils.widgets.get("log"))
@@ -38,6 +41,9 @@ entries, watermarks = spark.table("entries"), spark.table("watermarks")
 # COMMAND ----------
 
 elections = failovers.elections(events).cache()
+terms = terms_of(epochs.orderBy("epoch").collect(), gold.records_by_term(entries).collect())
+if elections.isEmpty():
+    print("The controllers have decided nothing about this log: it is not in controller mode.")
 display(elections)
 
 # COMMAND ----------
@@ -68,12 +74,13 @@ display(story_figure(reigns, memberships, confirmed, pauses))
 # MAGIC %md
 # MAGIC ## Pauses of the producers
 # MAGIC
-# MAGIC If producers append continuously, each outage is visible in the log as a pause between the timestamps
-# MAGIC of two consecutive records. The dashed lines are elections.
+# MAGIC If producers append continuously, each outage is visible in the log as a pause between the
+# MAGIC timestamps of two consecutive records. The dashed lines are elections. For a log in another mode the
+# MAGIC plot shows the times of its leaders.
 
 # COMMAND ----------
 
-display(pauses_figure(pauses, reigns))
+display(pauses_figure(pauses, reigns, terms) if reigns else service_figure(terms))
 
 # COMMAND ----------
 
@@ -85,9 +92,12 @@ display(pauses_figure(pauses, reigns))
 
 # COMMAND ----------
 
-strangers, wrong = failovers.wrong_epochs(elections, epochs), failovers.wrong_sets(sets)
-unclean = elections.where("unclean").count()
-assert strangers.isEmpty(), f"an epoch that no election gave to its master: {strangers.first()}"
-assert unclean > 0 or wrong.isEmpty(), f"a set that must not be: {wrong.first()}"
-print(f"{epochs.count()} epochs, {sets.count()} sets, {unclean} unclean elections")
-print("each epoch has the master that was elected for it")
+if elections.isEmpty():
+    print("There are no elections by controllers to check.")
+else:
+    unknown, wrong = failovers.wrong_epochs(elections, epochs), failovers.wrong_sets(sets)
+    unclean = elections.where("unclean").count()
+    assert unknown.isEmpty(), f"an epoch whose leader was not elected for it: {unknown.first()}"
+    assert unclean > 0 or wrong.isEmpty(), f"a set that violates an invariant: {wrong.first()}"
+    print(f"{epochs.count()} epochs, {sets.count()} sets, {unclean} unclean elections")
+    print("each epoch has the master that was elected for it")

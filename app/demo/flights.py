@@ -24,7 +24,7 @@ class DataSetMissing(Exception):
 
 
 def read_flights(count: int = FLIGHTS_OF_2013) -> Iterator[Record]:
-    """Return the first `count` flights, in the order of the file. Raises DataSetMissing.
+    """Return the first `count` flights, day by day. Raises DataSetMissing.
 
     The file is read from the package's folder: importing the package would parse all its tables with pandas.
     """
@@ -32,14 +32,27 @@ def read_flights(count: int = FLIGHTS_OF_2013) -> Iterator[Record]:
     try:
         path = Path(str(distribution(PACKAGE).locate_file(FLIGHTS_FILE)))
         with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as raw:
-            rows = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
-            for row in islice(rows, count):
+            header, *lines = io.TextIOWrapper(raw, encoding="utf-8", newline="")
+            for row in islice(csv.DictReader([header, *in_order_of_days(lines)]), count):
                 flight = {name: _typed(name, text) for name, text in row.items()}
                 yield Record(encoder.encode(flight), f"{row['carrier']}{row['flight']}")
-    except (PackageNotFoundError, OSError, KeyError, zipfile.BadZipFile) as error:
+    except (PackageNotFoundError, OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DataSetMissing(
-            f"the flights cannot be read ({error}); `commitlog doctor` tells more"
+            f"the flights cannot be read ({error}); `commitlog doctor` reports the cause"
         ) from error
+
+
+def in_order_of_days(lines: list[str]) -> list[str]:
+    """Return the rows (year, month, day, ...) sorted by day.
+
+    The months of the file are in the order 1, 10, 11, 12, 2. Rows of one day keep the order of the file: by
+    departure, then the cancelled flights.
+    """
+
+    def day(line: str) -> tuple[int, ...]:
+        return tuple(map(int, line.split(",", 3)[:3]))
+
+    return sorted(lines, key=day)
 
 
 def _typed(name: str, text: str) -> str | int | float | None:

@@ -14,7 +14,7 @@ from app.demo.proofs import Proof
 def leaders_table(roles: Sequence[Mapping[str, Any]], epochs: Sequence[Mapping[str, Any]]) -> Table:
     """Return the leader of each term, from the epochs, and the time, from the journal of the node itself."""
     table = Table(
-        title="who led in which term (tables epochs and events)", title_justify="left", box=SIMPLE_HEAD
+        title="the leader of each term (tables epochs and events)", title_justify="left", box=SIMPLE_HEAD
     )
     for name in ("term", "leader"):
         table.add_column(name)
@@ -40,10 +40,12 @@ def watermarks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the last watermark of each peer in each term, from the table `watermarks`."""
     peers = sorted({row["peer"] for row in rows})
     table = Table(
-        title="the last watermarks by term and peer (table watermarks)", title_justify="left", box=SIMPLE_HEAD
+        title="the last watermarks that the leaders recorded, at most twice a second (table watermarks)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
     )
     table.add_column("term")
-    table.add_column("told by")
+    table.add_column("leader")
     for peer in peers:
         table.add_column(peer, justify="right")
     table.add_column("committed", justify="right")
@@ -57,7 +59,7 @@ def watermarks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def nodes_table(logs: Sequence[NodeLog], restarted: str) -> Table:
     """Return each node's copy of the log."""
-    table = Table(title="what each node holds", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title="the log of each node", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("node")
     for name in ("end index", "records"):
         table.add_column(name, justify="right")

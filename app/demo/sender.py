@@ -17,9 +17,9 @@ _GIVE_UP_S = 60.0
 
 @dataclass
 class Acknowledgement:
-    """Answer to one append: its time (monotonic seconds), term and leader."""
+    """Answer to one append: the time of its records by the leader's clock (ms), term and leader."""
 
-    at: float
+    timestamp: int
     term: int
     leader: str
     last_index: int
@@ -79,7 +79,7 @@ class AppendThread:
                 appended = self._client.append(batch, idempotency_key=f"demo-{run_id}-{number}")
                 self.done.acknowledgements.append(
                     Acknowledgement(
-                        time.monotonic(),
+                        appended.timestamp,
                         appended.term,
                         appended.leader,
                         appended.last_index,
@@ -97,10 +97,13 @@ class AppendThread:
             self._client.close()
 
 
-def gap_ms(acknowledgements: Sequence[Acknowledgement], killed_at: float, killed_term: int) -> int | None:
-    """Return the milliseconds from the kill to the first acknowledgement of a later term, None if there
-    was none."""
+def gap_ms(acknowledgements: Sequence[Acknowledgement], killed_term: int) -> int | None:
+    """Return the milliseconds from the last record up to `killed_term` to the first record of a later term,
+    None if there is none: the length of the fail-over, as the notebooks compute it from the table."""
+    before = None
     for acknowledgement in acknowledgements:
-        if acknowledgement.at >= killed_at and acknowledgement.term > killed_term:
-            return round((acknowledgement.at - killed_at) * 1000)
+        if acknowledgement.term <= killed_term:
+            before = acknowledgement
+        elif before is not None:
+            return max(0, acknowledgement.timestamp - before.timestamp)
     return None

@@ -91,7 +91,6 @@ class Demo:
         sender = AppendThread(self.cluster.urls, read_flights(story.flights), story.flights)
         self._stack.callback(sender.stop)
         sender.start()
-        killed_at = 0.0
         killed_term = 0
         stalled = Stalled("no append was acknowledged")
         with self.show.bar("flights sent", story.flights) as bar:
@@ -100,7 +99,6 @@ class Demo:
                     latest = sender.done.acknowledgements[-1]
                     story.leader, killed_term = latest.leader, latest.term
                     story.killed_pid = self.cluster.pid(story.leader)
-                    killed_at = time.monotonic()
                     self.cluster.kill_node(story.leader)
                     story.killed_at_record = sender.done.sent
                     self.show.line(
@@ -108,7 +106,7 @@ class Demo:
                         f"after {story.killed_at_record:,} flights"
                     )
                 if story.leader and story.gap_ms is None:
-                    story.gap_ms = gap_ms(sender.done.acknowledgements, killed_at, killed_term)
+                    story.gap_ms = gap_ms(sender.done.acknowledgements, killed_term)
                     if story.gap_ms is not None:
                         self._restart_killed(story.gap_ms, sender.done.acknowledgements[-1].leader)
                 self._check_children()
@@ -120,7 +118,7 @@ class Demo:
         if done.error is not None:
             raise DemoFailed(f"the flights could not be sent: {done.error}") from done.error
         if story.leader and story.gap_ms is None:
-            story.gap_ms = gap_ms(done.acknowledgements, killed_at, killed_term)
+            story.gap_ms = gap_ms(done.acknowledgements, killed_term)
             if story.gap_ms is not None:
                 self._restart_killed(story.gap_ms, done.acknowledgements[-1].leader)
         if story.gap_ms is None:
@@ -135,7 +133,7 @@ class Demo:
         return Sent(done.content.count, done.content.hex, done.last_index)
 
     def _restart_killed(self, gap: int, leader: str) -> None:
-        self.show.line(f"{leader} took over: {gap} ms from the kill to the next acknowledged append")
+        self.show.line(f"{leader} took over: appends paused for {gap / 1000:.2f} s")
         self.cluster.start_node(self.story.leader)
         pid = self.cluster.pid(self.story.leader)
         self.show.line(f"{self.story.leader} is started again (pid {pid}) and catches up")

@@ -7,34 +7,42 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from spark_jobs.analytics.plots import CANCELLED, INK, MUTED, PEER_COLORS, Rows, bare
+from spark_jobs.analytics.plots import CANCELLED, INK, MUTED, PEER_COLORS, bare, spaced, without_plot
+from spark_jobs.analytics.terms import Rows, fail_overs_sentence, pauses_of
 from storage.units import KIB
 
 LONG_PAUSE_S = 0.5  # pauses from this length on are marked
 QUIET_S = 1.0  # shown after the last event
+EPOCH_SHARE, MASTER_SHARE = 0.07, 0.11  # of the width of a plot, for the label of an epoch
 
 
 def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows) -> Figure:
     """Who was master, who was in sync, and what was confirmed?
 
-    In: rows of failovers.reigns, .memberships, .confirmed and .pauses, at least one reign.
+    In: rows of failovers.reigns, .memberships, .confirmed and .pauses.
     """
+    if not reigns:
+        return without_plot("The controllers have not elected a master yet")
     begin = reigns[0]["from"]
+    happened = [row["from"] for row in (*reigns, *memberships)] + [row["timestamp"] for row in pauses]
+    width = _seconds(max(happened), begin) + QUIET_S
+    labelled = spaced([_seconds(row["from"], begin) for row in reigns], width, EPOCH_SHARE)
     nodes = sorted({row["master"] for row in reigns} | {row["node"] for row in memberships})
     figure = Figure(figsize=(9, 7.6), layout="constrained")
     masters, members, offsets = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.4))
-    for row in reigns:
+    for number, row in enumerate(reigns):
         start, end = _seconds(row["from"], begin), _seconds(row["until"], begin)
         place = nodes.index(row["master"])
         masters.barh(place, end - start, left=start, color=_color(nodes, row["master"]), height=0.62)
-        masters.annotate(
-            f"epoch {row['master_epoch']}",
-            (start, place - 0.31),
-            xytext=(0, 2),
-            textcoords="offset points",
-            color=MUTED,
-            fontsize="small",
-        )
+        if number in labelled:
+            masters.annotate(
+                f"epoch {row['master_epoch']}",
+                (start, place - 0.31),
+                xytext=(0, 2),
+                textcoords="offset points",
+                color=MUTED,
+                fontsize="small",
+            )
     for row in memberships:
         start, end = _seconds(row["from"], begin), _seconds(row["until"], begin)
         members.barh(
@@ -53,52 +61,53 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
         axes.set_ylabel(what)
     for axes in (masters, members, offsets):
         _mark_pauses(axes, pauses, begin)
-    happened = [row["from"] for row in (*reigns, *memberships)] + [row["timestamp"] for row in pauses]
-    offsets.set_xlim(0, _seconds(max(happened), begin) + QUIET_S)
+    offsets.set_xlim(0, width)
     changes = len(reigns) - 1
-    title = f"{changes} times another epoch: the confirm offset never went back"
+    title = f"Masters: {len(reigns)}, one after the other; the confirm offset never decreased"
     if any(after < before for before, after in pairwise(told)):
-        title = f"{changes} times another epoch: the confirm offset was told lower than before"
+        title = f"Masters: {len(reigns)}; the confirm offset was lower than before at least once"
+    if not changes:
+        title = f"{reigns[0]['master']} was the master all the time"
     masters.set_title(title, loc="left", fontweight="bold", color=INK)
     bare(masters, members, offsets)
     return figure
 
 
-def pauses_figure(pauses: Rows, reigns: Rows) -> Figure:
+def pauses_figure(pauses: Rows, reigns: Rows, terms: Rows) -> Figure:
     """How long did producers wait?
 
-    In: rows of failovers.pauses and .reigns, at least one of each.
+    In: rows of failovers.pauses and .reigns, terms of terms.terms_of.
     """
-    begin = reigns[0]["from"]
+    if not pauses or not reigns:
+        return without_plot("There are no two records with a time between them")
+    begin = min(reigns[0]["from"], pauses[0]["timestamp"])
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     times = [_seconds(row["timestamp"], begin) for row in pauses]
     waits = [1_000 * row["pause_s"] for row in pauses]
     axes.vlines(times, 1, [max(1.0, wait) for wait in waits], color=MUTED, linewidth=0.8)
-    longest = []
-    for row in reigns[1:]:
-        start = _seconds(row["from"], begin)
+    elected = [_seconds(row["from"], begin) for row in reigns[1:]]
+    labelled = spaced(elected, max([*times, *elected]), MASTER_SHARE)
+    for number, (start, row) in enumerate(zip(elected, reigns[1:], strict=True)):
         axes.axvline(start, color=CANCELLED, linewidth=1.2, linestyle=(0, (4, 3)))
-        axes.annotate(
-            f"{row['master']}, epoch {row['master_epoch']}",
-            (start, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(3, -12),
-            textcoords="offset points",
-            color=MUTED,
-            fontsize="small",
-        )
-        end = _seconds(row["until"], begin)
-        longest.append(max((w for t, w in zip(times, waits, strict=True) if start <= t <= end), default=0.0))
+        if number in labelled:
+            axes.annotate(
+                f"{row['master']}, epoch {row['master_epoch']}",
+                (start, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(3, -12),
+                textcoords="offset points",
+                color=MUTED,
+                fontsize="small",
+            )
     axes.set_yscale("log")
     axes.set_ylim(1, max(10.0, *waits) * 4)  # room for the names of the masters
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("time (seconds); dashed: an election")
     axes.set_ylabel("time since the record before (ms, log scale)")
-    if longest:
-        title = f"Producers waited at most {max(longest) / 1_000:.1f} s for a new master"
-    else:
-        title = f"No election: producers waited at most {max(waits):,.0f} ms"
+    title = fail_overs_sentence(terms)
+    if not pauses_of(terms):
+        title += f"; the longest time between two records: {max(waits):,.0f} ms"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure

@@ -1,7 +1,7 @@
-"""Service levels of a log, from the journals of its nodes: fail-overs, availability, lag.
+"""Service levels of a log, from its records and the journals of its nodes: records by term, lag, commits.
 
-DataFrame in, DataFrame out. Times are the leaders' clocks: watermarks are recorded at most twice a second, so
-a gap may be reported up to that much too long.
+DataFrame in, DataFrame out; terms.py computes the pauses between terms. Watermarks are recorded at most twice
+a second.
 """
 
 from pyspark.sql import DataFrame, Window
@@ -10,59 +10,46 @@ from pyspark.sql import functions as F
 GROUP = "voters array<string>, index long"  # of an event of kind `membership`
 
 
-def terms(watermarks: DataFrame, epochs: DataFrame) -> DataFrame:
-    """Return each term that committed something: when it served, and the gap before it.
+def records_by_term(entries: DataFrame) -> DataFrame:
+    """Return the number of records of each term, and the times of the first and the last one.
 
-    A leader serves from its first watermark event after the commit of its term's opening record to its last
-    one. In WATERMARKS, EPOCHS. Out term, leader, serves_from, serves_until, records (committed in it), gap_s
-    (since the last term's end, null for the first).
+    In ENTRIES. Out term, records, first, last.
     """
-    told = watermarks.join(epochs.select("term", "start_index"), "term").where(
-        F.col("committed_index") >= F.col("start_index")
+    return entries.groupBy("term").agg(
+        F.count("*").alias("records"), F.min("timestamp").alias("first"), F.max("timestamp").alias("last")
     )
-    served = told.groupBy("term").agg(
-        F.first("node").alias("leader"),
-        F.min("timestamp").alias("serves_from"),
-        F.max("timestamp").alias("serves_until"),
-        (F.max("committed_index") - F.first("start_index") + 1).alias("records"),
-    )
-    before = F.lag("serves_until").over(Window.orderBy("term"))
-    gap_s = F.greatest(F.lit(0.0), F.col("serves_from").cast("double") - before.cast("double"))
-    return served.withColumn("gap_s", F.when(before.isNotNull(), gap_s)).orderBy("term")
-
-
-def availability(terms: DataFrame) -> DataFrame:
-    """Return one row for the time of all terms: total_s, down_s (no leader served), fail_overs,
-    longest_gap_s, availability (share of the time, 0 to 1). In: `terms`."""
-    span = F.max("serves_until").cast("double") - F.min("serves_from").cast("double")
-    row = terms.agg(
-        span.alias("total_s"),
-        F.coalesce(F.sum("gap_s"), F.lit(0.0)).alias("down_s"),
-        F.count("gap_s").alias("fail_overs"),
-        F.coalesce(F.max("gap_s"), F.lit(0.0)).alias("longest_gap_s"),
-    )
-    share = F.when(F.col("total_s") > 0, 1 - F.col("down_s") / F.col("total_s")).otherwise(F.lit(1.0))
-    return row.withColumn("availability", share)
 
 
 def lag(watermarks: DataFrame) -> DataFrame:
-    """Return the number of records that each peer lacked, at each watermark event of its leader; null while
-    the leader has not heard from it in its term.
+    """Return the number of records that each peer lacked, at each watermark event of its leader.
 
-    In WATERMARKS. Out term, node, peer, seq, timestamp, lag.
+    While the leader has not heard from a peer in its term, the peer's last watermark of an earlier term
+    counts: the lag of a node that is down grows. Null until a peer is heard of for the first time; a peer
+    that is never heard of lacks everything. In WATERMARKS. Out term, node, peer, seq, timestamp, heard (in
+    this term), lag.
     """
-    behind = F.when(F.col("watermark") >= 0, F.col("end_index") - F.col("watermark"))
-    return watermarks.select("term", "node", "peer", "seq", "timestamp", behind.alias("lag"))
+    heard = F.col("watermark") >= 0
+    peer = Window.partitionBy("peer")
+    so_far = peer.orderBy("term", "seq").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    known = F.last(F.when(heard, F.col("watermark")), ignorenulls=True).over(so_far)
+    never = F.when(F.max("watermark").over(peer) < 0, F.lit(-1))
+    behind = F.greatest(F.lit(0), F.col("end_index") - F.coalesce(known, never))
+    lag = F.when(F.coalesce(known, never).isNotNull(), behind)
+    return watermarks.select(
+        "term", "node", "peer", "seq", "timestamp", heard.alias("heard"), lag.alias("lag")
+    )
 
 
 def lag_by_peer(watermarks: DataFrame) -> DataFrame:
-    """Return the lag by peer, over all terms that it followed in.
+    """Return the lag by peer, over all terms that it did not lead.
 
-    In WATERMARKS. Out peer, `news` (number of events), median, p95, most: records that the peer lacked.
+    In WATERMARKS. Out peer, events, silent (events of a term in which the leader had not heard from it yet),
+    median, p95, most: records that the peer lacked.
     """
     followed = lag(watermarks).where(F.col("peer") != F.col("node"))
     levels = followed.groupBy("peer").agg(
-        F.count("*").alias("news"),
+        F.count("*").alias("events"),
+        F.count_if(~F.col("heard")).alias("silent"),
         F.percentile("lag", 0.5).alias("median"),
         F.percentile("lag", 0.95).alias("p95"),
         F.max("lag").alias("most"),

@@ -8,21 +8,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-Rows = Sequence[Mapping[str, Any]]
+from spark_jobs.analytics.terms import Rows, fail_overs_sentence
 
 PEER_COLORS = ("#2a6fbb", "#d9822b", "#3a9a5c", "#8a5bb5", "#b8453f", "#4f8f96", "#8c6d46")
 TERM_SHADES = ("#f3f6fb", "#fdf6ec")
 AWAY_S = 3.0  # a new leader needs a moment to hear from its peers: shorter absences are ignored
 INK, MUTED, LATE, CANCELLED = "#1d2433", "#5b6780", "#d9822b", "#b8453f"
+LABEL_SHARE = 0.14  # of the width of a plot, for a label of a term
+LEAST_SPAN_S = 1.0  # of an axis of time
 
 
 def delays_by_hour_figure(rows: Rows) -> Figure:
     """When does one leave on time?
 
-    rows: of transforms.delays_by_hour, in order; an hour at which no flight left is left out, one must
-    remain.
+    rows: of transforms.delays_by_hour, in order; an hour at which no flight left is left out.
     """
     known = [row for row in rows if row["late"] is not None]
+    if not known:
+        return without_plot("No flight of this log has left: there are no delays to show")
     worst = max(known, key=lambda row: row["late"])
     hours = [row["hour"] for row in known]
     figure = Figure(figsize=(9, 5.6), layout="constrained")
@@ -58,7 +61,7 @@ def delays_by_hour_figure(rows: Rows) -> Figure:
         color=INK,
     )
     counts = [row["flights"] for row in known]
-    flights.bar(hours, counts, color="#c9d2e3", label="flights in the year")
+    flights.bar(hours, counts, color="#c9d2e3", label="flights")
     flights.bar(hours, [row["cancelled"] for row in known], color=CANCELLED, label="of them cancelled")
     flights.set_ylim(0, max(counts) * 1.5)  # room for the legend
     flights.set_ylabel("flights")
@@ -70,12 +73,14 @@ def delays_by_hour_figure(rows: Rows) -> Figure:
     return figure
 
 
-def watermarks_figure(watermarks: Rows, epochs: Rows) -> Figure:
-    """How far had each peer followed, and what did the fail-over cost?
+def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
+    """How far had each peer followed, and what did the fail-overs cost?
 
-    watermarks: of the table, in the order of time, at least one. epochs: of the table, in order. The figure
-    shows the time in which something changed.
+    watermarks: of the table, in the order of time. terms: of terms.terms_of. The figure shows the time in
+    which something changed.
     """
+    if not watermarks:
+        return without_plot("No leader has recorded watermarks yet")
     shown = _while_moving(watermarks)
     begin, last = shown[0]["timestamp"], shown[-1]["timestamp"]
 
@@ -84,20 +89,14 @@ def watermarks_figure(watermarks: Rows, epochs: Rows) -> Figure:
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    terms = sorted({row["term"] for row in shown})
-    opened = {row["epoch"]: max(0.0, seconds(row["started"])) for row in epochs if row["epoch"] in terms}
-    bounds = [opened.get(term, 0.0) for term in terms] + [seconds(last)]
-    for number, (term, (start, end)) in enumerate(zip(terms, pairwise(bounds), strict=True)):
+    numbers = sorted({row["term"] for row in shown})
+    opened = {term["term"]: max(0.0, seconds(term["opened"])) for term in terms}
+    width = max(seconds(last), LEAST_SPAN_S)
+    bounds = [opened.get(term, 0.0) for term in numbers] + [width]
+    for number, (term, (start, end)) in enumerate(zip(numbers, pairwise(bounds), strict=True)):
         axes.axvspan(start, end, color=TERM_SHADES[number % 2], linewidth=0)
-        axes.annotate(
-            f"term {term}: {_leader(shown, term)} leads",
-            ((start + end) / 2, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, -14),
-            textcoords="offset points",
-            ha="center",
-            color=MUTED,
-        )
+        if end - start >= LABEL_SHARE * width:
+            top_note(axes, (start + end) / 2, f"term {term}: {_leader(shown, term)} leads")
     peers = sorted({row["peer"] for row in shown})
     for number, peer in enumerate(peers):
         told = [row for row in shown if row["peer"] == peer]
@@ -137,14 +136,14 @@ def watermarks_figure(watermarks: Rows, epochs: Rows) -> Figure:
         linestyle=(0, (4, 3)),
         label="committed",
     )
-    axes.set_xlabel("time (seconds)")
+    axes.set_xlabel("time (seconds); a change of the background: another term")
     axes.set_ylabel("last index (records)")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, max(1, *(row["watermark"] for row in shown)) * 1.12)
-    axes.set_xlim(0, max(seconds(last), 0.001))
+    axes.set_xlim(0, width)
     axes.legend(loc="lower right", frameon=False)
-    axes.set_title(_watermarks_title(shown, terms), loc="left", fontweight="bold", color=INK)
+    axes.set_title(fail_overs_sentence(terms), loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure
 
@@ -182,35 +181,40 @@ def _while_moving(watermarks: Rows) -> Rows:
     return [row for row in watermarks if first <= row["timestamp"] <= last]
 
 
-def longest_pause_s(watermarks: Rows) -> float:
-    """Return the seconds between the last event of one term and the first of the next that shows commits.
-
-    At most the wait of clients: leaders record their watermarks twice a second. 0 without a fail-over.
-    """
-    pauses = [0.0]
-    for before, after in pairwise(sorted({row["term"] for row in watermarks})):
-        old = [row for row in watermarks if row["term"] == before]
-        reached = max(row["committed_index"] for row in old)
-        going_on = [
-            row["timestamp"]
-            for row in watermarks
-            if row["term"] == after and row["committed_index"] > reached
-        ]
-        if going_on:
-            pauses.append((min(going_on) - max(row["timestamp"] for row in old)).total_seconds())
-    return max(pauses)
-
-
-def _watermarks_title(watermarks: Rows, terms: Sequence[int]) -> str:
-    if len(terms) == 1:
-        committed = watermarks[-1]["committed_index"]
-        return f"{_leader(watermarks, terms[0])} led all the time; its peers followed to index {committed:,}"
-    takeover = f"{_leader(watermarks, terms[1])} took over from {_leader(watermarks, terms[0])}"
-    return f"{takeover}: commits went on within {longest_pause_s(watermarks):.1f} s"
-
-
 def _leader(watermarks: Rows, term: int) -> str:
     return str(next(row["node"] for row in watermarks if row["term"] == term))
+
+
+def top_note(axes: Axes, x: float, text: str) -> None:
+    """Write a text at the top of a plot."""
+    axes.annotate(
+        text,
+        (x, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, -14),
+        textcoords="offset points",
+        ha="center",
+        color=MUTED,
+    )
+
+
+def without_plot(title: str) -> Figure:
+    """Return a sentence in place of a plot that has nothing to show."""
+    figure = Figure(figsize=(9, 1.0), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontweight="bold", color=INK)
+    axes.set_axis_off()
+    return figure
+
+
+def spaced(places: Sequence[float], width: float, share: float) -> list[int]:
+    """Return the numbers of the places that can have a label without overprinting: each is at least `share`
+    of `width` after the one before. places: in order."""
+    chosen: list[int] = []
+    for number, place in enumerate(places):
+        if not chosen or place - places[chosen[-1]] >= share * width:
+            chosen.append(number)
+    return chosen
 
 
 def bare(*all_axes: Axes) -> None:

@@ -1,16 +1,31 @@
 """Figures of the service of a log and its tables: each answers one question; its title states the answer."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
-from spark_jobs.analytics.plots import CANCELLED, INK, LATE, MUTED, PEER_COLORS, TERM_SHADES, Rows, bare
+from spark_jobs.analytics.plots import (
+    CANCELLED,
+    INK,
+    LABEL_SHARE,
+    LATE,
+    LEAST_SPAN_S,
+    MUTED,
+    PEER_COLORS,
+    TERM_SHADES,
+    bare,
+    top_note,
+    without_plot,
+)
+from spark_jobs.analytics.terms import Rows, fail_overs_sentence, served
 
 MAX_CARRIERS = 12
+MAX_LABELLED_BARS = 24
+HOURS_SHOWN = 24  # each as a bar
+SILENT = "not heard of in this term"
 THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
@@ -20,15 +35,17 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
     lags: of gold.lag in the order of time, of the followers alone. levels: of gold.lag_by_peer.
     """
     if not lags:
-        return _without_bars("No follower has been told of: the log stands on one node")
+        return without_plot("The log has no follower, or no leader has recorded watermarks yet")
     begin = lags[0]["timestamp"]
+    width = max(_seconds(lags[-1]["timestamp"], begin), LEAST_SPAN_S)
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
     terms = sorted({row["term"] for row in lags})
     for number, term in enumerate(terms):
         times = [_seconds(row["timestamp"], begin) for row in lags if row["term"] == term]
         axes.axvspan(min(times), max(times), color=TERM_SHADES[number % 2], linewidth=0)
-        _top_note(axes, (min(times) + max(times)) / 2, f"term {term}")
+        if max(times) - min(times) >= LABEL_SHARE * width:
+            top_note(axes, (min(times) + max(times)) / 2, f"term {term}")
     peers = sorted({row["peer"] for row in lags})
     for number, peer in enumerate(peers):
         color = PEER_COLORS[number % len(PEER_COLORS)]
@@ -43,9 +60,20 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
                 markersize=3,
                 label=peer if part == 0 or peer not in _labels(axes) else None,
             )
+            silent = [row for row in told if not row["heard"]]
+            axes.plot(
+                [_seconds(row["timestamp"], begin) for row in silent],
+                [row["lag"] for row in silent],
+                color=CANCELLED,
+                linewidth=0,
+                marker="x",
+                markersize=5,
+                label=SILENT if silent and SILENT not in _labels(axes) else None,
+            )
     axes.set_yscale("symlog", linthresh=10)
     axes.set_ylim(0, max(10, *(row["lag"] for row in lags)) * 5)  # room for the names of the terms
     axes.yaxis.set_major_formatter(THOUSANDS)
+    axes.set_xlim(-0.02 * width, 1.02 * width)
     axes.set_xlabel("time (seconds)")
     axes.set_ylabel("records that the peer lacks (log scale from 10 on)")
     axes.legend(loc="center right", frameon=False)
@@ -60,36 +88,64 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
     return figure
 
 
-def service_figure(terms: Rows, availability: Mapping[str, Any]) -> Figure:
-    """When was the log served, by whom, and when not?
+def service_figure(terms: Rows) -> Figure:
+    """When was the log appended to, under which leader, and when not?
 
-    terms: of gold.terms in order, at least one. availability: its one row.
+    terms: of terms.terms_of.
     """
-    begin = terms[0]["serves_from"]
+    shown = [term for term in terms if term["records"]]
+    title = fail_overs_sentence(terms)
+    known = served(terms)
+    if known is None or len(shown) < 2:
+        count = sum(term["records"] for term in terms)
+        return without_plot(f"{title}; records: {count:,}")
+    total, share = known
+    begin = shown[0]["first"]
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
-    leaders = sorted({row["leader"] for row in terms})
-    for row in terms:
-        start, end = _seconds(row["serves_from"], begin), _seconds(row["serves_until"], begin)
-        color = PEER_COLORS[leaders.index(row["leader"]) % len(PEER_COLORS)]
-        axes.barh(leaders.index(row["leader"]), end - start, left=start, color=color, height=0.55)
-        axes.annotate(
-            f"term {row['term']}: {row['records']:,} records",
-            ((start + end) / 2, leaders.index(row["leader"]) + 0.3),
-            ha="center",
-            va="bottom",
-            color=MUTED,
-        )
-        if row["gap_s"]:
-            axes.axvspan(start - row["gap_s"], start, color=CANCELLED, alpha=0.25, linewidth=0)
+    leaders = sorted({term["leader"] for term in shown})
+    for term in shown:
+        start, end = _seconds(term["first"], begin), _seconds(term["last"], begin)
+        place = leaders.index(term["leader"])
+        axes.barh(place, end - start, left=start, color=PEER_COLORS[place % len(PEER_COLORS)], height=0.55)
+        if end - start >= LABEL_SHARE * total:
+            axes.annotate(
+                f"term {term['term']}: {term['records']:,} records",
+                ((start + end) / 2, place + 0.3),
+                ha="center",
+                va="bottom",
+                color=MUTED,
+            )
+        if term["pause_s"]:
+            axes.axvspan(start - term["pause_s"], start, color=CANCELLED, alpha=0.25, linewidth=0)
     axes.set_yticks(range(len(leaders)), leaders)
     axes.set_ylim(-0.6, len(leaders) - 0.3)
-    axes.set_xlabel("time (seconds); red: nobody led")
+    axes.set_xlabel("time (seconds); red: no record between two leaders")
     axes.set_ylabel("leader")
-    share, longest = 100 * availability["availability"], availability["longest_gap_s"]
-    title = f"Served {share:.2f} % of {availability['total_s']:,.0f} s"
-    if availability["fail_overs"]:
-        title += f"; {availability['fail_overs']} fail-over took at most {longest:.1f} s"
+    title = f"{title}. Available for at least {100 * share:.2f} % of {total:,.0f} s"
+    axes.set_title(title, loc="left", fontweight="bold", color=INK)
+    bare(axes)
+    return figure
+
+
+def rates_figure(bins: Rows, width_s: float) -> Figure:
+    """How many records were appended, and when?
+
+    bins: of transforms.records_by_time, in order. width_s: of a bin, in seconds.
+    """
+    if len(bins) < 2:
+        count = sum(row["records"] for row in bins)
+        return without_plot(f"Records: {count:,}, all within {width_s:,.0f} s: too few times for a plot")
+    begin = bins[0]["start"]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots()
+    times = [_seconds(row["start"], begin) for row in bins]
+    axes.bar(times, [row["records"] / width_s for row in bins], width=width_s, align="edge", color=LATE)
+    axes.set_xlabel(f"timestamp of the records: seconds since {begin:%Y-%m-%d %H:%M:%S}")
+    axes.set_ylabel("records a second")
+    axes.yaxis.set_major_formatter(THOUSANDS)
+    count, size = (sum(row[name] for row in bins) for name in ("records", "size_bytes"))
+    title = f"{count:,} records in {times[-1] + width_s:,.0f} s; {size / count:,.0f} bytes each on average"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
     bare(axes)
     return figure
@@ -98,15 +154,27 @@ def service_figure(terms: Rows, availability: Mapping[str, Any]) -> Figure:
 def commits_figure(commits: Rows) -> Figure:
     """Does each commit of `entries` start where the one before ended, and was each row added once?
 
-    commits: of transforms.commit_ranges, at least one.
+    commits: of transforms.commit_ranges.
     """
+    if not commits:
+        return without_plot("The table has no commit of the job in its history")
+    if len(commits) == 1 and commits[0]["written"] == commits[0]["held"]:
+        return without_plot(
+            f"One commit wrote {commits[0]['written']:,} rows; the table has each of them once"
+        )
     begin = commits[0]["timestamp"]
+    thickness = 6 if len(commits) <= MAX_LABELLED_BARS else 2
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
     for number, row in enumerate(commits):
         at = _seconds(row["timestamp"], begin)
         axes.vlines(
-            at, row["first_index"], row["until_index"], color=PEER_COLORS[number % 2], linewidth=6, alpha=0.9
+            at,
+            row["first_index"],
+            row["until_index"],
+            color=PEER_COLORS[number % 2],
+            linewidth=thickness,
+            alpha=0.9,
         )
     axes.step(
         [_seconds(row["timestamp"], begin) for row in commits],
@@ -117,7 +185,7 @@ def commits_figure(commits: Rows) -> Figure:
         linestyle=":",
     )
     axes.set_xlabel("time of the commit (seconds)")
-    axes.set_ylabel("indexes that it brought (records)")
+    axes.set_ylabel("range of indexes that it added")
     axes.yaxis.set_major_formatter(THOUSANDS)
     written, held = (sum(row[name] for row in commits) for name in ("written", "held"))
     wrong = sum(row["written"] != row["held"] for row in commits)
@@ -130,10 +198,12 @@ def commits_figure(commits: Rows) -> Figure:
 
 
 def cuts_figure(cuts: Rows) -> Figure:
-    """What was in the table when each epoch ended?
+    """How many records does the table have up to the end of each epoch?
 
-    cuts: epoch, leader, rows, version (of `entries`), in order, at least one.
+    cuts: epoch, leader, rows, version (of `entries`), in order.
     """
+    if not cuts:
+        return without_plot("No epoch of the log ends within the table")
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     names = [f"epoch {row['epoch']}\n{row['leader']}" for row in cuts]
@@ -142,12 +212,14 @@ def cuts_figure(cuts: Rows) -> Figure:
         bars, [f"{row['rows']:,}\nversion {row['version']}" for row in cuts], padding=3, color=MUTED
     )
     axes.set_ylim(0, max(1, *(row["rows"] for row in cuts)) * 1.22)
-    axes.set_ylabel("rows of `entries` (records)")
-    axes.set_xlabel("at the end of the epoch, and who led in it")
+    axes.set_ylabel("rows up to the end of the epoch")
+    axes.set_xlabel("epoch, and its leader; the version of the table in which its records are complete")
     axes.yaxis.set_major_formatter(THOUSANDS)
     axes.set_title(
-        f"{cuts[0]['rows']:,} records were in the table when epoch {cuts[0]['epoch']} ended, "
-        f"{cuts[-1]['rows']:,} at the last",
+        f"Up to the end of epoch {cuts[0]['epoch']} the log has {cuts[0]['rows']:,} records; "
+        f"up to the end of epoch {cuts[-1]['epoch']}, {cuts[-1]['rows']:,}"
+        if len(cuts) > 1
+        else f"The log has one epoch; its records so far: {cuts[0]['rows']:,}",
         loc="left",
         fontweight="bold",
         color=INK,
@@ -161,6 +233,8 @@ def carriers_figure(delays: Rows) -> Figure:
 
     delays: carrier, hour_of_day, flights, mean (minutes), one row each; the carriers with most flights show.
     """
+    if not delays:
+        return without_plot("The log has no flights")
     counts: dict[str, int] = {}
     for row in delays:
         counts[row["carrier"]] = counts.get(row["carrier"], 0) + row["flights"]
@@ -184,9 +258,11 @@ def carriers_figure(delays: Rows) -> Figure:
     axes.set_ylabel("carrier (flights)")
     figure.colorbar(image, label="mean departure delay (minutes)", extend="both")
     shown = [row for row in delays if row["carrier"] in carriers and row["mean"] is not None]
-    worst = max(shown, key=lambda row: row["mean"] * row["flights"])
+    worst = max(shown, key=lambda row: row["mean"] * row["flights"], default=None)
     axes.set_title(
-        f"Most minutes were lost by {worst['carrier']} at {worst['hour_of_day']} h: "
+        "No flight has left"
+        if worst is None
+        else f"Most minutes were lost by {worst['carrier']} at {worst['hour_of_day']} h: "
         f"{worst['mean']:.0f} min a flight",
         loc="left",
         fontweight="bold",
@@ -200,33 +276,31 @@ def carriers_figure(delays: Rows) -> Figure:
 def late_figure(late: Rows, on_time: int) -> Figure:
     """How late are the records behind the watermark?
 
-    late: hours_behind (whole hours), flights, cancelled of them, in order. on_time: the others.
+    late: hours_behind (whole hours), flights, cancelled of them, in order. on_time: the others. More than a
+    day is one bar.
     """
     if not late:
-        return _without_bars(f"None of {on_time:,} flights came too late")
+        return without_plot(f"None of {on_time:,} flights was late")
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots()
-    bars = axes.bar(
-        [row["hours_behind"] for row in late], [row["flights"] for row in late], color=LATE, width=0.8
-    )
-    axes.bar_label(bars, padding=2, color=MUTED)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(0, max(row["flights"] for row in late) * 1.15)
-    axes.set_xlabel("behind the watermark (whole hours)")
-    axes.set_ylabel("late flights")
+    hours = sorted({min(row["hours_behind"], HOURS_SHOWN) for row in late})
+    for name, color, label in (
+        ("flights", LATE, "late flights"),
+        ("cancelled", CANCELLED, "of them cancelled"),
+    ):
+        counts = [
+            sum(row[name] for row in late if min(row["hours_behind"], HOURS_SHOWN) == hour) for hour in hours
+        ]
+        axes.bar(hours, counts, color=color, width=0.8 if name == "flights" else 0.4, label=label)
+    axes.set_xticks(hours, [f"{hour}" if hour < HOURS_SHOWN else f"{hour} or more" for hour in hours])
+    axes.yaxis.set_major_formatter(THOUSANDS)
+    axes.set_xlabel("hours before the watermark (whole hours)")
+    axes.set_ylabel("flights")
+    axes.legend(loc="upper right", frameon=False)
     count, cancelled = (sum(row[name] for row in late) for name in ("flights", "cancelled"))
-    title = f"{count:,} of {count + on_time:,} flights came too late; {cancelled:,} of them were cancelled"
+    title = f"{count:,} of {count + on_time:,} flights were late; {cancelled:,} of them were cancelled"
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
     bare(axes)
-    return figure
-
-
-def _without_bars(title: str) -> Figure:
-    """Return the text of a plot without data."""
-    figure = Figure(figsize=(9, 1.2), layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, loc="left", fontweight="bold", color=INK)
-    axes.set_axis_off()
     return figure
 
 
@@ -236,15 +310,3 @@ def _seconds(moment: Any, begin: Any) -> float:
 
 def _labels(axes: Axes) -> list[str]:
     return [str(line.get_label()) for line in axes.get_lines()]
-
-
-def _top_note(axes: Axes, x: float, text: str) -> None:
-    axes.annotate(
-        text,
-        (x, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(0, -14),
-        textcoords="offset points",
-        ha="center",
-        color=MUTED,
-    )

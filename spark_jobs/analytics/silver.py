@@ -186,13 +186,15 @@ class DelaysJob:
 def flights_of(entries: DataFrame) -> DataFrame:
     """Return the records that are flights with a valid hour.
 
-    In ENTRIES. Out index, carrier, flight, origin, hour, dep_delay.
+    In ENTRIES. Out index, carrier, flight, origin, hour (of the departure, as a time), dep_delay,
+    scheduled_hour (0 to 23).
     """
     rows = json_values(entries, FLIGHT).where("carrier IS NOT NULL AND sched_dep_time IS NOT NULL")
     clock = F.floor(F.coalesce("dep_time", "sched_dep_time") / 100).cast("int")  # 517 is 5:17, 2400 midnight
     midnight = F.try_make_timestamp(*(F.col(name) for name in ("year", "month", "day")), *[F.lit(0)] * 3)
     hour = midnight + F.make_interval(hours=clock)
-    flights = rows.select("index", "carrier", "flight", "origin", hour.alias("hour"), "dep_delay")
+    scheduled = F.floor(F.col("sched_dep_time") / 100).cast("int").alias("scheduled_hour")
+    flights = rows.select("index", "carrier", "flight", "origin", hour.alias("hour"), "dep_delay", scheduled)
     return flights.where("hour IS NOT NULL")
 
 

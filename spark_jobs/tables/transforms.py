@@ -67,16 +67,35 @@ def json_values(entries: DataFrame, schema: StructType | str) -> DataFrame:
 def delays_by_hour(flights: DataFrame) -> DataFrame:
     """Return departure delays in minutes by scheduled hour of departure.
 
-    In: hour, dep_delay (null for a cancelled flight). Out: hour, flights, cancelled, median, late (90th
-    percentile).
+    In: scheduled_hour, dep_delay (null for a cancelled flight). Out: hour, flights, cancelled, median, late
+    (90th percentile).
     """
-    rows = flights.groupBy("hour").agg(
+    rows = flights.groupBy(F.col("scheduled_hour").alias("hour")).agg(
         F.count("*").alias("flights"),
         F.sum(F.col("dep_delay").isNull().cast("long")).alias("cancelled"),
         F.percentile("dep_delay", 0.5).alias("median"),
         F.percentile("dep_delay", 0.9).alias("late"),
     )
     return rows.orderBy("hour")
+
+
+def bin_width_s(entries: DataFrame, bins: int = 120) -> int:
+    """Return the width in whole seconds of about `bins` bins of time, at least 1. In ENTRIES."""
+    seconds = F.unix_seconds(F.max("timestamp")) - F.unix_seconds(F.min("timestamp"))
+    span_s = entries.agg(seconds).collect()[0][0] or 0
+    return max(1, -(-int(span_s) // bins))
+
+
+def records_by_time(entries: DataFrame, width_s: int) -> DataFrame:
+    """Return the records by time in bins of `width_s` seconds; bins without records are left out.
+
+    In ENTRIES. Out start, records, size_bytes (of keys and values), in order.
+    """
+    seconds = F.unix_seconds("timestamp")
+    start = F.timestamp_seconds(seconds - seconds % width_s)
+    size = F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
+    bins = entries.groupBy(start.alias("start"))
+    return bins.agg(F.count("*").alias("records"), F.sum(size).alias("size_bytes")).orderBy("start")
 
 
 def commit_ranges(history: DataFrame, entries: DataFrame) -> DataFrame:

@@ -45,20 +45,21 @@ def epochs(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame(opened, schemas.EPOCHS)
 
 
-def test_terms_availability_and_lag(spark: SparkSession, watermarks: DataFrame) -> None:
-    terms = gold.terms(watermarks, epochs(spark))
-    assert [(row["term"], row["leader"], row["records"], row["gap_s"]) for row in terms.collect()] == [
-        (1, "n1", 100, None),
-        (2, "n2", 31, 2.5),
-    ]
-    row = gold.availability(terms).collect()[0]
-    assert (row["total_s"], row["down_s"], row["fail_overs"], row["longest_gap_s"]) == (20.0, 2.5, 1, 2.5)
-    assert row["availability"] == pytest.approx(0.875)
+def test_lag_counts_the_last_known_watermark_of_a_silent_peer(
+    spark: SparkSession, watermarks: DataFrame
+) -> None:
     levels = {
-        row["peer"]: (row["news"], row["median"], row["most"])
+        row["peer"]: (row["events"], row["silent"], row["median"], row["most"])
         for row in gold.lag_by_peer(watermarks).collect()
     }
-    assert levels == {"n1": (3, 0.0, 0), "n2": (3, 0.0, 10), "n3": (6, 20.0, 60)}
+    assert levels == {"n1": (3, 2, 1.0, 1), "n2": (3, 0, 0.0, 10), "n3": (6, 1, 20.0, 60)}
+    dead = spark.createDataFrame(news(3, "n2", 9, 30, 150, n1=-1, n2=150, n4=-1), schemas.WATERMARKS)
+    told = gold.lag(watermarks.union(dead)).where("term = 3").collect()
+    assert {row["peer"]: (row["heard"], row["lag"]) for row in told} == {
+        "n1": (False, 20),
+        "n2": (True, 0),
+        "n4": (False, 151),
+    }
 
 
 def membership(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from app.client import CommitlogClient, Record
-from app.demo.flights import ContentHash, read_flights
+from app.demo.flights import ContentHash, in_order_of_days, read_flights
 from app.demo.folder import MARKER, FolderRefused, prepare
 from app.demo.node_logs import ColumnsHash, NodeLog, count_events
 from app.demo.proofs import Sent, prove_entries, prove_epochs, prove_nodes, prove_watermarks
@@ -45,6 +45,11 @@ EPOCHS: list[dict[str, Any]] = [
 
 
 def test_flights_are_records_keyed_by_flight() -> None:
+    assert in_order_of_days(["2013,10,1,a", "2013,2,1,b", "2013,2,1,a"]) == [
+        "2013,2,1,b",
+        "2013,2,1,a",
+        "2013,10,1,a",
+    ]
     first, second = read_flights(2)
     assert (first.key, second.key) == ("UA1545", "UA1714")
     assert first.value is not None
@@ -196,8 +201,8 @@ def test_the_proof_of_the_watermarks_holds_only_with_every_node_in_every_term() 
         assert not prove_watermarks(found, EPOCHS, nodes).holds
 
 
-def test_the_gap_is_from_the_kill_to_the_first_answer_of_a_later_term() -> None:
-    times = [(1.0, 1), (2.0, 1), (2.6, 2), (2.7, 2)]
-    acknowledgements = [Acknowledgement(at, term, "n", 0, False) for at, term in times]
-    assert gap_ms(acknowledgements, killed_at=1.9, killed_term=1) == 700
-    assert gap_ms(acknowledgements[:2], killed_at=1.9, killed_term=1) is None
+def test_the_gap_is_from_the_last_record_of_a_term_to_the_first_of_a_later_one() -> None:
+    times = [(1_000, 1), (2_000, 1), (2_700, 2), (2_800, 2)]
+    acknowledgements = [Acknowledgement(timestamp, term, "n", 0, False) for timestamp, term in times]
+    assert gap_ms(acknowledgements, killed_term=1) == 700
+    assert gap_ms(acknowledgements[:2], killed_term=1) is None

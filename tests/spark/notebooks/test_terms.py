@@ -1,0 +1,118 @@
+"""Pauses between leaders, and figures of rows that show little. Needs no Spark."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from spark_jobs.analytics.failover_plots import pauses_figure, story_figure
+from spark_jobs.analytics.plots import delays_by_hour_figure, spaced, watermarks_figure
+from spark_jobs.analytics.service_plots import (
+    carriers_figure,
+    commits_figure,
+    cuts_figure,
+    lag_figure,
+    late_figure,
+    rates_figure,
+    service_figure,
+)
+from spark_jobs.analytics.terms import fail_overs_sentence, pauses_of, served, terms_of
+
+AT = datetime(2024, 1, 2, tzinfo=UTC)
+
+
+def at(second: float) -> datetime:
+    return AT + timedelta(seconds=second)
+
+
+def epoch(term: int, leader: str, second: float) -> dict[str, Any]:
+    return {"epoch": term, "term": term, "leader": leader, "started": at(second)}
+
+
+def held(term: int, first: float, last: float, records: int = 10) -> dict[str, Any]:
+    return {"term": term, "first": at(first), "last": at(last), "records": records}
+
+
+EPOCHS = [epoch(1, "n1", 0), epoch(2, "n2", 8.9), epoch(3, "n3", 12), epoch(4, "n1", 13)]
+RECORDS = [held(1, 0.5, 8), held(2, 9, 11), held(4, 14.5, 20)]
+
+
+def test_a_pause_is_from_the_last_record_of_a_leader_to_the_first_of_the_next() -> None:
+    terms = terms_of(EPOCHS, RECORDS)
+    assert [(term["term"], term["records"], term["pause_s"]) for term in terms] == [
+        (1, 10, None),
+        (2, 10, 1.0),
+        (3, 0, None),  # no record: its time is a part of the next pause
+        (4, 10, 3.5),
+    ]
+    assert pauses_of(terms) == [1.0, 3.5]
+    assert fail_overs_sentence(terms) == "3 changes of the leader: appends paused for at most 3.50 s"
+    assert fail_overs_sentence(terms[:2]) == "n2 took over from n1: appends paused for 1.00 s"
+    assert served(terms) == (19.5, pytest.approx(1 - 4.5 / 19.5))
+
+
+@pytest.mark.parametrize("last", [-1_000.0, 500.0], ids=["long ago", "in the future"])
+def test_timestamps_of_clients_give_no_pause(last: float) -> None:
+    terms = terms_of(EPOCHS[:2], [held(1, last - 5, last), held(2, 9, 11)])
+    assert pauses_of(terms) == []
+    assert served(terms) is None
+    assert fail_overs_sentence(terms) == "n2 took over from n1; the pause of appends is not known"
+
+
+def test_labels_are_thinned_where_they_would_overprint() -> None:
+    assert spaced([0.0, 0.1, 5.0, 5.2, 5.6, 10.0], 10.0, 0.05) == [0, 2, 4, 5]
+    assert spaced([], 0.0, 0.1) == []
+
+
+def told(second: float, term: int, node: str, **peers: int) -> list[dict[str, Any]]:
+    common = {"timestamp": at(second), "term": term, "node": node, "seq": 1}
+    most = max(peers.values())
+    return [
+        {**common, "peer": peer, "watermark": mark, "committed_index": most} for peer, mark in peers.items()
+    ]
+
+
+MANY = range(100)
+REIGNS = [{"master": f"n{k % 3}", "master_epoch": k, "from": at(k), "until": at(k + 1)} for k in range(60)]
+PAUSES = [{"index": k, "term": k, "timestamp": at(k), "pause_s": 1.0} for k in range(60)]
+TERMS = terms_of([epoch(k, f"n{k % 3}", k) for k in MANY], [held(k, k + 0.1, k + 0.9) for k in MANY])
+FIGURES: dict[str, tuple[Figure, str]] = {
+    "no flights": (delays_by_hour_figure([]), "No flight"),
+    "only cancelled": (delays_by_hour_figure([{"hour": 3, "late": None}]), "No flight"),
+    "no watermarks": (watermarks_figure([], []), "No leader has recorded"),
+    "one event": (watermarks_figure(told(0, 1, "n1", n1=0, n2=0), TERMS[:1]), "n0 led all the time"),
+    "many terms": (
+        watermarks_figure([row for k in MANY for row in told(k + 0.5, k, f"n{k % 3}", n0=k)], TERMS),
+        "99 changes of the leader: appends paused for at most 0.20 s",
+    ),
+    "no lag": (lag_figure([], []), "The log has no follower"),
+    "no terms": (service_figure([]), "No term"),
+    "one term": (service_figure(TERMS[:1]), "n0 led all the time, in term 0; records: 10"),
+    "served in many terms": (service_figure(TERMS), "Available for at least"),
+    "no records": (rates_figure([], 1), "Records: 0"),
+    "no commits": (commits_figure([]), "no commit"),
+    "one commit": (commits_figure([{"timestamp": AT, "written": 7, "held": 7}]), "One commit wrote 7 rows"),
+    "no cuts": (cuts_figure([]), "No epoch"),
+    "no carriers": (carriers_figure([]), "no flights"),
+    "no departures": (
+        carriers_figure([{"carrier": "UA", "hour_of_day": 3, "flights": 1, "mean": None}]),
+        "No flight has left",
+    ),
+    "none late": (late_figure([], 7), "None of 7 flights was late"),
+    "days late": (
+        late_figure([{"hours_behind": k, "flights": 2, "cancelled": 1} for k in range(2, 300)], 4),
+        "596 of 600 flights were late; 298 of them were cancelled",
+    ),
+    "no masters": (story_figure([], [], [], []), "not elected"),
+    "no pauses": (pauses_figure([], [], []), "no two records"),
+    "many masters": (story_figure(REIGNS, [], [], PAUSES), "Masters: 60"),
+    "many pauses": (pauses_figure(PAUSES, REIGNS, TERMS), "99 changes of the leader"),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_of_little_or_much_is_readable(name: str) -> None:
+    figure, title = FIGURES[name]
+    assert title in " ".join(axes.get_title(loc="left") for axes in figure.axes)
+    assert sum(len(axes.texts) for axes in figure.axes) <= 30
