@@ -58,7 +58,7 @@ export function nodesView() {
           ["Version", (node) => node.version ?? "–"],
           ["Leads", (node) => overview.logs.filter((log) => log.leader === node.id).map((log) => log.name).join(" ") || "–", "value"],
           ["URL", (node) => h("a", { href: `${node.url}/ui` }, node.url)],
-          ["", (node) => h("div", { class: "actions" },
+          ["Actions", (node) => h("div", { class: "actions" },
             node.voter ? null : h("button", { type: "button", onclick: () => promote(node) }, "Promote"),
             h("button", { type: "button", class: "danger", onclick: () => remove(node), "aria-label": `Remove ${node.id}` }, "Remove"))],
         ],
