@@ -1,4 +1,4 @@
-"""Every command of every README and page of docs/, in order, on one cluster started as the README says.
+"""Every command of every README and page of docs/, in order, on the cluster that the README starts.
 
 Blocks marked sh, bash, shell or console count. What cannot run here is in SKIPPED, with the reason.
 """
@@ -52,7 +52,7 @@ FOLLOWS = {  # commands that run until they are ended, and what they print first
     "curl -sN": "event: batch",
 }
 WAITS = "wait_ms=10000"  # a read that waits for the next append
-MAY_BE_REFUSED = {"match_index=3": "index-mismatch"}  # as the page itself says
+MAY_BE_REFUSED = {"match_index=3": "index-mismatch"}  # the page describes it
 
 
 @dataclass
