@@ -1,4 +1,5 @@
-"""HTTP/1.1 connections of the REST listener: uvicorn's protocol, with limits for clients.
+"""HTTP/1.1 connections of the REST listener: uvicorn's protocol, with limits for clients and a lane for
+appends.
 
 A client occupies a connection by an incomplete request head or body, by an answer that it does not read, or
 by silence. Each of these ends after a time limit, a head also at a size limit, and the number of connections
@@ -13,7 +14,8 @@ import httptools
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from app.api.http.messages import new_request_id, problem_response
+from app.api.append.lane import AppendLane, LaneAppend
+from app.api.http.messages import Response, new_request_id, problem_response
 from app.errors import BadRequest, CommitlogError, HeadTooLarge, RateLimited, RequestTimeout
 from app.settings.model import HttpSettings
 from app.telemetry import Meter
@@ -31,7 +33,11 @@ _BODY_GRACE_S: Final = 5.0  # the append route has a body timeout of its own, an
 class Listener:
     """The connections of one listener."""
 
-    def __init__(self, settings: HttpSettings, max_connections: int, meter: Meter) -> None:
+    def __init__(
+        self, settings: HttpSettings, max_connections: int, meter: Meter, lane: AppendLane | None = None
+    ) -> None:
+        """lane: takes appends before the application."""
+        self.lane = lane
         self.settings = settings
         self.max_connections = max_connections
         self._meter = meter
@@ -79,7 +85,7 @@ class Connection(HttpToolsProtocol):
         self._received_s = 0.0
         self._unsent_bytes = 0  # when last checked
         self._unsent_since_s = 0.0
-        self._running: RequestResponseCycle | None = None
+        self._running: RequestResponseCycle | LaneAppend | None = None
 
     # --- uvicorn's seams ----------------------------------------------------------------------------------
 
@@ -92,6 +98,10 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._listener.closed(self)
+        if isinstance(self._running, LaneAppend) and self._running.more_body:
+            self._lane.abandon(self._running)
+        if isinstance(self.cycle, LaneAppend):
+            self.cycle = None  # type: ignore[assignment]  # as uvicorn leaves it before the first request
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -143,21 +153,87 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade() and any(name in BODY_HEADERS for name, _ in self.headers):
             raise BadRequest("a request with a body may not ask for another protocol")
         self._in_head = False
-        super().on_headers_complete()
+        if self.transport.is_closing():  # after an answer with `connection: close`
+            return
+        append = self._take_append()
+        if append is None:
+            super().on_headers_complete()
+        else:
+            self._running = append
+            self.cycle = append  # type: ignore[assignment]  # it has what uvicorn uses of a cycle
+
+    def on_body(self, body: bytes) -> None:
+        if not isinstance(self.cycle, LaneAppend):
+            super().on_body(body)
+        elif self.cycle.more_body:
+            self.cycle.parts.append(body)
 
     def on_message_complete(self) -> None:
         self._in_head, self._head_bytes, self._head_since_s = True, 0, self._received_s
-        super().on_message_complete()
+        append = self.cycle
+        if not isinstance(append, LaneAppend):
+            super().on_message_complete()
+        elif append.more_body:
+            append.more_body = False
+            self._lane.handle(append, self._answer_append)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+    # --- the lane of appends ------------------------------------------------------------------------------
+
+    @property
+    def _lane(self) -> AppendLane:
+        assert self._listener.lane is not None
+        return self._listener.lane
+
+    def _take_append(self) -> LaneAppend | None:
+        """Return the append whose head is complete, if the lane takes it.
+
+        One at a time: a pipelined request waits for its turn in uvicorn's queue, as any other.
+        """
+        lane, parser = self._listener.lane, self.parser
+        if (
+            lane is None
+            or (self.cycle is not None and not self.cycle.response_complete)
+            or self.flow.write_paused
+            or parser.get_method() != b"POST"
+            or parser.get_http_version() != "1.1"
+        ):
+            return None
+        return lane.take(
+            self.url, self.headers, keep_alive=parser.should_keep_alive(), now_s=self._received_s
+        )
+
+    def _answer_append(self, append: LaneAppend, answer: Response) -> None:
+        """Write an answer as uvicorn writes it. The client may have disconnected meanwhile."""
+        append.response_complete = True
+        if self.transport.is_closing():
+            return
+        head = [STATUS_LINE[answer.status]]
+        for name, value in (*self.server_state.default_headers, *answer.headers):
+            head += (name, b": ", value, b"\r\n")
+        head.append(b"\r\n" if append.keep_alive else b"connection: close\r\n\r\n")
+        head.append(answer.body)
+        self.transport.write(b"".join(head))
+        if not append.keep_alive:
+            self.transport.close()
+        if self.pipeline or self.flow.read_paused:
+            self.on_response_complete()
+        else:
+            self.server_state.total_requests += 1
+            self._head_since_s = self.loop.time()  # `enforce` ends the silence that follows
 
     # --- limits -------------------------------------------------------------------------------------------
 
     def enforce(self, now_s: float) -> None:
         """Close the connection if it has exceeded a time limit. now_s: the loop's time."""
         settings = self._listener.settings
+        running = self._running
+        late = self._lane.late(running, now_s) if isinstance(running, LaneAppend) else None
+        if isinstance(running, LaneAppend) and late is not None:
+            self._answer_append(running, late)
         if self._unread_since(now_s) > settings.write_timeout_ms / 1000:
             self.transport.abort()
         elif self.transport.is_closing():
@@ -168,7 +244,7 @@ class Connection(HttpToolsProtocol):
             silent_s = now_s - self._head_since_s
             if self._head_bytes and silent_s > settings.head_timeout_ms / 1000:
                 self._break_off(RequestTimeout("the request head did not arrive in time"))
-            elif not self._head_bytes and self.cycle is None and silent_s > self.timeout_keep_alive:
+            elif not self._head_bytes and self._is_idle and silent_s > self.timeout_keep_alive:
                 self.transport.close()
         elif not self._streams and now_s - self._received_s > (
             settings.body_timeout_ms / 1000 + _BODY_GRACE_S
@@ -176,9 +252,14 @@ class Connection(HttpToolsProtocol):
             self._break_off(RequestTimeout("the request body did not arrive in time"))
 
     @property
+    def _is_idle(self) -> bool:
+        """Return whether the client is silent before its first request, or after an answer of the lane."""
+        return self.cycle is None or (isinstance(self.cycle, LaneAppend) and self.cycle.response_complete)
+
+    @property
     def _streams(self) -> bool:
         """Return whether the incoming request is a stream of appends, which may pause for any time."""
-        return self.scope["path"].endswith(STREAM_SUFFIX)
+        return not isinstance(self.cycle, LaneAppend) and self.scope["path"].endswith(STREAM_SUFFIX)
 
     def _unread_since(self, now_s: float) -> float:
         """Return for how many seconds the client has read nothing of the waiting answer; 0 while it reads."""
@@ -199,7 +280,8 @@ class Connection(HttpToolsProtocol):
     def _break_off(self, error: CommitlogError) -> None:
         """End the connection: bytes after this point cannot be parsed. Complete requests keep their
         answers, because an append without an answer must not be taken for a refused one."""
-        newest, running = self.cycle, self._running
+        newest: RequestResponseCycle | LaneAppend = self.cycle
+        running = self._running
         if running is None or running.response_complete:
             self._answer_and_close(error)
             return

@@ -2,22 +2,20 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
-from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from app.api.access.rules import authorize
 from app.api.access.tokens import Tokens, is_open
 from app.api.append import stream as append_stream
-from app.api.append.fast_front import FastFront
 from app.api.append.handler import AppendHandler
-from app.api.append.openapi import OPENAPI_EXTRA, RESPONSES
+from app.api.append.lane import AppendLane
+from app.api.append.plain_route import PlainRoute
 from app.api.http import openapi, problems
-from app.api.http.dependencies import ExactResponse, LogName
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.routes import (
     block_digests,
@@ -67,14 +65,21 @@ _DESCRIPTION: Final = (
 )
 
 
-def build_app(settings: Settings, broker: Broker) -> ASGIApp:
+class Application(NamedTuple):
+    """The REST service of a node. lane: takes appends before ASGI; None if the settings turn it off."""
+
+    asgi: ASGIApp
+    lane: AppendLane | None
+
+
+def build_app(settings: Settings, broker: Broker) -> Application:
     """Return the application of a started node. Raises ConfigError for a tokens file that cannot be used."""
     tokens = Tokens.load(settings.security.tokens_file)
     if tokens.needed:
         broker.tasks.keep("tokens-file", partial(tokens.watch, broker.meter))
     handler = AppendHandler(broker)
-    front = FastFront(handler, settings.limits, settings.http.body_timeout_ms)
-    broker.tasks.keep("late-bodies", front.sweep)
+    appends = PlainRoute(handler, settings.limits, settings.http.body_timeout_ms)
+    broker.tasks.keep("late-bodies", appends.sweep)
     app = FastAPI(
         title="commitlog",
         version=VERSION,
@@ -87,17 +92,19 @@ def build_app(settings: Settings, broker: Broker) -> ASGIApp:
     app.state.broker = broker
     app.state.tables = KnownTables(settings.tables.path)
     app.state.appends = handler
-    routers = [_append_router(front), *(part.router for part in _PARTS)]
+    routers = [appends.router(), *(part.router for part in _PARTS)]
     for router in routers:
         app.include_router(router, dependencies=[Depends(authorize)])
     app.state.routes = [route for router in routers for route in router.routes]
     problems.install(app)
     _complete_openapi(app)
-    direct = front if settings.http.append_front is AppendFront.ASGI else None
     in_flight = InFlightLimit(settings.http.max_open_reads, settings.http.max_open_bytes)
-    return HttpMiddleware(
-        app, direct, tokens, broker.meter, in_flight, _actions_of(app.state.routes), broker.audit.write
-    )
+    lane = None
+    if settings.http.append_front is AppendFront.LANE:
+        lane = AppendLane(handler, tokens, settings.limits, settings.http.body_timeout_ms)
+    actions = _actions_of(app.state.routes)
+    asgi = HttpMiddleware(app, tokens, broker.meter, in_flight, actions, broker.audit.write)
+    return Application(asgi, lane)
 
 
 def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:
@@ -109,25 +116,6 @@ def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:
             if separator:
                 actions[action] = (*actions.get(action, ()), *sorted(route.methods or ()))
     return actions
-
-
-def _append_router(front: FastFront) -> APIRouter:
-    """The append as a FastAPI route: the reference of the plain ASGI front, and its documentation."""
-    router = APIRouter(tags=["records"])
-
-    @router.post(
-        "/v1/logs/{log}/records",
-        summary="Append records",
-        description="The append is atomic: all of its records are committed at consecutive indexes, or none.",
-        responses=RESPONSES,
-        openapi_extra=OPENAPI_EXTRA,
-        response_class=Response,
-    )
-    async def append(request: Request, log: LogName) -> Response:
-        answer = await front.answer(request.scope, request.receive)
-        return Response(status_code=204) if answer is None else ExactResponse(answer)
-
-    return router
 
 
 def _complete_openapi(app: FastAPI) -> None:

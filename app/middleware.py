@@ -1,7 +1,7 @@
 """The outermost ASGI layer: what applies to every call.
 
 Request id, tokens, HEAD as GET without a body, counting, and a problem document for every failure. Appends
-are passed to their plain ASGI front (if configured), all other calls to FastAPI.
+that the lane takes do not come here (app/api/append/lane.py).
 """
 
 import logging
@@ -16,7 +16,7 @@ from app.api.access.caller import Caller
 from app.api.access.caller import Scope as TokenScope
 from app.api.access.rules import CALLER
 from app.api.access.tokens import Tokens, is_open
-from app.api.append.fast_front import FastFront, append_log_of
+from app.api.append.plain_route import append_log_of
 from app.api.http.dependencies import RESERVATION
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
@@ -44,24 +44,21 @@ class TokenRevoked(Exception):
 
 
 class HttpMiddleware:
-    """An ASGI application. `front` None: FastAPI handles the appends too."""
+    """An ASGI application."""
 
     def __init__(
         self,
         inner: ASGIApp,
-        front: FastFront | None,
         tokens: Tokens,
         meter: Meter,
         in_flight: InFlightLimit,
         actions: Mapping[str, Sequence[str]],
         audit: Callable[[dict[str, Any]], None],
     ) -> None:
-        """room: limit of everything but probes and appends, which have their own. actions: methods by
+        """in_flight: limit of everything but probes and appends, which have their own. actions: methods by
         name. audit: writes an entry of the audit log."""
         self._inner = inner
-        self._front = front
         self._tokens = tokens
-        self._tokens_needed = tokens.needed
         self._meter = meter
         self._in_flight = in_flight
         self._actions = actions
@@ -71,18 +68,6 @@ class HttpMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        method = scope["method"]
-        if (
-            method == "POST"
-            and self._front is not None
-            and not self._tokens_needed
-            and append_log_of(scope["path"]) is not None
-        ):
-            await self._front(scope, receive, send)
-            return
-        await self._other(scope, receive, send)
-
-    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         request_id = scope["commitlog.request_id"] = request_id_of(headers.get(REQUEST_ID))
         method, path = scope["method"], scope["path"]
@@ -93,7 +78,8 @@ class HttpMiddleware:
             if log is not None:
                 caller.require(_APPEND, log)
             self._check_action(method, path)
-            _check_not_ours(method, path)
+            if log is None:  # appends are refused by their handler, an unknown log before that
+                _check_not_ours(method, path)
             _check_origin(method, headers)
             caller.enter()
         except CommitlogError as error:
@@ -102,9 +88,7 @@ class HttpMiddleware:
             await self._refuse(error, scope, send, request_id)
             return
         try:
-            if log is not None and self._front is not None:
-                await self._front(scope, receive, send)
-            elif counted:
+            if counted:
                 await self._counted(scope, receive, send, request_id)
             else:
                 scope[RESERVATION] = self._in_flight.reservation()
@@ -134,7 +118,7 @@ class HttpMiddleware:
     def _authorization(self, path: str, headers: RawHeaders) -> bytes | None:
         """Raises Unauthenticated for more than one: two nodes must not find two identities in one call."""
         found = [value for name, value in headers if name == b"authorization"]
-        if len(found) > 1 and self._tokens_needed and not is_open(path):
+        if len(found) > 1 and self._tokens.needed and not is_open(path):
             raise Unauthenticated("the request has more than one Authorization header")
         return found[0] if found else None
 

@@ -27,7 +27,7 @@ import uvloop
 from app.api.access.tokens import Tokens
 from app.errors import ConfigError
 from app.http_protocol import Listener
-from app.main import build_app
+from app.main import Application, build_app
 from app.node.broker import Broker
 from app.node.descriptors import DESCRIPTORS_MAX, descriptors_allowed
 from app.node.links.credentials import load_link_security
@@ -114,9 +114,10 @@ async def _run(settings: Settings, ready: Callable[[Settings], None]) -> int:
     except (StorageError, OSError) as error:
         logger.error("node cannot start: %s", error)
         return EXIT_FAILED
-    listener = Listener(settings.http, _connections_allowed(settings), broker.meter)
+    application = build_app(settings, broker)
+    listener = Listener(settings.http, _connections_allowed(settings), broker.meter, application.lane)
     broker.tasks.keep("client-limits", listener.sweep)
-    front = _Front(_front_config(settings, broker, listener), lambda: ready(settings))
+    front = _Front(_front_config(settings, application, listener), lambda: ready(settings))
     _calm_collector()
     serving = loop.create_task(front.serve(sockets), name="front")
     stopping = loop.create_task(stop.wait(), name="signal")
@@ -189,10 +190,10 @@ def _bind(address: str) -> socket.socket:
     return door
 
 
-def _front_config(settings: Settings, broker: Broker, listener: Listener) -> uvicorn.Config:
+def _front_config(settings: Settings, application: Application, listener: Listener) -> uvicorn.Config:
     security = settings.security
     return uvicorn.Config(
-        build_app(settings, broker),
+        application.asgi,
         http=cast(type[asyncio.Protocol], listener.protocol),  # uvicorn only calls it
         loop="uvloop",
         ws="none",

@@ -36,10 +36,14 @@ class Replication(StrEnum):
 
 
 class AppendFront(StrEnum):
-    """Handler of appends: the plain ASGI one, or the FastAPI route that is its reference."""
+    """Reader of appends: the lane before ASGI for all that it takes, or the FastAPI route for all."""
 
-    ASGI = "asgi"
+    LANE = "lane"
     FASTAPI = "fastapi"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "AppendFront | None":
+        return cls.LANE if value == "asgi" else None  # its name in configurations of earlier versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,8 +263,8 @@ class ScrubConfig:
 class HttpSettings:
     """REST listener. Requests beyond a limit of this node are refused with 429."""
 
-    append_front: AppendFront = AppendFront.ASGI
-    """Handler of appends: `asgi` (fast), or `fastapi` (the reference; same answers)."""
+    append_front: AppendFront = AppendFront.LANE
+    """Reader of appends: `lane` (fast), or `fastapi` for all of them (same answers)."""
     max_open_appends: int = 16_384
     """Appends in progress at this node."""
     max_open_reads: int = 4_096

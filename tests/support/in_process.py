@@ -58,7 +58,7 @@ async def node_in_process(folder: Path, **sections: Mapping[str, Any]) -> AsyncI
     broker = Broker(settings)
     await broker.start()
     try:
-        app = build_app(settings, broker)
+        app = build_app(settings, broker).asgi
         assert isinstance(app, HttpMiddleware)
         await until(lambda: broker.metadata.is_current and broker.find("default").leads)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -13,10 +13,10 @@ import click
 import pytest
 from fastapi import FastAPI
 
-from app.api.append.fast_front import FastFront
+from app.api.append.plain_route import PlainRoute
 from app.cli.main import cli
 from app.errors import PROBLEMS, CommitlogError
-from app.main import _DESCRIPTION, _PARTS, _append_router
+from app.main import _DESCRIPTION, _PARTS
 
 ROOT: Final = Path(__file__).parents[2]
 MESSAGES_IN: Final = (
@@ -80,7 +80,7 @@ def commands(command: click.Command, context: click.Context) -> Iterator[tuple[s
 def openapi() -> Iterator[tuple[str, str]]:
     """The summaries and descriptions of the document, from the routes alone: no node runs."""
     app = FastAPI(description=_DESCRIPTION)
-    app.include_router(_append_router(cast(FastFront, SimpleNamespace())))
+    app.include_router(PlainRoute.router(cast(PlainRoute, SimpleNamespace())))
     for part in _PARTS:
         app.include_router(part.router)
     document = app.openapi()

@@ -9,7 +9,7 @@ from app.log.contract import AppendStream
 
 @dataclass(slots=True)
 class AppendCall:
-    """An append as it arrived, from the fast front, the FastAPI route or a stream of appends.
+    """An append as it arrived, from the lane, the plain route or a stream of appends.
 
     headers: lower-case names, as ASGI gives them. body: as sent, not yet unpacked. reserved_bytes:
     reserved in

@@ -337,7 +337,7 @@ def test_the_refusals_of_overload_say_when_to_come_again(tmp_path: Path) -> None
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
-    for front in ("asgi", "fastapi"):
+    for front in ("lane", "fastapi"):
         folder = tmp_path / front
         folder.mkdir()
         sections = {"http": {"body_timeout_ms": 200, "max_open_appends": 2, "append_front": front}}

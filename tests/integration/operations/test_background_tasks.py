@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.api.append.fast_front import FastFront
+from app.api.append.plain_route import PlainRoute
 from app.main import build_app
 from app.node import tasks
 from app.node.broker import Broker
@@ -24,7 +24,7 @@ KEPT = {
     "retention": (RetentionKeeper, "run"),
     "journal-retention": (JournalKeeper, "run"),
     "metadata": (MetadataLogs, "run"),
-    "late-bodies": (FastFront, "sweep"),
+    "late-bodies": (PlainRoute, "sweep"),
 }
 
 

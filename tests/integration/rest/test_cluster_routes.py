@@ -414,7 +414,7 @@ def test_a_hung_leader_does_not_hang_who_asks_through_another(tmp_path: Path) ->
 def test_tokens_guard_all_but_the_open_pages(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("writer write\nreader read\n")
-    for front in ("asgi", "fastapi"):
+    for front in ("lane", "fastapi"):
         folder = tmp_path / front
         folder.mkdir()
         sections = {"security": {"tokens_file": tokens}, "http": {"append_front": front}}

@@ -79,7 +79,7 @@ def without_clocks(answer: bytes, cluster: Cluster) -> bytes:
 def fronts(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
     clusters = {}
     try:
-        for front in ("asgi", "fastapi"):
+        for front in ("lane", "fastapi"):
             folder: Path = tmp_path_factory.mktemp(front)
             clusters[front] = Cluster(folder, 1, sections={"http": {"append_front": front}})
             clusters[front].start()
@@ -96,9 +96,9 @@ def test_both_doors_give_the_same_bytes(fronts: dict[str, Cluster]) -> None:
         answers = {
             front: without_clocks(exchange(cluster, call), cluster) for front, cluster in fronts.items()
         }
-        assert answers["asgi"] == answers["fastapi"], name
-        assert answers["asgi"].startswith(b"HTTP/1.1 "), name
-        assert not answers["asgi"].startswith(b"HTTP/1.1 500"), name
+        assert answers["lane"] == answers["fastapi"], name
+        assert answers["lane"].startswith(b"HTTP/1.1 "), name
+        assert not answers["lane"].startswith(b"HTTP/1.1 500"), name
     logs = [cluster.values("n1") for cluster in fronts.values()]
     assert logs[0] == logs[1]
     assert len(logs[0]) > 8

@@ -48,7 +48,7 @@ def test_defaults() -> None:
     assert (log.name, log.durability, log.replicas) == ("default", Durability.FSYNC, ("n1", "n2", "n3"))
     assert settings.node.url == "http://127.0.0.1:8102"
     assert settings.node.peer_address == "127.0.0.1:9102"
-    assert settings.http.append_front is AppendFront.ASGI
+    assert settings.http.append_front is AppendFront.LANE
     assert settings.raft.election_timeout_ms == (500, 1000)
 
 

@@ -1,6 +1,6 @@
-"""Plain ASGI application for appends: the fast path beside the FastAPI route that is its reference.
+"""The plain route of appends, in FastAPI: for every request that the lane does not take.
 
-Both read the call in the same way and return the same bytes; `[http] append_front` chooses.
+The lane (lane.py) reads a request in another way, and gives it to the same handler.
 """
 
 import asyncio
@@ -8,10 +8,14 @@ import time
 from functools import partial
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from fastapi import APIRouter, Request
+from starlette.responses import Response as StarletteResponse
+from starlette.types import Receive, Scope
 
 from app.api.append.call import AppendCall
 from app.api.append.handler import AppendHandler
+from app.api.append.openapi import OPENAPI_EXTRA, RESPONSES
+from app.api.http.dependencies import ExactResponse, LogName
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import REQUEST_ID, Response, problem_response, request_id_of
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge
@@ -30,22 +34,38 @@ def append_log_of(path: str) -> str | None:
     return None
 
 
-class FastFront:
-    """An ASGI application for `POST /v1/logs/{log}/records`, and nothing else. `sweep` runs beside it."""
+def late_body(timeout_ms: int) -> InvalidBody:
+    return InvalidBody(f"the body did not arrive within {timeout_ms / 1000:g} s")
+
+
+class PlainRoute:
+    """`POST /v1/logs/{log}/records`. `sweep` runs beside it."""
 
     def __init__(self, handler: AppendHandler, limits: Limits, body_timeout_ms: int) -> None:
         self._handler = handler
         self._in_flight = handler.in_flight
         self._limits = limits
-        self._body_timeout_s = body_timeout_ms / 1000
+        self._body_timeout_ms = body_timeout_ms
         self._reading: dict[asyncio.Task[Any], float] = {}  # calls that wait for a body, since when
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self.answer(scope, receive)
-        if response is None:
-            return
-        await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
-        await send({"type": "http.response.body", "body": response.body})
+    def router(self) -> APIRouter:
+        """Return the route, and its documentation."""
+        router = APIRouter(tags=["records"])
+
+        @router.post(
+            f"{PREFIX}{{log}}{SUFFIX}",
+            summary="Append records",
+            description="The append is atomic: all of its records are committed at consecutive indexes, or "
+            "none.",
+            responses=RESPONSES,
+            openapi_extra=OPENAPI_EXTRA,
+            response_class=StarletteResponse,
+        )
+        async def append(request: Request, log: LogName) -> StarletteResponse:
+            answer = await self.answer(request.scope, request.receive)
+            return StarletteResponse(status_code=204) if answer is None else ExactResponse(answer)
+
+        return router
 
     async def answer(self, scope: Scope, receive: Receive) -> Response | None:
         """Read the call and wait for its answer; None when the client has disconnected before it was
@@ -89,7 +109,7 @@ class FastFront:
             if task in self._reading:
                 raise
             task.uncancel()
-            late = InvalidBody(f"the body did not arrive within {self._body_timeout_s:g} s")
+            late = late_body(self._body_timeout_ms)
             return problem_response(late, instance=scope["path"], request_id=request_id)
         finally:
             self._reading.pop(task, None)
@@ -99,9 +119,10 @@ class FastFront:
 
     async def sweep(self) -> None:
         """End, until cancelled, the wait for bodies that do not arrive: one timer for all of them."""
+        timeout_s = self._body_timeout_ms / 1000
         while True:
-            await asyncio.sleep(min(1.0, self._body_timeout_s / 2))
-            oldest = time.monotonic() - self._body_timeout_s
+            await asyncio.sleep(min(1.0, timeout_s / 2))
+            oldest = time.monotonic() - timeout_s
             for task, since in list(self._reading.items()):
                 if since < oldest:
                     del self._reading[task]

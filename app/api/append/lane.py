@@ -1,0 +1,139 @@
+"""Fast lane of appends: a connection takes their requests before ASGI, without a task or a future for each.
+
+The lane takes an append whose head has nothing special, and gives it to the same handler as the plain route.
+Everything else, every refusal before the body included, is left to the plain route: both give the same bytes.
+"""
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+from app.api.access.caller import Caller, Scope
+from app.api.access.tokens import Tokens
+from app.api.append.call import AppendCall
+from app.api.append.handler import AppendHandler
+from app.api.append.plain_route import append_log_of, late_body
+from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
+from app.errors import CommitlogError
+from app.settings.model import Limits
+
+_PATH: Final = re.compile(rb"[A-Za-z0-9._/-]+")  # no path that would have to be decoded first
+_SPECIAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade", b"origin"))
+_APPEND: Final = frozenset((Scope.APPEND,))
+_DIGITS_MAX: Final = 12  # of a Content-Length
+
+
+@lru_cache(maxsize=1024)  # most clients repeat one URL
+def _target_of(url: bytes) -> tuple[str, str, bytes] | None:
+    """Return log, path and query of the URL of an append, None for any other URL."""
+    path, _, query = url.partition(b"?")
+    if not _PATH.fullmatch(path) or b"#" in query:
+        return None
+    log = append_log_of(path.decode("ascii"))
+    return None if log is None or log.startswith("__") else (log, path.decode("ascii"), query)
+
+
+class LaneAppend:
+    """One append in the lane. It takes the place of uvicorn's cycle of a request: uvicorn reads
+    `response_complete` and sets `keep_alive`. Its answer is written at once."""
+
+    response_started = False
+    __slots__ = ("call", "caller", "keep_alive", "more_body", "parts", "response_complete", "since_s")
+
+    def __init__(self, call: AppendCall, caller: Caller, *, keep_alive: bool, since_s: float) -> None:
+        self.call = call
+        self.caller = caller
+        self.keep_alive = keep_alive
+        self.since_s = since_s  # when the head was complete, in the loop's time
+        self.more_body = True
+        self.response_complete = False
+        self.parts: list[bytes] = []
+
+
+class AppendLane:
+    """The lane of all connections of a node."""
+
+    def __init__(self, handler: AppendHandler, tokens: Tokens, limits: Limits, body_timeout_ms: int) -> None:
+        self._handler = handler
+        self._tokens = tokens
+        self._max_bytes = limits.max_request_bytes
+        self._body_timeout_ms = body_timeout_ms
+
+    def take(self, url: bytes, headers: RawHeaders, *, keep_alive: bool, now_s: float) -> LaneAppend | None:
+        """Return the append that the head of a POST begins; None: the plain route answers the request.
+
+        headers: with lower-case names. now_s: the loop's time.
+        """
+        target = _target_of(url)
+        if target is None:
+            return None
+        log, path, query = target
+        length = given_id = authorization = None
+        for name, value in headers:
+            if name == b"content-length":
+                length = value
+            elif name == REQUEST_ID:
+                given_id = value
+            elif name == b"authorization":
+                if authorization is not None:
+                    return None
+                authorization = value
+            elif name in _SPECIAL:
+                return None
+        if length is None or not length.isdigit() or len(length) > _DIGITS_MAX:
+            return None
+        size_bytes = int(length)
+        if size_bytes > self._max_bytes:
+            return None
+        caller = self._admitted(log, path, authorization, size_bytes)
+        if caller is None:
+            return None
+        request_id = request_id_of(given_id)
+        call = AppendCall(log, path, query, headers, b"", request_id, size_bytes)
+        return LaneAppend(call, caller, keep_alive=keep_alive, since_s=now_s)
+
+    def _admitted(self, log: str, path: str, authorization: bytes | None, size_bytes: int) -> Caller | None:
+        """Count the append as in flight, and return its caller; None: the plain route refuses it."""
+        in_flight = self._handler.in_flight
+        try:
+            caller = self._tokens.caller(path, authorization)
+            caller.require(_APPEND, log)
+            self._handler.check_log(log)
+            in_flight.enter(size_bytes)
+        except CommitlogError:
+            return None
+        try:
+            caller.enter()
+        except CommitlogError:
+            in_flight.leave(size_bytes)
+            return None
+        return caller
+
+    def handle(self, append: LaneAppend, done: Callable[[LaneAppend, Response], None]) -> None:
+        """Begin an append whose body has arrived; done(append, answer), now or later."""
+        parts = append.parts
+        append.call.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        append.parts = []
+
+        def ended(answer: Response) -> None:
+            append.caller.leave()
+            done(append, answer)
+
+        self._handler.handle(append.call, ended)
+
+    def abandon(self, append: LaneAppend) -> None:
+        """The client has disconnected before the body was complete, or the body is late."""
+        append.more_body = False
+        append.caller.leave()
+        self._handler.in_flight.leave(append.call.reserved_bytes)
+
+    def late(self, append: LaneAppend, now_s: float) -> Response | None:
+        """Return the refusal of an append whose body did not arrive in time, which ends it."""
+        if not append.more_body or now_s - append.since_s <= self._body_timeout_ms / 1000:
+            return None
+        self.abandon(append)
+        call = append.call
+        return problem_response(
+            late_body(self._body_timeout_ms), instance=call.path, request_id=call.request_id
+        )

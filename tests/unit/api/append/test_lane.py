@@ -1,0 +1,356 @@
+"""The lane of appends and the plain route give the same bytes, whatever a client sends (docs/design.md)."""
+
+import asyncio
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import Depends, FastAPI
+from uvicorn.server import ServerState
+
+from app.api.access.rules import authorize
+from app.api.access.tokens import Tokens
+from app.api.append.handler import AppendHandler
+from app.api.append.lane import AppendLane
+from app.api.append.plain_route import PlainRoute
+from app.api.http import problems
+from app.api.http.in_flight_limit import InFlightLimit
+from app.errors import IndexMismatch, LogNotFound, QuorumTimeout
+from app.http_protocol import Listener
+from app.log.contract import AppendRequest, AppendResult, Durability
+from app.middleware import HttpMiddleware
+from app.node.tasks import TaskSupervisor
+from app.settings.model import HttpSettings, Limits
+from app.telemetry import Meter
+
+HTTP = HttpSettings(body_timeout_ms=100, max_head_bytes=4096)
+LIMITS = Limits(max_request_bytes=2048, max_record_bytes=1024)
+WRITER = b"Bearer writer"
+
+
+class FakeDriver:
+    """A leader's driver that answers in the next turns of the loop, some appends with a refusal."""
+
+    term, committed_index, leader_id = 3, 41, "n1"
+
+    def __init__(self) -> None:
+        self.stored: list[list[bytes | None]] = []
+
+    def append(self, request: AppendRequest, done: Callable[[Any], None]) -> None:
+        values = list(request.records.values)  # type: ignore[union-attr]
+        self.stored.append(values)
+        first = len(self.stored) * 10
+        result: Any = AppendResult(
+            first, first, len(values), 3, 0, 100, 7, 41, 42, "n1", request.acks, Durability.FSYNC
+        )
+        if values[0] == b"refused":
+            result = IndexMismatch(1, 2)
+        elif values[0] == b"unknown":
+            result = QuorumTimeout(first)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, done, result)
+
+
+class FakeTransport(asyncio.Transport):
+    """Collects what is written. A closed connection receives nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = bytearray()
+        self.closing = self.paused = False
+
+    def write(self, data: Any) -> None:
+        if not self.closing:
+            self.sent += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name.endswith("name") else default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+
+class Node:
+    """The REST service of a node of one log, over fake disks and peers."""
+
+    def __init__(self, *, lane: bool, tokens: bool = False) -> None:
+        self.driver = FakeDriver()
+        hosted = SimpleNamespace(
+            name="default", leads=True, repair=None, leader_id="n1", driver=self.driver, serving=self.driver
+        )
+
+        def find(name: str) -> Any:
+            if name != "default":
+                raise LogNotFound(name)
+            return hosted
+
+        broker: Any = SimpleNamespace(
+            settings=SimpleNamespace(limits=LIMITS, http=HTTP),
+            node=SimpleNamespace(id="n1", url="http://n1"),
+            nodes=SimpleNamespace(find=lambda id: SimpleNamespace(id=id, url=f"http://{id}")),
+            clock=SimpleNamespace(monotonic_ms=lambda: 0),
+            meter=Meter(),
+            metadata=SimpleNamespace(hosted=None),
+            find=find,
+            tasks=TaskSupervisor(lambda what, error: None),
+        )
+        self.handler = AppendHandler(broker)
+        self.tokens = known = Tokens(
+            Path("tokens") if tokens else None, "writer write\nreader read\n" if tokens else ""
+        )
+        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+        app.state.broker = broker
+        router = PlainRoute(self.handler, LIMITS, HTTP.body_timeout_ms).router()
+        app.include_router(router, dependencies=[Depends(authorize)])
+        app.state.routes = router.routes
+        problems.install(app)
+        asgi = HttpMiddleware(app, known, broker.meter, InFlightLimit(100, 1 << 20), {}, lambda _: None)
+        taken = AppendLane(self.handler, known, LIMITS, HTTP.body_timeout_ms) if lane else None
+        self.listener = Listener(HTTP, 100, broker.meter, taken)
+        self.config = uvicorn.Config(
+            asgi,
+            http=self.listener.protocol,  # type: ignore[arg-type]
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+        )
+        self.config.load()
+
+    def connect(self) -> tuple[Any, FakeTransport]:
+        transport = FakeTransport()
+        connection: Any = self.listener.protocol(
+            config=self.config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop()
+        )
+        connection.connection_made(transport)
+        return connection, transport
+
+    async def exchange(self, pieces: list[bytes], *, then_leave: bool = False) -> bytes:
+        """Return what a client gets that sends pieces, and then waits or disconnects."""
+        connection, transport = self.connect()
+        for piece in pieces:
+            for _ in range(200):
+                if not transport.paused:
+                    break
+                await asyncio.sleep(0)
+            if transport.closing:
+                break
+            connection.data_received(piece)
+        if not then_leave:
+            quiet = 0
+            before = -1
+            while quiet < 60:
+                quiet = quiet + 1 if len(transport.sent) == before else 0
+                before = len(transport.sent)
+                await asyncio.sleep(0)
+        transport.close()
+        connection.connection_lost(None)
+        for _ in range(60):
+            await asyncio.sleep(0)
+        return bytes(transport.sent)
+
+
+def append(body: bytes = b"v", *lines: bytes, url: bytes = b"/v1/logs/default/records") -> bytes:
+    head = [b"POST %s HTTP/1.1" % url, b"Host: x", b"X-Request-Id: same", *lines]
+    if not any(line.lower().startswith((b"content-length", b"transfer-encoding")) for line in lines):
+        head.append(b"Content-Length: %d" % len(body))
+    return b"\r\n".join((*head, b"", body))
+
+
+OCTETS = b"Content-Type: application/octet-stream"
+JSON = b"Content-Type: application/json"
+LINES = (
+    OCTETS, JSON, b"content-type: APPLICATION/JSON; charset=utf-8", b"Content-Type: text/plain",
+    b"Authorization: " + WRITER, b"Authorization: Bearer reader", b"Authorization: none",
+    b"Idempotency-Key: k", b"Idempotency-Key: \xff", b"Commitlog-Key: key", b"Commitlog-Timestamp: x",
+    b"Commitlog-No-Forward: 1", b"X-Request-Id: other", b"X-Request-Id: not one", b"Connection: close",
+    b"Connection: keep-alive", b"Origin: http://evil", b"Origin: http://x", b"Expect: 100-continue",
+    b"Content-Encoding: gzip", b"Content-Encoding: rot13", b"Content-Length: 3", b"Content-Length: 9999",
+    b"Content-Length: x", b"Upgrade: websocket", b"Long: " + b"x" * 5000, b"Broken line",
+)  # fmt: skip
+URLS = (
+    b"/v1/logs/default/records", b"/v1/logs/default/records?acks=leader", b"/v1/logs/default/records?foo=1",
+    b"/v1/logs/default/records?timeout_ms=0", b"/v1/logs/none/records", b"/v1/logs/NO/records",
+    b"/v1/logs/def%61ult/records", b"/v1/logs/default/records/", b"/v1/logs//records", b"/healthz",
+    b"/v1/logs/default/records#x", b"http://x/v1/logs/default/records", b"/v1/logs/a/b/records",
+    b"/v1/logs/default/records?acks=leader&acks=all", b"/v1/logs/default/records?", b"*",
+)  # fmt: skip
+BODIES = (
+    b"v", b"", b"refused", b"unknown", b'{"value":"a"}', b'{"records":[{"value":"a"},{"value":"b"}]}', b"{",
+    b'{"value":"a","x":1}', b"x" * 1024, b"x" * 1025, b"x" * 2048, b"x" * 2049,
+)  # fmt: skip
+
+
+def random_request(chance: random.Random) -> bytes:
+    body = chance.choice(BODIES)
+    lines = [chance.choice((OCTETS, OCTETS, JSON))] if chance.random() < 0.9 else []
+    if chance.random() < 0.8:
+        lines.append(b"Authorization: " + WRITER)
+    while chance.random() < 0.4:
+        lines.append(chance.choice(LINES))
+    url = chance.choice(URLS) if chance.random() < 0.3 else URLS[0]
+    if chance.random() < 0.1:
+        lines.append(b"Transfer-Encoding: chunked")
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+    request = append(body, *lines, url=url)
+    if chance.random() < 0.05:
+        method = chance.choice((b"GET", b"PUT", b"post", b"HEAD"))
+        request = request.replace(b"POST", method, 1)
+    if chance.random() < 0.03:
+        request = request.replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    if chance.random() < 0.03:
+        request = request[: chance.randrange(len(request))]
+    return request
+
+
+def in_pieces(data: bytes, chance: random.Random) -> list[bytes]:
+    cuts = sorted(chance.randrange(len(data) + 1) for _ in range(chance.choice((0, 0, 1, 3))))
+    return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True) if a < b]
+
+
+def without_clocks(answer: bytes) -> bytes:
+    return re.sub(rb"\r\ndate: [^\r]+", b"", answer)
+
+
+def before_broken_bytes(answer: bytes) -> bytes:
+    """Without the end of a connection by bytes that are not HTTP. A refusal of them is written only when all
+    earlier requests are answered, which the lane has done sooner."""
+    answer = re.sub(
+        rb"HTTP/1.1 [^\n]+\n[^{]*\{[^{]*\"code\":\"(bad-request|head-too-large)\"[^}]*\}$", b"", answer
+    )
+    return answer.replace(b"\r\nconnection: close", b"")
+
+
+@pytest.fixture(autouse=True)
+def one_request_id_and_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def here(function: Callable[[], Any]) -> Any:
+        return function()
+
+    monkeypatch.setattr(asyncio, "to_thread", here)
+    for module in ("app.api.http.messages", "app.http_protocol"):
+        monkeypatch.setattr(f"{module}.new_request_id", lambda: b"generated")
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_lane_and_plain_route_agree_on_random_requests(tokens: bool) -> None:
+    async def run() -> None:
+        nodes = [Node(lane=True, tokens=tokens), Node(lane=False, tokens=tokens)]
+        for seed in range(200):
+            chance = random.Random(seed)
+            data = b"".join(random_request(chance) for _ in range(chance.choice((1, 1, 2, 4))))
+            pieces = in_pieces(data, chance)
+            answers = [without_clocks(await node.exchange(pieces)) for node in nodes]
+            if any(b'"code":"bad-request"' in answer or b'"code":"head-too' in answer for answer in answers):
+                answers = [before_broken_bytes(answer) for answer in answers]
+            assert answers[0] == answers[1], (seed, data)
+        assert nodes[0].driver.stored == nodes[1].driver.stored
+        assert len(nodes[0].driver.stored) > 40
+        assert [node.handler.in_flight.requests for node in nodes] == [0, 0]
+        assert [node.handler.in_flight.bytes for node in nodes] == [0, 0]
+        for node in nodes:
+            callers = [node.tokens._anyone, *node.tokens._callers.values()]
+            assert [caller.in_flight for caller in callers] == [0] * len(callers)
+
+    asyncio.run(run())
+
+
+def test_pipelined_requests_are_answered_in_their_order() -> None:
+    async def run() -> None:
+        node = Node(lane=True)
+        plain = append(b"b", OCTETS, url=b"/v1/logs/def%61ult/records")
+        requests = [
+            append(b"a", OCTETS),
+            plain,
+            append(b"c", OCTETS),
+            append(b"d", OCTETS, b"Connection: close"),
+        ]
+        answer = await node.exchange([b"".join(requests) + append(b"never", OCTETS)])
+        assert node.driver.stored == [[b"a"], [b"b"], [b"c"], [b"d"]]
+        assert re.findall(rb'"first_index":(\d+)', answer) == [b"10", b"20", b"30", b"40"]
+        assert answer.count(b"connection: close") == 1
+
+    asyncio.run(run())
+
+
+def test_a_client_that_disconnects_harms_nobody() -> None:
+    """Before the body is complete nothing is stored; afterwards the append goes on without its client."""
+
+    async def run() -> None:
+        node = Node(lane=True)
+        whole = append(b"value", OCTETS)
+        for length in range(1, len(whole)):
+            assert await node.exchange([whole[:length]], then_leave=True) == b""
+            assert (node.driver.stored, node.handler.in_flight.requests) == ([], 0)
+        assert await node.exchange([whole], then_leave=True) == b""
+        assert node.driver.stored == [[b"value"]]
+        assert (node.handler.in_flight.requests, node.handler.in_flight.bytes) == (0, 0)
+        assert node.tokens._anyone.in_flight == 0
+        assert b" 200 " in await node.exchange([whole])
+
+    asyncio.run(run())
+
+
+def test_a_body_that_is_late_is_refused_as_by_the_plain_route() -> None:
+    async def run() -> None:
+        node = Node(lane=True)
+        connection, transport = node.connect()
+        connection.data_received(append(b"value", OCTETS)[:-2])
+        connection.enforce(asyncio.get_running_loop().time() + 1)
+        assert transport.sent.startswith(b"HTTP/1.1 400 ")
+        assert b"the body did not arrive within 0.1 s" in transport.sent
+        assert node.handler.in_flight.requests == 0
+        connection.data_received(b"ue" + append(b"next", OCTETS))
+        await asyncio.sleep(0.01)
+        assert node.driver.stored == [[b"next"]]
+        assert transport.sent.count(b"HTTP/1.1 200 ") == 1
+
+    asyncio.run(run())
+
+
+def test_a_stop_closes_the_connection_after_the_answer() -> None:
+    async def run() -> None:
+        node = Node(lane=True)
+        connection, transport = node.connect()
+        connection.data_received(append(b"value", OCTETS))
+        connection.shutdown()
+        await asyncio.sleep(0.01)
+        assert b"connection: close" in transport.sent
+        assert transport.closing
+        idle, idle_transport = node.connect()
+        idle.shutdown()
+        assert idle_transport.closing
+
+    asyncio.run(run())
+
+
+def test_a_silent_client_is_disconnected_after_an_answer_of_the_lane() -> None:
+    async def run() -> None:
+        node = Node(lane=True)
+        connection, transport = node.connect()
+        connection.data_received(append(b"value", OCTETS))
+        now_s = asyncio.get_running_loop().time()
+        connection.enforce(now_s + 10_000)
+        assert not transport.closing  # the append is not answered yet
+        await asyncio.sleep(0.01)
+        connection.enforce(now_s + 1)
+        assert not transport.closing
+        connection.enforce(now_s + 10_000)
+        assert transport.closing
+
+    asyncio.run(run())
