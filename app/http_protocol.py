@@ -147,7 +147,10 @@ class Connection(HttpToolsProtocol):
         self._head_size += len(name) + len(value)
         if self._head_size > self._listener.settings.max_head_bytes or len(self.headers) >= MAX_HEADERS:
             raise self._head_too_large()
-        super().on_header(name, value.strip(BLANKS))
+        name, value = name.lower(), value.strip(BLANKS)
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and any(name in BODY_HEADERS for name, _ in self.headers):

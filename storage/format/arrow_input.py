@@ -26,6 +26,7 @@ from storage.format.records import (
 )
 
 _BINARY: Final = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
+_SHORT_OFFSETS: Final = (pa.binary(), pa.string())  # 32 bits each
 _ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, OverflowError)
 
 
@@ -134,7 +135,10 @@ def _check_headers_type(kind: pa.DataType) -> None:
 
 def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the validated rows in BODY_SCHEMA; a missing column is null. Raises on any loss."""
+    if rows.schema.equals(BODY_SCHEMA):
+        return rows
     columns = []
+    recast = False
     for field in BODY_SCHEMA:
         place = rows.schema.get_field_index(field.name)
         if place < 0:
@@ -143,9 +147,13 @@ def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
             column = rows.column(place)
             if pa.types.is_integer(column.type):  # only a timestamp may be one: milliseconds since 1970
                 column = pc.multiply_checked(column.cast(pa.int64()), 1_000)
-            columns.append(column.cast(field.type))
+            if column.type != field.type:
+                column = column.cast(field.type)
+                recast = True
+            columns.append(column)
     cast = pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
-    cast.validate(full=True)  # binary was cast to string: verify UTF-8
+    if recast:
+        cast.validate(full=True)  # binary was cast to string: verify UTF-8
     return cast
 
 
@@ -172,6 +180,8 @@ def _table(
 
 
 def _check_timestamps(times: pa.Array) -> None:
+    if times.null_count == len(times):
+        return
     bounds = pc.min_max(times.view(pa.int64()))
     least, most = bounds["min"].as_py(), bounds["max"].as_py()
     if least is not None and (least < MIN_TIMESTAMP_MS * 1000 or most // 1000 > MAX_TIMESTAMP_MS):
@@ -179,6 +189,12 @@ def _check_timestamps(times: pa.Array) -> None:
 
 
 def _lengths(values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    count = len(values)
+    if values.null_count == count:
+        return np.zeros(count, np.int64)
+    if not values.null_count and values.type in _SHORT_OFFSETS:
+        ends = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + count + 1]
+        return np.diff(ends).astype(np.int64)
     lengths = pc.fill_null(pc.binary_length(values), 0)
     return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
 

@@ -88,6 +88,26 @@ class RecordColumns:
         self.size_bytes += size
         self.packed_bytes += size + RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(headers or ())
 
+    def add_all(
+        self,
+        values: list[bytes | None],
+        keys: list[bytes | None],
+        timestamps_ms: list[int | None],
+    ) -> int:
+        """Add records without headers, of checked timestamps; return the bytes of the largest."""
+        sizes = [
+            (0 if value is None else len(value)) + (0 if key is None else len(key))
+            for value, key in zip(values, keys, strict=True)
+        ]
+        size_bytes = sum(sizes)
+        self.values += values
+        self.keys += keys
+        self.timestamps_ms += timestamps_ms
+        self.headers += [None] * len(values)
+        self.size_bytes += size_bytes
+        self.packed_bytes += size_bytes + RECORD_OVERHEAD_BYTES * len(values)
+        return max(sizes, default=0)
+
     def extend(self, other: "RecordColumns") -> None:
         """Add all records of `other`, in order."""
         self.keys.extend(other.keys)
@@ -101,23 +121,16 @@ class RecordColumns:
 class RecordTable:
     """A client's own record batch of BODY_SCHEMA, validated: it stays one batch of the log.
 
-    size_bytes: of values, keys and headers together.
+    size_bytes: of values, keys and headers together. packed_bytes: of its columns, including offsets.
     """
 
-    __slots__ = ("records", "size_bytes")
+    __slots__ = ("count", "packed_bytes", "records", "size_bytes")
 
     def __init__(self, records: pa.RecordBatch, size_bytes: int) -> None:
         self.records = records
         self.size_bytes = size_bytes
-
-    @property
-    def count(self) -> int:
-        return int(self.records.num_rows)
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of its columns, including offsets."""
-        return int(self.records.nbytes)
+        self.count = int(records.num_rows)
+        self.packed_bytes = int(records.nbytes)
 
 
 @lru_cache(maxsize=1024)

@@ -6,15 +6,15 @@ leader. The answer comes by callback: nothing waits in here, so a client that di
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 from urllib.parse import quote
 
 import msgspec
 
-from app.api.append.bodies import Heads, media_type_of, read_append
+from app.api.append.bodies import media_type_of, read_append
 from app.api.append.call import AppendCall
 from app.api.append.parameters import parse_append_query
 from app.api.http.in_flight_limit import InFlightLimit
@@ -67,114 +67,116 @@ class AppendHandler:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._limits = broker.settings.limits
-        self._http = broker.settings.http
-        self._url = broker.node.url.encode("latin-1")
-        self.in_flight = InFlightLimit(self._http.max_open_appends, self._http.max_open_bytes)
+        self.url = broker.node.url.encode("latin-1")
+        http = broker.settings.http
+        self.in_flight = InFlightLimit(http.max_open_appends, http.max_open_bytes)
 
     def check_log(self, name: str) -> None:
         """Raises LogNotFound, InvalidRequest or Forbidden, before a body is read."""
-        if self._broker.find(name) is self._broker.metadata.hosted:
+        self._broker.find(name)
+        if name.startswith("__"):
             raise Forbidden("clients may not append to a system log")
 
     def handle(self, call: AppendCall, done: Done) -> None:
         """Check a call and begin it; done(answer) when it ends. Order of checks: docs/api.md §3."""
+        _OneAppend(self, self._broker, call, done).begin()
 
-        def answered(response: Response) -> None:
-            self.in_flight.leave(call.reserved_bytes)
-            self._broker.meter.answered("POST", "/v1/logs/{log}/records", response.status)
-            done(response)
 
-        with self._guarded(call, answered):
-            self._begin(call, answered)
+class _OneAppend:
+    """One append from its call to its answer. `_finish` is called exactly once."""
 
-    @contextmanager
-    def _guarded(self, call: AppendCall, done: Done) -> Iterator[None]:
-        """An exception in the `with` becomes the call's answer."""
+    __slots__ = ("_broker", "_call", "_done", "_handler", "_hosted", "_request", "_started_ms", "_stays")
+
+    _hosted: HostedLog
+    _request: AppendRequest
+
+    def __init__(self, handler: AppendHandler, broker: Broker, call: AppendCall, done: Done) -> None:
+        self._handler = handler
+        self._broker = broker
+        self._call = call
+        self._done = done
+        self._started_ms = broker.clock.monotonic_ms()
+        self._stays = False  # whether the client wants this node's own answer
+
+    def begin(self) -> None:
+        """Begin the append. An exception becomes its answer."""
         try:
-            yield
+            self._begin()
         except CommitlogError as error:
-            done(self._problem(call, error))
+            self._finish(self._problem(error))
         except Exception:
-            logger.exception("append failed", extra={"request_id": call.request_id.decode("latin-1")})
-            done(self._problem(call, Internal()))
+            self._finish(self._failed("append failed"))
 
-    def _begin(self, call: AppendCall, done: Done) -> None:
+    def _begin(self) -> None:
         """Decode the body, here or, if that may take long, in a thread; then append or forward it."""
-        started_ms = self._broker.clock.monotonic_ms()
-        hosted = self._broker.find(call.log)
+        call = self._call
+        hosted = self._hosted = self._broker.find(call.log)
         heads = dict(call.headers)
         media_type = media_type_of(heads)
         parameters = call.parameters or parse_append_query(call.query)
-        if not hosted.leads and _stays(heads):
-            done(self._problem(call, not_leader(self._broker, hosted), hosted))
-            return
+        self._stays = heads.get(NO_FORWARD) == b"1"
+        limits = self._broker.settings.limits
+        if self._stays and not hosted.leads:
+            self._finish(self._problem(not_leader(self._broker, hosted), hosted))
+        elif len(call.body) <= _IN_PLACE_BYTES and b"content-encoding" not in heads:
+            self._request = read_append(call, heads, parameters, media_type, limits)
+            self._enter()
+        else:
+            decode = partial(read_append, call, heads, parameters, media_type, limits)
+            self._broker.tasks.once("decode", self._decode_aside(decode))
 
-        def decode() -> AppendRequest:
-            return read_append(call, heads, parameters, media_type, self._limits)
+    async def _decode_aside(self, decode: Callable[[], AppendRequest]) -> None:
+        try:
+            self._request = await asyncio.to_thread(decode)
+            self._enter()
+        except asyncio.CancelledError:
+            self._finish(self._problem(NoLeader(), self._hosted))
+            raise
+        except CommitlogError as error:
+            self._finish(self._problem(error))
+        except Exception:
+            self._finish(self._failed("append failed"))
 
-        if len(call.body) <= _IN_PLACE_BYTES and b"content-encoding" not in heads:
-            self._enter(call, hosted, heads, decode(), started_ms, done)
-            return
+    def _enter(self) -> None:
+        """Pass a checked append to this node's driver, or to the leader."""
+        hosted = self._hosted
+        driver = hosted.driver
+        if driver is not None and hosted.leads:
+            driver.append(self._request, self._ended)
+        elif self._stays:
+            self._finish(self._problem(not_leader(self._broker, hosted), hosted))
+        else:
+            self._carry()
 
-        async def decode_aside() -> None:
-            with self._guarded(call, done):
-                try:
-                    request = await asyncio.to_thread(decode)
-                except asyncio.CancelledError:
-                    done(self._problem(call, NoLeader(), hosted))
-                    raise
-                self._enter(call, hosted, heads, request, started_ms, done)
+    def _ended(self, result: AppendResult | CommitlogError) -> None:
+        """The driver answers. After a loss of leadership nothing was applied: forward the append."""
+        if isinstance(result, (NotLeader, NoLeader)) and not self._stays:
+            self._carry()
+        else:
+            self._finish(self._response(self._request, self._started_ms, result))
 
-        self._broker.tasks.once("decode", decode_aside())
+    def _finish(self, response: Response) -> None:
+        self._handler.in_flight.leave(self._call.reserved_bytes)
+        self._broker.meter.answered("POST", "/v1/logs/{log}/records", response.status)
+        self._done(response)
 
-    def _enter(
-        self,
-        call: AppendCall,
-        hosted: HostedLog,
-        heads: Heads,
-        request: AppendRequest,
-        started_ms: int,
-        done: Done,
-    ) -> None:
-        """Pass a checked append to this node's driver, or to the leader. started_ms: when the call
-        arrived."""
-        if not hosted.leads or hosted.driver is None:
-            if _stays(heads):
-                done(self._problem(call, not_leader(self._broker, hosted), hosted))
-            else:
-                self._carry(call, hosted, request, started_ms, done)
-            return
+    # --- answers ------------------------------------------------------------------------------------------
 
-        def ended(result: AppendResult | CommitlogError) -> None:
-            if isinstance(result, (NotLeader, NoLeader)) and not _stays(heads):
-                # Leadership was lost while the append waited for its turn: nothing was applied; forward it.
-                self._carry(call, hosted, request, started_ms, done)
-            else:
-                done(self._ended(call, hosted, request, started_ms, result))
-
-        hosted.driver.append(request, ended)
-
-    def _ended(
-        self,
-        call: AppendCall,
-        hosted: HostedLog,
-        request: AppendRequest,
-        started_ms: int,
-        result: AppendResult | CommitlogError,
+    def _response(
+        self, request: AppendRequest, started_ms: int, result: AppendResult | CommitlogError
     ) -> Response:
         if isinstance(result, NotLeader):  # the driver knows ids only; the client also gets a URL
-            result = not_leader(self._broker, hosted)
+            result = not_leader(self._broker, self._hosted)
         if isinstance(result, CommitlogError):
-            return self._problem(call, result, hosted)
+            return self._problem(result, self._hosted)
         seconds = (self._broker.clock.monotonic_ms() - started_ms) / 1000
         self._broker.meter.appended(seconds, result.count, request.records.size_bytes)
-        return self._answer(call, hosted, result)
+        return self._answer(result)
 
-    def _answer(self, call: AppendCall, hosted: HostedLog, result: AppendResult) -> Response:
+    def _answer(self, result: AppendResult) -> Response:
         body = _ENCODE(
             AppendAnswer(
-                hosted.name,
+                self._hosted.name,
                 result.first_index,
                 result.last_index,
                 result.count,
@@ -195,21 +197,35 @@ class AppendHandler:
             [
                 (b"content-type", JSON_TYPE),
                 (b"content-length", b"%d" % len(body)),
-                (b"commitlog-leader", self._url),
+                (b"commitlog-leader", self._handler.url),
                 (b"commitlog-term", b"%d" % result.term),
                 (b"commitlog-committed-index", b"%d" % result.committed_index),
                 (b"commitlog-next-index", b"%d" % result.next_index),
-                (REQUEST_ID, call.request_id),
+                (REQUEST_ID, self._call.request_id),
             ],
             body,
         )
 
     # --- elsewhere ----------------------------------------------------------------------------------------
 
-    def _carry(
-        self, call: AppendCall, hosted: HostedLog, request: AppendRequest, started_ms: int, done: Done
-    ) -> None:
+    def _carry(self) -> None:
         """Find the leader and let it answer, as a task of the node."""
+        self._broker.tasks.once("forward", self._carried())
+
+    async def _carried(self) -> None:
+        try:
+            response = await self._at_leader()
+        except CommitlogError as error:
+            response = self._problem(error, self._hosted)
+        except Exception:
+            response = self._failed("forward failed", self._hosted)
+        except asyncio.CancelledError:
+            self._finish(self._problem(QuorumTimeout(None, "this node stops"), self._hosted))
+            raise
+        self._finish(response)
+
+    async def _at_leader(self) -> Response:
+        request, started_ms = self._request, self._started_ms
         deadline_ms = started_ms + request.timeout_ms
         now_ms = self._broker.clock.monotonic_ms
 
@@ -219,81 +235,67 @@ class AppendHandler:
             result = await _appended(driver, own)
             if isinstance(result, (NotLeader, NoLeader)):
                 raise result
-            return self._ended(call, hosted, own, own_started_ms, result)
+            return self._response(own, own_started_ms, result)
 
         async def there(node: NodeSettings) -> Response:
             left_ms = deadline_ms - now_ms()
             if left_ms <= 0:
                 raise NotSent(f"{node.id}: the time of the append has passed")
-            return self._relay(call, check_led(await self._send(call, hosted, node, left_ms)))
+            return self._relay(check_led(await self._send(node, left_ms)))
 
-        async def carry() -> None:
-            try:
-                response = await LeaderProxy(self._broker).at_leader(
-                    hosted,
-                    here,
-                    there,
-                    deadline_ms=min(deadline_ms, started_ms + self._http.leader_wait_ms),
-                    repeatable=request.idempotency_key is not None or request.producer is not None,
-                    acknowledges=_acknowledges,
-                )
-            except CommitlogError as error:
-                response = self._problem(call, error, hosted)
-            except Exception:
-                logger.exception("forward failed", extra={"request_id": call.request_id.decode("latin-1")})
-                response = self._problem(call, Internal(), hosted)
-            except asyncio.CancelledError:
-                done(self._problem(call, QuorumTimeout(None, "this node stops"), hosted))
-                raise
-            done(response)
+        return await LeaderProxy(self._broker).at_leader(
+            self._hosted,
+            here,
+            there,
+            deadline_ms=min(deadline_ms, started_ms + self._broker.settings.http.leader_wait_ms),
+            repeatable=request.idempotency_key is not None or request.producer is not None,
+            acknowledges=_acknowledges,
+        )
 
-        self._broker.tasks.once("forward", carry())
-
-    async def _send(self, call: AppendCall, hosted: HostedLog, target: NodeSettings, left_ms: int) -> Relayed:
+    async def _send(self, target: NodeSettings, left_ms: int) -> Relayed:
         """Make one attempt. Raises NotSent, or Lost: also when another leads before `target` has answered."""
+        call = self._call
         query = [part for part in call.query.split(b"&") if part and not part.startswith(b"timeout_ms=")]
         query.append(b"timeout_ms=%d" % left_ms)
         path = b"/v1/logs/%s/records?%s" % (quote(call.log).encode(), b"&".join(query))
         timeout_s = (left_ms + _GRACE_MS) / 1000
         try:
-            async with hosted.while_led_by(target.id):
+            async with self._hosted.while_led_by(target.id):
                 return await self._broker.forwarder.send(
                     target, "POST", path, call.headers, call.body, call.request_id, timeout_s
                 )
         except TimeoutError as error:
             raise Lost(f"{target.id} lost its leadership before it answered") from error
 
-    def _relay(self, call: AppendCall, relayed: Relayed) -> Response:
+    def _relay(self, relayed: Relayed) -> Response:
         return Response(
             relayed.status,
             [
                 *relayed.headers,
                 (b"content-length", b"%d" % len(relayed.body)),
-                (REQUEST_ID, call.request_id),
+                (REQUEST_ID, self._call.request_id),
             ],
             relayed.body,
         )
 
-    # --- refusals -----------------------------------------------------------------------------------------
-
-    def _problem(self, call: AppendCall, error: CommitlogError, hosted: HostedLog | None = None) -> Response:
+    def _problem(self, error: CommitlogError, hosted: HostedLog | None = None) -> Response:
+        """hosted: the log, of which the answer has headers once the body is decoded."""
         return problem_response(
             error,
-            instance=call.path,
-            request_id=call.request_id,
+            instance=self._call.path,
+            request_id=self._call.request_id,
             headers=() if hosted is None else log_headers(self._broker, hosted),
         )
+
+    def _failed(self, what: str, hosted: HostedLog | None = None) -> Response:
+        logger.exception(what, extra={"request_id": self._call.request_id.decode("latin-1")})
+        return self._problem(Internal(), hosted)
 
 
 async def _appended(driver: LogDriver, request: AppendRequest) -> AppendResult | CommitlogError:
     future: asyncio.Future[AppendResult | CommitlogError] = asyncio.get_running_loop().create_future()
     driver.append(request, lambda result: None if future.done() else future.set_result(result))
     return await future
-
-
-def _stays(heads: Heads) -> bool:
-    """Return whether the client wants this node's own answer."""
-    return heads.get(NO_FORWARD) == b"1"
 
 
 def _acknowledges(response: Response) -> bool:

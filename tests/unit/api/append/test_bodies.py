@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from app.api.append.bodies import media_type_of, read_append
 from app.api.append.call import AppendCall
-from app.api.append.json_bodies import compact_json
+from app.api.append.json_bodies import _lines_one_by_one, compact_json, decode_lines
 from app.api.append.parameters import AppendParameters, parse_append_query, parse_idempotency_key
 from app.api.http.compression import unpack
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaType
@@ -296,3 +297,41 @@ def test_every_refusal_is_a_whole_problem_document() -> None:
         "expected_index": 42,
         "next_index": 45,
     }
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_lines_decoded_at_once_give_what_they_give_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    kinds = ('{"value":"a%d"}', '{"value":null,"key":"k\\u00e9"}', '{"value":"","timestamp":%d}', "", "  ")
+    rare = (
+        '{"value":"1"}{"value":"2"}',
+        '{"value":"1"} {"value":"2"}',
+        '{"value":\n"1"}{"value":"2"}',
+        '{"value":"a}\n{b"}',
+        '{"value":"a"}\r',
+        '{"value_json":{"a": %d}}',
+        '{"value_base64":"/w=="}',
+        '{"value":"a","headers":[["n","v"]]}',
+        "{",
+        '{"value":1}',
+        '{"value":"a","value":"b"}',
+        '{"key":"k"}',
+        '{"value":"\\ud800"}',
+        '{"value":"%s"}',
+    )
+    lines = [
+        chance.choice(kinds if chance.random() < 0.9 else rare) for _ in range(chance.choice((0, 1, 20)))
+    ]
+    body = "\n".join(
+        line.replace("%d", str(number)).replace("%s", "x" * 300) for number, line in enumerate(lines)
+    )
+    limits = Limits(max_record_bytes=256, max_request_records=chance.choice((10, 100)))
+
+    def outcome(decode: Any) -> Any:
+        try:
+            columns = decode(body.encode(), limits)
+        except CommitlogError as error:
+            return error.problem("", "")
+        return {name: getattr(columns, name) for name in type(columns).__slots__}
+
+    assert outcome(decode_lines) == outcome(_lines_one_by_one)
