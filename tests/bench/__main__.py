@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-BENCHMARKS = ("storage_bench", "rest_append", "failover", "log_to_delta")
+BENCHMARKS = ("storage_bench", "loop_cost", "compare", "failover", "log_to_delta")
 
 
 def main() -> int:

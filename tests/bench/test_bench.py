@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.bench.backlog import MIB, Memory, MicroBatch, micro_batches, verdict
+from tests.bench.compare import summaries
 from tests.bench.kafka import maven
 from tests.bench.kafka.__main__ import KAFKA_WAYS, compare
 from tests.bench.log_to_delta import letters
@@ -76,3 +77,13 @@ def test_no_two_records_of_the_load_are_alike() -> None:
     assert {len(value) for value in values} == {30}
     assert b"".join(values).isalpha()
     assert b"".join(values).isupper()
+
+
+def test_a_comparison_gives_medians_ranges_and_ratios() -> None:
+    def turns(*rates: float) -> list[dict[str, float]]:
+        return [{"records_per_s": rate, "p50_ms": 1.0, "cpu_us": 2.0} for rate in rates]
+
+    found = summaries({("row", "commitlog"): turns(30, 10, 20), ("row", "peer 1"): turns(5, 40, 10)})
+    assert found["row"]["commitlog"]["records_per_s"] == 20
+    assert found["row"]["peer 1"]["range"] == [5, 40]
+    assert found["row"]["ratio"] == {"peer 1": 2.0}

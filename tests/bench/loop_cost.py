@@ -1,0 +1,136 @@
+"""Processor time of the event loop for one append: one node in this process, real files, no sockets.
+
+    python -m tests.bench.loop_cost [--rounds 60]
+
+Prints one JSON line for each kind of body. The minimum of the rounds depends little on what else runs on the
+machine, so it shows the effect of a change that the rates of `rest_append` cannot show there. The time of the
+disk threads and of system calls on sockets is not in it. Part of a cluster's cost is not in it either: the
+frames to the followers.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from app.http_protocol import Listener
+from app.main import build_app
+from app.node.broker import Broker
+from app.settings.file import load
+from tests.bench.local_cluster import print_figure
+from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES
+from tests.support.cluster import configuration, free_ports
+
+EXCHANGES = 5  # of every connection in a round
+
+
+class Answers(asyncio.Transport):
+    """The client's end of a connection: counts the answers of all, and remembers the last one."""
+
+    waiting = 0
+    all_here: "asyncio.Future[None]"
+    last = b""
+
+    def write(self, data: Any) -> None:
+        Answers.last = bytes(data)
+        Answers.waiting -= 1
+        if not Answers.waiting:
+            Answers.all_here.set_result(None)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name.endswith("name") else default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def requests() -> dict[str, tuple[int, bytes]]:
+    """Return connections and request of each kind."""
+    value, line = b"v" * RECORD_BYTES, json.dumps({"value": "v" * RECORD_BYTES})
+    batch = pa.record_batch({"value": pa.array([value] * BATCH_RECORDS, pa.binary())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    records = ",".join([line] * BATCH_RECORDS)
+    return {
+        "one record": (64, _request("application/octet-stream", value)),
+        "100 records as JSON": (8, _request("application/json", f'{{"records":[{records}]}}'.encode())),
+        "100 records as NDJSON": (
+            8,
+            _request("application/x-ndjson", "\n".join([line] * BATCH_RECORDS).encode()),
+        ),
+        "100 records as Arrow": (
+            8,
+            _request("application/vnd.apache.arrow.stream", sink.getvalue().to_pybytes()),
+        ),
+    }
+
+
+def _request(content_type: str, body: bytes) -> bytes:
+    head = f"POST /v1/logs/default/records HTTP/1.1\r\nHost: node\r\nContent-Type: {content_type}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def measure(folder: Path, rounds: int) -> None:
+    rest, peer = (f"127.0.0.1:{port}" for port in free_ports(2))
+    node = {"id": "n1", "listen": rest, "url": f"http://{rest}", "peer_listen": peer, "peer_address": peer}
+    (folder / "node.toml").write_text(configuration("bench", [{**node, "data": folder / "n1"}]))
+    settings = load(folder / "node.toml", "n1")
+    broker = Broker(settings)
+    await broker.start()
+    application = build_app(settings, broker)
+    listener = Listener(settings.http, 1000, broker.meter, application.lane)
+    config = uvicorn.Config(application.asgi, lifespan="off", log_config=None, access_log=False)
+    config.load()
+    while not broker.find("default").leads:  # noqa: ASYNC110  # what is awaited has no event
+        await asyncio.sleep(0.05)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    loop = asyncio.get_running_loop()
+    for kind, (count, request) in requests().items():
+        connections: list[Any] = []
+        for _ in range(count):
+            given = {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": loop}
+            connection: Any = listener.protocol(**given)
+            connection.connection_made(Answers())
+            connections.append(connection)
+        costs_us = []
+        for _ in range(rounds):
+            began_s = time.thread_time()
+            for _ in range(EXCHANGES):
+                Answers.waiting, Answers.all_here = count, loop.create_future()
+                for connection in connections:
+                    connection.data_received(request)
+                await Answers.all_here
+            costs_us.append((time.thread_time() - began_s) * 1e6 / count / EXCHANGES)
+        assert Answers.last.startswith(b"HTTP/1.1 200 "), Answers.last
+        costs_us.sort()
+        least_us, median_us = round(costs_us[0], 1), round(costs_us[len(costs_us) // 2], 1)
+        print_figure(append=kind, connections=count, least_us=least_us, median_us=median_us)
+    await broker.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    options = parser.parse_args()
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    with tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder, runner:
+        runner.run(measure(Path(folder), options.rounds))
+
+
+if __name__ == "__main__":
+    main()
