@@ -31,11 +31,11 @@ class SourceError(RuntimeError):
 
 def own_error(error: BaseException) -> tuple[type[SourceError], str] | None:
     """Return the kind and the message of an error of this package, also from the text of an error of Spark
-    that wraps one; None for another error."""
+    that wraps one; None for another error. Of a chain in a traceback the last one counts: it was raised."""
     if isinstance(error, SourceError):
         return type(error), error.message
-    found = ((_KINDS.get(told[1]), told[2].strip()) for told in _CODED.finditer(str(error)))
-    return next(((kind, message) for kind, message in found if kind is not None), None)
+    found = [(_KINDS.get(told[1]), told[2].strip()) for told in _CODED.finditer(str(error))]
+    return next(((kind, message) for kind, message in reversed(found) if kind is not None), None)
 
 
 class OptionError(SourceError):

@@ -6,7 +6,15 @@ import pytest
 from pyspark.sql import DataFrame
 
 from app.errors import ConfigError
-from spark_jobs.errors import LogClash, OptionError, RequestRefused, SourceError, Unreachable
+from spark_jobs.errors import (
+    LogClash,
+    OptionError,
+    RequestRefused,
+    ShortRead,
+    SourceError,
+    Unreachable,
+    own_error,
+)
 from spark_jobs.materialize import supervisor
 from spark_jobs.materialize.lease import LeaseLost
 from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
@@ -47,6 +55,13 @@ def test_who_follows_a_log_waits_out_an_outage_and_gives_up_on_all_else(
         with pytest.raises(MaterializeFailed, match=reason_of(error)):
             ending.ensure_running()
         assert ending.starts == starts
+
+
+def test_of_a_chain_of_errors_in_a_traceback_the_last_one_counts() -> None:
+    first, last = ShortRead("61 came where 60 was due"), Unreachable(f"no replica: {ShortRead('twice')}")
+    text = f"Traceback\nx.ShortRead: {first}\nThe above exception was the direct cause\nx.Y: {last}\n at java"
+    assert own_error(RuntimeError(text)) == (Unreachable, last.message)
+    assert own_error(RuntimeError("[STREAM_FAILED] other")) is None
 
 
 def test_the_exit_code_says_whose_fault_it_was() -> None:
