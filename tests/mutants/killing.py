@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.mutants import Mutant
-from tests.simulation.raft.checks import Violation
 from tests.simulation.raft.run import run_seed
+from tests.simulation.world.promises import Violation
 
 FIRST_SEED = 3
 SEEDS, SEEDS_BESIDE_A_TEST = 120, 30  # that are tried

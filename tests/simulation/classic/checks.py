@@ -2,7 +2,7 @@
 
 from app.log.contract import NO_INDEX
 from app.node.replica.driver import LogDriver
-from tests.simulation.raft.checks import Violation
+from tests.simulation.world.promises import Violation
 from tests.unit.ha.clients import Ledger
 
 RECENT = 8  # acknowledged records that a read looks at

@@ -29,9 +29,9 @@ from tests.simulation.classic.checks import ClassicChecker
 from tests.simulation.classic.operators import Nemesis
 from tests.simulation.controller.node import DISK, LOG_ID
 from tests.simulation.controller.plan import DRIVER, LOG_NAME, STORAGE
-from tests.simulation.raft.checks import Violation
 from tests.simulation.raft.plans import SimulatedLimits
 from tests.simulation.world.disk import DiskThread
+from tests.simulation.world.promises import Violation
 from tests.simulation.world.world import Life, NothingDue, World, WorldClock, WorldScheduler
 from tests.support.committed import values_of
 from tests.support.memory_files import MemoryFiles

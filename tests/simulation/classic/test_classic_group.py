@@ -6,7 +6,7 @@ from app.errors import CommitlogError
 from app.log.contract import Acks, AppendRequest, AppendResult
 from storage.format.records import RecordColumns
 from tests.simulation.classic.group import THINK_US, ClassicGroup, ClassicNode
-from tests.simulation.raft.checks import Violation
+from tests.simulation.world.promises import Violation
 from tests.unit.ha.clients import Client
 
 TWO_SYNC_SLAVES = 23  # a seed of three nodes whose appends wait for both slaves

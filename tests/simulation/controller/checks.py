@@ -12,7 +12,7 @@ from app.ha.roles import acks_needed
 from app.log.contract import NO_INDEX, Acks, AppendResult
 from tests.simulation.controller.plan import LOG_NAME
 from tests.simulation.controller.records import ConfirmedRecords
-from tests.simulation.raft.checks import Violation
+from tests.simulation.world.promises import Violation
 from tests.simulation.world.world import Life
 from tests.support.committed import broken_promise, values_in
 

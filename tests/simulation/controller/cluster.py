@@ -16,9 +16,9 @@ from tests.simulation.controller.liveness import HaLiveness
 from tests.simulation.controller.nemesis import STORM, Nemesis
 from tests.simulation.controller.node import HaSimNode
 from tests.simulation.controller.plan import LOG_NAME, HaPlan
-from tests.simulation.raft.checks import Violation
 from tests.simulation.raft.clients import Client, Ledger, OneShotClient, ProducingClient, Reader
 from tests.simulation.world.network import LinkFaults, Network
+from tests.simulation.world.promises import Violation
 from tests.simulation.world.world import NothingDue, World
 from tests.unit.ha.clients import Client as KeyedClient
 from tests.unit.ha.clients import Ledger as SimpleLedger

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from app.controller.complete_copies import counts_all, reports_needed
 from app.controller.metadata import Log
 from tests.simulation.controller.plan import LOG_NAME
 from tests.simulation.raft.liveness import COMMIT_FACTOR, LOOK_US, Bound
@@ -26,7 +27,7 @@ REASONS: dict[str, str] = {
     "controllers-not-whole": "no majority of the controllers may vote: their disks were replaced",
     "controllers-network": "no majority of the healthy controllers is connected both ways",
     "no-copy": "no copy that may win a clean election runs with a working disk",
-    "copy-network": "no such copy is connected both ways to a healthy majority of the controllers",
+    "copy-network": "too few such copies are connected both ways to a healthy majority of the controllers",
     "recent": "the cause has ended, and the bound has not passed since",
 }
 
@@ -89,11 +90,19 @@ class HaLiveness:
         copies = [node for node in cluster.brokers if log is not None and self._may_win(log, node)]
         if not copies:
             return "no-copy", frozenset()
+        assert log is not None
         for clique in cliques:
             reached = [node for node in copies if self._is_clear((node, *clique))]
-            if reached:
+            if self._is_enough(log, reached):
                 return None, frozenset(node.name for node in (*clique, *reached))
         return "copy-network", frozenset()
+
+    @staticmethod
+    def _is_enough(log: Log, reached: list[HaSimNode]) -> bool:
+        """Return True if these copies together prove what was acknowledged, so that one of them may win."""
+        counted = log.former_set if log.is_opening else log.sync_state_set
+        members = sum(node.copy_id in counted for node in reached)
+        return bool(reached) and (counts_all(log) or members >= reports_needed(log))
 
     @staticmethod
     def _may_win(log: Log, node: HaSimNode) -> bool:

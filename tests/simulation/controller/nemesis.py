@@ -17,6 +17,7 @@ from app.controller.commands import ChangeLog, Done, ElectMaster, Refusal
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import Log
 from app.controller.state_machine import Metadata
+from app.ha.roles import acks_needed
 from app.log.commands import Trim
 from app.log.contract import NO_INDEX
 from app.log.state import DAY_MS
@@ -27,8 +28,8 @@ from storage.log.checkpoint import SnapshotFile
 from storage.log.commitlog import Commitlog
 from tests.simulation.controller.node import CONTROLLER_LOG_ID, HaSimNode
 from tests.simulation.controller.plan import LOG_NAME, STORAGE
-from tests.simulation.raft.checks import Violation
 from tests.simulation.world.network import LinkFaults
+from tests.simulation.world.promises import Violation
 from tests.support.memory_files import MemoryFiles
 
 Backup = tuple[int, int, int, dict[str, dict[str, bytes]]]  # replica id, end and epoch of the log, folders
@@ -251,7 +252,8 @@ class Nemesis:
     # --- disks -------------------------------------------------------------------------------------------
 
     def may_lose_copy(self, node: HaSimNode) -> bool:
-        """Return True if another copy holds everything, and no change that could remove it is under way."""
+        """Return True if so many other members remain that one of them holds each acknowledged record, and no
+        change that could remove a member is under way."""
         log = self._cluster.checker.truth.log(LOG_NAME)
         if log is None or log.is_opening or not log.sync_state_set:
             return False
@@ -263,7 +265,9 @@ class Nemesis:
             and each.copy_id in log.sync_state_set
             and log.is_current(each.copy_id)
         ]
-        return bool(others) and self._set_is_settled(log)
+        members = len(log.sync_state_set)
+        needed = members - acks_needed(members, log.set_acks) + 1
+        return len(others) >= needed and self._set_is_settled(log)
 
     def _set_is_settled(self, log: Log) -> bool:
         master = next((each for each in self._cluster.brokers if each.name == log.master_node), None)
@@ -371,12 +375,14 @@ class Nemesis:
             return False
         voters = len(plan.broker_names) - plan.learner
         electable = plan.broker_names[:voters]
+        parts = tuple(range(2, voters + 1)) if plan.in_sync is not None else ()
         changes: dict[str, Any] = chance.choice(
             [
                 {"min_in_sync_replicas": chance.choice((1, 2))},
                 {"preferred": chance.choice((None, *electable))},
                 {"priorities": {name: chance.randint(0, 9) for name in electable}},
                 {"durability": chance.choice(("fsync", "replicated"))},
+                {"in_sync_replicas": chance.choice((None, *parts))},
             ]
         )
         self._changes += 1

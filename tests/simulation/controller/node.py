@@ -39,11 +39,11 @@ from storage.errors import StorageError
 from storage.format.batch import log_id_of
 from storage.log.commitlog import Commitlog
 from tests.simulation.controller.plan import GENERATION, LOG_NAME, STORAGE
-from tests.simulation.raft.checks import Violation
 from tests.simulation.raft.plans import SimulatedLimits
 from tests.simulation.raft.reads import CursorDone, NodeReads, PageDone
 from tests.simulation.world.disk import DiskThread, DiskTiming
 from tests.simulation.world.machine import Machine
+from tests.simulation.world.promises import Violation
 from tests.simulation.world.world import Life, WorldScheduler
 from tests.simulation.world.world_loop import WorldLoop
 from tests.support.markers import removes_marker

@@ -145,7 +145,6 @@ def plan_with_acks(seed: int) -> HaPlan:
     brokers = 3 + seed % 3
     return HaPlan(
         brokers=brokers,
-        operates=False,
         in_sync=3 if brokers == 5 and seed % 2 else 2,
         min_in_sync=2 if seed % 4 == 1 else 1,
         own_controllers=seed % 5 == 2,
@@ -164,6 +163,7 @@ def plan_of(seed: int) -> HaPlan:
         min_in_sync=2 if seed % 5 == 3 and not learner else 1,
         unclean=seed % 7 == 4,
         own_controllers=seed % 3 == 2,
+        in_sync=2 if seed % 8 == 7 and not learner else None,
         learner=learner,
         durability=Durability.REPLICATED if seed % 9 == 7 else Durability.FSYNC,
         links=STORMY_LINKS if seed % 3 == 1 else QUIET_LINKS,

@@ -23,7 +23,7 @@ from storage.log.commitlog import Commitlog
 from tests.simulation.controller.cluster import HaCluster
 from tests.simulation.controller.node import HaSimNode
 from tests.simulation.controller.plan import GENERATION, LOG_NAME, HaPlan, plan_of
-from tests.simulation.raft.checks import Violation
+from tests.simulation.world.promises import Violation
 
 CHANGE_US = (200_000, 2_000_000)  # between two changes of the log's nodes
 ASK_TIMEOUT_MS = 2_000

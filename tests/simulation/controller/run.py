@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tests.simulation.controller.cluster import HaCluster
 from tests.simulation.controller.nemesis import EVENTS
 from tests.simulation.controller.plan import long_plan_of, plan_of
-from tests.simulation.raft.checks import Violation
+from tests.simulation.world.promises import Violation
 
 SECONDS = 40.0  # simulated, of one seed
 FULL_SEEDS = 1_000

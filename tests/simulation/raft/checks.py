@@ -3,16 +3,14 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from app.log.contract import NO_INDEX, AppendResult, Role
+from app.log.contract import NO_INDEX, Role
 from app.node.replica.driver import LogDriver
-from storage.format.batch import Batch, marks_of
-from storage.format.records import control_value, decode_body
+from storage.format.batch import Batch
+from storage.format.records import control_value
 from storage.log.commitlog import Commitlog
 from tests.simulation.raft.sometimes import Sometimes
-
-
-class Violation(AssertionError):
-    """The cluster broke a guarantee, which the message names; the seed replays it."""
+from tests.simulation.world.promises import KnownRecords, Violation
+from tests.support.committed import values_of
 
 
 class Member(Protocol):
@@ -35,7 +33,7 @@ class Member(Protocol):
     def held_index(self) -> int: ...
 
 
-class SafetyChecker:
+class SafetyChecker(KnownRecords):
     """Remembers everything that was ever committed, and compares each step with it.
 
     Batches are compared by their headers, in which the chain value covers a batch and all before it: one
@@ -43,18 +41,12 @@ class SafetyChecker:
     """
 
     def __init__(self, members: Mapping[str, Member], sometimes: Sometimes) -> None:
-        self.committed: dict[int, Batch] = {}  # by base index
-        self.committed_index = NO_INDEX
-        self.places: dict[str, int] = {}  # of every committed record, by value
-        self.values: dict[int, str] = {}  # of every committed data record, by index
-        self.cursors: dict[int, tuple[str, int | None]] = {}  # committed moves: revision -> (name, position)
-        self.largest_batch = 0  # records of a committed batch
+        super().__init__()
         self.fence: str | None = None  # the token that committed appends must carry now
         self.elections = 0
         self.truncations = 0
         self._members = members
         self._sometimes = sometimes
-        self._sequences: dict[str, tuple[int, int]] = {}  # by producer: newest committed (epoch, sequence)
         self._leaders: dict[int, str] = {}  # by term
         self._seen: dict[str, _Seen] = {}
         self._chains: dict[tuple[int, int], bytes] = {}  # (base index, term) -> chain
@@ -84,25 +76,6 @@ class SafetyChecker:
     def end_life(self, member: Member) -> None:
         """The member has crashed; its disk must still hold what others count on."""
         self._check_believed(member)
-
-    def check_acknowledged(self, value: str, result: AppendResult) -> None:
-        """An answer guarantees a client that its record is permanent (D-28). value: of its first record."""
-        place = self.places.get(value)
-        if place != result.first_index:
-            raise Violation(f"{value} was acknowledged at {result.first_index}, but stands at {place}")
-        for number, index in enumerate(range(result.first_index, result.last_index + 1)):
-            if self.values.get(index) != value_of(value, number):
-                raise Violation(f"record {number} of {value} at {index} is {self.values.get(index)}")
-
-    def has_only_control(self, first_index: int, end_index: int) -> bool:
-        """Return whether every committed record from first_index to before end_index is a control record."""
-        index = first_index
-        while index < end_index:
-            batch = self.committed.get(index)
-            if batch is None or not batch.is_control:
-                return False
-            index = batch.next_index
-        return True
 
     # --- one log
 
@@ -197,24 +170,13 @@ class SafetyChecker:
             self.cursors[batch.last_index] = value["name"], value["index"]
 
     def _note_records(self, batch: Batch) -> None:
-        """Every record stands once; a producer's sequences rise by one, its epochs never fall."""
-        self.largest_batch = max(self.largest_batch, batch.count)
+        """Every record exists once, with the token of the fence; sequences of producers have no gaps."""
         if batch.count > 1:
             self._sometimes.hit("large-batch")
-        for place, value in enumerate(values_of(batch), batch.base_index):
-            self.values[place] = value
-            if self.places.setdefault(value, place) != place:
-                raise Violation(f"{value} stands at {self.places[value]} and at {place}")
-            if self.fence is not None:
-                raise Violation(f"{value} stands at {place}, behind a fence that it has no token for")
-        for mark in marks_of(batch):
-            if mark.producer_id is None:
-                continue
-            epoch, sequence = self._sequences.get(mark.producer_id, (NO_INDEX, NO_INDEX))
-            follows = mark.producer_epoch == epoch and mark.producer_sequence == sequence + 1
-            if not follows and mark.producer_epoch <= epoch:
-                raise Violation(f"{mark} committed after epoch {epoch}, sequence {sequence}")
-            self._sequences[mark.producer_id] = (mark.producer_epoch, mark.producer_sequence)
+        self._note_values(batch, values_of(batch))
+        if self.fence is not None:
+            raise Violation(f"{batch} is committed after a fence that it has no token for")
+        self._note_sequences(batch)
 
     # --- leaders
 
@@ -293,12 +255,3 @@ class _Seen:
         self.membership = member.driver.state.membership
         self.term = NO_INDEX
         self.watermarks: Mapping[str, int] = {}
-
-
-def value_of(append: str, number: int) -> str:
-    """Return the value of one record of an append; the first record's is the name of the append."""
-    return append if number == 0 else f"{append}+{number}"
-
-
-def values_of(batch: Batch) -> list[str]:
-    return [value.decode() for value in decode_body(batch.header, batch.body).column("value").to_pylist()]

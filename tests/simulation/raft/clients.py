@@ -10,9 +10,10 @@ from app.log.commands import Command, CommandResult, MoveCursor
 from app.log.contract import Acks, AppendRequest, AppendResult, Producer
 from app.log.state import Cursor
 from storage.format.records import RecordColumns
-from tests.simulation.raft.checks import SafetyChecker, Violation, value_of
+from tests.simulation.raft.checks import SafetyChecker
 from tests.simulation.raft.reads import SHOWN_BEFORE, Asked, CursorDone, PageDone, ReadChecker, Shown
 from tests.simulation.raft.sometimes import Sometimes
+from tests.simulation.world.promises import Violation, value_of
 from tests.simulation.world.world import World
 
 PATIENCE_US = 3_000_000  # then the answer is taken for lost

@@ -5,7 +5,7 @@ from random import Random
 
 from app.log.contract import Role
 from storage.errors import CorruptLog, DiskError
-from tests.simulation.raft.checks import SafetyChecker, Violation
+from tests.simulation.raft.checks import SafetyChecker
 from tests.simulation.raft.clients import Client, Ledger, OneShotClient, ProducingClient, Reader
 from tests.simulation.raft.faults import CLOCK_JUMP_MS, Fault, Nemesis, draw_faults
 from tests.simulation.raft.liveness import LivenessChecker
@@ -14,6 +14,7 @@ from tests.simulation.raft.operators import Operator
 from tests.simulation.raft.plans import SWITCHED_OFF, ClusterPlan, draw_settings
 from tests.simulation.raft.sometimes import Sometimes
 from tests.simulation.world.network import Network
+from tests.simulation.world.promises import Violation
 from tests.simulation.world.world import NothingDue, World
 from tests.support.memory_files import PowerCut
 

@@ -70,7 +70,7 @@ WEIGHTS = {
     "resize": 3,  # shrink to one or two voters, or grow to all nodes, step by step
     "remove_leader": 2,
     "replace_disk": 2,  # by an empty one
-    "restore_copy": 2,  # of a disk, made some time before
+    "restore_copy": 3,  # of a disk, made some time before
     "reconfigure": 1,  # a rolling restart with other settings at each node
     "scrub": 3,  # of one node's log
 }

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from app.log.contract import Role
 from app.node.replica.driver import LogDriver
-from tests.simulation.raft.checks import Violation
 from tests.simulation.world.network import Network
+from tests.simulation.world.promises import Violation
 from tests.simulation.world.world import World
 
 LOOK_US = 250_000

@@ -22,7 +22,7 @@ from app.node.services import NodeServices
 from app.raft.config import RaftConfig
 from storage.format.batch import log_id_of
 from storage.log.commitlog import Commitlog
-from tests.simulation.raft.checks import SafetyChecker, Violation
+from tests.simulation.raft.checks import SafetyChecker
 from tests.simulation.raft.clients import Client, Ledger, ProducingClient
 from tests.simulation.raft.faults import FaultPlan, Nemesis, draw_faults
 from tests.simulation.raft.liveness import LivenessChecker
@@ -31,6 +31,7 @@ from tests.simulation.raft.reads import CursorDone, NodeReads, PageDone
 from tests.simulation.raft.sometimes import Sometimes
 from tests.simulation.world.disk import DiskThread, DiskTiming
 from tests.simulation.world.network import LinkFaults, Network, NodeTransport
+from tests.simulation.world.promises import Violation
 from tests.simulation.world.sick_files import SickFiles
 from tests.simulation.world.world import Life, NothingDue, World, WorldClock, WorldScheduler
 from tests.simulation.world.world_loop import WorldLoop

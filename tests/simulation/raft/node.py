@@ -29,10 +29,10 @@ from storage.format.segment_format import segment_offset
 from storage.log.commitlog import Commitlog
 from storage.log.journal import Journal
 from storage.log.manifest import Intent, ManifestFile
-from tests.simulation.raft.checks import Violation
 from tests.simulation.raft.reads import CursorDone, NodeReads, PageDone
 from tests.simulation.world.disk import DiskThread
 from tests.simulation.world.network import NodeTransport
+from tests.simulation.world.promises import Violation
 from tests.simulation.world.sick_files import SickFiles
 from tests.simulation.world.world import Life, WorldClock, WorldScheduler
 from tests.simulation.world.world_loop import WorldLoop, in_thread

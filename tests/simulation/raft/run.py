@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from tests.simulation.raft.checks import Violation
 from tests.simulation.raft.cluster import SimulatedCluster
 from tests.simulation.raft.faults import OPERATIONS
 from tests.simulation.raft.liveness import REASONS
@@ -28,6 +27,7 @@ from tests.simulation.raft.many_logs import run_many_logs
 from tests.simulation.raft.plans import plan_of
 from tests.simulation.raft.shrink import shrink
 from tests.simulation.raft.sometimes import POINTS
+from tests.simulation.world.promises import Violation
 
 CHUNK = 4  # seeds a process takes at a time
 PLACE_FRAMES = 8  # of an unexpected error

@@ -4,8 +4,8 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from tests.simulation.raft.checks import Violation
 from tests.simulation.raft.cluster import SimulatedCluster
+from tests.simulation.world.promises import Violation
 
 BUDGET_S = 120.0  # of real time
 KIND_LENGTH = 25  # of a message
