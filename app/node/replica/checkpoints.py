@@ -24,12 +24,28 @@ logger = logging.getLogger(__name__)
 REPLAY_BYTES: Final = 4 * 1024 * 1024
 SLICE_BYTES: Final = 1024 * 1024  # of a snapshot, copied in one turn of the loop
 SAVED_BYTES_PER_S: Final = 1024 * 1024  # snapshots of a large state are less frequent than the interval
+BIN_MAX: Final = (1 << 32) - 1  # bytes of a msgpack value; a larger state has a head of its own
 _SNAPSHOT_BIN = struct.Struct(">BI")  # msgpack: 0xc6, size of what follows
+_LARGE = 0xC1  # no msgpack value begins with it
+_LARGE_HEAD = struct.Struct(">BBQ")  # _LARGE, size of the chain, size of the state; both follow
 
 
 class _Saved(msgspec.Struct, array_like=True):
     chain: bytes
     snapshot: memoryview
+
+
+def _decode_saved(payload: memoryview) -> _Saved:
+    """Invert _Taken.payload. Raises ValueError, msgspec.DecodeError."""
+    if payload[:1] != bytes((_LARGE,)):
+        return msgspec.msgpack.decode(payload, type=_Saved)
+    if len(payload) < _LARGE_HEAD.size:
+        raise ValueError("not a snapshot: too short")
+    _, chain_size, size = _LARGE_HEAD.unpack_from(payload)
+    begin = _LARGE_HEAD.size + chain_size
+    if len(payload) != begin + size:
+        raise ValueError("not a snapshot: its sizes are not those of the file")
+    return _Saved(bytes(payload[_LARGE_HEAD.size : begin]), payload[begin:])
 
 
 @dataclass(slots=True)
@@ -57,8 +73,10 @@ class _Taken:
         self.is_whole = sum(map(len, pieces)) < max_bytes
 
     def payload(self) -> list[bytes]:
-        """Return what `load_state` reads: msgpack of _Saved, in pieces."""
+        """Return what `load_state` reads, in pieces: msgpack of _Saved, or the sizes, chain and state."""
         size = sum(map(len, self.pieces))
+        if size > BIN_MAX:
+            return [_LARGE_HEAD.pack(_LARGE, len(self.chain), size) + self.chain, *self.pieces]
         return [b"\x92" + msgspec.msgpack.encode(self.chain) + _SNAPSHOT_BIN.pack(0xC6, size), *self.pieces]
 
 
@@ -189,7 +207,7 @@ def load_state(
     payload = snapshot_file.load()
     if payload is not None:
         try:
-            saved = msgspec.msgpack.decode(payload, type=_Saved)
+            saved = _decode_saved(memoryview(payload))
             restoring = state_type.restoring(idempotency_ms=idempotency_ms)
             for start in range(0, len(saved.snapshot), SLICE_BYTES):
                 restoring.feed(saved.snapshot[start : start + SLICE_BYTES])

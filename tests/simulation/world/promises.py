@@ -5,7 +5,7 @@ from storage.format.batch import Batch, marks_of
 
 
 class Violation(AssertionError):
-    """The cluster broke a promise; the message says which, and the seed replays it."""
+    """The cluster broke a promise; the message names it, and the seed replays it."""
 
 
 def value_of(append: str, number: int) -> str:

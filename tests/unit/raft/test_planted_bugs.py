@@ -11,11 +11,21 @@ from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
 from app.log.contract import NO_INDEX, ChangeKind, DriverConfig, Role
 from app.log.state import DAY_MS, LogState
+from app.node.network.wire import decode, encode
 from app.node.opening import open_replica
+from app.node.replica import checkpoints
 from app.node.replica.checkpoints import Checkpointer, _Taken
 from app.node.replica.commit_waiters import CommitWaiters
 from app.node.replica.read_index_queue import ReadGate
-from app.raft.messages import Heartbeat, PushAnswer, PushRequest, PushType, VoteAnswer, VoteRequest
+from app.raft.messages import (
+    Heartbeat,
+    PushAnswer,
+    PushRequest,
+    PushType,
+    StateChunk,
+    VoteAnswer,
+    VoteRequest,
+)
 from storage.format.batch import AppendMark
 from storage.format.records import encode_control
 from tests.unit.node.replica.driver_support import Node, follower_of_n2, push_to, result
@@ -200,7 +210,11 @@ def test_a_state_from_before_the_log_begins_is_asked_for_again(tmp_path: Path) -
 
 
 @pytest.mark.rule("D-20")
-def test_a_snapshot_of_a_replaced_batch_goes_back_to_what_was_committed() -> None:
+@pytest.mark.parametrize("bin_max", [checkpoints.BIN_MAX, 10])
+def test_a_snapshot_of_a_replaced_batch_goes_back_to_what_was_committed(
+    bin_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "BIN_MAX", bin_max)
     common = log_of(1).batches[0]
 
     def log_with(key: str, term: int) -> MemoryLog:
@@ -220,3 +234,24 @@ def test_a_snapshot_of_a_replaced_batch_goes_back_to_what_was_committed() -> Non
     loaded = open_replica.load_state(log, file, idempotency_ms=DAY_MS)
     assert loaded.find_key("old") is None
     assert loaded.find_key("new") is not None
+
+
+class Huge(bytes):
+    """A piece of a state that claims a size of more than 32 bits."""
+
+    def __len__(self) -> int:
+        return 5 << 30
+
+
+@pytest.mark.rule("D-20")
+def test_a_state_of_more_than_four_gibibytes_is_stored_with_its_size() -> None:
+    capture: Any = None
+    taken = _Taken(capture, b"c" * 16, [Huge()])
+    head, _piece = taken.payload()
+    assert checkpoints._LARGE_HEAD.unpack_from(head) == (0xC1, 16, 5 << 30)
+    chunk = StateChunk(1, 5 << 30, 6 << 30, 7, b"piece")
+    assert decode(memoryview(b"".join(encode(1, chunk)))) == (1, chunk)
+    with pytest.raises(ValueError, match="sizes"):
+        checkpoints._decode_saved(memoryview(head + b"a piece of it"))
+    with pytest.raises(ValueError, match="too short"):
+        checkpoints._decode_saved(memoryview(head[:5]))
