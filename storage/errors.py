@@ -7,7 +7,7 @@ StorageError
 │   └── ForeignLog        the folder holds another log: it was moved there
 ├── PatchRefused          batches that do not fit into the damage of a log
 ├── CorruptFile           a small file (vote, checkpoint, manifest, snapshot) is damaged
-├── InvalidBody           a client's body does not have the declared format
+├── InvalidRecords           a client's body does not have the declared format
 │   ├── BodyTooLarge      ... or exceeds a limit
 │   └── EmptyBody         ... or holds no record
 └── DiskError             the operating system refused an operation
@@ -62,15 +62,15 @@ class CorruptFile(StorageError):
         self.path, self.reason = path, reason
 
 
-class InvalidBody(StorageError):
+class InvalidRecords(StorageError):
     """A client's body is refused; the message states the error in the terms of the API."""
 
 
-class BodyTooLarge(InvalidBody):
+class BodyTooLarge(InvalidRecords):
     """A client's body has too many records or bytes."""
 
 
-class EmptyBody(InvalidBody):
+class EmptyBody(InvalidRecords):
     """A client's body is well formed but holds no record."""
 
 

@@ -40,7 +40,7 @@ from app.controller.events import (
     ControllersChanged,
     LogCreated,
     LogDeleted,
-    LogDeleting,
+    LogDeletionBegun,
     MasterElected,
     MasterLost,
     SyncStateSetChanged,
@@ -189,7 +189,7 @@ class ActiveController:
 
     def _is_electing(self, log: str) -> bool:
         return self._round is not None and any(
-            isinstance(event, MasterElected | LogDeleting) and event.log == log
+            isinstance(event, MasterElected | LogDeletionBegun) and event.log == log
             for event in self._round.events
         )
 
@@ -239,7 +239,7 @@ class ActiveController:
                     self.refused_elections[command.log, answer.reason.value] += 1
             round_.answers.append((token, answer))
             round_.asked.append((token, command))
-        self._look_after_logs(state, round_, happen, now_ms)
+        self._supervise_logs(state, round_, happen, now_ms)
         if not round_.events:
             return round_ if round_.answers else None
         self._round = round_
@@ -434,7 +434,7 @@ class ActiveController:
             raise Refused(Reason.LOG_DELETING, f"log {log.name} is being deleted")
         if command.version is not None and command.version != log.version:
             raise Refused(Reason.CONFIG_CHANGED, f"version {log.version} holds, not {command.version}")
-        happen(LogDeleting(log=log.name, change_id=command.change_id))
+        happen(LogDeletionBegun(log=log.name, change_id=command.change_id))
         return Done(state.applied_index)
 
     def _check_not_configured(self, log: Log) -> None:
@@ -474,7 +474,7 @@ class ActiveController:
 
     # --- by itself --------------------------------------------------------------------------------------
 
-    def _look_after_logs(
+    def _supervise_logs(
         self, state: Metadata, round_: Round, happen: Callable[..., None], now_ms: int
     ) -> None:
         """Decide what no command asks for: configured logs, failed masters, logs that no node keeps any
@@ -495,7 +495,7 @@ class ActiveController:
                     happen(LogDeleted(log=log.name))
                     self._forget(log.name)
             elif log.elects and not self._let_leave(log, happen, now_ms):
-                self._look_after_master(state, log, happen, now_ms)
+                self._supervise_master(state, log, happen, now_ms)
 
     def _configured_spec(self, log: Log, configured: LogSpec) -> LogSpec | None:
         """As settings_of_logs.configured_spec; a change that cannot be is noted, and the settings hold."""
@@ -551,7 +551,7 @@ class ActiveController:
             del self._handing_over[log.name]
             self._withheld.pop(log.name, None)
 
-    def _look_after_master(self, state: Metadata, log: Log, happen: Callable[..., None], now_ms: int) -> None:
+    def _supervise_master(self, state: Metadata, log: Log, happen: Callable[..., None], now_ms: int) -> None:
         """Replace a master that is gone, or that does not open its epoch; note when it has, and from time to
         time what the copies have confirmed."""
         if elect_master.has_opened(log, self.liveness):

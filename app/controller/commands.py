@@ -15,13 +15,13 @@ import msgspec
 from app.controller.metadata import LogSpec
 
 
-class Command(msgspec.Struct, frozen=True, array_like=True, tag_field="command", tag=str):
+class ControllerCommand(msgspec.Struct, frozen=True, array_like=True, tag_field="command", tag=str):
     """log: the log whose metadata it is about."""
 
     log: str
 
 
-class ApplyForReplicaId(Command, frozen=True, array_like=True, tag="apply-for-replica-id"):
+class ApplyForReplicaId(ControllerCommand, frozen=True, array_like=True, tag="apply-for-replica-id"):
     """C-03: `check_code` was saved beside the empty copy first; the same code gets the same id."""
 
     generation: int
@@ -29,7 +29,7 @@ class ApplyForReplicaId(Command, frozen=True, array_like=True, tag="apply-for-re
     check_code: str
 
 
-class RegisterReplica(Command, frozen=True, array_like=True, tag="register-replica"):
+class RegisterReplica(ControllerCommand, frozen=True, array_like=True, tag="register-replica"):
     """C-03: the id has been made durable; the copy takes part from now on. Repeated at each start.
 
     max_offset: byte after the last record that this copy holds durably at its start, None from an earlier
@@ -46,7 +46,7 @@ class RegisterReplica(Command, frozen=True, array_like=True, tag="register-repli
     log_epoch: int | None = None
 
 
-class AlterSyncStateSet(Command, frozen=True, array_like=True, tag="alter-sync-state-set"):
+class AlterSyncStateSet(ControllerCommand, frozen=True, array_like=True, tag="alter-sync-state-set"):
     """C-06: master, its epoch, the epoch of the set it goes from, and the set it wants (replica ids).
 
     acks: how many members of the set it will count, 0 for all. Every member holds all that is acknowledged.
@@ -60,7 +60,7 @@ class AlterSyncStateSet(Command, frozen=True, array_like=True, tag="alter-sync-s
     acks: int = 0
 
 
-class StepDown(Command, frozen=True, array_like=True, tag="step-down"):
+class StepDown(ControllerCommand, frozen=True, array_like=True, tag="step-down"):
     """The master of this epoch has given it up: it acknowledges nothing any more, and requests an election.
 
     It does so when its lease is withheld, when it stops, or when it cannot open its epoch (a restarted
@@ -75,7 +75,7 @@ class StepDown(Command, frozen=True, array_like=True, tag="step-down"):
     confirmed: int | None = None
 
 
-class ElectMaster(Command, frozen=True, array_like=True, tag="elect-master"):
+class ElectMaster(ControllerCommand, frozen=True, array_like=True, tag="elect-master"):
     """C-05, by an operator. candidate: the requested node, None for any. seen_epoch: the master epoch at
     the first request: once it is outdated, the command has been carried out. generation: of the log, None
     for any."""
@@ -86,14 +86,14 @@ class ElectMaster(Command, frozen=True, array_like=True, tag="elect-master"):
     generation: int | None = None
 
 
-class CreateLog(Command, frozen=True, array_like=True, tag="create-log"):
+class CreateLog(ControllerCommand, frozen=True, array_like=True, tag="create-log"):
     """The same settings again denote the same log. change_id: random, the same in every repeat."""
 
     spec: LogSpec
     change_id: str
 
 
-class ChangeLog(Command, frozen=True, array_like=True, tag="change-log"):
+class ChangeLog(ControllerCommand, frozen=True, array_like=True, tag="change-log"):
     """changes: fields of LogSpec and their new values. version: the ETag that must match, None for any.
     generation: of the log, None for any. force: replicas that are taken out leave at once, whatever the
     others hold (replica_changes.py)."""
@@ -115,7 +115,7 @@ class ReplicaChange(StrEnum):
     CLEAN = "clean"  # remove it at once, although its node is lost
 
 
-class ChangeReplica(Command, frozen=True, array_like=True, tag="change-replica"):
+class ChangeReplica(ControllerCommand, frozen=True, array_like=True, tag="change-replica"):
     """By an operator, in controller mode. change_id, generation: as in CreateLog and ChangeLog. force: REMOVE
     and CLEAN take the node out at once, also when it is alive or has the last copy in sync."""
 
@@ -126,7 +126,7 @@ class ChangeReplica(Command, frozen=True, array_like=True, tag="change-replica")
     force: bool = False
 
 
-class DeleteLog(Command, frozen=True, array_like=True, tag="delete-log"):
+class DeleteLog(ControllerCommand, frozen=True, array_like=True, tag="delete-log"):
     """version: the ETag that must match, None for any. generation: of the log, None for any. change_id: as in
     CreateLog. Another command to delete a log that is being deleted already is refused."""
 
@@ -135,7 +135,7 @@ class DeleteLog(Command, frozen=True, array_like=True, tag="delete-log"):
     change_id: str = ""
 
 
-class ChangeControllers(Command, frozen=True, array_like=True, tag="change-controllers"):
+class ChangeControllers(ControllerCommand, frozen=True, array_like=True, tag="change-controllers"):
     """Settings of the controllers at run time (config.py). changes: new values, None for that of the file.
     version: the ETag that must match, None for any. change_id: as in CreateLog. log: of the metadata."""
 

@@ -11,14 +11,14 @@ import msgspec
 from app.controller.metadata import Confirmed, LogSpec
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str):
+class MetadataEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str):
     """log: whose metadata it changes."""
 
     log: str
     time_ms: int = 0
 
 
-class LogCreated(Event, frozen=True, kw_only=True, tag="log-created"):
+class LogCreated(MetadataEvent, frozen=True, kw_only=True, tag="log-created"):
     """generation: the index of this event, -1 for a log of the configuration file."""
 
     spec: LogSpec
@@ -27,7 +27,7 @@ class LogCreated(Event, frozen=True, kw_only=True, tag="log-created"):
     change_id: str = ""
 
 
-class LogChanged(Event, frozen=True, kw_only=True, tag="log-changed"):
+class LogChanged(MetadataEvent, frozen=True, kw_only=True, tag="log-changed"):
     """configured: for a log of the configuration file, the settings in the file; None for other logs.
 
     leaving, arriving: as in Log. The copies of nodes that the log no longer names are removed with this
@@ -41,17 +41,17 @@ class LogChanged(Event, frozen=True, kw_only=True, tag="log-changed"):
     arriving: tuple[str, ...] = ()
 
 
-class LogDeleting(Event, frozen=True, kw_only=True, tag="log-deleting"):
+class LogDeletionBegun(MetadataEvent, frozen=True, kw_only=True, tag="log-deleting"):
     """The nodes remove their replicas; appends are refused from now on."""
 
     change_id: str = ""
 
 
-class LogDeleted(Event, frozen=True, kw_only=True, tag="log-deleted"):
+class LogDeleted(MetadataEvent, frozen=True, kw_only=True, tag="log-deleted"):
     """The name of the log is free again."""
 
 
-class ReplicaIdApplied(Event, frozen=True, kw_only=True, tag="replica-id-applied"):
+class ReplicaIdApplied(MetadataEvent, frozen=True, kw_only=True, tag="replica-id-applied"):
     """C-03: the id belongs to the copy with the check code, also if the answer was lost."""
 
     node: str
@@ -59,7 +59,7 @@ class ReplicaIdApplied(Event, frozen=True, kw_only=True, tag="replica-id-applied
     check_code: str
 
 
-class ReplicaRegistered(Event, frozen=True, kw_only=True, tag="replica-registered"):
+class ReplicaRegistered(MetadataEvent, frozen=True, kw_only=True, tag="replica-registered"):
     """The node keeps this copy at this address. Earlier copies of the node leave the SyncStateSet, unless
     it has no other member: what they held is lost, and the set records that."""
 
@@ -67,7 +67,7 @@ class ReplicaRegistered(Event, frozen=True, kw_only=True, tag="replica-registere
     address: str
 
 
-class MasterElected(Event, frozen=True, kw_only=True, tag="master-elected"):
+class MasterElected(MetadataEvent, frozen=True, kw_only=True, tag="master-elected"):
     """C-05: master, epoch and set change in one event; the set is {master}.
 
     lost: of an unclean election: what is known of that which the new master does not have.
@@ -87,13 +87,13 @@ class MasterElected(Event, frozen=True, kw_only=True, tag="master-elected"):
     former_acks: int = 0
 
 
-class MasterLost(Event, frozen=True, kw_only=True, tag="master-lost"):
+class MasterLost(MetadataEvent, frozen=True, kw_only=True, tag="master-lost"):
     """No member of the set lives: no master, until one of them returns (C-05). Epoch and set stay."""
 
     master_epoch: int
 
 
-class SyncStateSetChanged(Event, frozen=True, kw_only=True, tag="sync-state-set-changed"):
+class SyncStateSetChanged(MetadataEvent, frozen=True, kw_only=True, tag="sync-state-set-changed"):
     """C-06: the master of this epoch asked for it, or has opened its epoch: then the set is the same.
 
     restored: the master never opened its epoch, and the set before its election holds again. acks: how many
@@ -109,7 +109,7 @@ class SyncStateSetChanged(Event, frozen=True, kw_only=True, tag="sync-state-set-
     confirmed: tuple[Confirmed, ...] = ()
 
 
-class MetadataRebuilt(Event, frozen=True, kw_only=True, tag="metadata-rebuilt"):
+class MetadataRebuilt(MetadataEvent, frozen=True, kw_only=True, tag="metadata-rebuilt"):
     """The controllers had lost their disks, and have a copy of the metadata that may lack what was committed
     last. No log has a master, and the epochs go on beyond those that may have been given (C-04).
 
@@ -119,7 +119,7 @@ class MetadataRebuilt(Event, frozen=True, kw_only=True, tag="metadata-rebuilt"):
     skipped_epochs: int = 1_000_000
 
 
-class ControllersChanged(Event, frozen=True, kw_only=True, tag="controllers-changed"):
+class ControllersChanged(MetadataEvent, frozen=True, kw_only=True, tag="controllers-changed"):
     """The settings of the controllers that differ from their files from now on (config.py).
 
     log: of the metadata themselves.
@@ -133,7 +133,7 @@ AnyEvent = (
     ControllersChanged
     | LogCreated
     | LogChanged
-    | LogDeleting
+    | LogDeletionBegun
     | LogDeleted
     | ReplicaIdApplied
     | ReplicaRegistered

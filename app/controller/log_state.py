@@ -22,7 +22,7 @@ from storage.format.records import read_columns
 NEWS_MAX: Final = 10_000
 
 
-class _Snapshot(msgspec.Struct, array_like=True):
+class _StateSnapshot(msgspec.Struct, array_like=True):
     log: bytes
     metadata: bytes
     waiting: list[tuple[int, bytes]]
@@ -81,7 +81,7 @@ class MetadataLogState(LogState):
         """As LogState.capture, in one piece: the metadata is small, and changes in place."""
         log = super().capture()
         waiting = [(index, encode_event(event)) for index, event in self._waiting]
-        snapshot = _Snapshot(b"".join(log.take(1 << 62)), self._metadata.snapshot(), waiting)
+        snapshot = _StateSnapshot(b"".join(log.take(1 << 62)), self._metadata.snapshot(), waiting)
         return Capture(log.index, log.committed_index, iter([msgspec.msgpack.encode(snapshot)]))
 
     @classmethod
@@ -93,7 +93,7 @@ class MetadataLogState(LogState):
     def restore(cls, data: Bytes, *, idempotency_ms: int = DAY_MS) -> "MetadataLogState":
         """Invert snapshot. Raises ValueError."""
         try:
-            snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
+            snapshot = msgspec.msgpack.decode(data, type=_StateSnapshot)
         except msgspec.DecodeError as error:
             raise ValueError(f"not a snapshot: {error}") from error
         state = cls(idempotency_ms=idempotency_ms)

@@ -29,17 +29,17 @@ from app.controller.liveness import Report
 from app.controller.metadata import Log
 from app.ha.roles import (
     HaView,
+    KnownReplica,
     Lease,
     MasterRole,
-    Replica,
     RoleMessage,
     SlaveRole,
-    SyncStateSetChanged,
+    SyncStateSetUpdate,
 )
 from app.log.contract import Role
 
 
-class Identity(msgspec.Struct, frozen=True, array_like=True):
+class CopyIdentity(msgspec.Struct, frozen=True, array_like=True):
     """The identity beside a copy. replica_id: 0 until the controller has assigned one."""
 
     check_code: str
@@ -50,11 +50,11 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 class Save:
     """Make the identity durable, then call `saved`."""
 
-    identity: Identity
+    identity: CopyIdentity
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ControllerRequest:
     """Send to the active controller until it answers or the time limit passes; then call `answered`."""
 
     command: AnyCommand
@@ -72,7 +72,7 @@ class HeartbeatNow:
     """Send a heartbeat at once: about a new copy, or a new master, which has no lease yet."""
 
 
-Action = Save | Ask | Tell | HeartbeatNow
+Action = Save | ControllerRequest | Tell | HeartbeatNow
 
 
 class ReplicasManager:
@@ -89,7 +89,7 @@ class ReplicasManager:
         generation: int,
         node: str,
         address: str,
-        identity: Identity | None,
+        identity: CopyIdentity | None,
         config: ControllerConfig,
         random: Random,
     ) -> None:
@@ -139,7 +139,7 @@ class ReplicasManager:
 
     # --- what the shell reports ----------------------------------------------------------------------------
 
-    def saved(self, identity: Identity) -> None:
+    def saved(self, identity: CopyIdentity) -> None:
         self._identity = identity
         self._saving = False
 
@@ -157,7 +157,7 @@ class ReplicasManager:
         elif answer is None:
             self._pause_until_ms = now_ms + self._config.retry_interval_ms
         elif isinstance(command, ApplyForReplicaId) and answer.value is not None:
-            self._identity = Identity(command.check_code, answer.value)
+            self._identity = CopyIdentity(command.check_code, answer.value)
             self._saving = True  # `step` requests it
         elif isinstance(command, RegisterReplica):
             self._registered = self._has_news = True
@@ -229,7 +229,7 @@ class ReplicasManager:
 
     def _register(self, view: HaView, now_ms: int) -> list[Action]:
         if self._identity is None:
-            self._identity = Identity(f"{self._random.getrandbits(128):032x}")
+            self._identity = CopyIdentity(f"{self._random.getrandbits(128):032x}")
             self._saving = True
             return [Save(self._identity)]
         if self._saving:
@@ -260,16 +260,16 @@ class ReplicasManager:
         self._registered = False
         self._told = self._current_version = None
 
-    def _ask(self, command: AnyCommand) -> Ask:
+    def _ask(self, command: AnyCommand) -> ControllerRequest:
         self._open = command
-        return Ask(command)
+        return ControllerRequest(command)
 
     def _is_master(self, log: Log) -> bool:
         return log.master is not None and log.master == self.replica_id and log.is_current(log.master)
 
     def _role_of(self, log: Log) -> MasterRole | SlaveRole:
         replicas = tuple(
-            Replica(each.id, each.node, each.address or "", log.is_learner(each.node))
+            KnownReplica(each.id, each.node, each.address or "", log.is_learner(each.node))
             for each in log.replicas
             if log.is_current(each.id)
         )
@@ -299,7 +299,7 @@ class ReplicasManager:
             actions.append(Tell(role))
             self._told, self._told_set_epoch = _without_set(role), log.set_epoch
         elif isinstance(role, MasterRole) and log.set_epoch > self._told_set_epoch:
-            changed = SyncStateSetChanged(log.master_epoch, log.set_epoch, log.sync_state_set, log.set_acks)
+            changed = SyncStateSetUpdate(log.master_epoch, log.set_epoch, log.sync_state_set, log.set_acks)
             actions.append(Tell(changed))
             self._told_set_epoch = log.set_epoch
 
@@ -426,7 +426,7 @@ class ReplicasManager:
 
 
 def _without_set(role: MasterRole | SlaveRole) -> MasterRole | SlaveRole:
-    """Return the role without the parts that SyncStateSetChanged contains."""
+    """Return the role without the parts that SyncStateSetUpdate contains."""
     if not isinstance(role, MasterRole):
         return role
     return replace(role, sync_state_set=(), sync_state_set_epoch=0, acks=0)

@@ -15,7 +15,7 @@ from app.controller.events import (
     LogChanged,
     LogCreated,
     LogDeleted,
-    LogDeleting,
+    LogDeletionBegun,
     MasterElected,
     MasterLost,
     MetadataRebuilt,
@@ -30,7 +30,7 @@ from storage.units import NO_INDEX
 CHANGES_MAX: Final = 4_096  # changes remembered: a repeat of an older one may have an effect again
 
 
-class _Snapshot(msgspec.Struct, array_like=True):
+class _MetadataSnapshot(msgspec.Struct, array_like=True):
     index: int
     logs: list[Log]
     changes: list[tuple[str, str]] = []
@@ -89,7 +89,9 @@ class Metadata:
             self._remember((event.log, event.change_id))
             return
         log = self._logs.get(event.log)
-        if isinstance(event, LogDeleting) or (isinstance(event, LogCreated | LogChanged) and event.change_id):
+        if isinstance(event, LogDeletionBegun) or (
+            isinstance(event, LogCreated | LogChanged) and event.change_id
+        ):
             self._remember((event.log, event.change_id))
         if isinstance(event, LogCreated):
             if log is None:
@@ -110,7 +112,7 @@ class Metadata:
     def snapshot(self) -> bytes:
         """Return everything, as of `applied_index` (C-09)."""
         return msgspec.msgpack.encode(
-            _Snapshot(
+            _MetadataSnapshot(
                 self._applied_index,
                 list(self._logs.values()),
                 list(self._changes),
@@ -122,7 +124,7 @@ class Metadata:
     @classmethod
     def restore(cls, data: bytes) -> "Metadata":
         """Invert snapshot. Raises ValueError."""
-        snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
+        snapshot = msgspec.msgpack.decode(data, type=_MetadataSnapshot)
         metadata = cls()
         metadata._applied_index = snapshot.index
         metadata._logs = {log.name: log for log in snapshot.logs}
@@ -158,7 +160,7 @@ def _changed(log: Log, index: int, event: AnyEvent) -> Log | None:
                     arriving=event.arriving,
                 )
             )
-        case LogDeleting():
+        case LogDeletionBegun():
             return replace(log, state=LOG_DELETING, version=index, master=None)
         case LogDeleted() if log.state == LOG_DELETING:
             return None

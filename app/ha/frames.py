@@ -56,7 +56,7 @@ _STATE: Final = struct.Struct(">i")
 Buffer = bytes | memoryview
 
 
-class CorruptFrame(Exception):
+class CorruptHaFrame(Exception):
     """Bytes that are not a valid frame: the connection is closed."""
 
     def __init__(self, reason: str) -> None:
@@ -124,7 +124,7 @@ class HandshakeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TransferFrame:
     """Bytes of the master's log, all of one epoch (A-05); an empty body is a heartbeat."""
 
     offset: int
@@ -160,7 +160,7 @@ class ClassicFrame:
     restart: bool = False
 
 
-Frame = Handshake | HandshakeAnswer | Transfer | Ack | ClassicReport | ClassicFrame
+Frame = Handshake | HandshakeAnswer | TransferFrame | Ack | ClassicReport | ClassicFrame
 
 
 def encode_preface(preface: Preface) -> bytes:
@@ -179,7 +179,7 @@ def encode(frame: Frame) -> tuple[Buffer, ...]:
     Raises ValueError for an address that is too long (A-07) and struct.error for numbers out of range.
     """
     match frame:
-        case Transfer(offset, epoch, start, confirm, body):
+        case TransferFrame(offset, epoch, start, confirm, body):
             return (TRANSFER.pack(HaState.TRANSFER, len(body), offset, epoch, start, confirm), body)
         case Ack(max_offset):
             return (ACK.pack(HaState.TRANSFER, max_offset),)
@@ -209,10 +209,10 @@ def _encode_handshake(frame: Handshake) -> bytes:
 # --- decoding ---------------------------------------------------------------------------------------------
 
 Decode = Callable[[memoryview], tuple[Any, int] | None]
-"""Return the first frame of the bytes and its size, None while it is partial. Raises CorruptFrame."""
+"""Return the first frame of the bytes and its size, None while it is partial. Raises CorruptHaFrame."""
 
 
-class FrameReader:
+class FrameSplitter:
     """Splits a stream of bytes into frames (H-03): partial ones wait, several may arrive at once.
 
     The buffer is reused: decoded bytes leave it, so that it never holds more than one partial frame and the
@@ -231,7 +231,7 @@ class FrameReader:
         return len(self._buffer)
 
     def feed(self, data: Buffer) -> list[Any]:
-        """Return the frames that `data` completes. Raises CorruptFrame: the stream is unreadable from
+        """Return the frames that `data` completes. Raises CorruptHaFrame: the stream is unreadable from
         there."""
         buffer = self._buffer
         buffer += data
@@ -254,12 +254,12 @@ def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
     """Decode the first bytes of a connection to a shared listener; garbage is recognized by its first
     byte."""
     if bytes(view[:4]) != PREFACE_MAGIC[: len(view)]:
-        raise CorruptFrame("no preface")
+        raise CorruptHaFrame("no preface")
     if len(view) < PREFACE.size:
         return None
     _, version, flags, replica, log_id = PREFACE.unpack_from(view)
     if version != PREFACE_VERSION or flags & ~(FLAG_BY_NUMBER | FLAG_HISTORY):
-        raise CorruptFrame(f"preface version {version} flags {flags}")
+        raise CorruptHaFrame(f"preface version {version} flags {flags}")
     by_number = bool(flags & FLAG_BY_NUMBER)
     if not flags & FLAG_HISTORY:
         return Preface(log_id, replica, by_number), PREFACE.size
@@ -268,7 +268,7 @@ def decode_preface(view: memoryview) -> tuple[Preface, int] | None:
         return None
     end_offset, next_index, epoch, chain = HISTORY.unpack_from(view, PREFACE.size)
     if end_offset < 0 or next_index < 0 or epoch < 0:
-        raise CorruptFrame(f"a history that ends at {end_offset}, index {next_index}, epoch {epoch}")
+        raise CorruptHaFrame(f"a history that ends at {end_offset}, index {next_index}, epoch {epoch}")
     return Preface(log_id, replica, by_number, History(end_offset, next_index, epoch, chain)), size
 
 
@@ -291,28 +291,28 @@ def _decode_from_slave(view: memoryview, *, by_number: bool) -> tuple[Handshake 
             return None
         return Ack(_offset("ack", ACK.unpack_from(view)[1])), ACK.size
     if state != HaState.HANDSHAKE:
-        raise CorruptFrame(f"state {state} from a slave")
+        raise CorruptHaFrame(f"state {state} from a slave")
     layout = HANDSHAKE_BY_NUMBER if by_number else HANDSHAKE
     if len(view) < layout.size:
         return None
     _, last_file, learner, *name = layout.unpack_from(view)
     if last_file not in (0, 1) or learner not in (0, 1):
-        raise CorruptFrame(f"handshake flags {last_file} {learner}")
+        raise CorruptHaFrame(f"handshake flags {last_file} {learner}")
     if by_number:
         if name[0] < 1:
-            raise CorruptFrame(f"replica number {name[0]}")
+            raise CorruptHaFrame(f"replica number {name[0]}")
         return Handshake("", bool(last_file), bool(learner), name[0]), layout.size
     length, padded = name
     if not 0 < length <= ADDRESS_MAX_BYTES:
-        raise CorruptFrame(f"an address of {length} bytes")
+        raise CorruptHaFrame(f"an address of {length} bytes")
     try:
         address = padded[:length].decode("ascii")
     except UnicodeDecodeError as error:
-        raise CorruptFrame("an address that is not ASCII") from error
+        raise CorruptHaFrame("an address that is not ASCII") from error
     return Handshake(address, bool(last_file), bool(learner)), layout.size
 
 
-def decode_from_master(view: memoryview) -> tuple[HandshakeAnswer | Transfer, int] | None:
+def decode_from_master(view: memoryview) -> tuple[HandshakeAnswer | TransferFrame, int] | None:
     """Decode for an AutoSwitch slave."""
     state = _state_of(view)
     if state is None:
@@ -321,21 +321,21 @@ def decode_from_master(view: memoryview) -> tuple[HandshakeAnswer | Transfer, in
         return _decode_transfer(view)
     if state == HaState.HANDSHAKE:
         return _decode_answer(view)
-    raise CorruptFrame(f"state {state} from a master")
+    raise CorruptHaFrame(f"state {state} from a master")
 
 
-def _decode_transfer(view: memoryview) -> tuple[Transfer, int] | None:
+def _decode_transfer(view: memoryview) -> tuple[TransferFrame, int] | None:
     if len(view) < TRANSFER.size:
         return None
     _, size, offset, epoch, start, confirm = TRANSFER.unpack_from(view)
     _check_size(size, TRANSFER_MAX_BYTES)
     _offset("transfer", offset)
     if epoch < 1 or not 0 <= start <= offset or confirm < 0:
-        raise CorruptFrame(f"transfer of epoch {epoch} from {start}, confirmed {confirm}")
+        raise CorruptHaFrame(f"transfer of epoch {epoch} from {start}, confirmed {confirm}")
     end = TRANSFER.size + size
     if len(view) < end:
         return None
-    return Transfer(offset, epoch, start, confirm, bytes(view[TRANSFER.size : end])), end
+    return TransferFrame(offset, epoch, start, confirm, bytes(view[TRANSFER.size : end])), end
 
 
 def _decode_answer(view: memoryview) -> tuple[HandshakeAnswer, int] | None:
@@ -345,7 +345,7 @@ def _decode_answer(view: memoryview) -> tuple[HandshakeAnswer, int] | None:
     _check_size(size, EPOCHS_MAX * ENTRY.size)
     _offset("handshake", max_offset)
     if size % ENTRY.size or epoch < 1:
-        raise CorruptFrame(f"handshake of epoch {epoch} with a body of {size} bytes")
+        raise CorruptHaFrame(f"handshake of epoch {epoch} with a body of {size} bytes")
     end = ANSWER.size + size
     if len(view) < end:
         return None
@@ -353,10 +353,10 @@ def _decode_answer(view: memoryview) -> tuple[HandshakeAnswer, int] | None:
     last = EpochStart(0, 0)
     for entry in epochs:
         if entry.epoch <= last.epoch or entry.start_offset < last.start_offset:
-            raise CorruptFrame(f"epoch {entry.epoch} at {entry.start_offset} follows {last.epoch}")
+            raise CorruptHaFrame(f"epoch {entry.epoch} at {entry.start_offset} follows {last.epoch}")
         last = entry
     if last.start_offset > max_offset or last.epoch > epoch:
-        raise CorruptFrame(f"epoch {last.epoch} at {last.start_offset} lies past the log's end")
+        raise CorruptHaFrame(f"epoch {last.epoch} at {last.start_offset} lies past the log's end")
     return HandshakeAnswer(max_offset, epoch, epochs), end
 
 
@@ -388,10 +388,10 @@ def _state_of(view: memoryview) -> int | None:
 
 def _offset(what: str, offset: int) -> int:
     if offset < 0:
-        raise CorruptFrame(f"{what} with offset {offset}")
+        raise CorruptHaFrame(f"{what} with offset {offset}")
     return offset
 
 
 def _check_size(size: int, max_bytes: int) -> None:
     if not 0 <= size <= max_bytes:
-        raise CorruptFrame(f"a body of {size} bytes")
+        raise CorruptHaFrame(f"a body of {size} bytes")

@@ -4,7 +4,7 @@ All of it goes through the driver, so that the core handles one message at a tim
 
     driver.deliver(MANAGER, MasterRole(...))             this replica is master by the controller's decision
     driver.deliver(MANAGER, SlaveRole(...))              ... or another one is, or none (yet)
-    driver.deliver(MANAGER, SyncStateSetChanged(...))    the set as the controller has it now
+    driver.deliver(MANAGER, SyncStateSetUpdate(...))    the set as the controller has it now
     driver.deliver(MANAGER, Lease(until_ms))             a heartbeat was answered: fencing (A-11)
 
 Every message may come at any moment, twice, late, or in another order than it was sent: what is older than
@@ -23,7 +23,7 @@ ADDRESS_MAX_BYTES: Final = 50  # maximum of the handshake (A-07)
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class KnownReplica:
     """A registered replica of the log: one copy on one disk.
 
     id: what the controller gave this copy permanently (C-03), at least 1. Sets, acks, connections and the
@@ -68,7 +68,7 @@ class MasterRole:
     master_epoch: int
     sync_state_set: tuple[int, ...]
     sync_state_set_epoch: int
-    replicas: tuple[Replica, ...]
+    replicas: tuple[KnownReplica, ...]
     unclean_epoch: int = NO_EPOCH
     acks: int = 0
 
@@ -86,16 +86,16 @@ class SlaveRole:
 
     master_id: int | None
     master_epoch: int
-    replicas: tuple[Replica, ...] = ()
+    replicas: tuple[KnownReplica, ...] = ()
     unclean_epoch: int = NO_EPOCH
     sync_state_set: tuple[int, ...] = ()
 
-    def find(self, replica_id: int | None) -> Replica | None:
+    def find(self, replica_id: int | None) -> KnownReplica | None:
         return next((each for each in self.replicas if each.id == replica_id), None)
 
 
 @dataclass(frozen=True, slots=True)
-class SyncStateSetChanged:
+class SyncStateSetUpdate:
     """The set as the controller has committed it: the answer to a request, or learned from its metadata.
 
     master_epoch: of the master it belongs to; of another epoch than the core's it is ignored. epoch: of the
@@ -129,13 +129,13 @@ class Lease:
     master_epoch: int | None = field(default=None, compare=False)
 
 
-def nodes_of(replica_ids: Iterable[int], replicas: Iterable[Replica]) -> tuple[str, ...]:
+def nodes_of(replica_ids: Iterable[int], replicas: Iterable[KnownReplica]) -> tuple[str, ...]:
     """Return the nodes that keep the replicas, in the order of the ids. An unregistered id has none."""
     nodes = {replica.id: replica.node for replica in replicas}
     return tuple(nodes[each] for each in replica_ids if each in nodes)
 
 
-RoleMessage = MasterRole | SlaveRole | SyncStateSetChanged | Lease
+RoleMessage = MasterRole | SlaveRole | SyncStateSetUpdate | Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class HaView(Protocol):
     def wanted_sync_state_set(self) -> tuple[int, ...] | None:
         """The set that the master wants (C-07, C-08), replica ids; None when it wants the present one.
 
-        The same value stays until SyncStateSetChanged has a newer set epoch, or another one is wanted: repeat
+        The same value stays until SyncStateSetUpdate has a newer set epoch, or another one is wanted: repeat
         the request (with pauses) meanwhile. `set_request` is the whole request.
         """
         ...

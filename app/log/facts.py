@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Cursor(NamedTuple):
+class LogCursor(NamedTuple):
     """The next index that a reader reads. With `fence` nothing from `position` on is trimmed.
 
     revision: the index of the record that set the cursor.

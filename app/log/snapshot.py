@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from app.log.claims import KeyTable, unpack_claim
-from app.log.facts import Cursor, Membership
+from app.log.facts import LogCursor, Membership
 from app.log.producers import Undo
 from storage.file_system import Bytes
 
@@ -30,7 +30,7 @@ class SnapshotHead(msgspec.Struct, array_like=True):
 
     index: int
     committed_index: int
-    cursors: dict[str, Cursor]
+    cursors: dict[str, LogCursor]
     fencing_token: str | None
     membership: Membership | None
     trim_index: int
@@ -67,7 +67,7 @@ class OldSnapshot(msgspec.Struct, array_like=True):
     committed_index: int
     keys: dict[str, OldClaim]
     producers: dict[str, OldHistory]
-    cursors: dict[str, Cursor]
+    cursors: dict[str, LogCursor]
     fencing_token: str | None
     membership: Membership | None
     trim_index: int

@@ -27,7 +27,7 @@ from app.log.control_records import (
     TrimRecord,
     decode_control,
 )
-from app.log.facts import Address, Cursor, Membership
+from app.log.facts import Address, LogCursor, Membership
 from app.log.producers import ProducerTable, Undo, pack_history
 from app.log.snapshot import (
     END,
@@ -51,7 +51,7 @@ __all__ = [
     "DAY_MS",
     "Address",
     "Claim",
-    "Cursor",
+    "LogCursor",
     "LogState",
     "Membership",
 ]
@@ -73,7 +73,7 @@ class _Undo(NamedTuple):
 
 _OLD_KEYS, _OLD_PRODUCERS, _CURSORS, _FENCE, _MEMBERSHIP = range(5)
 _ONE: Final = ""  # the key in a table with one value
-_VALUES: Final[Mapping[int, Any]] = {_CURSORS: Cursor, _FENCE: str, _MEMBERSHIP: Membership}
+_VALUES: Final[Mapping[int, Any]] = {_CURSORS: LogCursor, _FENCE: str, _MEMBERSHIP: Membership}
 _PRODUCERS_DECODER = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 _HEAD_DECODER = msgspec.msgpack.Decoder(SnapshotHead)
 
@@ -89,7 +89,7 @@ class LogState:
         self._idempotency_ms = idempotency_ms
         self._keys = KeyTable()
         self._producers = ProducerTable()
-        self._cursors: dict[str, Cursor] = {}
+        self._cursors: dict[str, LogCursor] = {}
         self._fence: dict[str, str] = {}
         self._membership: dict[str, Membership] = {}
         self._trim_index = 0
@@ -141,15 +141,15 @@ class LogState:
         return self._fence.get(_ONE)
 
     @property
-    def cursors(self) -> Mapping[str, Cursor]:
+    def cursors(self) -> Mapping[str, LogCursor]:
         """Cursors by name, uncommitted ones included: for decisions about later records."""
         return self._cursors
 
-    def committed_cursor(self, name: str) -> Cursor | None:
+    def committed_cursor(self, name: str) -> LogCursor | None:
         """Return the cursor as the last committed record set it, None when there is none: for readers."""
         for undo in self._undo:
             if undo.table == _CURSORS and undo.name == name:
-                before: Cursor | None = undo.value
+                before: LogCursor | None = undo.value
                 return before
         return self._cursors.get(name)
 
@@ -224,7 +224,7 @@ class LogState:
             case FenceRecord(token=token):
                 self._set(index, _FENCE, _ONE, token)
             case CursorRecord(name=name, index=position, fence=fence):
-                cursor = None if position is None else Cursor(position, fence, index)
+                cursor = None if position is None else LogCursor(position, fence, index)
                 self._set(index, _CURSORS, name, cursor)
             case MembershipRecord(voters=voters, learners=learners, nodes=named):
                 nodes = {name: Address(*address) for name, address in named.items()}

@@ -115,7 +115,7 @@ class HostedLog:
     def leads(self) -> bool:
         return self.driver is not None and self.driver.role in (Role.LEADER, Role.MASTER)
 
-    def look(self) -> None:
+    def wake_on_change(self) -> None:
         """Wake callers that wait for a change of leadership; the node's timer calls this."""
         driver = self.driver
         if driver is None:

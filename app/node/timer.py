@@ -55,9 +55,9 @@ class NodeTimer:
             for hosted in list(self._hosted):
                 if hosted.driver is not None:
                     hosted.driver.tick()
-                    hosted.look()
+                    hosted.wake_on_change()
                     self._learn_nodes(hosted.driver)
-                    self._rollbacks.look(hosted)
+                    self._rollbacks.begin_wanted(hosted)
             self._metadata.tick()
         except Exception as error:
             self._fail("timer", error)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.errors import BodyTooLarge, CorruptBatch, EmptyBody, InvalidBody
+from storage.errors import BodyTooLarge, CorruptBatch, EmptyBody, InvalidRecords
 from storage.file_system import Bytes
 from storage.format.batch import decode_batch
 from storage.format.records import (
@@ -35,7 +35,7 @@ def table_from_stream(data: Bytes, *, max_records: int, max_bytes: int, max_reco
 
     Columns: `value`, and optionally `key`, `timestamp` (a timestamp, or integer milliseconds since 1970) and
     `headers`, in any order. max_bytes: limit for values, keys and headers together; max_record_bytes: the
-    same for a single record. Raises InvalidBody, BodyTooLarge.
+    same for a single record. Raises InvalidRecords, BodyTooLarge.
     """
     try:
         batches = list(_stream_batches(data, max_records, max_bytes))
@@ -49,8 +49,8 @@ def table_from_batches(
 ) -> RecordTable:
     """Return the records of one or more encoded batches, one after the other, as one table.
 
-    Of the headers only sizes, counts and checksums are used: the leader stamps its own. Raises InvalidBody,
-    BodyTooLarge.
+    Of the headers only sizes, counts and checksums are used: the leader stamps its own.
+    Raises InvalidRecords, BodyTooLarge.
     """
     rest = memoryview(data)
     batches = []
@@ -59,22 +59,22 @@ def table_from_batches(
         try:
             batch = decode_batch(rest)
             if batch.is_control or batch.header.appends_size:
-                raise InvalidBody("a packed batch holds data records only")
+                raise InvalidRecords("a packed batch holds data records only")
             count += batch.count
             if count > max_records:
                 raise BodyTooLarge(f"more than {max_records} records")
             _check_unpacked_size(pa.ipc.read_message(pa.py_buffer(batch.body)), max_records, max_bytes)
             batches.append(decode_body(batch.header, batch.body, untrusted=True))
         except CorruptBatch as error:
-            raise InvalidBody(f"packed batch: {error}") from error
+            raise InvalidRecords(f"packed batch: {error}") from error
         except _ERRORS as error:
             raise _invalid(error) from error
         rest = rest[batch.size_bytes :]
     return _table(batches, max_records, max_bytes, max_record_bytes)
 
 
-def _invalid(error: BaseException) -> InvalidBody:
-    return InvalidBody(
+def _invalid(error: BaseException) -> InvalidRecords:
+    return InvalidRecords(
         f"not a valid Arrow stream: {str(error).splitlines()[0] if str(error) else 'unreadable'}"
     )
 
@@ -84,13 +84,13 @@ def _stream_batches(data: Bytes, max_records: int, max_bytes: int) -> Iterator[p
     reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
     first = next(reader, None)
     if first is None or first.type != "schema":
-        raise InvalidBody("not a valid Arrow stream: it does not begin with a schema")
+        raise InvalidRecords("not a valid Arrow stream: it does not begin with a schema")
     schema = pa.ipc.read_schema(first)
     _check_schema(schema)
     count = 0
     for message in reader:
         if message.type != "record batch":
-            raise InvalidBody(f"not a valid Arrow stream: unexpected {message.type} message")
+            raise InvalidRecords(f"not a valid Arrow stream: unexpected {message.type} message")
         _check_unpacked_size(message, max_records, max_bytes)
         rows = pa.ipc.read_record_batch(message, schema)
         count += rows.num_rows
@@ -106,23 +106,23 @@ def _check_schema(schema: pa.Schema) -> None:
     known = BODY_SCHEMA.names
     for name in names:
         if name not in known:
-            raise InvalidBody(f"unknown column {name!r}; known are {', '.join(known)}")
+            raise InvalidRecords(f"unknown column {name!r}; known are {', '.join(known)}")
         if names.count(name) > 1:
-            raise InvalidBody(f"column {name!r} stands twice")
+            raise InvalidRecords(f"column {name!r} stands twice")
     if "value" not in names:
-        raise InvalidBody("no column 'value'")
+        raise InvalidRecords("no column 'value'")
     for field in schema:
         if pa.types.is_null(field.type):
             continue
         if field.name == "timestamp":
             if not (pa.types.is_timestamp(field.type) or pa.types.is_integer(field.type)):
-                raise InvalidBody(
+                raise InvalidRecords(
                     f"column 'timestamp' is {field.type}, not a timestamp or integer milliseconds"
                 )
         elif field.name == "headers":
             _check_headers_type(field.type)
         elif field.type not in _BINARY:
-            raise InvalidBody(f"column {field.name!r} is {field.type}, not binary or string")
+            raise InvalidRecords(f"column {field.name!r} is {field.type}, not binary or string")
 
 
 def _check_headers_type(kind: pa.DataType) -> None:
@@ -130,7 +130,7 @@ def _check_headers_type(kind: pa.DataType) -> None:
         fields = [kind.value_type.field(k) for k in range(kind.value_type.num_fields)]
         if [field.name for field in fields] == ["name", "value"] and all(f.type in _BINARY for f in fields):
             return
-    raise InvalidBody(f"column 'headers' is {kind}, not list<struct<name: string, value: binary>>")
+    raise InvalidRecords(f"column 'headers' is {kind}, not list<struct<name: string, value: binary>>")
 
 
 def _cast(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -185,7 +185,7 @@ def _check_timestamps(times: pa.Array) -> None:
     bounds = pc.min_max(times.view(pa.int64()))
     least, most = bounds["min"].as_py(), bounds["max"].as_py()
     if least is not None and (least < MIN_TIMESTAMP_MS * 1000 or most // 1000 > MAX_TIMESTAMP_MS):
-        raise InvalidBody("column 'timestamp': outside the years 1 to 9999")
+        raise InvalidRecords("column 'timestamp': outside the years 1 to 9999")
 
 
 def _lengths(values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -200,7 +200,7 @@ def _lengths(values: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _record_sizes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the bytes of each record: value, key and headers. Raises InvalidBody for nulls in headers."""
+    """Return the bytes of each record: value, key and headers. Raises InvalidRecords for nulls in headers."""
     sizes = _lengths(rows.column(1)) + _lengths(rows.column(2))
     headers = rows.column(3)
     if headers.null_count == rows.num_rows:
@@ -208,7 +208,7 @@ def _record_sizes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
     pairs = headers.flatten()  # lengths of the lists that are not null
     names, values = pairs.field(0), pairs.field(1)
     if pairs.null_count or names.null_count or values.null_count:
-        raise InvalidBody("column 'headers': a header without name or value")
+        raise InvalidRecords("column 'headers': a header without name or value")
     ends = np.concatenate(([0], np.cumsum(_lengths(names) + _lengths(values))))
     counts = np.asarray(
         pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False), np.int64
@@ -246,7 +246,7 @@ def _check_unpacked_size(message: pa.Message, max_records: int, max_bytes: int) 
     try:
         header = _field(data, _follow(data, 0), _MESSAGE_HEADER)
         if header is None:
-            raise InvalidBody("not a valid Arrow stream: a message without content")
+            raise InvalidRecords("not a valid Arrow stream: a message without content")
         batch = _follow(data, header)
         if _field(data, batch, _BATCH_COMPRESSION) is None:
             return
@@ -264,4 +264,4 @@ def _check_unpacked_size(message: pa.Message, max_records: int, max_bytes: int) 
             if claimed < -1 or total > limit:
                 raise BodyTooLarge("unpacks to more than the limit")
     except struct.error as error:
-        raise InvalidBody("not a valid Arrow stream: compressed buffers out of bounds") from error
+        raise InvalidRecords("not a valid Arrow stream: compressed buffers out of bounds") from error

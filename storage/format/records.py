@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from storage.errors import CorruptBatch, InvalidBody
+from storage.errors import CorruptBatch, InvalidRecords
 from storage.file_system import Bytes
 from storage.format.batch import Batch, BatchHeader, EncodedBody
 from storage.format.checksum import crc32c
@@ -73,9 +73,9 @@ class RecordColumns:
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> None:
-        """Add one record. Raises InvalidBody for a timestamp outside the years 1 to 9999."""
+        """Add one record. Raises InvalidRecords for a timestamp outside the years 1 to 9999."""
         if timestamp_ms is not None and not MIN_TIMESTAMP_MS <= timestamp_ms <= MAX_TIMESTAMP_MS:
-            raise InvalidBody("timestamp: outside the years 1 to 9999")
+            raise InvalidRecords("timestamp: outside the years 1 to 9999")
         size = 0 if value is None else len(value)
         if key is not None:
             size += len(key)

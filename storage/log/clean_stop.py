@@ -20,7 +20,7 @@ OPENED_NAME: Final = "opened"
 UNKNOWN_BOOT: Final = ""
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenMark(msgspec.Struct, frozen=True):
     """boot_id: run of the operating system in which the log was opened last; UNKNOWN_BOOT if unknown.
 
     acks_unsynced: the log acknowledges records before they are synced. clean: everything was synced after the
@@ -32,7 +32,7 @@ class Opened(msgspec.Struct, frozen=True):
     clean: bool = False
 
 
-def may_have_lost(opened: Opened | None, boot_id: str) -> bool:
+def may_have_lost(opened: OpenMark | None, boot_id: str) -> bool:
     """Return whether written, acknowledged and unsynced bytes may be lost. PURE.
 
     opened: the note of the last use, None if there is none. boot_id: the present run of the operating system
@@ -54,14 +54,14 @@ class CleanStop:
     def _path(self) -> str:
         return f"{self.folder}/{OPENED_NAME}"
 
-    def load(self) -> Opened | None:
+    def load(self) -> OpenMark | None:
         """Return the note of the last use, None when there is none."""
         if not self.files.exists(self._path):
             return None
         checksum, _, text = self.files.read(self._path).strip().partition(b" ")
         if checksum != b"%08x" % crc32c(text):
-            return Opened(UNKNOWN_BOOT)
-        return msgspec.json.decode(text, type=Opened)
+            return OpenMark(UNKNOWN_BOOT)
+        return msgspec.json.decode(text, type=OpenMark)
 
     def may_have_lost(self) -> bool:
         """Return whether the last use may have lost acknowledged bytes (see `may_have_lost`)."""
@@ -78,7 +78,7 @@ class CleanStop:
         if last is None and not acks_unsynced:
             return
         try:
-            self._save(last, Opened(self.files.boot_id(), acks_unsynced))
+            self._save(last, OpenMark(self.files.boot_id(), acks_unsynced))
         except StorageFull:
             if last is None:
                 raise
@@ -97,9 +97,9 @@ class CleanStop:
         """Record a clean stop; durable on return. Call it only after everything in the log is synced."""
         last = self.load()
         if last is not None and last.boot_id == self.files.boot_id():
-            self._save(last, Opened(last.boot_id, last.acks_unsynced, clean=True))
+            self._save(last, OpenMark(last.boot_id, last.acks_unsynced, clean=True))
 
-    def _save(self, last: Opened | None, opened: Opened) -> None:
+    def _save(self, last: OpenMark | None, opened: OpenMark) -> None:
         if opened != last:
             text = msgspec.json.encode(opened)
             write_durably(self.files, self._path, b"%08x %s\n" % (crc32c(text), text))

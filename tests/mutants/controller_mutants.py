@@ -20,7 +20,7 @@ from app.controller.events import MasterElected, SyncStateSetChanged
 from app.controller.liveness import Liveness
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import Log, LogSpec
-from app.controller.replicas_manager import Action, Ask, ReplicasManager, Tell
+from app.controller.replicas_manager import Action, ControllerRequest, ReplicasManager, Tell
 from app.ha.auto_switch import slave_side
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.auto_switch.master_side import MasterSide
@@ -30,7 +30,7 @@ from app.ha.classic import slave as classic_slave
 from app.ha.classic.master import ClassicMasterCore
 from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.epochs import EpochSpan
-from app.ha.roles import HaView, Lease, MasterRole, Replica, SlaveRole
+from app.ha.roles import HaView, KnownReplica, Lease, MasterRole, SlaveRole
 from app.ha.sending import _Cutter
 from app.log.contract import NO_INDEX
 from app.node.metadata.replica_identity import IdentityFile
@@ -365,7 +365,9 @@ def a_mastership_is_given_up_after_the_controller_has_heard(patch: pytest.Monkey
         original: Any, self: ReplicasManager, log: Log | None, view: HaView, now_ms: int
     ) -> list[Action]:
         actions = original(self, log, view, now_ms)
-        gives_up = any(isinstance(each, Ask) and isinstance(each.command, StepDown) for each in actions)
+        gives_up = any(
+            isinstance(each, ControllerRequest) and isinstance(each.command, StepDown) for each in actions
+        )
         return actions[::-1] if gives_up else actions
 
 
@@ -462,7 +464,7 @@ def the_floor_of_the_set_is_ignored(patch: pytest.MonkeyPatch) -> None:
     mode="controller",
 )
 def a_lost_copy_keeps_its_connection(patch: pytest.MonkeyPatch) -> None:
-    def replicas_changed(self: MasterSide, replicas: tuple[Replica, ...]) -> None:
+    def replicas_changed(self: MasterSide, replicas: tuple[KnownReplica, ...]) -> None:
         by_node = {replica.node: replica for replica in replicas}
         self._replicas = replicas
         for connection in self._connections.values():
@@ -483,7 +485,7 @@ def a_copy_follows_under_the_name_of_an_earlier_one(patch: pytest.MonkeyPatch) -
         role = original(self, log)
         if log.is_current(self.replica_id):
             return role
-        replicas = tuple(Replica(each.id, each.node, each.address or "") for each in log.replicas)
+        replicas = tuple(KnownReplica(each.id, each.node, each.address or "") for each in log.replicas)
         return SlaveRole(log.master, log.master_epoch, replicas, log.unclean_epoch, log.sync_state_set)
 
 

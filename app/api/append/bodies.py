@@ -129,7 +129,7 @@ def _arrow(body: bytes, media_type: str, limits: Limits) -> RecordTable:
         raise InvalidRequest(("", str(error))) from error
     except BodyTooLarge as error:
         raise TooLarge(str(error), limits.max_request_bytes) from error
-    except storage_errors.InvalidBody as error:
+    except storage_errors.InvalidRecords as error:
         raise InvalidBody(str(error)) from error
 
 

@@ -13,7 +13,7 @@ from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
 from app.errors import CursorNotFound
 from app.log.commands import ABSENT, UNSET, DropCursor, MoveCursor, SetFence
-from app.log.state import Cursor
+from app.log.state import LogCursor
 
 router = APIRouter(tags=["logs"])
 
@@ -92,7 +92,7 @@ async def move_cursor(call: Call, log: LogName, name: CursorName, query: Nothing
     async def act(here: Served) -> Response:
         if_match = _revision(call.request, here.driver.state.cursors.get(name))
         result = await here.commit(MoveCursor(name, asked.index, asked.fence, if_match))
-        return _cursor_answer(here, name, Cursor(asked.index, asked.fence, result.index))
+        return _cursor_answer(here, name, LogCursor(asked.index, asked.fence, result.index))
 
     return await call.at_leader(hosted, act)
 
@@ -116,7 +116,7 @@ async def drop_cursor(call: Call, log: LogName, name: CursorName, query: Nothing
     return await call.at_leader(hosted, act)
 
 
-def _revision(request: Request, found: Cursor | None) -> int | None:
+def _revision(request: Request, found: LogCursor | None) -> int | None:
     """Return the expected revision; ABSENT for `If-None-Match: *`, None for any."""
     if request.headers.get("if-none-match") == "*":
         return ABSENT
@@ -125,6 +125,6 @@ def _revision(request: Request, found: Cursor | None) -> int | None:
     return None if if_match is None else wanted_version(if_match, current)
 
 
-def _cursor_answer(here: Served, name: str, found: Cursor) -> Response:
+def _cursor_answer(here: Served, name: str, found: LogCursor) -> Response:
     content = {"log": here.hosted.name, "name": name, "index": found.position, "fence": found.fence}
     return here.answer(content, headers=[(b"etag", b'"%d"' % found.revision)])

@@ -15,18 +15,18 @@ from app.ha.auto_switch.master_side import MasterSide
 from app.ha.auto_switch.slave_side import Rollback, SlaveSide
 from app.ha.auto_switch.sync_state_set import SyncStateSet
 from app.ha.config import HaConfig
-from app.ha.frames import Ack, Handshake, HandshakeAnswer, Transfer
+from app.ha.frames import Ack, Handshake, HandshakeAnswer, TransferFrame
 from app.ha.log import HaLog, held_index, offset_after
 from app.ha.messages import INCOMING, OUTGOING, Closed, Disconnect, Drained, Opened
 from app.ha.parts import CoreParts
 from app.ha.roles import (
+    KnownReplica,
     Lease,
     MasterRole,
-    Replica,
     RoleMessage,
     SetRequest,
     SlaveRole,
-    SyncStateSetChanged,
+    SyncStateSetUpdate,
     nodes_of,
 )
 from app.ha.static_group import StaticGroup
@@ -47,7 +47,7 @@ from app.raft.state import MemberState, committed_at_open
 from storage.format.batch import Batch
 from storage.log.hard_state import HardState
 
-Frame = Handshake | HandshakeAnswer | Transfer | Ack
+Frame = Handshake | HandshakeAnswer | TransferFrame | Ack
 
 
 class AutoSwitchCore(StaticGroup):
@@ -91,7 +91,7 @@ class AutoSwitchCore(StaticGroup):
         )
         reads = RaftConfig(read_index_timeout_ms=config.ha_read_index_timeout_ms)
         self._reads = FollowerReads(self._member, self._outbox, reads, start.random)
-        self._me = Replica(0, start.node_id, address)  # it has no id before its first role
+        self._me = KnownReplica(0, start.node_id, address)  # it has no id before its first role
         self._master: MasterSide | None = None
         self._slave: SlaveSide | None = None
         self._followed: SlaveRole | None = None
@@ -215,7 +215,7 @@ class AutoSwitchCore(StaticGroup):
     def _instruct(self, message: RoleMessage, now_ms: int) -> None:
         if isinstance(message, Lease):
             self._take_lease(message)
-        elif isinstance(message, SyncStateSetChanged):
+        elif isinstance(message, SyncStateSetUpdate):
             if message.master_epoch == self._member.term:
                 self.sync_state_set_changed(message.epoch, message.members, now_ms, message.acks)
         else:
@@ -468,7 +468,7 @@ class AutoSwitchCore(StaticGroup):
         return f"{OUTGOING}{self._connections}"
 
     @property
-    def _replicas(self) -> tuple[Replica, ...]:
+    def _replicas(self) -> tuple[KnownReplica, ...]:
         if self._master is not None:
             return self._master.replicas
         return () if self._followed is None else self._followed.replicas

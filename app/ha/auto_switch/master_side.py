@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from app.ha.auto_switch.sync_state_set import SyncStateSet
 from app.ha.flow import Flow
-from app.ha.frames import Ack, EpochStart, Frame, Handshake, HandshakeAnswer, HaState, Transfer
+from app.ha.frames import Ack, EpochStart, Frame, Handshake, HandshakeAnswer, HaState, TransferFrame
 from app.ha.log import epoch_starts, held_index, index_before, offset_after
 from app.ha.messages import Disconnect
 from app.ha.parts import CoreParts
 from app.ha.pending import PendingAppends
-from app.ha.roles import Replica, SetRequest, acks_needed, nodes_of
+from app.ha.roles import KnownReplica, SetRequest, acks_needed, nodes_of
 from app.ha.sending import Sender, Trimmed
 from app.log.contract import NO_INDEX, Acks, AppendFate, PeerStatus
 from app.log.events import SyncStateSetPublished, Watermarks
@@ -34,7 +34,7 @@ class SlaveConnection:
     node: str | None = None
     state: HaState = HaState.READY
     handshake: Handshake | None = None
-    replica: Replica | None = None
+    replica: KnownReplica | None = None
     is_learner: bool = False
     sender: Sender | None = None
     sent_ms: int = 0
@@ -54,7 +54,7 @@ class MasterSide:
         min_in_sync_replicas: int,
         in_sync_replicas: int,
         sync_state_set: SyncStateSet,
-        replicas: tuple[Replica, ...],
+        replicas: tuple[KnownReplica, ...],
         now_ms: int,
     ) -> None:
         """me: the replica id of this copy. in_sync_replicas: number of members of the set that must hold
@@ -97,7 +97,7 @@ class MasterSide:
         return SetRequest(self._member.term, self.set.epoch, wanted, self.set.wanted_acks)
 
     @property
-    def replicas(self) -> tuple[Replica, ...]:
+    def replicas(self) -> tuple[KnownReplica, ...]:
         return self._replicas
 
     @property
@@ -171,7 +171,7 @@ class MasterSide:
 
     # --- connections ---------------------------------------------------------------------------------------
 
-    def replicas_changed(self, replicas: tuple[Replica, ...]) -> None:
+    def replicas_changed(self, replicas: tuple[KnownReplica, ...]) -> None:
         """Adopt the registered replicas. Acknowledgements of a copy that is not registered any more do not
         count: a half-open connection may outlive its copy, and the node has another copy by then."""
         known = {replica.id: replica for replica in replicas}
@@ -246,7 +246,7 @@ class MasterSide:
             connection.key, HandshakeAnswer(log.end_offset, self._member.term, epoch_starts(log))
         )
 
-    def _replica_of(self, handshake: Handshake) -> Replica | None:
+    def _replica_of(self, handshake: Handshake) -> KnownReplica | None:
         for replica in self._replicas:
             if handshake.number and handshake.number == replica.id:
                 return replica
@@ -347,7 +347,7 @@ class MasterSide:
 
     def _transfer(self, connection: SlaveConnection, epoch: int, offset: int, body: bytes) -> None:
         connection.told_confirm = self.confirm_offset
-        frame = Transfer(offset, epoch, self._epoch_starts[epoch], self.confirm_offset, body)
+        frame = TransferFrame(offset, epoch, self._epoch_starts[epoch], self.confirm_offset, body)
         self._outbox.send(connection.key, frame)
 
     def _note(self, connection: SlaveConnection, now_ms: int) -> None:

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from app.ha.assembly import Assembler
 from app.ha.epochs import spans, truncation_point
-from app.ha.frames import Ack, Frame, Handshake, HandshakeAnswer, Transfer
+from app.ha.frames import Ack, Frame, Handshake, HandshakeAnswer, TransferFrame
 from app.ha.log import (
     Boundaries,
     LogEnd,
@@ -22,7 +22,7 @@ from app.ha.log import (
 )
 from app.ha.messages import Connect, Disconnect
 from app.ha.parts import CoreParts
-from app.ha.roles import Replica
+from app.ha.roles import KnownReplica
 from app.log.contract import NO_INDEX, Reset, TruncateAfter
 from app.log.events import Corruption, Truncated
 from storage.errors import CorruptBatch
@@ -65,8 +65,8 @@ class SlaveSide:
         self,
         parts: CoreParts,
         *,
-        me: Replica,
-        master: Replica,
+        me: KnownReplica,
+        master: KnownReplica,
         unclean_epoch: int,
         new_key: Callable[[], str],
         may_lead: Callable[[], bool],
@@ -161,7 +161,7 @@ class SlaveSide:
         self._heard_ms = now_ms
         if isinstance(frame, HandshakeAnswer) and self.step is Step.HANDSHAKE:
             self._compare(frame, now_ms)
-        elif isinstance(frame, Transfer) and self.step is Step.TRANSFER:
+        elif isinstance(frame, TransferFrame) and self.step is Step.TRANSFER:
             self._take(frame, now_ms)
         else:
             self._leave(f"{type(frame).__name__} while {self.step.name}", now_ms)
@@ -274,7 +274,7 @@ class SlaveSide:
 
     # --- transfer ------------------------------------------------------------------------------------------
 
-    def _take(self, frame: Transfer, now_ms: int) -> None:
+    def _take(self, frame: TransferFrame, now_ms: int) -> None:
         """Store what a frame completes. Anything that does not fit exactly ends the connection."""
         problem = self._why_not(frame)
         end = LogEnd(self._log)
@@ -309,7 +309,7 @@ class SlaveSide:
         """Return whether an empty log can take the batch as it is."""
         return is_empty(self._log) and (batch.base_index, batch.offset) == (end.next_index, end.offset)
 
-    def _why_not(self, frame: Transfer) -> str | None:
+    def _why_not(self, frame: TransferFrame) -> str | None:
         """Return why the frame cannot come next on this connection, None when it can."""
         if not self._log.last_term <= frame.epoch <= self._member.term:
             return f"a frame of epoch {frame.epoch} in epoch {self._member.term}"
@@ -327,7 +327,7 @@ class SlaveSide:
         self._next_offset += len(frame.body)
         return None
 
-    def _admit(self, batch: Batch, frame: Transfer, end: LogEnd) -> str | None:
+    def _admit(self, batch: Batch, frame: TransferFrame, end: LogEnd) -> str | None:
         """Accept a batch for the log's end; return why it cannot be accepted, None when it can."""
         if self._starts_anew:
             self._starts_anew = False

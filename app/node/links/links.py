@@ -34,7 +34,7 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0  # from the connection to the proof
 REFUSALS: Final = ("room", "late", "malformed", "identity", "proof", "certificate", "forged", "closed")
 
 
-class Waiting(Protocol):
+class WaitingConnection(Protocol):
     """A connection in the room."""
 
     def close(self) -> None: ...
@@ -58,7 +58,7 @@ class Links:
     ) -> None:
         self.identity = identity
         self.security = security or LinkSecurity()
-        self.room: HandshakeRoom[Waiting] = HandshakeRoom(room_size)
+        self.room: HandshakeRoom[WaitingConnection] = HandshakeRoom(room_size)
         self.refused: Counter[str] = Counter()  # by the reason, one of REFUSALS
         self._plain_next: set[tuple[str, int]] = set()  # where a proof was not understood
 
@@ -98,7 +98,7 @@ class Links:
         for connection in self.room.clear():
             connection.close()
 
-    def wait(self, connection: Waiting, address: str) -> None:
+    def wait(self, connection: WaitingConnection, address: str) -> None:
         """Take a connection whose other side is unidentified into the room; its oldest one may be closed."""
         displaced = self.room.enter(connection, address)
         if displaced is not None:

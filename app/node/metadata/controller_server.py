@@ -94,8 +94,8 @@ class ControllerServer:
 
     def take(self, source: str, message: CommandRequest | BrokerHeartbeat) -> None:
         """Handle a request of a node. It is answered now, later, or never; then the node repeats it."""
-        self._look_at_lead()
-        self._look_for_lost_history(source, message.metadata_index)
+        self._follow_lead()
+        self._check_history(source, message.metadata_index)
         active = self._active
         if active is None:
             self._redirect(source, message)
@@ -106,7 +106,7 @@ class ControllerServer:
             active.ask((source, message.id), message.command)
             self._ask_turn()
 
-    def _look_for_lost_history(self, source: str, metadata_index: int) -> None:
+    def _check_history(self, source: str, metadata_index: int) -> None:
         """A node knows more than what is committed here: another controller leads by now, or this group of
         controllers has lost its disks and started again. In either case this one must not decide anything,
         or logs are lost that only the brokers know. Only a leader that a quorum confirms proves the loss."""
@@ -173,7 +173,7 @@ class ControllerServer:
         self._turn_due = False
         self._advance()
 
-    def _look_at_lead(self) -> None:
+    def _follow_lead(self) -> None:
         """Become active when this node leads and knows everything; end it with the term."""
         driver = self._replica()
         if self._lead is not None and (
@@ -199,7 +199,7 @@ class ControllerServer:
             logger.info("controller active", extra={"node": self._setup.node_id, "term": driver.term})
 
     def _advance(self) -> None:
-        self._look_at_lead()
+        self._follow_lead()
         if self._active is None or self._lead is None:
             return
         active, driver = self._active, self._lead[0]

@@ -18,7 +18,7 @@ from storage.format.checksum import crc32c
 FOLDER: Final = "generations"
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _FolderLine(msgspec.Struct, frozen=True):
     """keeps_receipts: the log continues at other nodes, and its loss receipts stay here."""
 
     generation: int
@@ -68,29 +68,29 @@ class LogFolders:
             self._files.make_folders(folder)
             if self._files.list(folder):
                 raise CorruptFile(folder, "a log that is not of the controllers' metadata")
-            self._write(name, _Line(generation))
+            self._write(name, _FolderLine(generation))
 
     def adopt(self, name: str, generation: int) -> None:
         """Record the generation of an open copy without a line: it joined under an earlier version."""
         if self._line(name) is None:
-            self._write(name, _Line(generation))
+            self._write(name, _FolderLine(generation))
 
     def remove(self, name: str) -> None:
         """Remove the log: none of its files may be open."""
         line = self._line(name)
         if line is not None:
-            line = _Line(line.generation, deleting=True)
+            line = _FolderLine(line.generation, deleting=True)
             self._write(name, line)
             self._remove(name, line)
 
     def drop(self, name: str, generation: int) -> None:
         """Remove the copy of a log that continues at other nodes, also one of the configuration file: none
         of its files may be open."""
-        line = _Line(generation, deleting=True, keeps_receipts=True)
+        line = _FolderLine(generation, deleting=True, keeps_receipts=True)
         self._write(name, line)
         self._remove(name, line)
 
-    def _remove(self, name: str, line: _Line) -> None:
+    def _remove(self, name: str, line: _FolderLine) -> None:
         for place in ("logs", "journal") if line.keeps_receipts else ("logs", "journal", "receipts"):
             self._empty(f"{self._data}/{place}/{name}")
         if self._files.exists(f"{self._data}/repairing/{name}"):
@@ -108,15 +108,15 @@ class LogFolders:
                 self._empty(f"{folder}/{name}")
         self._files.sync_folder(folder)
 
-    def _write(self, name: str, line: _Line) -> None:
+    def _write(self, name: str, line: _FolderLine) -> None:
         text = msgspec.json.encode(line)
         write_durably(self._files, f"{self._folder}/{name}", b"%08x %s\n" % (crc32c(text), text))
 
-    def _line(self, name: str) -> _Line | None:
+    def _line(self, name: str) -> _FolderLine | None:
         path = f"{self._folder}/{name}"
         if not self._files.exists(path):
             return None
         checksum, _, text = self._files.read(path).strip().partition(b" ")
         if checksum != b"%08x" % crc32c(text):
             raise CorruptFile(path, "checksum")
-        return msgspec.json.decode(text, type=_Line)
+        return msgspec.json.decode(text, type=_FolderLine)

@@ -10,14 +10,14 @@ import logging
 
 import msgspec
 
-from app.controller.replicas_manager import Identity
+from app.controller.replicas_manager import CopyIdentity
 from storage.file_system import FileSystem, write_durably
 from storage.format.checksum import crc32c
 
 logger = logging.getLogger(__name__)
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _IdentityLine(msgspec.Struct, frozen=True):
     check_code: str
     replica_id: int
 
@@ -29,7 +29,7 @@ class IdentityFile:
         self._files = files
         self._path = f"{data_folder}/logs/{log_name}/replica"
 
-    def load(self) -> Identity | None:
+    def load(self) -> CopyIdentity | None:
         """Return the identity, None if the copy has none."""
         if not self._files.exists(self._path):
             return None
@@ -37,12 +37,12 @@ class IdentityFile:
         if checksum != b"%08x" % crc32c(text):
             logger.warning("%s cannot be read: the copy gets a new identity", self._path)
             return None
-        line = msgspec.json.decode(text, type=_Line)
-        return Identity(line.check_code, line.replica_id)
+        line = msgspec.json.decode(text, type=_IdentityLine)
+        return CopyIdentity(line.check_code, line.replica_id)
 
-    def save(self, identity: Identity) -> None:
+    def save(self, identity: CopyIdentity) -> None:
         """Save the identity; durable on return. Raises StorageFull, DiskError."""
-        text = msgspec.json.encode(_Line(identity.check_code, identity.replica_id))
+        text = msgspec.json.encode(_IdentityLine(identity.check_code, identity.replica_id))
         write_durably(self._files, self._path, b"%08x %s\n" % (crc32c(text), text))
 
     def forget(self) -> None:

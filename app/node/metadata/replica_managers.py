@@ -12,7 +12,14 @@ from app.controller.commands import AnyCommand, Done, Reason, Refusal
 from app.controller.config import ControllerConfig
 from app.controller.liveness import Report
 from app.controller.messages import BrokerHeartbeatAnswer
-from app.controller.replicas_manager import Ask, HeartbeatNow, Identity, ReplicasManager, Save, Tell
+from app.controller.replicas_manager import (
+    ControllerRequest,
+    CopyIdentity,
+    HeartbeatNow,
+    ReplicasManager,
+    Save,
+    Tell,
+)
 from app.controller.state_machine import Metadata
 from app.ha.roles import MANAGER, HaView
 from app.node.metadata.controller_client import ControllerClient
@@ -43,7 +50,7 @@ class ManagedReplica:
         self.driver = driver
         self.view = view
         self.identity_file = identity_file
-        self.saving: Identity | None = None
+        self.saving: CopyIdentity | None = None
 
 
 class ReplicasManagers:
@@ -139,7 +146,7 @@ class ReplicasManagers:
                     replica.driver.deliver(MANAGER, action.message)
                 case HeartbeatNow():
                     self._client.heartbeat_now()
-                case Ask():
+                case ControllerRequest():
                     self._ask(name, replica, action.command)
                 case Save():
                     self._save(name, replica, action.identity)
@@ -159,7 +166,7 @@ class ReplicasManagers:
 
         self._client.ask(command, answered, _ASK_TIMEOUT_MS)
 
-    def _save(self, name: str, replica: ManagedReplica, identity: Identity) -> None:
+    def _save(self, name: str, replica: ManagedReplica, identity: CopyIdentity) -> None:
         if replica.saving is not None:
             return
         replica.saving = identity

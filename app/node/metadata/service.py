@@ -156,7 +156,7 @@ class MetadataService:
 
     def tick(self) -> None:
         self.server.tick()
-        self._look_at_news()
+        self._record_elections()
         is_followed = self.followed_index == self._metadata_index
         if not self.is_current and self.hosted.caught_up and is_followed:
             self.is_current = True
@@ -206,7 +206,7 @@ class MetadataService:
         else:
             self._transport.send(target, self._log_id, message)
 
-    def _look_at_news(self) -> None:
+    def _record_elections(self) -> None:
         state = self._state
         if state is None:
             return

@@ -25,8 +25,8 @@ from typing import Any, Final, cast
 
 from app.ha.frames import (
     PREFACE_MAGIC,
-    CorruptFrame,
-    FrameReader,
+    CorruptHaFrame,
+    FrameSplitter,
     History,
     Preface,
     decode_classic,
@@ -324,7 +324,7 @@ class _Connection(LinkedProtocol):
         self._has_heard = False
         self.place = 0  # of the replica that it names, from 1
         self._first = b""  # bytes received before the peer is identified
-        self._reader: FrameReader | None = None
+        self._reader: FrameSplitter | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -373,7 +373,7 @@ class _Connection(LinkedProtocol):
                     return
                 self.owner.deliver(self.key, frame)
             self._read_if_there_is_room()
-        except CorruptFrame as error:
+        except CorruptHaFrame as error:
             self._ha.tell_closed(self, error.reason, logging.WARNING)
             self._give_up(error.reason)
 
@@ -397,7 +397,7 @@ class _Connection(LinkedProtocol):
         preface = Preface(owner.log_id, owner.place, owner.by_number, self._history)
         self._transport.write(encode_preface(preface))
         decode = decode_from_master if owner.protocol is Protocol.AUTO_SWITCH else decode_classic
-        self._belongs_to(owner, FrameReader(decode), Opened(), key)
+        self._belongs_to(owner, FrameSplitter(decode), Opened(), key)
 
     def _introduce(self) -> bytes:
         """Identify the peer by the first bytes; return the bytes that already belong to frames."""
@@ -410,16 +410,16 @@ class _Connection(LinkedProtocol):
             preface, size = found
             first = first[size:]
             if self._log_id not in (None, preface.log_id):
-                raise CorruptFrame("this listener is of another log")
+                raise CorruptHaFrame("this listener is of another log")
         owner = self._ha.find(preface.log_id if self._log_id is None else self._log_id)
         if owner is None:
-            raise CorruptFrame(f"no log {preface.log_id:016x} here")
+            raise CorruptHaFrame(f"no log {preface.log_id:016x} here")
         if owner.protocol is Protocol.CLASSIC:
-            reader = FrameReader(decode_report)
+            reader = FrameSplitter(decode_report)
         elif preface.by_number:
-            reader = FrameReader(decode_from_slave_by_number)
+            reader = FrameSplitter(decode_from_slave_by_number)
         else:
-            reader = FrameReader(decode_from_slave)
+            reader = FrameSplitter(decode_from_slave)
         self._first = b""
         place = preface.replica if preface.replica <= REPLICAS_MAX else 0
         if (
@@ -427,7 +427,7 @@ class _Connection(LinkedProtocol):
             and owner.replicas
             and self.proven_id not in owner.replicas[place - 1 : place]
         ):
-            raise CorruptFrame(f"{self.proven_id} is not replica {place} of the log")
+            raise CorruptHaFrame(f"{self.proven_id} is not replica {place} of the log")
         if not self._ha.takes(owner, place):
             self.close()
             return b""
@@ -436,7 +436,7 @@ class _Connection(LinkedProtocol):
         self._belongs_to(owner, reader, Opened(place, preface.history, self.proven_id), None)
         return first
 
-    def _belongs_to(self, owner: _Log, reader: FrameReader, opened: Opened, key: str | None) -> None:
+    def _belongs_to(self, owner: _Log, reader: FrameSplitter, opened: Opened, key: str | None) -> None:
         self._stop_timer()
         self._reader = reader
         self.owner = owner

@@ -75,7 +75,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ha_address: str | None = None
 
 
-class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PeerRefusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refused: str
 
 
@@ -237,7 +237,7 @@ class PeerTransport:
         return [connection.source for connection in self._incoming if connection.source is not None]
 
 
-class _Connection(LinkedProtocol):
+class _PeerConnection(LinkedProtocol):
     """Common part of both ends: incoming frames, and a broken connection that never raises."""
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class _Connection(LinkedProtocol):
             self._transport.close()
 
 
-class _Incoming(_Connection):
+class _Incoming(_PeerConnection):
     """A peer's connection to us: hello, then messages."""
 
     def __init__(self, owner: PeerTransport) -> None:
@@ -310,7 +310,7 @@ class _Incoming(_Connection):
         reason, hello = _judge(frame, owner, self.proven_id)
         if hello is None:
             self.refused(reason)
-            self._reply(msgspec.json.encode(Refusal(reason)))
+            self._reply(msgspec.json.encode(PeerRefusal(reason)))
             self.close()
             return
         owner.links.room.leave(self)
@@ -359,7 +359,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-class _Outgoing(_Connection):
+class _Outgoing(_PeerConnection):
     """Our connection to one peer, restored after each loss; `version` is set while it is open."""
 
     def __init__(

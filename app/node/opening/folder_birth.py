@@ -16,7 +16,7 @@ from storage.format.checksum import crc32c
 _NEVER: Final = 1 << 62
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _BirthLine(msgspec.Struct, frozen=True):
     index: int
 
 
@@ -41,10 +41,10 @@ class FolderBirth:
         checksum, _, text = self._files.read(self._path).strip().partition(b" ")
         if checksum != b"%08x" % crc32c(text):
             return _NEVER
-        return msgspec.json.decode(text, type=_Line).index
+        return msgspec.json.decode(text, type=_BirthLine).index
 
     def save(self, index: int) -> None:
         """Save the first index; durable on return. Raises DiskError."""
         if not self._files.exists(self._path):
-            text = msgspec.json.encode(_Line(index))
+            text = msgspec.json.encode(_BirthLine(index))
             write_durably(self._files, self._path, b"%08x %s\n" % (crc32c(text), text))

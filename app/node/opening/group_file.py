@@ -16,7 +16,7 @@ from storage.format.checksum import crc32c
 logger = logging.getLogger(__name__)
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _GroupLine(msgspec.Struct, frozen=True):
     voters: tuple[str, ...]
     learners: tuple[str, ...]
 
@@ -39,7 +39,7 @@ def first_group(files: FileSystem, folder: str, configured: GroupConfig, *, is_b
                     path,
                 )
             return found
-    text = msgspec.json.encode(_Line(configured.voters, configured.learners))
+    text = msgspec.json.encode(_GroupLine(configured.voters, configured.learners))
     write_durably(files, path, b"%08x %s\n" % (crc32c(text), text))
     return configured
 
@@ -48,5 +48,5 @@ def _read(data: bytes) -> GroupConfig | None:
     checksum, _, text = data.strip().partition(b" ")
     if checksum != b"%08x" % crc32c(text):
         return None
-    line = msgspec.json.decode(text, type=_Line)
+    line = msgspec.json.decode(text, type=_GroupLine)
     return GroupConfig(voters=line.voters, learners=line.learners)

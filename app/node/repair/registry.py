@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Record = Callable[[HostedLog, JournalEvent], None]
 
 
-class Opener(Protocol):
+class OpenLog(Protocol):
     def __call__(self, hosted: HostedLog, *, sound: bool, sound_if_alone: bool) -> LogDriver:
         """As LogOpener.open."""
         ...
@@ -41,7 +41,7 @@ class Repairs:
         logs: Mapping[int, HostedLog],
         record: Record,
         *,
-        open_log: Opener,
+        open_log: OpenLog,
         serve: Callable[[HostedLog, LogDriver], None],
         tasks: TaskSupervisor,
     ) -> None:

@@ -36,7 +36,7 @@ class RollBackHost(Protocol):
 
 
 class RollBacks:
-    """Owned by the event loop. `look` is called each tick."""
+    """Owned by the event loop. `begin_wanted` is called each tick."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class RollBacks:
         self._fail = services.fail
         self._under_way: dict[int, None] = {}  # ids of logs
 
-    def look(self, hosted: HostedLog) -> None:
+    def begin_wanted(self, hosted: HostedLog) -> None:
         """Begin what the log's core requests, once."""
         rollback = None if hosted.ha is None or hosted.driver is None else hosted.ha.wanted_rollback
         if rollback is not None and hosted.log_id not in self._under_way and not hosted.deleting:

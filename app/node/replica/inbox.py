@@ -8,7 +8,7 @@ Nothing may be lost within a connection between a master and a slave: its transp
 from collections import deque
 from typing import Any, Final
 
-from app.ha.frames import ClassicFrame, Transfer
+from app.ha.frames import ClassicFrame, TransferFrame
 from app.raft.messages import PushRequest, RaftMessage, StateChunk, StateMessage
 
 MESSAGES_MAX: Final = 4_096
@@ -61,4 +61,4 @@ def _size_of(message: Any) -> int:
         return sum(batch.size_bytes for batch in message.batches)
     if isinstance(message, StateChunk):
         return len(message.data)
-    return len(message.body) if isinstance(message, Transfer | ClassicFrame) else 0
+    return len(message.body) if isinstance(message, TransferFrame | ClassicFrame) else 0

@@ -8,7 +8,7 @@ from app.errors import CommitlogError, CursorNotFound, IdempotencyKeyReused
 from app.errors.base import Outcome
 from app.log.commands import Command, CommandResult, MoveCursor
 from app.log.contract import Acks, AppendRequest, AppendResult, Producer
-from app.log.state import Cursor
+from app.log.state import LogCursor
 from storage.format.records import RecordColumns
 from tests.simulation.raft.checks import SafetyChecker
 from tests.simulation.raft.reads import SHOWN_BEFORE, Asked, CursorDone, PageDone, ReadChecker, Shown
@@ -121,8 +121,8 @@ class Ledger:
     def cursor_reader(self, name: str) -> CursorDone:
         asked = self.asked(name)
 
-        def done(answer: Cursor | CommitlogError) -> None:
-            if isinstance(answer, Cursor | CursorNotFound):
+        def done(answer: LogCursor | CommitlogError) -> None:
+            if isinstance(answer, LogCursor | CursorNotFound):
                 self.news = True
                 self.returned.cursor(None if isinstance(answer, CommitlogError) else answer, asked)
 

@@ -11,7 +11,7 @@ from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
 from app.errors import CommitlogError, CursorNotFound, NotLeader, ReadIndexUnavailable
 from app.log.contract import Role
-from app.log.state import Cursor
+from app.log.state import LogCursor
 from app.node.replica.driver import LogDriver
 from app.node.request_waits import Waits
 from tests.simulation.raft.checks import SafetyChecker
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 
 PageDone = Callable[[Shown | CommitlogError], None]
-CursorDone = Callable[[Cursor | CommitlogError], None]
+CursorDone = Callable[[LogCursor | CommitlogError], None]
 
 
 class NodeReads:
@@ -102,12 +102,12 @@ class ReadChecker:
         self._checker = checker
         self._sometimes = sometimes
         self._shown: list[tuple[Shown, Asked]] = []
-        self._cursors: list[tuple[Cursor | None, Asked]] = []
+        self._cursors: list[tuple[LogCursor | None, Asked]] = []
 
     def page(self, shown: Shown, asked: Asked) -> None:
         self._shown.append((shown, asked))
 
-    def cursor(self, cursor: Cursor | None, asked: Asked) -> None:
+    def cursor(self, cursor: LogCursor | None, asked: Asked) -> None:
         """cursor: None when the answer was that there is none."""
         self._cursors.append((cursor, asked))
 
@@ -141,7 +141,7 @@ class ReadChecker:
         self._sometimes.hit("page-read")
         return None
 
-    def _cursor_problem(self, cursor: Cursor | None, asked: Asked) -> str | None:
+    def _cursor_problem(self, cursor: LogCursor | None, asked: Asked) -> str | None:
         if cursor is None:
             stale = asked.revision >= 0
             return f"no cursor {asked.cursor} after its move at {asked.revision}" if stale else None

@@ -15,9 +15,16 @@ from app.controller.config import ControllerConfig
 from app.controller.events import AnyEvent, MasterElected, decode_event, encode_event
 from app.controller.messages import BrokerHeartbeatAnswer
 from app.controller.metadata import Log, LogSpec
-from app.controller.replicas_manager import Ask, HeartbeatNow, Identity, ReplicasManager, Save, Tell
+from app.controller.replicas_manager import (
+    ControllerRequest,
+    CopyIdentity,
+    HeartbeatNow,
+    ReplicasManager,
+    Save,
+    Tell,
+)
 from app.controller.state_machine import Metadata
-from app.ha.roles import Lease, MasterRole, SetRequest, SlaveRole, SyncStateSetChanged
+from app.ha.roles import Lease, MasterRole, SetRequest, SlaveRole, SyncStateSetUpdate
 from app.log.contract import Role
 from tests.unit.controller.support import hash_of
 
@@ -101,7 +108,7 @@ class ModelCore:
             self.role, self.epoch, self.needs_election = Role.SLAVE, message.master_epoch, False
             followed = message.find(message.master_id)
             self.followed = None if followed is None else followed.node
-        elif isinstance(message, SyncStateSetChanged):
+        elif isinstance(message, SyncStateSetUpdate):
             mine = self.role is Role.MASTER and message.master_epoch == self.epoch
             if mine and message.epoch > self.set_epoch:
                 self.members, self.set_epoch, self.asked = message.members, message.epoch, ()
@@ -120,7 +127,7 @@ class Node:
     log_epoch: int = 0
     confirmed: int = 0
     opened: int = 0
-    identity: Identity | None = None
+    identity: CopyIdentity | None = None
     known: int = 0  # events of the controllers' log that it has applied
     metadata: Metadata = field(default_factory=Metadata)
     cut_off: bool = False  # from the controllers
@@ -162,7 +169,7 @@ class Node:
                 case Save():
                     self.identity = action.identity
                     self.manager.saved(action.identity)
-                case Ask():
+                case ControllerRequest():
                     self.world.asked(self, action.command)
 
 

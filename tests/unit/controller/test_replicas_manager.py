@@ -17,8 +17,16 @@ from app.controller.commands import (
     RegisterReplica,
     StepDown,
 )
-from app.controller.replicas_manager import Action, Ask, HeartbeatNow, Identity, ReplicasManager, Save, Tell
-from app.ha.roles import Lease, MasterRole, RoleMessage, SetRequest, SlaveRole, SyncStateSetChanged
+from app.controller.replicas_manager import (
+    Action,
+    ControllerRequest,
+    CopyIdentity,
+    HeartbeatNow,
+    ReplicasManager,
+    Save,
+    Tell,
+)
+from app.ha.roles import Lease, MasterRole, RoleMessage, SetRequest, SlaveRole, SyncStateSetUpdate
 from app.log.contract import Role
 from tests.unit.controller.support import CONFIG, Quorum
 
@@ -37,14 +45,14 @@ class View:
 class Bench:
     """The manager of n1 beside a quorum that carries out what it asks."""
 
-    def __init__(self, identity: Identity | None = None) -> None:
+    def __init__(self, identity: CopyIdentity | None = None) -> None:
         self.quorum = Quorum()
         self.quorum.create()
         self.view = View()
         self._starts = 0
         self.start(identity)
 
-    def start(self, identity: Identity | None) -> None:
+    def start(self, identity: CopyIdentity | None) -> None:
         self._starts += 1  # each incarnation draws other check codes
         self.manager = ReplicasManager(
             log="a",
@@ -61,7 +69,7 @@ class Bench:
 
     def ask(self, kind: type[AnyCommand]) -> Any:
         """The next step asks exactly this."""
-        asks = [action.command for action in self.step() if isinstance(action, Ask)]
+        asks = [action.command for action in self.step() if isinstance(action, ControllerRequest)]
         assert [type(command) for command in asks] == [kind]
         return asks[0]
 
@@ -69,7 +77,7 @@ class Bench:
         self.quorum.heartbeats()
         self.manager.answered(command, self.quorum.ask(command), self.quorum.now_ms)
 
-    def save(self) -> Identity:
+    def save(self) -> CopyIdentity:
         saves = [action for action in self.step() if isinstance(action, Save)]
         assert len(saves) == 1
         self.manager.saved(saves[0].identity)
@@ -102,7 +110,7 @@ def test_the_check_code_is_durable_before_the_id_is_asked_for_and_the_id_before_
     bench.manager.saved(action.identity)
     bench.answer(bench.ask(ApplyForReplicaId))
     (action,) = bench.step()
-    assert action == Save(Identity(action.identity.check_code, 1))  # type: ignore[union-attr]
+    assert action == Save(CopyIdentity(action.identity.check_code, 1))  # type: ignore[union-attr]
     bench.manager.saved(action.identity)  # type: ignore[union-attr]
     bench.answer(bench.ask(RegisterReplica))
     assert bench.manager.replica_id == 1
@@ -134,7 +142,7 @@ def test_an_identity_that_another_copy_has_replaced_is_given_up() -> None:
     bench = Bench()
     bench.register()
     bench.quorum.register("n1", code="another disk")
-    bench.start(Identity("an old code", 1))
+    bench.start(CopyIdentity("an old code", 1))
     bench.answer(bench.ask(RegisterReplica))
     bench.quorum.pass_time(CONFIG.heartbeat_interval_ms)
     bench.register()
@@ -173,7 +181,7 @@ def test_roles_follow_the_metadata_and_the_set_is_told_by_its_epoch() -> None:
     assert [(replica.id, replica.node) for replica in role.replicas] == [(1, "n1"), (2, "n2"), (3, "n3")]
     assert bench.told() == []
     bench.quorum.join_all()
-    assert bench.told() == [SyncStateSetChanged(1, 2, (1, 2, 3))]
+    assert bench.told() == [SyncStateSetUpdate(1, 2, (1, 2, 3))]
     bench.quorum.active.liveness.given_up("a", bench.quorum.now_ms)
     bench.quorum.done(ElectMaster("a", "n3", False, 1))
     (slave,) = bench.told()
@@ -227,7 +235,7 @@ def test_the_wanted_set_is_asked_for_with_both_epochs_and_without_the_dead() -> 
     assert bench.step() == []
     bench.quorum.pass_time(CONFIG.heartbeat_interval_ms)
     bench.answer(bench.ask(AlterSyncStateSet))
-    assert bench.told() == [SyncStateSetChanged(1, 2, (1, 2))]
+    assert bench.told() == [SyncStateSetUpdate(1, 2, (1, 2))]
 
 
 @pytest.mark.rule("C-12")
@@ -275,13 +283,13 @@ def test_a_mastership_is_given_up_before_the_controller_hears_of_it(why: str) ->
     else:
         bench.view.needs_election, bench.view.epoch = True, 1
     actions = bench.step()
-    asked = [action.command for action in actions if isinstance(action, Ask)]
+    asked = [action.command for action in actions if isinstance(action, ControllerRequest)]
     assert asked == [StepDown("a", bench.quorum.log().generation, 1, 1, why == "leaves")]
     if why != "needs election":  # its core has none to give up
         (tell,) = [action for action in actions if isinstance(action, Tell)]
         assert isinstance(tell.message, SlaveRole)
         assert (tell.message.master_id, tell.message.master_epoch) == (None, 1)
-        assert actions.index(tell) < actions.index(Ask(asked[0]))
+        assert actions.index(tell) < actions.index(ControllerRequest(asked[0]))
     bench.manager.heartbeat_answered((("a", 1),), (), ("n1",), bench.quorum.now_ms)
     if why != "needs election":
         assert bench.told() == []  # a lease that was on its way revives nothing
@@ -297,7 +305,7 @@ def test_a_core_that_has_not_heard_of_its_new_epoch_is_not_taken_to_have_given_i
     bench.view.needs_election, bench.view.epoch = True, 0
     actions = bench.step()
     assert any(isinstance(action, Tell) and isinstance(action.message, MasterRole) for action in actions)
-    assert not any(isinstance(action, Ask) for action in actions)
+    assert not any(isinstance(action, ControllerRequest) for action in actions)
     bench.view.epoch = 1  # it has heard, and cannot
     assert bench.ask(StepDown).master_epoch == 1
 

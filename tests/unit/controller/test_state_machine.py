@@ -10,7 +10,7 @@ from app.controller.events import (
     LogChanged,
     LogCreated,
     LogDeleted,
-    LogDeleting,
+    LogDeletionBegun,
     MasterElected,
     MasterLost,
     ReplicaIdApplied,
@@ -35,7 +35,7 @@ def events() -> st.SearchStrategy[AnyEvent]:
     return st.one_of(
         st.builds(LogCreated, log=NAMES, spec=specs, log_id=SMALL, generation=SMALL),
         st.builds(LogChanged, log=NAMES, spec=specs, change_id=st.just("x")),
-        st.builds(LogDeleting, log=NAMES),
+        st.builds(LogDeletionBegun, log=NAMES),
         st.builds(LogDeleted, log=NAMES),
         st.builds(ReplicaIdApplied, log=NAMES, node=NODES, replica_id=SMALL, check_code=st.just("c")),
         st.builds(ReplicaRegistered, log=NAMES, replica_id=SMALL, address=st.just("h:1")),

@@ -10,7 +10,7 @@ import pyarrow as pa
 from app.errors import CommitlogError
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.config import HaConfig
-from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SetRequest, SlaveRole, SyncStateSetChanged
+from app.ha.roles import MANAGER, KnownReplica, Lease, MasterRole, SetRequest, SlaveRole, SyncStateSetUpdate
 from app.log.contract import NO_INDEX, AppendRequest, AppendResult, DriverConfig, Durability, Role
 from app.node.opening.open_replica import LogIdentity, open_replica
 from app.node.opening.replica_modes import AutoSwitchMode
@@ -184,9 +184,9 @@ class Controller:
     never_in_set: dict[str, None] = field(default_factory=dict)  # learners
 
     @property
-    def replicas(self) -> tuple[Replica, ...]:
+    def replicas(self) -> tuple[KnownReplica, ...]:
         return tuple(
-            Replica(number, name, name, name in self.never_in_set)
+            KnownReplica(number, name, name, name in self.never_in_set)
             for number, name in enumerate(self.group.names, 1)
         )
 
@@ -250,7 +250,7 @@ class Controller:
                 return
             self.accepted += 1
             self.members, self.set_epoch = members, self.set_epoch + 1
-            changed = SyncStateSetChanged(self.epoch, self.set_epoch, request.members)
+            changed = SyncStateSetUpdate(self.epoch, self.set_epoch, request.members)
             node = self.group.nodes[name]
             if world.random.random() < 0.7 and self.reaches(name):
                 world.after(world.random.randint(100, 80_000), lambda: node.tell(changed), node.life)

@@ -10,7 +10,7 @@ from app.ha.classic.slave import ClassicSlaveCore
 from app.ha.config import HaConfig
 from app.ha.frames import History
 from app.ha.messages import INCOMING, Connect, Opened
-from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SlaveRole
+from app.ha.roles import MANAGER, KnownReplica, Lease, MasterRole, SlaveRole
 from app.log.contract import (
     NO_INDEX,
     Acks,
@@ -31,7 +31,7 @@ from tests.support.memory_files import MemoryFiles
 
 LOG_ID = 7
 NAMES = ("n1", "n2", "n3")
-REPLICAS = tuple(Replica(number, name, f"{name}:10911") for number, name in enumerate(NAMES, 1))
+REPLICAS = tuple(KnownReplica(number, name, f"{name}:10911") for number, name in enumerate(NAMES, 1))
 CONFIG = HaConfig()
 
 AnyCore = AutoSwitchCore | ClassicMasterCore | ClassicSlaveCore
@@ -268,7 +268,7 @@ class Replicated(Lab):
         set_epoch: int = 1,
         *,
         lease_ms: int | None = 1_000_000,
-        replicas: tuple[Replica, ...] = REPLICAS,
+        replicas: tuple[KnownReplica, ...] = REPLICAS,
         unclean_epoch: int = 0,
     ) -> None:
         if lease_ms is not None:

@@ -1,7 +1,7 @@
 """A master under test: slaves that join it and acknowledge, a controller that grants sets."""
 
 from app.ha.frames import Ack, Handshake
-from app.ha.roles import MANAGER, SyncStateSetChanged
+from app.ha.roles import MANAGER, SyncStateSetUpdate
 from tests.unit.ha.lab import Lab, Replicated
 
 SLOW = 400  # more than a heartbeat, less than falling out
@@ -26,7 +26,7 @@ def grant(master: Replicated, members: tuple[int, ...]) -> None:
     status = master.core.status()
     request = master.core.set_request
     epoch = 1 if request is None else request.sync_state_set_epoch
-    master.deliver(MANAGER, SyncStateSetChanged(status.epoch, epoch + 1, members))
+    master.deliver(MANAGER, SyncStateSetUpdate(status.epoch, epoch + 1, members))
 
 
 def in_sync_with_n2() -> tuple[Replicated, str]:

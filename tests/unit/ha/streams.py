@@ -5,7 +5,7 @@ from typing import Any
 
 from app.ha.frames import (
     Decode,
-    FrameReader,
+    FrameSplitter,
     decode_classic,
     decode_from_master,
     decode_from_slave,
@@ -21,7 +21,7 @@ Deliver = Callable[[str, Any], None]
 class End:
     """One end of a connection: what it is called there, and what reads the bytes that arrive."""
 
-    def __init__(self, host: "Host", key: str, reader: FrameReader) -> None:
+    def __init__(self, host: "Host", key: str, reader: FrameSplitter) -> None:
         self.host = host
         self.life = host.life
         self.key = key
@@ -111,8 +111,8 @@ class StreamNetwork:
                 host.deliver(key, Closed("nobody there"))
                 return
             self.connections += 1
-            out = End(host, key, FrameReader(self._at_slave))
-            into = End(target, f"{INCOMING}{self.connections}", FrameReader(self._at_master))
+            out = End(host, key, FrameSplitter(self._at_slave))
+            into = End(target, f"{INCOMING}{self.connections}", FrameSplitter(self._at_master))
             out.peer, into.peer = into, out
             host.ends[key], target.ends[into.key] = out, into
             host.deliver(key, Opened())

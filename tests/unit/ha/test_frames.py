@@ -12,14 +12,14 @@ from app.ha.frames import (
     Ack,
     ClassicFrame,
     ClassicReport,
-    CorruptFrame,
+    CorruptHaFrame,
     Decode,
     EpochStart,
-    FrameReader,
+    FrameSplitter,
     Handshake,
     HandshakeAnswer,
     Preface,
-    Transfer,
+    TransferFrame,
     decode_classic,
     decode_from_master,
     decode_from_slave,
@@ -60,12 +60,12 @@ GOLDEN: list[tuple[Any, str, Decode]] = [
         decode_from_master,
     ),
     (
-        Transfer(256, 3, 200, 128, b"log"),
+        TransferFrame(256, 3, 200, 128, b"log"),
         "00000002 00000003 0000000000000100 00000003 00000000000000c8 0000000000000080 6c6f67",
         decode_from_master,
     ),
     (
-        Transfer(256, 3, 200, 128),
+        TransferFrame(256, 3, 200, 128),
         "00000002 00000000 0000000000000100 00000003 00000000000000c8 0000000000000080",
         decode_from_master,
     ),
@@ -80,7 +80,7 @@ GOLDEN: list[tuple[Any, str, Decode]] = [
 def test_the_bytes_are_those_of_the_protocol(frame: Any, text: str, decode: Decode) -> None:
     data = bytes.fromhex(text)
     assert bytes_of(frame) == data
-    assert FrameReader(decode).feed(data) == [frame]
+    assert FrameSplitter(decode).feed(data) == [frame]
 
 
 def test_a_preface_names_log_and_replica() -> None:
@@ -94,7 +94,7 @@ def test_a_preface_names_log_and_replica() -> None:
 @pytest.mark.rule("A-07", "A-08")
 @pytest.mark.parametrize("text", ["00", "0000", "00000002 1122", "00000001"])
 def test_no_first_frame_passes_for_a_preface(text: str) -> None:
-    with pytest.raises(CorruptFrame):
+    with pytest.raises(CorruptHaFrame):
         decode_preface(memoryview(bytes.fromhex(text)))
 
 
@@ -120,7 +120,7 @@ FROM_SLAVE = st.one_of(
 FROM_MASTER = st.one_of(
     STARTS.map(lambda starts: HandshakeAnswer(2**41, 2**31 - 1, starts)),
     st.tuples(OFFSETS, OFFSETS, EPOCHS, OFFSETS, st.binary(max_size=100)).map(
-        lambda each: Transfer(max(each[:2]), each[2], min(each[:2]), each[3], each[4])
+        lambda each: TransferFrame(max(each[:2]), each[2], min(each[:2]), each[3], each[4])
     ),
 )
 STREAMS = st.one_of(
@@ -136,7 +136,7 @@ STREAMS = st.one_of(
 def test_frames_come_whole_however_their_bytes_are_cut(stream: Any, sizes: list[int]) -> None:
     frames, decode = stream
     data = b"".join(bytes_of(frame) for frame in frames)
-    reader, found, at = FrameReader(decode), [], 0
+    reader, found, at = FrameSplitter(decode), [], 0
     for size in sizes * (len(data) // min(sizes) + 1):
         found += reader.feed(data[at : at + size])
         at += size
@@ -148,10 +148,10 @@ def test_frames_come_whole_however_their_bytes_are_cut(stream: Any, sizes: list[
 def test_any_bytes_are_frames_or_refused_and_never_more(data: bytes, by_number: bool) -> None:
     slave = decode_from_slave_by_number if by_number else decode_from_slave
     for decode in (slave, decode_from_master, decode_classic, decode_report):
-        reader = FrameReader(decode)
+        reader = FrameSplitter(decode)
         try:
             reader.feed(data)
-        except CorruptFrame:
+        except CorruptHaFrame:
             continue
         assert reader.waiting_bytes <= len(data)
 
@@ -186,26 +186,26 @@ def test_any_bytes_are_frames_or_refused_and_never_more(data: bytes, by_number: 
     ],
 )
 def test_garbage_is_refused_at_once(text: str, decode: Decode) -> None:
-    with pytest.raises(CorruptFrame):
-        FrameReader(decode).feed(bytes.fromhex(text))
+    with pytest.raises(CorruptHaFrame):
+        FrameSplitter(decode).feed(bytes.fromhex(text))
 
 
 @pytest.mark.rule("A-07")
 def test_thousands_of_epochs_fit_into_one_handshake_byte_by_byte() -> None:
     answer = HandshakeAnswer(10_000_000, 20_000, tuple(EpochStart(n, n * 100) for n in range(1, 20_001)))
-    reader = FrameReader(decode_from_master)
-    data = bytes_of(answer) + bytes_of(Transfer(10_000_000, 20_000, 2_000_000, 0))
+    reader = FrameSplitter(decode_from_master)
+    data = bytes_of(answer) + bytes_of(TransferFrame(10_000_000, 20_000, 2_000_000, 0))
     frames = []
     for at in range(0, len(data), 1_000):
         frames += reader.feed(data[at : at + 1_000])
     assert frames[0] == answer
-    assert isinstance(frames[1], Transfer)
+    assert isinstance(frames[1], TransferFrame)
     assert EPOCHS_MAX > 20_000
 
 
 @pytest.mark.rule("H-03")
 def test_the_buffer_is_recycled_and_the_largest_frame_gets_through() -> None:
-    reader = FrameReader(decode_classic)
+    reader = FrameSplitter(decode_classic)
     for number in range(50):
         body = bytes([number]) * (TRANSFER_MAX_BYTES if number == 25 else 30_000)
         data = bytes_of(ClassicFrame(number, body))

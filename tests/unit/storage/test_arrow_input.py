@@ -1,4 +1,4 @@
-"""Arrow bytes of clients: good ones in every shape, bad ones that end in InvalidBody and never in a crash."""
+"""Arrow bytes of clients: good ones in every shape; bad ones end in InvalidRecords, never in a crash."""
 
 import datetime
 import random
@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.errors import BodyTooLarge, InvalidBody
+from storage.errors import BodyTooLarge, InvalidRecords
 from storage.format.arrow_input import table_from_batches, table_from_stream
 from storage.format.batch import FIRST_CHAIN, stamp
 from storage.format.records import (
@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_bad_column_is_named(case: str) -> None:
     columns, reason = REFUSED[case]
-    with pytest.raises(InvalidBody, match=reason):
+    with pytest.raises(InvalidRecords, match=reason):
         read(stream(columns))
 
 
@@ -149,7 +149,7 @@ def test_a_column_that_stands_twice_is_refused() -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)
-    with pytest.raises(InvalidBody, match="twice"):
+    with pytest.raises(InvalidRecords, match="twice"):
         read(sink.getvalue().to_pybytes())
 
 
@@ -157,7 +157,7 @@ def test_a_string_that_is_not_utf8_is_refused() -> None:
     text = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
     )
-    with pytest.raises(InvalidBody, match="UTF"):
+    with pytest.raises(InvalidRecords, match="UTF"):
         read(stream({"value": text}))
 
 
@@ -206,7 +206,7 @@ def test_no_cut_stream_gives_more_than_whole_batches() -> None:
         for size in range(len(data)):
             try:
                 table = read(data[:size])
-            except InvalidBody:
+            except InvalidRecords:
                 continue
             assert table.count in (3, 6)
             assert table.records.column(2).to_pylist() == [b"abc", None, b"d" * 100] * (table.count // 3)
@@ -214,7 +214,7 @@ def test_no_cut_stream_gives_more_than_whole_batches() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_in_a_stream_is_refused_or_harmless(seed: int) -> None:
-    """Whatever the bytes say: InvalidBody, or a table that is valid, within the limits, and can be packed."""
+    """Any bytes give InvalidRecords, or a valid table within the limits that can be packed."""
     chance = random.Random(seed)
     streams = _good_streams()
     for _ in range(1500):
@@ -224,7 +224,7 @@ def test_noise_in_a_stream_is_refused_or_harmless(seed: int) -> None:
             data[at] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, data[at] ^ (1 << chance.randrange(8))])
         try:
             table = read(bytes(data))
-        except InvalidBody:
+        except InvalidRecords:
             continue
         table.records.validate(full=True)
         assert 0 < table.count <= LIMITS["max_records"]
@@ -234,7 +234,7 @@ def test_noise_in_a_stream_is_refused_or_harmless(seed: int) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff\xff\xff\0\0\0\0", b"not arrow at all", b"{}", bytes(1000)])
 def test_bytes_of_another_kind_are_refused(data: bytes) -> None:
-    with pytest.raises(InvalidBody):
+    with pytest.raises(InvalidRecords):
         read(data)
 
 
@@ -265,7 +265,7 @@ def test_packed_batches_become_one_table() -> None:
 def test_packed_batches_are_not_trusted() -> None:
     good = packed([b"a"])
     for data in (b"", good[:-8], good + b"x", packed([], control=True), good[:128]):
-        with pytest.raises(InvalidBody):
+        with pytest.raises(InvalidRecords):
             table_from_batches(data, **LIMITS)
     with pytest.raises(BodyTooLarge):
         table_from_batches(packed([b""] * 101), **LIMITS)

@@ -3,7 +3,7 @@
 import pytest
 
 from storage.files import OsFileSystem
-from storage.log.clean_stop import UNKNOWN_BOOT, CleanStop, Opened, may_have_lost
+from storage.log.clean_stop import UNKNOWN_BOOT, CleanStop, OpenMark, may_have_lost
 from tests.support.memory_files import MemoryFiles, PowerCut
 
 FOLDER = "data/logs/default"
@@ -14,17 +14,17 @@ FOLDER = "data/logs/default"
     ("opened", "boot_id", "lost"),
     [
         (None, "b", False),
-        (Opened("a"), "a", False),
-        (Opened("a"), "b", True),
-        (Opened("a", clean=True), "b", False),
-        (Opened("a", acks_unsynced=False), "b", False),
-        (Opened(UNKNOWN_BOOT), UNKNOWN_BOOT, True),
-        (Opened("a"), UNKNOWN_BOOT, True),
-        (Opened(UNKNOWN_BOOT, clean=True), "b", False),
+        (OpenMark("a"), "a", False),
+        (OpenMark("a"), "b", True),
+        (OpenMark("a", clean=True), "b", False),
+        (OpenMark("a", acks_unsynced=False), "b", False),
+        (OpenMark(UNKNOWN_BOOT), UNKNOWN_BOOT, True),
+        (OpenMark("a"), UNKNOWN_BOOT, True),
+        (OpenMark(UNKNOWN_BOOT, clean=True), "b", False),
     ],
 )
 def test_only_another_boot_without_a_clean_stop_may_have_lost(
-    opened: Opened | None, boot_id: str, lost: bool
+    opened: OpenMark | None, boot_id: str, lost: bool
 ) -> None:
     assert may_have_lost(opened, boot_id) is lost
 
@@ -77,10 +77,10 @@ def test_the_note_is_whole_after_a_power_failure_at_any_moment() -> None:
             stop.stopped()
         except PowerCut:
             files.crash()
-            assert stop.load() in (Opened("boot-0"), Opened("boot-0", clean=True))
+            assert stop.load() in (OpenMark("boot-0"), OpenMark("boot-0", clean=True))
         else:
             files.crash()
-            assert stop.load() == Opened("boot-0", clean=True)
+            assert stop.load() == OpenMark("boot-0", clean=True)
 
 
 def test_the_operating_system_names_its_run() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.errors import CorruptBatch, CorruptFile, InvalidBody, PartialBatch
+from storage.errors import CorruptBatch, CorruptFile, InvalidRecords, PartialBatch
 from storage.format.batch import (
     FIRST_CHAIN,
     AppendMark,
@@ -199,7 +199,7 @@ def test_a_batch_has_a_largest_size() -> None:
 @pytest.mark.parametrize("timestamp_ms", [MIN_TIMESTAMP_MS - 1, MAX_TIMESTAMP_MS + 1])
 def test_a_timestamp_no_reader_could_show_is_refused(timestamp_ms: int) -> None:
     columns = RecordColumns()
-    with pytest.raises(InvalidBody):
+    with pytest.raises(InvalidRecords):
         columns.add(b"v", timestamp_ms=timestamp_ms)
     assert columns.count == columns.size_bytes == len(columns.keys) == 0
 

@@ -3,7 +3,7 @@
 import pytest
 
 from app.ha.auto_switch.slave_side import Rollback
-from app.ha.frames import Ack, Handshake, Transfer
+from app.ha.frames import Ack, Handshake, TransferFrame
 from app.ha.messages import Connect, Disconnect
 from app.log.contract import NO_INDEX, Reset, Role
 from storage.log.hard_state import HardState
@@ -103,7 +103,9 @@ def test_bytes_that_the_master_does_not_have_are_never_taken_for_confirmed(betwe
     assert len(pieces) > 1
     slave.deliver(key, pieces[0])
     if between == "heartbeat":
-        slave.deliver(key, Transfer(pieces[1].offset, 3, pieces[1].epoch_start_offset, theirs.end_offset))
+        slave.deliver(
+            key, TransferFrame(pieces[1].offset, 3, pieces[1].epoch_start_offset, theirs.end_offset)
+        )
     assert slave.core.committed_index == 1
     send(slave, key, pieces[1:])
     assert slave.truncations == [Reset(first.base_index, first.offset)]
@@ -168,4 +170,4 @@ def test_a_last_segment_that_is_not_confirmed_yet_is_not_where_a_slave_begins() 
     master.deliver(key, Handshake("n2:10911", sync_from_last_file=True))
     master.take()
     master.deliver(key, Ack(0))
-    assert master.frames(key, Transfer)[0].offset == 0
+    assert master.frames(key, TransferFrame)[0].offset == 0

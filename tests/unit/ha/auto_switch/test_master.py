@@ -4,7 +4,7 @@ import pytest
 
 from app.errors import InvariantError
 from app.ha.config import HaConfig
-from app.ha.frames import Ack, Handshake, HandshakeAnswer, Transfer
+from app.ha.frames import Ack, Handshake, HandshakeAnswer, TransferFrame
 from app.ha.messages import Disconnect, Drained
 from app.ha.roles import MANAGER, Lease, MasterRole, SlaveRole
 from app.log.contract import NO_INDEX, Acks, Role
@@ -80,7 +80,7 @@ def test_no_frame_spans_two_epochs() -> None:
     master = Replicated(log=log)
     master.lead(epoch=4)
     key = join(master, at=0)
-    frames = master.frames(key, Transfer)
+    frames = master.frames(key, TransferFrame)
     starts = {epoch.epoch: epoch.start_offset for epoch in log.epochs}
     assert [frame.epoch for frame in frames] == [1, 2, 3, 4]
     assert b"".join(frame.body for frame in frames) == b"".join(
@@ -97,10 +97,10 @@ def test_a_batch_larger_than_a_frame_travels_in_many() -> None:
     key = join(master)
     master.take()
     master.append(b"x" * 20_000)
-    frames = master.frames(key, Transfer)
+    frames = master.frames(key, TransferFrame)
     while True:
         master.deliver(key, Drained())
-        more = master.frames(key, Transfer)
+        more = master.frames(key, TransferFrame)
         if not more:
             break
         assert sum(len(frame.body) for frame in more) <= 5_000
@@ -119,11 +119,11 @@ def test_an_empty_slave_may_start_at_the_newest_segment() -> None:
     master = Replicated(log=log)
     master.lead(epoch=2)
     whole = join(master, "n2", 1, at=0)
-    assert master.frames(whole, Transfer)[0].offset == 0
+    assert master.frames(whole, TransferFrame)[0].offset == 0
     last = master.connected(2)
     master.deliver(last, Handshake("n3:10911", sync_from_last_file=True))
     master.deliver(last, Ack(0))
-    first = master.frames(last, Transfer)[0]
+    first = master.frames(last, TransferFrame)[0]
     assert first.offset == log.batch_at(log.last_segment_index).offset > 0
     assert (first.epoch, first.epoch_start_offset) == (1, 0)
 
@@ -343,7 +343,7 @@ def test_a_slave_that_ends_exactly_where_a_trimmed_log_begins_goes_on_there() ->
     assert (master.log.begin_index, master.log.begin_offset > 0) == (4, True)
     master.take()
     key = join(master, at=master.log.begin_offset)
-    frames = master.frames(key, Transfer)
+    frames = master.frames(key, TransferFrame)
     assert frames[0].offset == master.log.begin_offset
     assert sum(len(frame.body) for frame in frames) == master.log.end_offset - master.log.begin_offset
     assert master.core.watermarks()[1]["n2"] == 3

@@ -7,7 +7,7 @@ import pytest
 from app.errors import NotEnoughInSync
 from app.ha.auto_switch.sync_state_set import SyncStateSet
 from app.ha.messages import Closed
-from app.ha.roles import MANAGER, MasterRole, SyncStateSetChanged
+from app.ha.roles import MANAGER, MasterRole, SyncStateSetUpdate
 from app.log.contract import Acks, Durability, LogOptions
 from tests.unit.ha.lab import NAMES, REPLICAS, Replicated
 from tests.unit.ha.masters import ack_all, grant, in_sync_with_n2, join
@@ -81,9 +81,9 @@ def test_a_refused_request_stays_in_doubt_until_a_newer_set_is_known() -> None:
 @pytest.mark.rule("C-12")
 def test_older_news_of_the_set_change_nothing() -> None:
     master, _ = in_sync_with_n2()
-    master.deliver(MANAGER, SyncStateSetChanged(1, 1, (1,)))
-    master.deliver(MANAGER, SyncStateSetChanged(1, 2, (1,)))
-    master.deliver(MANAGER, SyncStateSetChanged(2, 9, (1,)))
+    master.deliver(MANAGER, SyncStateSetUpdate(1, 1, (1,)))
+    master.deliver(MANAGER, SyncStateSetUpdate(1, 2, (1,)))
+    master.deliver(MANAGER, SyncStateSetUpdate(2, 9, (1,)))
     master.deliver(MANAGER, MasterRole(1, (1,), 1, REPLICAS))
     assert master.core.status().sync_state_set == ("n1", "n2")
 

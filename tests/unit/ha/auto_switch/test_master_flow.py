@@ -3,7 +3,7 @@
 import pytest
 
 from app.ha.config import HaConfig
-from app.ha.frames import Transfer
+from app.ha.frames import TransferFrame
 from tests.unit.ha.lab import Replicated
 from tests.unit.ha.masters import ack_all, grant, join
 
@@ -18,7 +18,7 @@ CONFIG = HaConfig(
 
 
 def sent_bytes(master: Replicated, key: str) -> int:
-    return sum(len(frame.body) for frame in master.frames(key, Transfer))
+    return sum(len(frame.body) for frame in master.frames(key, TransferFrame))
 
 
 @pytest.mark.rule("C-07")

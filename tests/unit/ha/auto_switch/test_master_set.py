@@ -2,9 +2,9 @@
 
 import pytest
 
-from app.ha.frames import Ack, Handshake, Transfer
+from app.ha.frames import Ack, Handshake, TransferFrame
 from app.ha.messages import Closed
-from app.ha.roles import MANAGER, Lease, Replica, SlaveRole
+from app.ha.roles import MANAGER, KnownReplica, Lease, SlaveRole
 from app.log.contract import Role
 from tests.unit.ha.lab import REPLICAS, Replicated, new_log, write
 from tests.unit.ha.masters import SLOW, ack_all, in_sync_with_n2, join
@@ -97,12 +97,12 @@ def test_a_slave_that_is_gone_falls_out_by_time() -> None:
 @pytest.mark.rule("C-11")
 @pytest.mark.parametrize("told_by", ["controller", "handshake"])
 def test_a_learner_gets_the_log_and_is_never_in_the_set(told_by: str) -> None:
-    replicas = (*REPLICAS[:2], Replica(3, "n3", "n3:10911", learner=told_by == "controller"))
+    replicas = (*REPLICAS[:2], KnownReplica(3, "n3", "n3:10911", learner=told_by == "controller"))
     master = Replicated()
     master.lead(replicas=replicas)
     key = join(master, "n3", learner=told_by == "handshake")
     master.append(b"a")
-    assert master.frames(key, Transfer)[-1].body
+    assert master.frames(key, TransferFrame)[-1].body
     ack_all(master, key)
     master.tick(SLOW)
     assert master.core.wanted_sync_state_set is None
@@ -112,7 +112,7 @@ def test_a_learner_gets_the_log_and_is_never_in_the_set(told_by: str) -> None:
 @pytest.mark.rule("C-11")
 def test_a_learner_knows_that_it_is_one() -> None:
     learner = Replicated("n3")
-    replicas = (*REPLICAS[:2], Replica(3, "n3", "n3:10911", learner=True))
+    replicas = (*REPLICAS[:2], KnownReplica(3, "n3", "n3:10911", learner=True))
     learner.deliver(MANAGER, SlaveRole(1, 1, replicas))
     assert learner.core.role is Role.LEARNER
     learner.tick()

@@ -3,7 +3,7 @@
 import pytest
 
 from app.ha.messages import Closed
-from app.ha.roles import MANAGER, SyncStateSetChanged
+from app.ha.roles import MANAGER, SyncStateSetUpdate
 from app.log.contract import Acks, Durability, LogOptions
 from tests.unit.ha.lab import NAMES, Replicated
 from tests.unit.ha.masters import ack_all, join
@@ -15,7 +15,7 @@ def grant(master: Replicated, members: tuple[int, ...], acks: int) -> None:
     assert request is not None
     assert (request.members, request.acks) == (members, acks)
     epoch = request.sync_state_set_epoch
-    master.deliver(MANAGER, SyncStateSetChanged(request.master_epoch, epoch + 1, members, acks))
+    master.deliver(MANAGER, SyncStateSetUpdate(request.master_epoch, epoch + 1, members, acks))
 
 
 def by_two_of_three() -> tuple[Replicated, dict[str, str]]:
@@ -51,14 +51,14 @@ def test_the_whole_set_counts_until_the_controllers_have_recorded_fewer() -> Non
     keys = {node: join(master, node, number) for number, node in enumerate(NAMES[1:], 1)}
     request = master.core.set_request
     assert request is not None
-    master.deliver(MANAGER, SyncStateSetChanged(1, 9, (1, 2, 3)))
+    master.deliver(MANAGER, SyncStateSetUpdate(1, 9, (1, 2, 3)))
     assert master.core.set_request is None
     master.core.apply_options(LogOptions(durability=Durability.FSYNC, in_sync_replicas=2), master.now_ms)
     master.tick(1)
     pending = master.append(b"a")
     ack_all(master, keys["n2"])
     assert master.fates() == []
-    master.deliver(MANAGER, SyncStateSetChanged(1, 10, (1, 2, 3), 2))
+    master.deliver(MANAGER, SyncStateSetUpdate(1, 10, (1, 2, 3), 2))
     assert master.fates() == [(pending.last_index, "acknowledged")]
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from app.ha.frames import Ack, Handshake
 from app.ha.messages import Disconnect
-from app.ha.roles import MANAGER, MasterRole, Replica, SyncStateSetChanged
+from app.ha.roles import MANAGER, KnownReplica, MasterRole, SyncStateSetUpdate
 from tests.unit.ha.lab import REPLICAS, Replicated
 from tests.unit.ha.masters import SLOW, ack_all, in_sync_with_n2, join
 
-NEW_COPY = Replica(4, "n2", "n2:10911")
+NEW_COPY = KnownReplica(4, "n2", "n2:10911")
 REPLACED = (REPLICAS[0], NEW_COPY, REPLICAS[2])
 
 
@@ -35,7 +35,7 @@ def test_what_a_lost_copy_held_is_no_ack_of_the_new_one() -> None:
     ack_all(master, old)
     assert master.fates() == [(pending.last_index, "acknowledged")]
     replace_n2(master)
-    master.deliver(MANAGER, SyncStateSetChanged(1, 4, (1, NEW_COPY.id)))
+    master.deliver(MANAGER, SyncStateSetUpdate(1, 4, (1, NEW_COPY.id)))
     late = master.append(b"b")
     ack_all(master, old)
     assert master.fates() == []
@@ -72,7 +72,10 @@ def test_a_copy_that_is_not_registered_is_refused_by_its_number(number: int) -> 
 
 @pytest.mark.rule("C-03")
 def test_a_copy_that_moves_or_becomes_a_learner_introduces_itself_again() -> None:
-    for changed in (Replica(2, "n2", "elsewhere:10911"), Replica(2, "n2", "n2:10911", learner=True)):
+    for changed in (
+        KnownReplica(2, "n2", "elsewhere:10911"),
+        KnownReplica(2, "n2", "n2:10911", learner=True),
+    ):
         master, key = in_sync_with_n2()
         master.deliver(MANAGER, MasterRole(1, (1, 2), 2, (REPLICAS[0], changed, REPLICAS[2])))
         assert len(master.frames(key, Disconnect)) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from app.ha.auto_switch.slave_side import Rollback
 from app.ha.config import HaConfig
-from app.ha.frames import Ack, EpochStart, Handshake, HandshakeAnswer, Transfer
+from app.ha.frames import Ack, EpochStart, Handshake, HandshakeAnswer, TransferFrame
 from app.ha.messages import Closed, Connect, Disconnect, Opened
 from app.ha.roles import MANAGER, MasterRole, SlaveRole
 from app.log.contract import NO_INDEX, Durability, Reset, Role, TruncateAfter
@@ -24,11 +24,11 @@ def answer_of(log: Commitlog, epoch: int) -> HandshakeAnswer:
     return HandshakeAnswer(log.end_offset, epoch, starts)
 
 
-def frames_of(log: Commitlog, batch: Batch, *, confirm: int = 0, size: int = 1 << 20) -> list[Transfer]:
+def frames_of(log: Commitlog, batch: Batch, *, confirm: int = 0, size: int = 1 << 20) -> list[TransferFrame]:
     start = max(each.start_offset for each in log.epochs if each.epoch <= batch.term)
     data = bytes(batch.data)
     return [
-        Transfer(batch.offset + at, batch.term, start, confirm, data[at : at + size])
+        TransferFrame(batch.offset + at, batch.term, start, confirm, data[at : at + size])
         for at in range(0, len(data), size)
     ]
 
@@ -267,7 +267,7 @@ def test_an_epoch_that_does_not_open_as_its_header_says_is_refused(wrong: str) -
     start = batch.offset if wrong == "not opened" else batch.offset - 8
     slave, key = following(ours, theirs, 2)
     slave.take()
-    slave.deliver(key, Transfer(batch.offset, 2, start, 0, bytes(batch.data)))
+    slave.deliver(key, TransferFrame(batch.offset, 2, start, 0, bytes(batch.data)))
     assert len(slave.frames(key, Disconnect)) == 1
     assert ours.end_index == theirs.end_index
 
@@ -293,11 +293,11 @@ def test_a_slave_serves_up_to_the_confirm_offset_only() -> None:
     for index in range(4):
         send(slave, key, frames_of(theirs, theirs.batch_at(index), confirm=theirs.batch_at(1).next_offset))
     assert (slave.log.end_index, slave.core.committed_index) == (3, 1)
-    slave.deliver(key, Transfer(theirs.end_offset, 1, 0, theirs.batch_at(2).next_offset + 8))
+    slave.deliver(key, TransferFrame(theirs.end_offset, 1, 0, theirs.batch_at(2).next_offset + 8))
     assert slave.core.committed_index == 2  # wholly below
-    slave.deliver(key, Transfer(theirs.end_offset, 1, 0, theirs.end_offset + 10_000))
+    slave.deliver(key, TransferFrame(theirs.end_offset, 1, 0, theirs.end_offset + 10_000))
     assert slave.core.committed_index == 3  # as far as it holds
-    slave.deliver(key, Transfer(theirs.end_offset, 1, 0, 0))
+    slave.deliver(key, TransferFrame(theirs.end_offset, 1, 0, 0))
     assert slave.core.committed_index == 3  # it never falls
     assert slave.core.confirm_offset == theirs.end_offset
 
@@ -307,7 +307,7 @@ def test_after_a_reconnect_what_was_stored_before_is_confirmed_too() -> None:
     theirs = master_log(1, records=3)
     slave, key = following(copy(theirs), theirs, 1)
     assert slave.core.committed_index == NO_INDEX
-    slave.deliver(key, Transfer(theirs.end_offset, 1, 0, theirs.batch_at(2).next_offset))
+    slave.deliver(key, TransferFrame(theirs.end_offset, 1, 0, theirs.batch_at(2).next_offset))
     assert slave.core.committed_index == 2
 
 
@@ -327,11 +327,11 @@ def test_whatever_does_not_fit_exactly_costs_the_connection_and_stores_nothing(w
         batch = next_batch(fork, 1, b"1-2")
     (frame,) = frames_of(theirs, batch)
     frame = {
-        "gap": Transfer(frame.offset - 8, 1, 0, 0, frame.body),
+        "gap": TransferFrame(frame.offset - 8, 1, 0, 0, frame.body),
         "repeat": frames_of(theirs, theirs.batch_at(2))[0],
-        "other epoch": Transfer(frame.offset, 2, frame.offset, 0, frame.body),
-        "newer epoch": Transfer(frame.offset, 9, 0, 0, frame.body),
-        "garbage": Transfer(frame.offset, 1, 0, 0, b"\x01" * 200),
+        "other epoch": TransferFrame(frame.offset, 2, frame.offset, 0, frame.body),
+        "newer epoch": TransferFrame(frame.offset, 9, 0, 0, frame.body),
+        "garbage": TransferFrame(frame.offset, 1, 0, 0, b"\x01" * 200),
     }.get(wrong, frame)
     slave, key = following(ours, theirs, 2)
     slave.take()

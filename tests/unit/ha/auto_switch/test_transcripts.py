@@ -7,16 +7,16 @@ import pytest
 
 from app.ha.frames import (
     Ack,
-    FrameReader,
+    FrameSplitter,
     Handshake,
     HandshakeAnswer,
-    Transfer,
+    TransferFrame,
     decode_from_master,
     decode_from_slave,
     encode,
 )
 from app.ha.messages import INCOMING, Disconnect, Drained, Opened
-from app.ha.roles import MANAGER, SlaveRole, SyncStateSetChanged
+from app.ha.roles import MANAGER, SlaveRole, SyncStateSetUpdate
 from app.log.contract import Reset
 from tests.unit.ha.lab import REPLICAS, Replicated, copy, new_log, write
 
@@ -35,7 +35,7 @@ class Conversation:
         self.out = self.slave.dialled()
         self.into = f"{INCOMING}1"
         self.master.deliver(self.into, Opened())
-        self._to_slave, self._to_master = FrameReader(decode_from_master), FrameReader(decode_from_slave)
+        self._to_slave, self._to_master = FrameSplitter(decode_from_master), FrameSplitter(decode_from_slave)
         self.exchange()
 
     def exchange(self) -> None:
@@ -50,7 +50,7 @@ class Conversation:
                 self._note_truncation()
             self.master.deliver(self.into, Drained())
 
-    def _carry(self, way: str, message: Any, reader: FrameReader, to: Replicated, key: str) -> None:
+    def _carry(self, way: str, message: Any, reader: FrameSplitter, to: Replicated, key: str) -> None:
         self.lines.append(f"{way} {_words(message)}")
         if not isinstance(message, Disconnect):
             for frame in reader.feed(b"".join(encode(message))):
@@ -77,7 +77,7 @@ def _words(message: Any) -> str:
         case HandshakeAnswer():
             epochs = " ".join(f"{each.epoch}@{each.start_offset}" for each in message.epochs)
             return f"EPOCHS epoch={message.epoch} max={message.max_offset} [{epochs}]"
-        case Transfer():
+        case TransferFrame():
             end = message.offset + len(message.body)
             start, confirm = message.epoch_start_offset, message.confirm_offset
             return f"TRANSFER {message.offset}..{end} epoch={message.epoch}@{start} confirm={confirm}"
@@ -98,7 +98,7 @@ def test_a_diverged_slave_is_cut_and_follows_into_the_new_epoch() -> None:
     master.lead(epoch=2)
     talk = Conversation(master, Replicated("n2", ours))
     talk.connect(epoch=2)
-    master.deliver(MANAGER, SyncStateSetChanged(2, 2, (1, 2)))
+    master.deliver(MANAGER, SyncStateSetUpdate(2, 2, (1, 2)))
     master.append(b"in epoch 2")
     talk.exchange()
     master.tick(20)

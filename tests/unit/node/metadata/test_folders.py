@@ -5,7 +5,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from app.controller.replicas_manager import Identity
+from app.controller.replicas_manager import CopyIdentity
 from app.node.metadata.folders import LogFolders
 from app.node.metadata.replica_identity import IdentityFile
 from app.node.repair.receipts import ReceiptWriter
@@ -90,8 +90,8 @@ def test_an_identity_is_read_as_it_was_saved_and_a_damaged_one_is_none() -> None
     files = MemoryFiles()
     identity_file = IdentityFile(files, "d", "a")
     assert identity_file.load() is None
-    identity_file.save(Identity("code", 7))
-    assert identity_file.load() == Identity("code", 7)
+    identity_file.save(CopyIdentity("code", 7))
+    assert identity_file.load() == CopyIdentity("code", 7)
     whole = files.read("d/logs/a/replica")
     for position in range(len(whole) - 1):
         write_durably(files, "d/logs/a/replica", whole[:position] + b"\x00" + whole[position + 1 :])

@@ -18,7 +18,7 @@ from app.errors import CommitlogError
 from app.ha.config import HaConfig
 from app.ha.frames import Preface, decode_preface, encode_preface
 from app.ha.messages import Closed, Connect
-from app.ha.roles import MANAGER, Lease, MasterRole, Replica, SlaveRole
+from app.ha.roles import MANAGER, KnownReplica, Lease, MasterRole, SlaveRole
 from app.log.contract import Acks, AppendRequest, AppendResult, Durability
 from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThreads
@@ -296,7 +296,7 @@ def test_two_auto_switch_replicas_over_tcp_and_a_switch(tmp_path: Path) -> None:
             opened = open_replica(node.services, LOG, mode)
             node.serve(opened.driver, Protocol.AUTO_SWITCH, 0)
             nodes[name], cores[name] = node, opened.core
-        replicas = tuple(Replica(n, name, nodes[name].ha.address) for n, name in enumerate(REPLICAS, 1))
+        replicas = tuple(KnownReplica(n, name, nodes[name].ha.address) for n, name in enumerate(REPLICAS, 1))
         for epoch, (master, slave) in enumerate((("n1", "n2"), ("n2", "n1"), ("n1", "n2")), 1):
             id_, other = REPLICAS.index(master) + 1, REPLICAS.index(slave) + 1
             nodes[slave].driver.deliver(MANAGER, SlaveRole(id_, epoch, replicas))
@@ -331,7 +331,7 @@ def test_an_address_that_the_handshake_cannot_carry(tmp_path: Path, by_number: b
             mode = AutoSwitchMode(replicas=REPLICAS, config=config, address=addresses[node.services.node_id])
             opened = open_replica(node.services, LOG, mode)
             node.serve(opened.driver, Protocol.AUTO_SWITCH, 0, by_number=by_number and node is slave)
-        replicas = tuple(Replica(n, name, addresses[name]) for n, name in enumerate(addresses, 1))
+        replicas = tuple(KnownReplica(n, name, addresses[name]) for n, name in enumerate(addresses, 1))
         slave.driver.deliver(MANAGER, SlaveRole(1, 1, replicas))
         master.driver.deliver(MANAGER, Lease(master.clock.monotonic_ms() + 60_000))
         master.driver.deliver(MANAGER, MasterRole(1, (1,), 1, replicas))

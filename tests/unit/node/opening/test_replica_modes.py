@@ -2,13 +2,13 @@
 
 import pytest
 
-from app.controller.replicas_manager import Identity
+from app.controller.replicas_manager import CopyIdentity
 from app.node.metadata.replica_identity import IdentityFile
 from storage.errors import CorruptLog
 from tests.unit.ha.group import LOG_NAME, Group
 
 FOLDER = f"data/logs/{LOG_NAME}"
-ME = Identity("code", 3)
+ME = CopyIdentity("code", 3)
 
 
 def one_copy() -> Group:
@@ -25,7 +25,7 @@ def one_copy() -> Group:
     return group
 
 
-def identity_of(group: Group) -> Identity | None:
+def identity_of(group: Group) -> CopyIdentity | None:
     return IdentityFile(group.nodes["n1"].files, "data", LOG_NAME).load()
 
 

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from app.ha.frames import ClassicReport, Preface, Transfer, encode, encode_preface
+from app.ha.frames import ClassicReport, Preface, TransferFrame, encode, encode_preface
 from app.ha.messages import Closed, Opened
 from app.log.contract import NO_INDEX
 from app.node.links.handshake import Identity, Purpose
@@ -36,7 +36,12 @@ def test_messages_beyond_the_bounds_are_dropped_and_votes_pass_when_pushes_have_
 
 def test_nothing_of_a_connection_between_master_and_slave_is_dropped() -> None:
     inbox = Inbox(messages_max=2, bytes_max=1_000)
-    frames = [Opened(1), Transfer(0, 1, 0, 0, bytes(800)), Transfer(800, 1, 0, 0, bytes(800)), Closed("end")]
+    frames = [
+        Opened(1),
+        TransferFrame(0, 1, 0, 0, bytes(800)),
+        TransferFrame(800, 1, 0, 0, bytes(800)),
+        Closed("end"),
+    ]
     assert all(inbox.put("in-1", frame) for frame in frames)
     assert inbox.is_full  # its transport stops to read
     assert [inbox.take()[1] for _ in frames] == frames
