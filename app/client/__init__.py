@@ -1,6 +1,8 @@
 """The Python client of commitlog: `from app.client import CommitlogClient`."""
 
+from app.client.asynchronous import AsyncCommitlogClient, AsyncConsumer, AsyncProducer
 from app.client.client import Appended, CommitlogClient, Page
+from app.client.consumer import Consumer
 from app.client.errors import (
     ClientError,
     ConditionFailed,
@@ -11,16 +13,22 @@ from app.client.errors import (
     NotFound,
     OutcomeUnknown,
     Problem,
+    ProducerFailed,
     Unavailable,
     Untrusted,
 )
+from app.client.producer import RecordDelivery, RecordProducer
 from app.client.records import Record, in_batches
 
 __all__ = [
     "Appended",
+    "AsyncCommitlogClient",
+    "AsyncConsumer",
+    "AsyncProducer",
     "ClientError",
     "CommitlogClient",
     "ConditionFailed",
+    "Consumer",
     "InvalidAnswer",
     "InvalidRequest",
     "NoAnswer",
@@ -29,7 +37,10 @@ __all__ = [
     "OutcomeUnknown",
     "Page",
     "Problem",
+    "ProducerFailed",
     "Record",
+    "RecordDelivery",
+    "RecordProducer",
     "Unavailable",
     "Untrusted",
     "in_batches",

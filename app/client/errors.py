@@ -5,6 +5,7 @@ ClientError
     InvalidAnswer       a response is damaged, or does not hold what was asked for
     NoReplica           none of the endpoints answered in time
     Untrusted           the node's certificate is not trusted by this machine
+  ProducerFailed        the producer has ended: an earlier append has failed
   Problem               a node refused the request with a problem document
     ConditionFailed     412: match_index, match_term or the fence
     NotFound            404, 410, 416: the log, index or epoch does not exist
@@ -75,6 +76,14 @@ class Untrusted(NoAnswer):
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, sent=False)
+
+
+class ProducerFailed(ClientError):
+    """A record that a producer did not send, because an earlier append has failed: `reason`."""
+
+    def __init__(self, reason: ClientError) -> None:
+        super().__init__(f"an earlier append of this producer has failed: {reason}")
+        self.reason = reason
 
 
 class Problem(ClientError):

@@ -1,0 +1,127 @@
+"""Client and producer for asyncio: the blocking ones, called in threads of their own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from app.client.client import DEFAULT_ENDPOINT, FOLLOW_WAIT_MS, Appended, CommitlogClient, Page
+from app.client.consumer import Consumer
+from app.client.producer import RecordDelivery, RecordProducer
+from app.client.records import Record, RecordLike
+
+Returned = TypeVar("Returned")
+
+
+class AsyncCommitlogClient:
+    """One log of a cluster, for asyncio. Retries, leader and idempotency keys: as of CommitlogClient.
+
+    max_calls: calls at a time; a further one waits. Each open call holds a thread, so a `follow` takes
+    one permanently. A cancelled call ends for its caller; the request itself may still be applied.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str] | str = DEFAULT_ENDPOINT, *, max_calls: int = 32, **options: Any
+    ) -> None:
+        """options: log, token, give_up_s, as of CommitlogClient."""
+        self.blocking = CommitlogClient(endpoints, **options)
+        self._threads = ThreadPoolExecutor(max_calls, thread_name_prefix="commitlog-client")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Calls that are open end by themselves."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.blocking.close()
+
+    async def append(self, records: Iterable[RecordLike], **options: Any) -> Appended:
+        """Append `records` as one: all are committed, consecutively, or none. Raises ClientError."""
+        return await self._call(self.blocking.append, records, **options)
+
+    async def append_arrow(self, records: Any, **options: Any) -> Appended:
+        """As `append`, from an Arrow table or record batch."""
+        return await self._call(self.blocking.append_arrow, records, **options)
+
+    async def read(self, **query: Any) -> Page:
+        """Return one page of records. Raises ClientError."""
+        return await self._call(self.blocking.read, **query)
+
+    async def tail(self) -> dict[str, Any]:
+        """Return the begin and the end of the log, and its committed index."""
+        return await self._call(self.blocking.tail)
+
+    async def follow(self, from_index: int, **query: Any) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield records from `from_index` on, without end, through fail-overs."""
+        while True:
+            page = await self.read(from_index=from_index, wait_ms=FOLLOW_WAIT_MS, **query)
+            for record in page.records:
+                yield record
+            from_index = page.next_index
+
+    async def consumer(self, name: str, **options: Any) -> "AsyncConsumer":
+        """Return a reader with the cursor `name`. options: as of Consumer."""
+        return AsyncConsumer(await self._call(Consumer, self.blocking, name, **options), self._call)
+
+    def producer(self, **options: Any) -> "AsyncProducer":
+        """Return a producer. options: as of RecordProducer."""
+        return AsyncProducer(self.blocking, **options)
+
+    async def _call(self, function: Callable[..., Returned], *arguments: Any, **options: Any) -> Returned:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(function, *arguments, **options))
+
+
+class AsyncConsumer:
+    """Consumer for asyncio."""
+
+    def __init__(self, consumer: Consumer, call: Callable[..., Any]) -> None:
+        self.blocking, self._call = consumer, call
+
+    async def poll(self, **query: Any) -> Page:
+        """Return the next page; empty if nothing came in `wait_ms`. Raises ClientError."""
+        page: Page = await self._call(self.blocking.poll, **query)
+        return page
+
+    async def records(self, **query: Any) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield records without end; commit after each page, once all of its records were taken."""
+        while True:
+            page = await self.poll(**query)
+            for record in page.records:
+                yield record
+            if page.records:
+                await self.commit()
+
+    async def commit(self, index: int | None = None) -> None:
+        """Move the cursor to `index`, by default to the position. Raises ConditionFailed."""
+        await self._call(self.blocking.commit, index)
+
+
+class AsyncProducer:
+    """Producer for asyncio: `send` waits for space in the queue alone; its delivery is awaited."""
+
+    def __init__(self, client: CommitlogClient, **options: Any) -> None:
+        self.blocking = RecordProducer(client, **options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await asyncio.to_thread(self.blocking.__exit__, *error)
+
+    async def send(
+        self, value: str | bytes | Record | None, key: str | bytes | None = None
+    ) -> RecordDelivery:
+        """Queue one record. Raises ProducerFailed after an earlier failure."""
+        try:
+            return self.blocking.send(value, key, wait=False)
+        except BlockingIOError:
+            return await asyncio.to_thread(self.blocking.send, value, key)
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all records are committed. Raises as RecordProducer.flush."""
+        await asyncio.to_thread(self.blocking.flush, timeout_s)

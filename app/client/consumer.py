@@ -1,0 +1,90 @@
+"""Consumer: reads a log from a named position that the log itself keeps."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from app.client.client import FOLLOW_WAIT_MS, CommitlogClient, Page
+from app.client.errors import ConditionFailed, NotFound
+from app.client.operations import Cursor, Operations
+
+
+class Consumer:
+    """Reader with a cursor: a restart, on any machine, resumes where the last `commit` was.
+
+    position: the next index to read. Records are delivered at least once: what was read after the last
+    `commit` is read again after a crash. A second consumer with the same name is noticed at the next
+    `commit`, which raises ConditionFailed (`cursor-moved`) for one of the two.
+    """
+
+    def __init__(
+        self, client: CommitlogClient, name: str, *, start: int | str = "earliest", fence: bool = False
+    ) -> None:
+        """start: where a new cursor begins: an index, "earliest" or "latest". fence: retention and trims keep
+        the records from the cursor on. Raises ClientError."""
+        self._client = client
+        self._operations = Operations(client)
+        self.name, self._fence = name, fence
+        try:
+            self._cursor = self._operations.cursor(name)
+        except NotFound as error:
+            if error.code != "cursor-not-found":
+                raise
+            self._cursor = self._create(self._index_of(start))
+        self.position = self._cursor.index
+
+    @property
+    def committed(self) -> int:
+        """Position of the cursor, as this consumer last set or read it."""
+        return self._cursor.index
+
+    def poll(self, *, wait_ms: int = FOLLOW_WAIT_MS, **query: Any) -> Page:
+        """Return the next page and move the position, not the cursor; empty if nothing came in `wait_ms`.
+
+        query: limit, max_bytes, key, encoding, as of `CommitlogClient.read`. Raises ClientError: NotFound
+        (`index-trimmed`, with `begin_index` in its document) when retention has removed the position.
+        """
+        page = self._client.read(from_index=self.position, wait_ms=wait_ms, **query)
+        self.position = page.next_index
+        return page
+
+    def records(self, **query: Any) -> Iterator[Mapping[str, Any]]:
+        """Yield records without end; commit after each page, once all of its records were taken."""
+        while True:
+            page = self.poll(**query)
+            yield from page.records
+            if page.records:
+                self.commit()
+
+    def seek(self, index: int) -> None:
+        """Continue at `index`; the cursor moves at the next commit."""
+        self.position = index
+
+    def commit(self, index: int | None = None) -> None:
+        """Move the cursor to `index`, by default to the position.
+
+        Raises ConditionFailed when another consumer has moved it.
+        """
+        target = self.position if index is None else index
+        if target == self._cursor.index:
+            return
+        self._cursor = self._move(target, self._cursor.version)
+
+    def _create(self, index: int) -> Cursor:
+        return self._move(index, "")
+
+    def _move(self, index: int, version: str) -> Cursor:
+        try:
+            return self._operations.move_cursor(self.name, index, fence=self._fence, if_match=version)
+        except ConditionFailed:
+            found = self._operations.cursor(self.name)
+            if found.index != index:
+                raise
+            return found  # moved by an attempt whose answer was lost
+
+    def _index_of(self, start: int | str) -> int:
+        if isinstance(start, int):
+            return start
+        if start not in ("earliest", "latest"):
+            raise ValueError(f'start must be an index, "earliest" or "latest", got {start!r}')
+        tail = self._client.tail()
+        return int(tail["committed_index"]) + 1 if start == "latest" else max(0, int(tail["begin_index"]))

@@ -1,0 +1,93 @@
+"""Tables in and out: pandas, polars and Arrow. Needs the extra `arrow`.
+
+Columns of a table that is appended: `value` (binary or string), optional `key`, `timestamp` (a timestamp, or
+integer milliseconds) and `headers`. Columns of a table that is read: index, term, offset, timestamp, key,
+value, headers, type, as in docs/api.md.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from app.client.batches import arrow_body
+from app.client.client import Appended, CommitlogClient
+from storage.units import MIB
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+APPEND_RECORDS = 10_000
+APPEND_BYTES = 8 * MIB
+
+
+def to_arrow(frame: Any) -> "pa.Table":
+    """Return a pandas or polars data frame, or anything with the Arrow stream interface, as an Arrow table
+    that the service accepts. Raises TypeError."""
+    import pyarrow as pa
+
+    if isinstance(frame, pa.RecordBatch):
+        table = pa.Table.from_batches([frame])
+    elif isinstance(frame, pa.Table):
+        table = frame
+    elif hasattr(frame, "to_arrow"):  # polars
+        table = frame.to_arrow()
+    elif type(frame).__module__.partition(".")[0] == "pandas":
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+    elif hasattr(frame, "__arrow_c_stream__"):
+        table = pa.table(frame)
+    else:
+        raise TypeError(f"a pandas, polars or Arrow table is required, got {type(frame).__name__}")
+    return _plain(table)
+
+
+def append_frame(
+    client: CommitlogClient, frame: Any, *, max_records: int = APPEND_RECORDS, **options: Any
+) -> list[Appended]:
+    """Append a table in order, as one or more appends, each of them atomic. options: as of `append`.
+
+    Raises ClientError; the appends before the failed one are in the log. A producer's `send_arrow` is faster.
+    """
+    return [
+        client.append_body(body.content, body.media_type, **options)
+        for body in arrow_body(to_arrow(frame), max_records, APPEND_BYTES)
+    ]
+
+
+def read_frame(
+    client: CommitlogClient, from_index: int = 0, until_index: int | None = None, **query: Any
+) -> "pa.Table":
+    """Return the records of [from_index, until_index) as an Arrow table; by default up to the committed end
+    at the time of the call.
+
+    `polars.from_arrow(table)` and `table.to_pandas()` convert it. Raises ClientError.
+    """
+    import pyarrow as pa
+
+    tail = client.tail()
+    from_index = max(from_index, int(tail["begin_index"]))
+    end = int(tail["committed_index"]) + 1
+    end = end if until_index is None else min(end, until_index)
+    tables = []
+    while True:
+        table, from_index, _ = client.read_arrow(from_index, until_index=end, **query)
+        tables.append(table)
+        if from_index >= end:
+            return pa.concat_tables(tables)
+
+
+def read_pandas(
+    client: CommitlogClient, from_index: int = 0, until_index: int | None = None, **query: Any
+) -> Any:
+    """As `read_frame`, as a pandas data frame."""
+    return read_frame(client, from_index, until_index, **query).to_pandas()
+
+
+def _plain(table: "pa.Table") -> "pa.Table":
+    """Return the table with plain binary in place of views, dictionaries and fixed sizes."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if pa.types.is_string_view(kind) or kind != field.type:
+            table = table.set_column(place, field.name, table.column(place).cast(pa.large_string()))
+        elif pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+            table = table.set_column(place, field.name, table.column(place).cast(pa.large_binary()))
+    return table.replace_schema_metadata(None)

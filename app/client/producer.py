@@ -1,0 +1,342 @@
+"""Producer: appends records in the background, in batches, in order, each exactly once."""
+
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Self
+
+from app.client.batches import Body, arrow_body, pack
+from app.client.client import Appended, CommitlogClient
+from app.client.errors import ClientError, Problem, ProducerFailed
+from app.client.records import Record
+from storage.units import MIB
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_IN_FLIGHT = 5  # a log remembers the last five appends of a producer
+_GAP_PAUSE_S = 0.005
+_QUEUED_RECORD_BYTES = 64  # of a record beside its value and key, about
+
+
+class _Batch:
+    """Records of one append. sequence: -1 until it is sent."""
+
+    __slots__ = ("body", "future", "is_closed", "keys", "others", "sequence", "since", "size", "values")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.values: list[str | bytes | None] = []
+        self.keys: list[str | bytes | None] = []
+        self.others: list[Record] | None = None  # every record, once one of them has headers or a timestamp
+        self.body: Body | None = None
+        self.size = 0
+        self.is_closed = False
+        self.sequence = -1
+        self.future: Future[Appended] = Future()
+
+    def encoded(self) -> Body:
+        """Return the body of the append; a repeat sends the same bytes."""
+        if self.body is None:
+            self.body = pack(self.values, self.keys, self.others)
+        return self.body
+
+
+class RecordDelivery:
+    """A record on its way. It can be awaited in asyncio."""
+
+    __slots__ = ("_batch", "_position")
+
+    def __init__(self, batch: Future[Appended], position: int) -> None:
+        self._batch = batch
+        self._position = position
+
+    def done(self) -> bool:
+        """Return whether the record is committed, or has failed."""
+        return self._batch.done()
+
+    def result(self, timeout_s: float | None = None) -> int:
+        """Wait for the commit; return the index of the record.
+
+        Raises ClientError with the outcome of the append, or TimeoutError while it is still on its way.
+        """
+        return self._batch.result(timeout_s).first_index + self._position
+
+    def append(self, timeout_s: float | None = None) -> Appended:
+        """As `result`; return the whole append that the record is a part of."""
+        return self._batch.result(timeout_s)
+
+    def __await__(self) -> Generator[Any, None, int]:
+        import asyncio
+
+        appended = yield from asyncio.wrap_future(self._batch).__await__()
+        return appended.first_index + self._position
+
+
+class RecordProducer:
+    """Appends to the log of `client`, by threads in the background. May be shared by threads.
+
+    Records are committed in the order of `send`, and a retry never stores one twice: the log knows the
+    producer by `producer_id` and `epoch`, and each append by its sequence. A new producer has a new id. One
+    that keeps its id over restarts needs a higher epoch at each start (default: the clock in milliseconds);
+    the log then refuses what an older instance still sends.
+
+    linger_ms: how long a batch waits for more records. max_batch_records, max_batch_bytes: of one append; the
+    service allows 10 000 records and 16 MiB unless it is configured otherwise. max_in_flight: appends at a
+    time, 1 to 5. max_pending_bytes: of records that are not committed; `send` waits beyond it.
+
+    The first append that fails for good ends the producer: what comes after it would be out of order. Later
+    records fail with ProducerFailed and the outcome `not_applied`, or with the answer that they received.
+    """
+
+    def __init__(
+        self,
+        client: CommitlogClient,
+        *,
+        producer_id: str | None = None,
+        epoch: int | None = None,
+        linger_ms: float = 5.0,
+        max_batch_records: int = 10_000,
+        max_batch_bytes: int = 4 * MIB,
+        max_in_flight: int = 4,
+        max_pending_bytes: int = 64 * MIB,
+        **options: Any,
+    ) -> None:
+        """options: of each append: acks, timeout_ms, fencing_token."""
+        if not 1 <= max_in_flight <= MAX_IN_FLIGHT:
+            raise ValueError(f"max_in_flight must be between 1 and {MAX_IN_FLIGHT}, got {max_in_flight}")
+        self.producer_id = producer_id or str(uuid.uuid4())
+        self.epoch = epoch if epoch is not None else time.time_ns() // 1_000_000 if producer_id else 0
+        self._client = client
+        self._options = options
+        self._linger_s = linger_ms / 1_000
+        self._max_records, self._max_bytes = max_batch_records, max_batch_bytes
+        self._max_in_flight, self._max_pending = max_in_flight, max_pending_bytes
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # for senders: a batch to send
+        self._room = threading.Condition(self._lock)  # for callers: less is pending, or all is done
+        self._queue: deque[_Batch] = deque()  # not sent; only the last one may be open
+        self._in_flight: deque[_Batch] = deque()
+        self._pending = 0
+        self._sequence = 0
+        self._is_known = False  # the log has this producer's first append
+        self._is_closed = False
+        self._urgent = 0
+        self._failed: ClientError | None = None
+        self._threads = [
+            threading.Thread(target=self._send_batches, name=f"commitlog-producer-{number}", daemon=True)
+            for number in range(max_in_flight)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        try:
+            self.close()
+        except ClientError:
+            if error is None:  # otherwise the error in the block is the one to raise
+                raise
+
+    # --- what callers do
+
+    def send(
+        self, value: str | bytes | Record | None, key: str | bytes | None = None, *, wait: bool = True
+    ) -> RecordDelivery:
+        """Queue one record. Raises ProducerFailed after an earlier failure, and BlockingIOError with
+        wait=False while max_pending_bytes are pending."""
+        other = None
+        if isinstance(value, Record):
+            record = value
+            if record.headers or record.timestamp is not None:
+                other = record
+            value, key = record.value, record.key
+        size = (
+            (len(value) if value is not None else 0)
+            + (len(key) if key is not None else 0)
+            + _QUEUED_RECORD_BYTES
+        )
+        with self._lock:
+            if self._pending >= self._max_pending or self._failed is not None or self._is_closed:
+                self._wait_for_room(wait=wait)
+            queue = self._queue
+            batch = queue[-1] if queue else None
+            if batch is None or batch.is_closed or batch.size + size > self._max_bytes:
+                batch = self._begin()
+            position = len(batch.values)
+            if other is not None or batch.others is not None:
+                if batch.others is None:
+                    batch.others = [Record(*pair) for pair in zip(batch.values, batch.keys, strict=True)]
+                batch.others.append(other or Record(value, key))
+            batch.values.append(value)
+            batch.keys.append(key)
+            batch.size += size
+            self._pending += size
+            if position + 1 >= self._max_records:
+                batch.is_closed = True
+                self._work.notify()
+        return RecordDelivery(batch.future, position)
+
+    def send_many(self, values: Iterable[str | bytes | Record | None]) -> list[RecordDelivery]:
+        """Queue records in their order."""
+        return [self.send(value) for value in values]
+
+    def send_arrow(self, table: "pa.Table | pa.RecordBatch") -> list[RecordDelivery]:
+        """Queue a table with the columns of `append_arrow`, divided into appends; return one delivery for
+        each of them, at its first record."""
+        deliveries = []
+        for body in arrow_body(table, self._max_records, self._max_bytes):
+            with self._lock:
+                self._wait_for_room(wait=True)
+                batch = self._begin()
+                batch.body, batch.size, batch.is_closed = body, len(body.content), True
+                self._pending += batch.size
+                self._work.notify()
+            deliveries.append(RecordDelivery(batch.future, 0))
+        return deliveries
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Send what is queued at once, and wait until all of it is committed.
+
+        Raises the error of the append that failed, or TimeoutError.
+        """
+        with self._lock:
+            self._urgent += 1
+            self._work.notify_all()
+            try:
+                if not self._room.wait_for(lambda: not self._queue and not self._in_flight, timeout_s):
+                    raise TimeoutError(f"{self._pending} bytes are not committed after {timeout_s} s")
+                if self._failed is not None:
+                    raise self._failed
+            finally:
+                self._urgent -= 1
+
+    def close(self) -> None:
+        """Flush, and end the threads. Raises as `flush`."""
+        try:
+            self.flush()
+        finally:
+            with self._lock:
+                self._is_closed = True
+                self._work.notify_all()
+                self._room.notify_all()
+            for thread in self._threads:
+                thread.join()
+
+    # --- with the lock
+
+    def _wait_for_room(self, *, wait: bool) -> None:
+        while True:
+            if self._failed is not None:
+                raise ProducerFailed(self._failed)
+            if self._is_closed:
+                raise ValueError("the producer is closed")
+            if self._pending < self._max_pending:
+                return
+            if not wait:
+                raise BlockingIOError(f"{self._pending} bytes are pending")
+            self._urgent += 1  # what is queued leaves at once, or there may never be room
+            self._work.notify_all()
+            self._room.wait()
+            self._urgent -= 1
+
+    def _begin(self) -> _Batch:
+        if self._queue:
+            self._queue[-1].is_closed = True
+        batch = _Batch(time.monotonic())
+        self._queue.append(batch)
+        self._work.notify()
+        return batch
+
+    def _next(self) -> _Batch | None:
+        """Wait for a batch whose turn it is; None when the producer is closed."""
+        while True:
+            wait_s = None
+            if self._queue and (self._is_known or not self._in_flight):  # a log's first sequence may be any
+                first = self._queue[0]
+                wait_s = first.since + self._linger_s - time.monotonic()
+                if first.is_closed or self._urgent or self._is_closed or wait_s <= 0:
+                    self._queue.popleft()
+                    first.is_closed = True
+                    first.sequence = self._sequence
+                    self._sequence += 1
+                    self._in_flight.append(first)
+                    return first
+            elif self._is_closed and not self._queue:
+                return None
+            self._work.wait(wait_s)
+
+    def _fail(self, error: ClientError) -> list[_Batch]:
+        """End the producer; return the batches that are never sent."""
+        self._failed = self._failed or error
+        ended = list(self._queue)
+        self._queue.clear()
+        self._pending -= sum(batch.size for batch in ended)
+        return ended
+
+    # --- threads
+
+    def _send_batches(self) -> None:
+        while True:
+            with self._lock:
+                batch = self._next()
+            if batch is None:
+                return
+            error = self._deliver(batch)
+            with self._lock:
+                ended = [] if error is None else self._fail(error)
+            for other in ended:
+                assert error is not None
+                other.future.set_exception(ProducerFailed(error))
+            with self._lock:  # a flush returns when every delivery is done
+                self._in_flight.remove(batch)
+                self._pending -= batch.size
+                self._is_known |= error is None
+                self._work.notify_all()
+                self._room.notify_all()
+
+    def _deliver(self, batch: _Batch) -> ClientError | None:
+        """Append a batch and complete its deliveries; return the error of a failure."""
+        try:
+            batch.future.set_result(self._append(batch))
+        except ClientError as failure:
+            batch.future.set_exception(failure)
+            return failure
+        except Exception as failure:  # records that cannot be encoded: nothing was sent
+            error = ClientError(f"the records cannot be encoded: {failure}")
+            error.__cause__ = failure
+            batch.future.set_exception(error)
+            return error
+        return None
+
+    def _append(self, batch: _Batch) -> Appended:
+        """Append a batch; wait while an earlier one is still on its way. Raises ClientError."""
+        body = batch.encoded()
+        while True:
+            with self._lock:
+                is_alone = self._in_flight[0] is batch
+            try:
+                return self._client.append_body(
+                    body.content,
+                    body.media_type,
+                    producer_id=self.producer_id,
+                    producer_epoch=self.epoch,
+                    producer_sequence=batch.sequence,
+                    **self._options,
+                )
+            except Problem as problem:
+                expected = problem.document.get("expected_sequence")
+                if problem.code != "sequence-gap" or expected is None or expected > batch.sequence:
+                    raise
+                with self._lock:
+                    failed = self._failed
+                if failed is not None:
+                    raise ProducerFailed(failed) from problem
+                if is_alone:
+                    raise  # the log has lost the sequence of this producer: nothing earlier is on its way
+            time.sleep(_GAP_PAUSE_S)

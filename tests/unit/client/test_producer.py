@@ -1,0 +1,168 @@
+"""The producer: batches, order, repeats and failures, against scripted nodes."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from app.client import ClientError, CommitlogClient, InvalidRequest, ProducerFailed, Record, RecordProducer
+from app.client.batches import arrow_body, pack
+from tests.unit.cli.fake_service import Asked, FakeService, Told, committed, fake_service
+
+
+class Log:
+    """Sequences of one producer, as a leader keeps them. refuse: an answer in place of the usual one."""
+
+    def __init__(self, refuse: Callable[[Asked, int], Told | None] = lambda asked, attempt: None) -> None:
+        self.expected = 0
+        self.attempts: dict[int, int] = {}
+        self.open = self.most_open = 0
+        self._refuse = refuse
+        self._lock = threading.Lock()
+
+    def __call__(self, asked: Asked) -> Told:
+        if asked.method != "POST":
+            return Told(404, {"code": "not-found"})
+        sequence = int(asked.query["producer_sequence"])
+        with self._lock:
+            self.attempts[sequence] = self.attempts.get(sequence, 0) + 1
+            attempt = self.attempts[sequence]
+        told = self._refuse(asked, attempt)
+        with self._lock:
+            if told is not None:
+                return told
+            if sequence > self.expected:
+                document = {
+                    "code": "sequence-gap",
+                    "expected_sequence": self.expected,
+                    "outcome": "not_applied",
+                }
+                return Told(409, document)
+            self.expected = max(self.expected, sequence + 1)
+            return Told(200, committed(first_index=sequence * 2, count=2))
+
+
+def producing(service: FakeService, **options: object) -> RecordProducer:
+    client = CommitlogClient(service.url, give_up_s=5.0)
+    return RecordProducer(client, **{"linger_ms": 60_000.0, "max_batch_records": 2, **options})  # type: ignore[arg-type]
+
+
+def test_records_are_batched_and_each_delivery_has_its_index() -> None:
+    with fake_service(Log()) as service:
+        with producing(service) as producer:
+            sent = producer.send_many([b"a", "b", Record("c"), "d", "e"])
+            assert [delivery.result(30) for delivery in sent[:4]] == [0, 1, 2, 3]
+            assert not sent[4].done()  # it waits for a second record
+        assert sent[4].result(0) == 4
+        assert sorted(asked.query["producer_sequence"] for asked in service.appends()) == ["0", "1", "2"]
+        assert {asked.query["producer_id"] for asked in service.appends()} == {producer.producer_id}
+
+
+def test_a_record_waits_no_longer_than_linger() -> None:
+    with fake_service(Log()) as service, producing(service, linger_ms=1.0) as producer:
+        assert producer.send("a").result(30) == 0
+
+
+def test_appends_that_overtake_one_another_are_stored_in_order() -> None:
+    late = threading.Event()
+
+    def refuse(asked: Asked, attempt: int) -> Told | None:
+        if asked.query["producer_sequence"] == "1" and attempt == 1:
+            late.wait(30)  # 2, 3 and 4 arrive before it
+        elif asked.query["producer_sequence"] == "4":
+            late.set()
+        return None
+
+    log = Log(refuse)
+    with fake_service(log) as service, producing(service, max_in_flight=4) as producer:
+        sent = producer.send_many([str(number) for number in range(12)])
+        producer.flush(60)
+        assert [delivery.result(0) for delivery in sent] == list(range(12))
+        assert log.expected == 6
+        assert log.attempts[0] == 1  # the first append is sent alone: a log accepts any first sequence
+
+
+def test_a_failure_ends_the_producer_and_every_record_has_an_outcome() -> None:
+    def refuse(asked: Asked, attempt: int) -> Told | None:
+        if asked.query["producer_sequence"] == "1":
+            return Told(422, {"code": "invalid-request", "outcome": "not_applied", "retryable": False})
+        return None
+
+    with fake_service(Log(refuse)) as service:
+        producer = producing(service, max_in_flight=3)
+        sent = []
+        with contextlib.suppress(ProducerFailed):  # a later record may be refused already
+            for number in range(40):
+                sent.append(producer.send(str(number)))
+        with pytest.raises(InvalidRequest):
+            producer.flush(60)
+        assert [delivery.result(30) for delivery in sent[:2]] == [0, 1]
+        with pytest.raises(InvalidRequest):
+            sent[2].result(30)
+        for delivery in sent[4:]:
+            with pytest.raises(ProducerFailed) as failed:
+                delivery.result(30)
+            assert failed.value.outcome == "not_applied"
+        with pytest.raises(ProducerFailed, match="invalid-request"):
+            producer.send("x")
+        with pytest.raises(InvalidRequest):
+            producer.close()
+
+
+def test_a_sequence_that_the_log_has_lost_is_an_error() -> None:
+    def refuse(asked: Asked, attempt: int) -> Told | None:
+        if asked.query["producer_sequence"] == "1":
+            return Told(409, {"code": "sequence-gap", "expected_sequence": 0, "outcome": "not_applied"})
+        return None
+
+    with fake_service(Log(refuse)) as service:
+        producer = producing(service)
+        sent = producer.send_many(["a", "b", "c", "d"])
+        with pytest.raises(ClientError, match="sequence-gap"):
+            producer.close()
+        assert [delivery.result(0) for delivery in sent[:2]] == [0, 1]
+
+
+def test_a_full_queue_leaves_before_its_time() -> None:
+    with fake_service(Log()) as service, producing(service, max_pending_bytes=100) as producer:
+        sent = [producer.send("x" * 40) for _ in range(3)]
+        assert sent[0].result(0) == 0
+
+
+def test_send_waits_while_too_much_is_pending() -> None:
+    gate = threading.Event()
+
+    def refuse(asked: Asked, attempt: int) -> Told | None:
+        gate.wait(30)
+        return None
+
+    with fake_service(Log(refuse)) as service, producing(service, max_pending_bytes=200) as producer:
+        producer.send_many(["a" * 40, "b" * 40])
+        with pytest.raises(BlockingIOError):
+            producer.send("c", wait=False)
+        with pytest.raises(TimeoutError):
+            producer.flush(0.01)
+        gate.set()
+        assert producer.send("c").append is not None  # waits for the first two
+
+
+@pytest.mark.parametrize("in_flight", [0, 6])
+def test_a_window_that_the_log_cannot_repeat_is_refused(in_flight: int) -> None:
+    with pytest.raises(ValueError, match="between 1 and 5"):
+        RecordProducer(CommitlogClient("http://127.0.0.1:1"), max_in_flight=in_flight)
+
+
+def test_bodies() -> None:
+    import pyarrow as pa
+
+    rows = pa.ipc.open_stream(pack(["a", b"\xff", None], [None, "k", None], None).content).read_all()
+    assert rows.to_pylist() == [
+        {"value": b"a", "key": None},
+        {"value": b"\xff", "key": b"k"},
+        {"value": None, "key": None},
+    ]
+    assert pack(["a"], [None], [Record("a", timestamp=5)]).content == b'{"value":"a","timestamp":5}\n'
+    table = pa.table({"value": [str(number) for number in range(10)]})
+    parts = [pa.ipc.open_stream(body.content).read_all().num_rows for body in arrow_body(table, 4, 1 << 20)]
+    assert parts == [4, 4, 2]
