@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo test check format docs rules sim mutants scenarios-rewrite chaos bench package sbom lock clean
+.PHONY: help setup doctor demo test check format docs docs-site rules sim mutants scenarios-rewrite chaos bench package sbom lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -32,6 +32,10 @@ format: setup  ## format all files with ruff
 
 docs: setup  ## generate docs/configuration.md and docs/tables.md from the docstrings of the code
 	@$(BIN)/python docs/generate.py
+
+docs-site:  ## build the documentation for /docs/ of the nodes (needs the network once, for mkdocs-material)
+	@test -x .cache/mkdocs/bin/mkdocs || ($(PYTHON) -m venv .cache/mkdocs && .cache/mkdocs/bin/pip install --quiet mkdocs-material)
+	@.cache/mkdocs/bin/mkdocs build --quiet --strict
 
 rules: setup  ## list the rules of app/RULES.md that no test proves
 	@$(BIN)/python -m tests.rules

@@ -47,7 +47,7 @@ RULES: Final = {
     ("GET", "/healthz"): _OPEN,
     ("GET", "/readyz"): _OPEN,
     ("GET", "/docs"): _OPEN,
-    ("GET", "/docs/{name}"): _OPEN,
+    ("GET", "/docs/{path:path}"): _OPEN,
     ("GET", "/problems/{code}"): _OPEN,
     ("GET", "/ui"): _OPEN,
     ("GET", "/ui/{name}"): _OPEN,

@@ -17,6 +17,7 @@ from app import telemetry
 from app.api.http.dependencies import Node, Nothing, body_answer, json_answer
 from app.api.http.openapi import answers
 from app.api.metrics.controller_mode import controller_mode_metrics
+from app.api.routes import documentation
 from app.errors import PROBLEMS, CommitlogError, NotFound
 from app.log.contract import ReplicaStatus, Role
 from app.node.broker import Broker
@@ -323,12 +324,12 @@ async def docs() -> Response:
     return body_answer(_DOCS.encode(), _HTML)
 
 
-@router.get("/docs/{name}", include_in_schema=False)
-async def docs_asset(name: str) -> Response:
-    """Swagger UI from the package index, not from a CDN: it works without network."""
-    if name not in _ASSETS:
-        raise NotFound(f"/docs/{name} does not exist")
-    return body_answer(_asset(name), _ASSETS[name], headers=_CACHED)
+@router.get("/docs/{path:path}", include_in_schema=False)
+async def docs_file(path: str) -> Response:
+    """A file of Swagger UI, which works without network, or of the documentation."""
+    if path not in _ASSETS:
+        return documentation.page(path)
+    return body_answer(_asset(path), _ASSETS[path], headers=_CACHED)
 
 
 @lru_cache(maxsize=len(_ASSETS))

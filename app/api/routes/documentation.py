@@ -1,0 +1,39 @@
+"""Pages of the documentation below `/docs/`: files that `make docs-site` builds, or the build of the wheel found.
+
+`/docs` itself is the page of the REST routes. The folder is listed once, so a path can name no other file.
+"""
+
+import mimetypes
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from starlette.responses import Response
+
+from app.api.http.dependencies import body_answer
+from app.errors import NotFound
+
+FOLDER: Final = Path(__file__).with_name("site")
+_HEADERS: Final = (
+    (b"cache-control", b"no-cache"),
+    (b"content-security-policy", b"default-src 'self' 'unsafe-inline' data:; worker-src 'self' blob:"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+def page(path: str, folder: Path = FOLDER) -> Response:
+    """Return a file of the site. Raises NotFound, with the remedy when the site is not built."""
+    files = _files(folder)
+    if not files:
+        raise NotFound("the pages of the documentation are not built at this node; run `make docs-site`")
+    found = files.get(path or "index.html")
+    if found is None:
+        raise NotFound(f"/docs/{path} does not exist")
+    kind = mimetypes.guess_type(found.name)[0] or "application/octet-stream"
+    kind = f"{kind}; charset=utf-8" if kind.startswith("text/") else kind
+    return body_answer(found.read_bytes(), kind, headers=_HEADERS)
+
+
+@cache
+def _files(folder: Path) -> dict[str, Path]:
+    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
