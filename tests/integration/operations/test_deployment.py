@@ -1,0 +1,134 @@
+"""The files of conf/deploy: they name what exists, and fit one another."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from app.settings.file import load
+from tests.support.cluster import Cluster
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "conf" / "deploy"
+METRIC = re.compile(r"\bcommitlog_[a-z_]+")
+NAME = {"app.kubernetes.io/name": "commitlog"}
+KINDS = {
+    "StatefulSet": "apps/v1",
+    "Service": "v1",
+    "ConfigMap": "v1",
+    "Secret": "v1",
+    "PodDisruptionBudget": "policy/v1",
+}
+
+
+def objects() -> Iterator[dict[str, Any]]:
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
+        yield from yaml.safe_load_all(path.read_text())
+
+
+def one(kind: str, name: str = "commitlog") -> dict[str, Any]:
+    (found,) = [o for o in objects() if o["kind"] == kind and o["metadata"]["name"] == name]
+    return found
+
+
+def test_every_object_has_its_api_and_labels() -> None:
+    found = list(objects())
+    assert {o["kind"]: o["apiVersion"] for o in found} == KINDS
+    assert all(o["metadata"]["labels"] == NAME for o in found)
+
+
+def test_the_stateful_set_refers_to_the_other_objects() -> None:
+    spec = one("StatefulSet")["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"] == NAME
+    peers = one("Service", spec["serviceName"])["spec"]
+    assert (peers["clusterIP"], peers["publishNotReadyAddresses"]) == ("None", True)
+    for service in (peers, one("Service")["spec"]):
+        assert service["selector"] == NAME
+        assert all(ports[port["targetPort"]] == port["port"] for port in service["ports"])
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        check = container[probe]["httpGet"]
+        assert (check["path"], check["port"]) == (
+            "/readyz" if probe == "readinessProbe" else "/healthz",
+            "rest",
+        )
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    claims = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {*volumes, *claims}
+    assert volumes["config"]["configMap"]["name"] == one("ConfigMap")["metadata"]["name"]
+    assert volumes["secret"]["secret"]["secretName"] == one("Secret")["metadata"]["name"]
+    budget = one("PodDisruptionBudget")["spec"]
+    assert (budget["maxUnavailable"], budget["selector"]["matchLabels"]) == (1, NAME)
+
+
+def configurations(folder: Path) -> Iterator[tuple[str, Path]]:
+    (folder / "kubernetes.toml").write_text(one("ConfigMap")["data"]["cluster.toml"])
+    yield "kubernetes", folder / "kubernetes.toml"
+    yield "compose", DEPLOY / "compose.toml"
+
+
+def test_the_configurations_are_valid_and_reach_their_nodes(tmp_path: Path) -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    hosts = {
+        "kubernetes": [
+            f"commitlog-{number}.commitlog-peers" for number in range(one("StatefulSet")["spec"]["replicas"])
+        ],
+        "compose": list(compose["services"]),
+    }
+    for name, path in configurations(tmp_path):
+        settings = load(path, "n1")
+        assert [str(node.url) for node in settings.nodes] == [f"http://{host}:8101" for host in hosts[name]]
+        assert [str(node.peer_address) for node in settings.nodes] == [f"{host}:9101" for host in hosts[name]]
+        assert all(str(node.data).startswith("/var/lib/commitlog/") for node in settings.nodes)
+        assert settings.security.cluster_secret_file is not None
+    for node, service in compose["services"].items():
+        assert service["command"][-1] == node
+        assert service["ports"][0].startswith("127.0.0.1:")
+        assert service["volumes"] == [f"{node}:/var/lib/commitlog"]
+        assert node in compose["volumes"]
+    secret = str(settings.security.cluster_secret_file)
+    assert secret.removeprefix("/run/secrets/") in compose["secrets"]
+
+
+def test_the_secret_of_the_example_is_refused() -> None:
+    assert len(one("Secret")["stringData"]["cluster.secret"]) < 16  # bytes that a node requires
+
+
+def test_the_unit_starts_the_node_that_its_name_contains() -> None:
+    unit = (DEPLOY / "commitlog@.service").read_text()
+    assert "serve --config /etc/commitlog/cluster.toml --node %i\n" in unit
+    assert "RestartPreventExitStatus=2\n" in unit
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for panel in json.loads((DEPLOY / "grafana_dashboard.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+    for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]:
+        for rule in group["rules"]:
+            assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+            assert rule["labels"]["severity"] in ("warning", "critical")
+            assert rule["annotations"]["summary"]
+            yield rule["alert"], rule["expr"]
+
+
+@pytest.mark.parametrize("path", ["grafana_dashboard.json", "alerts.yaml"])
+def test_brackets_are_balanced(path: str) -> None:
+    for title, expression in expressions():
+        assert all(expression.count(a) == expression.count(b) for a, b in ("()", "[]", "{}")), (path, title)
+
+
+def test_every_metric_of_the_dashboard_and_the_alerts_exists(cluster: Cluster) -> None:
+    text = httpx.get(f"http://127.0.0.1:{cluster.rest_ports['n1']}/metrics", timeout=30).text
+    known = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    known |= {f"{name}_bucket" for name in known}
+    asked = {(title, name) for title, text in expressions() for name in METRIC.findall(text)}
+    assert len(asked) > 25
+    assert {(title, name) for title, name in asked if name not in known} == set()
