@@ -1,4 +1,4 @@
-"""Pages of the documentation below `/docs/`: files that `make docs-site` builds, or the build of the wheel found.
+"""Pages of the documentation below `/docs/`: the files that `make docs-site` builds.
 
 `/docs` itself is the page of the REST routes. The folder is listed once, so a path can name no other file.
 """
