@@ -17,6 +17,7 @@ from app.api.append.lane import AppendLane
 from app.api.append.plain_route import PlainRoute
 from app.api.http import openapi, problems
 from app.api.http.in_flight_limit import InFlightLimit
+from app.api.http.tracing import TracedApp, Tracer
 from app.api.routes import (
     block_digests,
     cluster,
@@ -77,7 +78,8 @@ def build_app(settings: Settings, broker: Broker) -> Application:
     tokens = Tokens.load(settings.security.tokens_file)
     if tokens.needed:
         broker.tasks.keep("tokens-file", partial(tokens.watch, broker.meter))
-    handler = AppendHandler(broker)
+    tracer = None if settings.tracing.endpoint is None else Tracer(settings.tracing, broker.node.id)
+    handler = AppendHandler(broker, tracer)
     appends = PlainRoute(handler, settings.limits, settings.http.body_timeout_ms)
     broker.tasks.keep("late-bodies", appends.sweep)
     app = FastAPI(
@@ -100,11 +102,14 @@ def build_app(settings: Settings, broker: Broker) -> Application:
     _complete_openapi(app)
     in_flight = InFlightLimit(settings.http.max_open_reads, settings.http.max_open_bytes)
     lane = None
-    if settings.http.append_front is AppendFront.LANE:
+    if settings.http.append_front is AppendFront.LANE and tracer is None:
         lane = AppendLane(handler, tokens, settings.limits, settings.http.body_timeout_ms)
     actions = _actions_of(app.state.routes)
     asgi = HttpMiddleware(app, tokens, broker.meter, in_flight, actions, broker.audit.write)
-    return Application(asgi, lane)
+    if tracer is None:
+        return Application(asgi, lane)
+    broker.tasks.keep("traces", tracer.run)
+    return Application(TracedApp(asgi, tracer), lane)
 
 
 def _actions_of(routes: Sequence[BaseRoute]) -> dict[str, tuple[str, ...]]:

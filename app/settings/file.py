@@ -35,6 +35,7 @@ from app.settings.model import (
     SecuritySettings,
     Settings,
     TablesSettings,
+    TracingSettings,
     brokers_of,
     check,
 )
@@ -140,6 +141,7 @@ _SECTIONS: dict[str, type] = {
     "security": SecuritySettings,
     "tables": TablesSettings,
     "logging": LoggingSettings,
+    "tracing": TracingSettings,
 }
 
 

@@ -410,6 +410,26 @@ class LoggingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TracingSettings:
+    """Traces of calls, in the notation of OpenTelemetry."""
+
+    endpoint: str | None = None
+    """Base URL of a collector for OTLP over HTTP, such as `http://127.0.0.1:4318`; absent: no traces."""
+    sample_percent: int = 100
+    """Part of the traces that begin at this node; a trace that a client began follows its `traceparent`."""
+
+    def __post_init__(self) -> None:
+        check(
+            self.endpoint is None or self.endpoint.startswith(("http://", "https://")),
+            f"endpoint must be an http or https URL, got {self.endpoint}",
+        )
+        check(
+            0 <= self.sample_percent <= 100,
+            f"sample_percent must be from 0 to 100, got {self.sample_percent}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """All settings of one node."""
 
@@ -430,6 +450,7 @@ class Settings:
     security: SecuritySettings = field(default_factory=SecuritySettings)
     tables: TablesSettings = field(default_factory=TablesSettings)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
 
     def node_of(self, node_id: str | None) -> NodeSettings | None:
         """Return the node with this id; None for None and for an unknown id."""

@@ -21,6 +21,7 @@ from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.leader_headers import log_headers, not_leader
 from app.api.http.leader_proxy import LeaderProxy, check_led
 from app.api.http.messages import JSON_TYPE, REQUEST_ID, Response, problem_response
+from app.api.http.tracing import TRACEPARENT, Tracer
 from app.errors import CommitlogError, Forbidden, Internal, NoLeader, NotLeader, QuorumTimeout
 from app.log.contract import Acks, AppendRequest, AppendResult
 from app.node.broker import Broker
@@ -65,8 +66,9 @@ class AppendHandler:
     A front adds a request to `in_flight` before it reads the body; the answer removes it.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, tracer: Tracer | None = None) -> None:
         self._broker = broker
+        self.tracer = tracer
         self.url = broker.node.url.encode("latin-1")
         http = broker.settings.http
         self.in_flight = InFlightLimit(http.max_open_appends, http.max_open_bytes)
@@ -142,7 +144,12 @@ class _OneAppend:
         hosted = self._hosted
         driver = hosted.driver
         if driver is not None and hosted.leads:
-            driver.append(self._request, self._ended)
+            tracer = self._handler.tracer
+            if tracer is None:
+                driver.append(self._request, self._ended)
+            else:
+                parent = dict(self._call.headers).get(TRACEPARENT)
+                driver.append(self._request, tracer.timed("replicate", parent, self._ended))
         elif self._stays:
             self._finish(self._problem(not_leader(self._broker, hosted), hosted))
         else:
