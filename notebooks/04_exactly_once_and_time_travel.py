@@ -91,8 +91,9 @@ newest = entries.agg(F.max("index")).collect()[0][0]
 epochs = read_table(spark, table_path(tables, log, EPOCHS)).orderBy(F.desc("epoch")).limit(8).collect()
 cuts = []
 for epoch in reversed(epochs if newest is not None else []):
+    end_index = newest if epoch["end_index"] is None else min(newest, epoch["end_index"])
     try:
-        cut = at(spark, endpoint, log, token=token, index=min(newest, epoch["end_index"] or newest))
+        cut = at(spark, endpoint, log, token=token, index=end_index)
     except NotFound as error:  # its versions are no longer kept, or [tables] path of the service is not set
         print(f"epoch {epoch['epoch']}: {error}")
         continue
