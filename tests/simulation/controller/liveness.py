@@ -111,9 +111,12 @@ class HaLiveness:
         return log.is_current(node.copy_id) and node.copy_id in log.holders
 
     def _is_clear(self, nodes: Iterable[HaSimNode]) -> bool:
-        clear = self._cluster.network.is_clear
+        network = self._cluster.network
         names = dict.fromkeys(node.name for node in nodes)
-        return all(clear(one, other) for one in names for other in names if one != other)
+        pairs = [(one, other) for one in names for other in names if one != other]
+        if any(network.is_late(one, name) for one in self._cluster.nodes for name in names):
+            return False
+        return all(network.is_clear(*pair) for pair in pairs)
 
 
 def _groups(voters: list[HaSimNode], majority: int) -> list[tuple[HaSimNode, ...]]:

@@ -9,11 +9,14 @@ import pytest
 
 from app.controller.commands import ElectMaster
 from app.log.contract import NO_INDEX
+from app.raft.messages import TimeoutNow
 from tests.simulation.classic import group as classic
 from tests.simulation.controller.cluster import HaCluster
 from tests.simulation.controller.nemesis import EVENTS
 from tests.simulation.controller.plan import LOG_NAME, HaPlan, plan_with_acks
 from tests.simulation.controller.run import rare_events, run_seed, run_seeds
+from tests.simulation.world.network import LATE_US, LinkFaults, Network
+from tests.simulation.world.world import World
 
 SEEDS, SECONDS = 9, 18.0
 
@@ -38,6 +41,19 @@ def test_an_event_that_hardly_ever_happens_is_reported() -> None:
     assert rare_events(counts) == []
     counts["suspend"] -= 1
     assert rare_events(counts) == ["suspend happened only 499 times"]
+
+
+def test_frames_that_a_cut_has_kept_are_late_for_some_time_after_it() -> None:
+    world = World(1)
+    network = Network(world, LinkFaults(), lambda _source, _target, _message: None)
+    link = ("n1", "n2")
+    network.cut([link], keeps=True)
+    network.send(*link, 1, TimeoutNow(1))
+    world.step(10_000)  # the frame reaches the cut
+    network.mend([link])
+    assert (network.is_late(*link), network.is_late("n2", "n1")) == (True, False)
+    world.now_us += LATE_US[1]
+    assert not network.is_late(*link)
 
 
 @pytest.mark.rule("C-12", "C-08")

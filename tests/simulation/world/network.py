@@ -49,6 +49,7 @@ class Network:
         self._cuts: dict[Link, int] = {}  # how many faults cut the link now
         self._slow: dict[Link, int] = {}
         self._kept: dict[Link, deque[bytes]] = {}  # frames of links whose cut keeps them
+        self._late_until_us: dict[Link, int] = {}  # by then the frames that a cut has kept have arrived
         self._inboxes: dict[str, tuple[Life, Receive]] = {}
 
     def attach(self, node: str, life: Life, receive: Receive) -> None:
@@ -72,6 +73,11 @@ class Network:
     def is_clear(self, source: str, target: str) -> bool:
         """Return whether the link is neither cut nor slow."""
         return (source, target) not in self._cuts and (source, target) not in self._slow
+
+    def is_late(self, source: str, target: str) -> bool:
+        """Return whether frames from before the end of a cut may still arrive: an old heartbeat of a leader
+        that is gone postpones the next election."""
+        return self._late_until_us.get((source, target), 0) > self._world.now_us
 
     def slow_down(self, links: Iterable[Link]) -> None:
         for link in links:
@@ -111,6 +117,7 @@ class Network:
     def _deliver_late(self, link: Link) -> None:
         """Let the frames that a cut has kept arrive, among those that are sent from now on."""
         for frame in self._kept.pop(link, ()):
+            self._late_until_us[link] = self._world.now_us + LATE_US[1]
             self._observe_late()
             self._world.after(self._world.between(LATE_US), partial(self._deliver, *link, frame))
 
