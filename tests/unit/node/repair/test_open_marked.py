@@ -35,7 +35,7 @@ def opened(folder: Path, *, lacks_records: bool) -> tuple[Node, LogDriver]:
     repairs = Repairs(
         services,
         {},
-        lambda _hosted, _kind, _data: None,
+        lambda _hosted, _event: None,
         open_log=lambda _hosted, **trust: node.open(**trust),
         serve=lambda _hosted, _driver: None,
         tasks=TaskSupervisor(lambda what, error: None),
