@@ -51,7 +51,9 @@ def _common_filters(command: Any) -> Any:
 @click.command("read")
 @click.option("--from-index", type=click.IntRange(0), help="First index.")
 @click.option("--from", "from_", type=click.Choice(["earliest", "latest"]), help="Begin or end of the log.")
-@click.option("--from-timestamp", "--since", type=Time(), help="First time: ISO 8601, milliseconds, or an age such as 90s or 2h.")
+@click.option(
+    "--from-timestamp", "--since", type=Time(), help="First time: ISO 8601, milliseconds or an age (2h)."
+)
 @click.option("--cursor", help="Start at this cursor.")
 @click.option("--last", "-n", type=click.IntRange(1), help="Only the last N records that match.")
 @click.option("--limit", type=click.IntRange(1), help=f"Maximum number of records. Default: {ONE_PAGE:,}.")
