@@ -47,8 +47,8 @@ LOOK_EACH_S = 0.25
 EPOCHS_EACH_S = 1.0
 TABLES_EACH_S = 5.0  # reads their progress, when other processes write them
 STATUS_GIVE_UP_S = 1.0
-MIN_RECORDS = 500  # of a micro-batch; fewer may wait for more
-MAX_DELAY = "10s"
+MIN_RECORDS = 100  # of a micro-batch; fewer may wait for more
+MAX_DELAY = "5s"
 FILE_PATH = click.Path(path_type=Path)
 # Plans are created each second over few rows: to change them while they run, to compile them, or to spread a
 # table's log over several tasks costs more than it saves (entries.py compiles for many rows).

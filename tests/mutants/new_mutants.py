@@ -6,9 +6,12 @@ A test that was there killed fourteen of them. The tests of the other six are in
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from app.errors import SequenceGap
 from app.log.producers import ProducerTable
 from app.node.opening import open_replica
+from app.node.replica import checkpoints
 from app.node.replica.append_queue import AppendQueue
 from app.node.replica.checkpoints import Checkpointer
 from app.node.replica.state_transfer import StateTransfer
@@ -149,7 +152,9 @@ plant(
         "if not held or log.batch_at(index).header.chain != saved.chain:",
         "if not held:",
     ),
-    lambda _: test_planted_bugs.test_a_snapshot_of_a_replaced_batch_goes_back_to_what_was_committed(),
+    lambda _: test_planted_bugs.test_a_snapshot_of_a_replaced_batch_goes_back_to_what_was_committed(
+        checkpoints.BIN_MAX, pytest.MonkeyPatch()
+    ),
 )
 plant(
     "a_new_epoch_of_a_producer_keeps_the_old_sequences",

@@ -1,8 +1,9 @@
 """Records as server-sent events (WHATWG HTML, section 9.2): batch, epoch, ping, error (docs/api.md §5)."""
 
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Hashable
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from starlette.responses import Response, StreamingResponse
 
@@ -11,12 +12,15 @@ from app.api.read.epochs import epoch_object, position_at
 from app.api.read.page_rendering import page_object, rendered
 from app.api.read.query import ReadQuery
 from app.api.read.reader import Range, Reader
-from app.api.read.selection import RecordPage
+from app.api.read.selection import Consistency, RecordPage
+from app.api.read.shared_batches import SharedBatches
 from app.errors import CommitlogError, Internal, Repairing
 from app.media_types import EVENTS
+from app.node.replica.driver import LogDriver
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
+_SHARED: Final[WeakKeyDictionary[LogDriver, SharedBatches]] = WeakKeyDictionary()
 
 
 def event_stream(
@@ -63,6 +67,7 @@ class _EventStream:
         self._range = range_
         self._query = query
         self._wanted = query.selection()
+        self._shared = _SHARED.setdefault(reader.driver, SharedBatches())
         self._told: int | None = None  # the epoch that the client knows
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -81,11 +86,9 @@ class _EventStream:
             await reader.bound(range_)
             for event in self._epoch_before(next_index):
                 yield event
-            page = RecordPage(next_index)
-            await reader.fill(page, self._epoch_range(next_index), self._wanted)
-            next_index = page.next_index
-            if page.count:
-                yield await self._batch(page)
+            next_index, batch = await self._batch_from(next_index)
+            if batch is not None:
+                yield batch
 
     def _ping(self) -> bytes:
         return _event("ping", {"committed_index": self._reader.committed_index})
@@ -110,7 +113,30 @@ class _EventStream:
             until = start if until is None else min(until, start)
         return Range(index, until)
 
-    async def _batch(self, page: RecordPage) -> bytes:
+    async def _batch_from(self, index: int) -> tuple[int, bytes | None]:
+        """Return the index after the next batch, and its event; None when no record of it is selected."""
+        key = self._key(index)
+        if (kept := self._shared.get(key)) is not None:
+            return kept
+        page = RecordPage(index)
+        await self._reader.fill(page, self._epoch_range(index), self._wanted)
+        event = await self._event_of(page) if page.count else None
+        if self._reader.consistency is not Consistency.LOCAL and key == self._key(index):
+            self._shared.put(key, page.next_index, event)
+        return page.next_index, event
+
+    def _key(self, index: int) -> Hashable:
+        """Return everything that determines the next batch: committed records never change."""
+        reader, log = self._reader, self._reader.log
+        return (
+            index,
+            self._epoch_range(index).until_index,
+            self._range.until_index,
+            (log.begin_index, log.end_index, reader.committed_index, reader.driver.term),
+            (reader.consistency, self._wanted, self._query.encoding),
+        )
+
+    async def _event_of(self, page: RecordPage) -> bytes:
         reader = self._reader
         has_more = reader.has_more(page, Range(page.next_index, self._range.until_index))
 

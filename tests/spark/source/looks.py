@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.tables.table import read_table
 
 DATA = [index for index in range(102) if index not in (0, 51)]  # of the log in tests/spark/conftest.py
-DRIVER_TIMEOUT_S = 90.0
+DRIVER_TIMEOUT_S = 200.0
 
 
 def indexes(spark: SparkSession, tables: Path) -> list[int]:
