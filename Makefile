@@ -19,7 +19,7 @@ demo: setup  ## run three nodes, Spark, 336,776 flights, a killed leader, and th
 	@$(BIN)/commitlog demo $(ARGS)
 
 test: setup  ## run the test suite; ARGS="-k NAME" selects tests
-	@$(BIN)/python -m pytest -p no:cacheprovider -n 2 --durations=10 $(ARGS)
+	@$(BIN)/python -m pytest -p no:cacheprovider -n 2 --durations=10 -rR $(ARGS)
 
 check: setup  ## run ruff and mypy
 	@$(BIN)/ruff check .

@@ -31,6 +31,7 @@ EITHER = (
     "materialize/test_program.py",
     "sink/test_sink.py",
 )
+REAL_PROCESSES = ("tests/chaos/", "tests/e2e/", "tests/fault/", "tests/integration/", SPARK)
 LONGEST = (
     SPARK,
     SPARKS,
@@ -62,6 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: begins.get(scope_of(item.nodeid), len(LONGEST)))
     known = read_rules()
     for item in items:
+        if item.nodeid.startswith(REAL_PROCESSES):
+            item.add_marker(pytest.mark.flaky(reruns=1))  # shown as "rerun"; see tests/README.md
         for marker in item.iter_markers("rule"):
             unknown = [number for number in marker.args if number not in known]
             if unknown or not marker.args:

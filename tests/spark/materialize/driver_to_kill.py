@@ -78,10 +78,10 @@ def tell_and_die() -> None:
     """Die when `events` is about to take what its derived tables have."""
     whole = JournalTable.append
 
-    def append(table: JournalTable, rows: Any) -> None:
+    def append(table: JournalTable, rows: Any, note: Any = None) -> None:
         if table.table is EVENTS and rows.num_rows:
             die()
-        whole(table, rows)
+        whole(table, rows, note)
 
     JournalTable.append = append  # type: ignore[assignment, method-assign]
 

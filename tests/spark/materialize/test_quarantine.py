@@ -1,7 +1,7 @@
 """An unclean election, end to end: the log moves under its tables, and what is lost is in one of them."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -117,11 +117,11 @@ def test_what_an_unclean_election_loses_is_in_quarantine_once_and_entries_says_t
 append = JournalTable.append
 
 
-def refuse_events(table: JournalTable, news: pa.Table) -> None:
+def refuse_events(table: JournalTable, news: pa.Table, note: Mapping[str, int] | None = None) -> None:
     """A driver that ends there, killed or not, has filled the tables that are made of them."""
     if table.table is EVENTS and news.num_rows:
         raise TableClash(table.path, "the events")
-    append(table, news)
+    append(table, news, note)
 
 
 def job_of(endpoint: str, tables: Path, *, available_now: bool = False) -> MaterializeConfig:
