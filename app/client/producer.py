@@ -80,9 +80,9 @@ class RecordProducer:
     """Appends to the log of `client`, by threads in the background. May be shared by threads.
 
     Records are committed in the order of `send`, and a retry never stores one twice: the log knows the
-    producer by `producer_id` and `epoch`, and each append by its sequence. A new producer has a new id. One
-    that keeps its id over restarts needs a higher epoch at each start (default: the clock in milliseconds);
-    the log then refuses what an older instance still sends.
+    producer by `producer_id` and `epoch`, and each append by its sequence. A new producer has a new id. The
+    epoch of one that keeps its id over restarts is the clock in milliseconds: the log then refuses what an
+    older instance still sends.
 
     linger_ms: how long a batch waits for more records. max_batch_records, max_batch_bytes: of one append; the
     service allows 10 000 records and 16 MiB unless it is configured otherwise. max_in_flight: appends at a
@@ -97,7 +97,6 @@ class RecordProducer:
         client: CommitlogClient,
         *,
         producer_id: str | None = None,
-        epoch: int | None = None,
         linger_ms: float = 5.0,
         max_batch_records: int = 10_000,
         max_batch_bytes: int = 4 * MIB,
@@ -109,7 +108,7 @@ class RecordProducer:
         if not 1 <= max_in_flight <= MAX_IN_FLIGHT:
             raise ValueError(f"max_in_flight must be between 1 and {MAX_IN_FLIGHT}, got {max_in_flight}")
         self.producer_id = producer_id or str(uuid.uuid4())
-        self.epoch = epoch if epoch is not None else time.time_ns() // 1_000_000 if producer_id else 0
+        self.epoch = time.time_ns() // 1_000_000 if producer_id else 0
         self._client = client
         self._options = options
         self._linger_s = linger_ms / 1_000

@@ -1,6 +1,7 @@
 """`commitlog backup` and `restore` on a cluster: every record is restored, once, or the command fails."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from app.cli.context import CommandFailed
 from app.cli.main import cli
 from app.client import CommitlogClient, Record
 from app.client.operations import Operations
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, eventually
+
+LOGS = ("orders-1", "orders-2", "never-made")
 
 
 def run(cluster: Cluster, *arguments: str) -> Result:
@@ -28,6 +31,25 @@ def records_of(cluster: Cluster, log: str) -> list[Any]:
     return [[record.get(name) for name in fields] for record in page.records]
 
 
+@pytest.fixture
+def without_logs(cluster: Cluster) -> Iterator[None]:
+    """Other tests share the cluster: the logs of a test are deleted at its end, on every node."""
+    yield
+    for name in LOGS:
+        assert cluster.call("DELETE", "n1", f"/v1/logs/{name}").status_code in (202, 204, 404)
+    eventually(
+        lambda: (
+            not any(
+                log["name"] in LOGS
+                for node in cluster.ids
+                for log in cluster.get(node, "/v1/logs").json()["logs"]
+            )
+        ),
+        what="the logs are deleted on every node",
+    )
+
+
+@pytest.mark.usefixtures("without_logs")
 def test_a_log_is_backed_up_grown_restored_and_resumed(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +88,8 @@ def test_a_log_is_backed_up_grown_restored_and_resumed(
         return append(*arguments)
 
     monkeypatch.setattr(restoring, "_append", fail_at_the_ninth)
-    assert run(cluster, "restore", folder, "--log", "orders-2").exit_code == 1
+    failed = run(cluster, "restore", folder, "--log", "orders-2")
+    assert failed.exit_code == 1, failed.stderr
     assert 0 < len(records_of(cluster, "orders-2")) < 113
     monkeypatch.setattr(restoring, "_append", append)
     for _ in range(2):  # the second time nothing is appended
@@ -87,6 +110,7 @@ def test_a_log_is_backed_up_grown_restored_and_resumed(
     assert "orders-1" in json.loads(other.stderr)["detail"]
 
 
+@pytest.mark.usefixtures("without_logs")
 def test_damage_and_missing_files_are_found(cluster: Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     with CommitlogClient(cluster.url("n1"), log="other") as client:
