@@ -34,7 +34,7 @@ def own_error(error: BaseException) -> tuple[type[SourceError], str] | None:
     that wraps one; None for another error. Of a chain in a traceback the last one counts: it was raised."""
     if isinstance(error, SourceError):
         return type(error), error.message
-    found = [(_KINDS.get(told[1]), told[2].strip()) for told in _CODED.finditer(str(error))]
+    found = [(_KINDS.get(each[1]), each[2].strip()) for each in _CODED.finditer(str(error))]
     return next(((kind, message) for kind, message in reversed(found) if kind is not None), None)
 
 

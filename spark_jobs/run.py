@@ -36,7 +36,15 @@ from spark_jobs.materialize.remote import RemoteWrite
 from spark_jobs.materialize.supervisor import MAX_FAILURES, Job, MaterializeFailed, Supervisor, reason_of
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import is_url, location
-from spark_jobs.session.settings import SparkSettings, given_options, settings_of, spark_options
+from spark_jobs.session.settings import (
+    SparkSettings,
+    given_options,
+    logs_option,
+    settings_of,
+    spark_options,
+    tables_option,
+    token_option,
+)
 from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, is_remote, open_session
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.source.log_reads import GIVE_UP_S, LogReads
@@ -308,17 +316,9 @@ def _follow(
     "  python -m spark_jobs.run --endpoint URLS --conf conf/spark.toml --log 'orders-*' --available-now"
 )
 @click.option("--endpoint", required=True, metavar="URLS", help="Base URLs of replicas, comma-separated.")
-@click.option(
-    "--tables",
-    metavar="DIR",
-    help="Folder or URL of the tables, one folder per log.  [default: locations.tables of --conf]",
-)
-@click.option(
-    "--log",
-    multiple=True,
-    help="Names and patterns such as 'orders-*', comma-separated; may be repeated.  [default: default]",
-)
-@click.option("--token", envvar="COMMITLOG_TOKEN", show_envvar=True, help="Bearer token of the service.")
+@tables_option
+@logs_option
+@token_option
 @click.option("--checkpoints", type=FILE_PATH, help="Scratch folder.  [default: beside the tables]")
 @click.option(
     "--available-now", is_flag=True, help="Stop when all records committed so far are in the tables."

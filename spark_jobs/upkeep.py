@@ -26,7 +26,7 @@ from spark_jobs.errors import OptionError
 from spark_jobs.materialize.groups import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import location
-from spark_jobs.session.settings import given_options, settings_of, spark_options
+from spark_jobs.session.settings import given_options, logs_option, settings_of, spark_options, tables_option
 from spark_jobs.session.spark_session import SETTINGS as SESSION_SETTINGS
 from spark_jobs.session.spark_session import JavaNotFound, open_session
 from spark_jobs.tables.table import SPARK_ERRORS, TABLES, identifier, is_table, table_path
@@ -98,16 +98,8 @@ def _retried(act: Callable[[], Row]) -> tuple[Row, int]:
     "  python -m spark_jobs.upkeep --tables commitlog-data/tables\n"
     "  python -m spark_jobs.upkeep --tables s3://bucket/tables --log 'orders-*' --every 3600"
 )
-@click.option(
-    "--tables",
-    metavar="DIR",
-    help="Folder or URL of the tables, one folder per log.  [default: locations.tables of --conf]",
-)
-@click.option(
-    "--log",
-    multiple=True,
-    help="Names and patterns such as 'orders-*', comma-separated; may be repeated.  [default: default]",
-)
+@tables_option
+@logs_option
 @click.option("--every", type=click.FloatRange(0), metavar="S", help="Repeat at this interval, seconds.")
 @spark_options
 def options(**given: Any) -> SimpleNamespace:

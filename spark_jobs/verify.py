@@ -28,7 +28,7 @@ from app.tables.names import ENTRIES, LOG_ID_PROPERTY
 from spark_jobs.errors import OptionError
 from spark_jobs.materialize.groups import named
 from spark_jobs.session.jars import JarsUnavailable
-from spark_jobs.session.settings import given_options, settings_of, spark_options
+from spark_jobs.session.settings import given_options, settings_of, spark_options, token_option
 from spark_jobs.session.spark_session import JavaNotFound, open_session
 from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
 from spark_jobs.tables.transforms import epoch_differences
@@ -195,7 +195,7 @@ def log_names(endpoint: str, token: str | None) -> list[str]:
     show_default=True,
     help="Names and patterns such as 'orders-*', comma-separated.",
 )
-@click.option("--token", envvar="COMMITLOG_TOKEN", show_envvar=True, help="Bearer token of the service.")
+@token_option
 @click.option("--json", is_flag=True, help="Print JSON.")
 @spark_options
 def options(**given: Any) -> SimpleNamespace:

@@ -158,6 +158,22 @@ def parse(document: Mapping[str, Any], folder: Path) -> SparkSettings:
     )
 
 
+# Options that several jobs have.
+tables_option = click.option(
+    "--tables",
+    metavar="DIR",
+    help="Folder or URL of the tables, one folder per log.  [default: locations.tables of --conf]",
+)
+logs_option = click.option(
+    "--log",
+    multiple=True,
+    help="Names and patterns such as 'orders-*', comma-separated; may be repeated.  [default: default]",
+)
+token_option = click.option(
+    "--token", envvar="COMMITLOG_TOKEN", show_envvar=True, help="Bearer token of the service."
+)
+
+
 def spark_options(command: Command) -> Command:
     """Add the options of every job about Spark."""
     for option in (

@@ -213,10 +213,10 @@ def _seconds(values: Mapping[str, str], name: str, default: float) -> float:
     """Return a time such as `10s`, `500ms` or `2m` in seconds."""
     if name not in values:
         return default
-    told = _DURATION.fullmatch(values[name].strip())
-    if told is None or float(told[1]) == 0:
+    parts = _DURATION.fullmatch(values[name].strip())
+    if parts is None or float(parts[1]) == 0:
         raise OptionError(f"{name} must be a time such as 10s, 500ms or 2m, got {values[name]!r}")
-    return float(told[1]) * _UNITS_S[told[2]]
+    return float(parts[1]) * _UNITS_S[parts[2]]
 
 
 def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -68,7 +68,7 @@ class _EventStream:
         self._query = query
         self._wanted = query.selection()
         self._shared = _SHARED.setdefault(reader.driver, SharedBatches())
-        self._told: int | None = None  # the epoch that the client knows
+        self._known_epoch: int | None = None  # the epoch that the client knows
 
     async def events(self) -> AsyncIterator[bytes]:
         reader, range_ = self._reader, self._range
@@ -97,9 +97,9 @@ class _EventStream:
         """Return the epoch of the record at `index`, unless the client has it."""
         epochs = self._reader.log.epochs
         position = position_at(epochs, index)
-        if position is None or epochs[position].epoch == self._told:
+        if position is None or epochs[position].epoch == self._known_epoch:
             return []
-        self._told = epochs[position].epoch
+        self._known_epoch = epochs[position].epoch
         return [_event("epoch", epoch_object(epochs, position))]
 
     def _epoch_range(self, index: int) -> Range:

@@ -1,6 +1,7 @@
 """`commitlog token`: make tokens, and lines of a tokens file that hold their hashes."""
 
 import sys
+from typing import Any
 
 import click
 
@@ -44,14 +45,7 @@ def _line_options(command: click.decorators.FC) -> click.decorators.FC:
 
 @token_command.command("new")
 @_line_options
-def new(
-    scopes: tuple[str, ...],
-    logs: tuple[str, ...],
-    name: str | None,
-    rate: int | None,
-    in_flight: int | None,
-    as_json: bool,
-) -> None:
+def new(as_json: bool, **rights: Any) -> None:
     """Print a new random token, and the line for the tokens file.
 
     The token is not stored: it cannot be shown again.
@@ -59,7 +53,7 @@ def new(
     Example: commitlog token new --scope append --logs 'orders.*' --name shop
     """
     token = new_token()
-    line = _line(token, scopes, logs, name, rate, in_flight)
+    line = _line(token, **rights)
     if as_json:
         print_json({"token": token, "line": line})
     else:
@@ -69,14 +63,7 @@ def new(
 
 @token_command.command("hash")
 @_line_options
-def hash_of(
-    scopes: tuple[str, ...],
-    logs: tuple[str, ...],
-    name: str | None,
-    rate: int | None,
-    in_flight: int | None,
-    as_json: bool,
-) -> None:
+def hash_of(as_json: bool, **rights: Any) -> None:
     """Read an existing token from standard input, and print its line for the tokens file.
 
     Example: commitlog token hash --scope read < token.txt
@@ -84,7 +71,7 @@ def hash_of(
     token = sys.stdin.readline().strip()
     if not token or len(token.split()) != 1:
         raise click.UsageError("standard input must hold one token without blanks")
-    line = _line(token, scopes, logs, name, rate, in_flight)
+    line = _line(token, **rights)
     if as_json:
         print_json({"line": line})
     else:
