@@ -12,8 +12,9 @@ import msgspec
 
 from app.controller.events import AnyEvent, decode_event, encode_event
 from app.controller.state_machine import Metadata
+from app.log.restoring import WholeRestoring
 from app.log.snapshot import Capture
-from app.log.state import DAY_MS, LogState, WholeRestoring
+from app.log.state import DAY_MS, LogState
 from storage.errors import CorruptBatch
 from storage.file_system import Bytes
 from storage.format.batch import Batch
@@ -85,7 +86,7 @@ class MetadataLogState(LogState):
         return Capture(log.index, log.committed_index, iter([msgspec.msgpack.encode(snapshot)]))
 
     @classmethod
-    def restoring(cls, *, idempotency_ms: int = DAY_MS) -> WholeRestoring:
+    def restoring(cls, *, idempotency_ms: int = DAY_MS) -> WholeRestoring[LogState]:
         """As LogState.restoring."""
         return WholeRestoring(lambda data: cls.restore(data, idempotency_ms=idempotency_ms))
 

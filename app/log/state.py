@@ -11,7 +11,7 @@ records periodically how far the log is committed. What was committed before a r
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -28,20 +28,9 @@ from app.log.control_records import (
     decode_control,
 )
 from app.log.facts import Address, LogCursor, Membership
-from app.log.producers import ProducerTable, Undo, pack_history
-from app.log.snapshot import (
-    END,
-    HEAD,
-    KEYS,
-    PRODUCERS,
-    Capture,
-    Frames,
-    OldClaim,
-    OldHistory,
-    OldSnapshot,
-    SnapshotHead,
-    pieces_of,
-)
+from app.log.producers import ProducerTable
+from app.log.restoring import RestoredKey, Restoring, WholeRestoring
+from app.log.snapshot import Capture, SnapshotHead, pieces_of
 from storage.file_system import Bytes
 from storage.format.batch import AppendMark, Batch, marks_of
 from storage.format.records import control_value
@@ -71,11 +60,9 @@ class _Undo(NamedTuple):
     value: Any
 
 
-_OLD_KEYS, _OLD_PRODUCERS, _CURSORS, _FENCE, _MEMBERSHIP = range(5)
+_CURSORS, _FENCE, _MEMBERSHIP = 2, 3, 4  # in snapshots; 0 and 1 were the keys and producers of old ones
 _ONE: Final = ""  # the key in a table with one value
 _VALUES: Final[Mapping[int, Any]] = {_CURSORS: LogCursor, _FENCE: str, _MEMBERSHIP: Membership}
-_PRODUCERS_DECODER = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
-_HEAD_DECODER = msgspec.msgpack.Decoder(SnapshotHead)
 
 
 class LogState:
@@ -385,7 +372,7 @@ class LogState:
         return b"".join(self.capture().take(1 << 62))
 
     @classmethod
-    def restoring(cls, *, idempotency_ms: int = DAY_MS) -> "Restoring | WholeRestoring":
+    def restoring(cls, *, idempotency_ms: int = DAY_MS) -> "Restoring[LogState] | WholeRestoring[LogState]":
         """Return the object that rebuilds a state from the pieces of a snapshot."""
         return Restoring(cls(idempotency_ms=idempotency_ms))
 
@@ -396,7 +383,8 @@ class LogState:
         restoring.feed(data)
         return restoring.finish()
 
-    def _take_head(self, head: SnapshotHead) -> None:
+    def take_head(self, head: SnapshotHead) -> None:
+        """Adopt what a snapshot holds beside committed keys and producers. Raises ValueError."""
         self._cursors = head.cursors
         self._fence = {} if head.fencing_token is None else {_ONE: head.fencing_token}
         self._membership = {} if head.membership is None else {_ONE: head.membership}
@@ -409,103 +397,20 @@ class LogState:
         self._unvisited = 0 if head.horizon == NO_INDEX else PARTITIONS
         self._producers.load((), head.producers_undo)
 
-    def _take_keys(self, keys: list[tuple[int, bytes, bytes]]) -> None:
-        for last_index, hashed, claim in keys:
+    def take_partition(self, dumped: bytes) -> None:
+        """Add a partition of committed keys. Raises ValueError."""
+        self._keys.load(dumped)
+
+    def take_producers(self, producers: Iterable[tuple[str, bytes]]) -> None:
+        """Add producers with their histories. Raises ValueError."""
+        self._producers.load(producers)
+
+    def take_keys(self, keys: Iterable[RestoredKey]) -> None:
+        """Add keys one by one, after all partitions. Raises ValueError."""
+        for uncommitted_until, hashed, claim in keys:
             if len(hashed) != HASH_BYTES or len(claim) != CLAIM_BYTES:
                 raise ValueError("not a snapshot: an idempotency key has the wrong size")
-            self._keys.add(hashed, claim, last_index)
-
-    def _take_old(self, old: OldSnapshot) -> None:
-        """Adopt a snapshot of versions that kept keys as text. Every record before it counts as data."""
-        undo = [each for each in old.undo if each[1] not in (_OLD_KEYS, _OLD_PRODUCERS)]
-        self._take_head(
-            SnapshotHead(
-                index=old.index,
-                committed_index=old.committed_index,
-                cursors=old.cursors,
-                fencing_token=old.fencing_token,
-                membership=old.membership,
-                trim_index=old.trim_index,
-                trims=old.trims,
-                undo=undo,
-                keys=[],
-                producers_undo=[],
-                data_end=old.index + 1,
-                data_ends=[],
-                age_ms=0,
-                notes=[],
-                horizon=NO_INDEX,
-            )
-        )
-        for key, claim in sorted(old.keys.items(), key=lambda item: item[1].first_index):
-            until = claim.last_index if claim.last_index > old.committed_index else None
-            self._keys.add(key_hash(key), _packed(claim), until)
-        self._producers.load((id, _packed_history(history)) for id, history in old.producers.items())
-        for last_index, table, id, value in old.undo:
-            if table == _OLD_PRODUCERS:
-                before = None if value is None else _packed_history(msgspec.convert(value, OldHistory))
-                self._producers.load((), [Undo(last_index, id, before)])
-
-
-class Restoring:
-    """Rebuilds a state from a snapshot that arrives in pieces of any size."""
-
-    def __init__(self, state: LogState) -> None:
-        self._state = state
-        self._frames = Frames()
-        self._keys: list[tuple[int, bytes, bytes]] = []  # uncommitted, to be added after the committed ones
-        self._ended = False
-
-    def feed(self, data: Bytes) -> None:
-        """Add the next piece. Raises ValueError if it cannot belong to a snapshot."""
-        for kind, payload in self._frames.feed(data):
-            try:
-                self._take(kind, payload)
-            except msgspec.DecodeError as error:
-                raise ValueError(f"not a snapshot: {error}") from error
-
-    def _take(self, kind: int, payload: bytes) -> None:
-        if self._ended:
-            raise ValueError("not a snapshot: it goes on after its end")
-        if kind == HEAD:
-            head = _HEAD_DECODER.decode(payload)
-            self._state._take_head(head)
-            self._keys = head.keys
-        elif kind == KEYS:
-            self._state._keys.load(payload)
-        elif kind == PRODUCERS:
-            self._state._producers.load(_PRODUCERS_DECODER.decode(payload))
-        elif kind == END:
-            self._ended = True
-        else:
-            raise ValueError(f"not a snapshot: unknown kind of frame {kind}")
-
-    def finish(self) -> LogState:
-        """Return the state. Raises ValueError when pieces are missing."""
-        if self._frames.is_old:
-            try:
-                self._state._take_old(msgspec.msgpack.decode(self._frames.rest, type=OldSnapshot))
-            except msgspec.DecodeError as error:
-                raise ValueError(f"not a snapshot: {error}") from error
-        elif not self._ended:
-            raise ValueError("not a snapshot: its end is missing")
-        self._state._take_keys(self._keys)
-        return self._state
-
-
-class WholeRestoring:
-    """As Restoring, for a state whose snapshot is decoded in one piece."""
-
-    def __init__(self, restore: Callable[[bytes], LogState]) -> None:
-        self._restore = restore
-        self._data = bytearray()
-
-    def feed(self, data: Bytes) -> None:
-        self._data += data
-
-    def finish(self) -> LogState:
-        """Return the state. Raises ValueError."""
-        return self._restore(bytes(self._data))
+            self._keys.add(hashed, claim, uncommitted_until)
 
 
 def _undo_of(last_index: int, table: int, name: str, value: Any) -> _Undo:
@@ -514,12 +419,3 @@ def _undo_of(last_index: int, table: int, name: str, value: Any) -> _Undo:
     if kind is None:
         raise ValueError(f"not a snapshot: unknown table {table}")
     return _Undo(last_index, table, name, msgspec.convert(value, kind | None))
-
-
-def _packed(claim: OldClaim) -> bytes:
-    return pack_claim(Claim(*msgspec.structs.astuple(claim)))
-
-
-def _packed_history(history: OldHistory) -> bytes:
-    epoch, recent = history
-    return pack_history(epoch, [(sequence, _packed(claim)) for sequence, claim in recent])

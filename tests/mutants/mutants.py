@@ -17,7 +17,8 @@ from app.api.read.reader import Reader
 from app.errors import QuorumTimeout, TermChanged
 from app.errors.base import Outcome
 from app.log.contract import NO_INDEX, Acks, Durability, PendingAppend
-from app.log.state import LogState, Restoring
+from app.log.restoring import Restoring
+from app.log.state import LogState
 from app.node.opening import open_replica, replica_modes
 from app.node.replica import append_queue, checkpoints
 from app.node.replica.confirmed_answers import ConfirmedAnswer
@@ -640,7 +641,7 @@ def a_trim_outlives_the_truncation_of_its_record(patch: pytest.MonkeyPatch) -> N
 @mutant("D-12", test_driver_commands.test_the_state_that_is_sent_holds_what_is_committed_alone)
 def the_state_from_the_leader_keeps_what_is_not_committed(patch: pytest.MonkeyPatch) -> None:
     @planted(patch, Restoring, "finish")
-    def finish(original: Any, self: Restoring) -> LogState:
+    def finish(original: Any, self: Restoring[LogState]) -> LogState:
         state: LogState = original(self)
         state.truncate_after = lambda index: None  # type: ignore[method-assign]
         return state

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from app.log.contract import DriverConfig, Transport
+from app.log.restoring import Restoring, WholeRestoring
 from app.log.snapshot import Capture
-from app.log.state import LogState, Restoring, WholeRestoring
+from app.log.state import LogState
 from app.raft.messages import StateChunk, StateRequest
 from storage.format.checksum import extend_crc32c
 from storage.log.commitlog import Commitlog
@@ -80,7 +81,8 @@ class StateTransfer:
         self._chunk_bytes = chunk_bytes
         self._now_ms = 0
         self._id = 0
-        self._restoring: Restoring | WholeRestoring | None = None  # received part of the leader's state
+        # The received part of the leader's state.
+        self._restoring: Restoring[LogState] | WholeRestoring[LogState] | None = None
         self._size = 0  # of that, in bytes
         self._crc = 0
         self._taken: LogState | None = None  # the leader's state, to which this log is being applied
