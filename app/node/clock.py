@@ -1,4 +1,4 @@
-"""Clock and Scheduler of app/log/contract.py on the real clocks and event loop."""
+"""Clock and Scheduler of app/log/driver_interfaces.py on the real clocks and event loop."""
 
 import asyncio
 import logging

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from app.log.contract import SyncSource
+from app.log.driver_interfaces import SyncSource
 from storage.errors import InvariantError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ Then = Callable[[Any, BaseException | None], None]
 
 
 class DiskThreads:
-    """The pool; satisfies Lanes of app/log/contract.py. Everything except `_work` runs on the event loop.
+    """The pool; satisfies `Lanes` (app/log). Everything except `_work` runs on the event loop.
 
     Invariant: a node has at most `threads` calls to the disk in progress. The queue is bounded by its
     lanes: each submits one piece of work, or one sync for each of its sources, and waits for the answer.
@@ -120,7 +120,7 @@ class DiskThreads:
 
 
 class DiskLane:
-    """The Disk of app/log/contract.py for one log and its journal. Owned by the event loop.
+    """The Disk of app/log/driver_interfaces.py for one log and its journal. Owned by the event loop.
 
     Invariant: at most LANE_MAX pieces of work and LANE_MAX requests for each source wait, however long the
     disk hangs. Each caller waits for the answer to its work before it submits more, so a lane holds a few;

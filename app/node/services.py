@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from app.log.contract import (
+from app.log.driver_interfaces import (
     AppendLimits,
     Clock,
     DriverConfig,

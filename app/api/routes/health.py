@@ -19,7 +19,8 @@ from app.api.http.openapi import answers
 from app.api.metrics.controller_mode import controller_mode_metrics
 from app.api.routes import documentation
 from app.errors import PROBLEMS, CommitlogError, NotFound
-from app.log.contract import ReplicaStatus, Role
+from app.log.contract import Role
+from app.log.driver_interfaces import ReplicaStatus
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.links.links import REFUSALS as LINK_REFUSALS

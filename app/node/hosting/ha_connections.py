@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from app.log.contract import Transport
+from app.log.driver_interfaces import Transport
 from app.node.hosted_log import HostedLog
 from app.node.links.links import Links
 from app.node.metadata.replica_managers import ReplicasManagers

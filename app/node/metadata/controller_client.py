@@ -20,7 +20,7 @@ from app.controller.messages import (
     CommandAnswer,
     CommandRequest,
 )
-from app.log.contract import Clock
+from app.log.driver_interfaces import Clock
 
 Answered = Callable[[Done | Refusal | None], None]
 HeartbeatAnswered = Callable[[BrokerHeartbeatAnswer, int], None]

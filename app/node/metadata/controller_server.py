@@ -26,7 +26,8 @@ from app.controller.messages import (
 from app.controller.metadata import LogSpec
 from app.errors import CommitlogError, Outcome
 from app.log.commands import Trim
-from app.log.contract import AppendRequest, AppendResult, Clock, Role, Scheduler
+from app.log.contract import AppendRequest, AppendResult, Role
+from app.log.driver_interfaces import Clock, Scheduler
 from app.node.replica.driver import LogDriver
 from storage.format.records import RecordColumns
 

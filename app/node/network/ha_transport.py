@@ -39,7 +39,7 @@ from app.ha.frames import (
     encode_preface,
 )
 from app.ha.messages import INCOMING, OUTGOING, Closed, Connect, Disconnect, Drained, HaMessage, Opened
-from app.log.contract import Transport
+from app.log.driver_interfaces import Transport
 from app.node.links.links import LinkedProtocol, Links
 from app.settings.addresses import split_address
 

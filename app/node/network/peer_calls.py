@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from app.log.contract import Transport
+from app.log.driver_interfaces import Transport
 from app.node.network.repair_messages import PeerCall
 
 

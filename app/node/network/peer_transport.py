@@ -95,7 +95,7 @@ class RetryConfig:
 
 
 class PeerTransport:
-    """The Transport of app/log/contract.py, over TCP. Owned by the event loop that it was started on."""
+    """The `Transport` of app/log, over TCP. Owned by the event loop that it was started on."""
 
     def __init__(
         self,

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from app.controller.log_state import MetadataLogState
 from app.controller.metadata import CONTROLLER_LOG
-from app.log.contract import GroupConfig, Transport
+from app.log.contract import GroupConfig
+from app.log.driver_interfaces import Transport
 from app.log.state import LogState
 from app.node.hosted_log import HostedLog
 from app.node.metadata.service import controller_raft

@@ -13,7 +13,7 @@ at any moment changes nothing. The reasons are
 import logging
 from dataclasses import dataclass
 
-from app.log.contract import Clock
+from app.log.driver_interfaces import Clock
 from app.node.repair.marker import Note, RepairMarker
 from storage.log.clean_stop import CleanStop
 

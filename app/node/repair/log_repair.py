@@ -21,7 +21,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from app.log.contract import NO_INDEX, Clock
+from app.log.contract import NO_INDEX
+from app.log.driver_interfaces import Clock
 from app.log.events import Corruption, JournalEvent, Repair
 from app.log.state import DAY_MS
 from app.log.terms import is_plausible_term

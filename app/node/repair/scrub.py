@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.log.contract import Lanes
+from app.log.driver_interfaces import Lanes
 from app.node.hosted_log import HostedLog
 from app.node.repair.log_repair import Damaged
 from app.node.replica.driver import LogDriver

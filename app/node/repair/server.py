@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from app.log.contract import NO_INDEX, Clock
+from app.log.contract import NO_INDEX
+from app.log.driver_interfaces import Clock
 from app.node.network.repair_messages import (
     DIGEST_MAX_BYTES,
     FETCH_MAX_BYTES,

@@ -15,7 +15,8 @@ from app.errors import (
     TermMismatch,
 )
 from app.log.claims import Claim
-from app.log.contract import AppendLimits, AppendRequest, Producer
+from app.log.contract import AppendRequest, Producer
+from app.log.driver_interfaces import AppendLimits
 from app.log.state import LogState
 from app.node.replica.open_appends import OpenAppend
 from storage.format.batch import AppendMark

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from app.log.contract import NO_INDEX, Disk, DriverConfig
+from app.log.contract import NO_INDEX
+from app.log.driver_interfaces import Disk, DriverConfig
 from app.log.snapshot import Capture
 from app.log.state import LogState
 from storage.errors import CorruptFile, StorageFull

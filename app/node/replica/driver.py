@@ -1,9 +1,9 @@
 """Driver of one log: feeds messages, time and requests to its core, in turns, and carries out its decisions.
 
 It has one owner and works by callbacks, without a loop, thread or clock of its own: all I/O passes through
-the interfaces of app/log/contract.py, so the simulator runs the same code. A turn takes what has arrived
-since the last one: messages, time, finished syncs, reads, and then all appends, which become as few batches
-as possible. While a hard state or a truncation is being written, everything else waits.
+the interfaces of app/log/driver_interfaces.py, so the simulator runs the same code. A turn takes what has
+arrived since the last one: messages, time, finished syncs, reads, and then all appends, which become as few
+batches as possible. While a hard state or a truncation is being written, everything else waits.
 
     driver -> append_queue -> ready_executor -> proposer -> the core, which the driver alone calls otherwise
 """
@@ -23,10 +23,10 @@ from app.log.contract import (
     Durability,
     GroupConfig,
     LogOptions,
-    ReplicaStatus,
     ReplicationCore,
     Role,
 )
+from app.log.driver_interfaces import ReplicaStatus
 from app.log.events import Started, Stopped
 from app.log.state import Address, LogState
 from app.node.replica.append_queue import AppendQueue

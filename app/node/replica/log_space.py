@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from app.errors import CommitlogError, StorageFull
-from app.log.contract import SpaceReserve
+from app.log.driver_interfaces import SpaceReserve
 from storage import errors as storage_errors
 from storage.format.batch import Batch
 

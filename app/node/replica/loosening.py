@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from app.log.contract import Disk, Durability
+from app.log.contract import Durability
+from app.log.driver_interfaces import Disk
 from storage.errors import StorageFull
 
 logger = logging.getLogger(__name__)

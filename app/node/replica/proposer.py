@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from app.log.contract import NO_INDEX, Clock, ReplicationCore
+from app.log.contract import NO_INDEX, ReplicationCore
 from app.log.control_records import AnyControlRecord
+from app.log.driver_interfaces import Clock
 from app.node.replica.open_appends import OpenAppend, OpenCommand, Stamped
 from app.node.services import ReplicaFiles
 from storage.format.batch import AppendMark, EncodedBody, stamp

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from app.errors import ReadIndexUnavailable
-from app.log.contract import NO_INDEX, AppendFate, Disk, Ready, ReplicationCore, Reset, Role
+from app.log.contract import (
+    NO_INDEX,
+    AppendFate,
+    Ready,
+    ReplicationCore,
+    Reset,
+    Role,
+)
+from app.log.driver_interfaces import Disk
 from app.node.replica.commit_waiters import CommitWaiters, answer
 from app.node.replica.log_space import LogSpace
 from app.node.replica.open_appends import OpenAppends

@@ -6,7 +6,6 @@ from typing import Final
 
 from app.log.contract import (
     NO_INDEX,
-    Clock,
     CoreEvent,
     GroupConfig,
     ReplicationCore,
@@ -14,6 +13,7 @@ from app.log.contract import (
     Role,
     TruncateAfter,
 )
+from app.log.driver_interfaces import Clock
 from app.log.events import Corruption
 from app.log.state import Address, LogState, Membership
 from app.node.replica.checkpoints import Checkpointer

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.log.contract import DriverConfig, Transport
+from app.log.driver_interfaces import DriverConfig, Transport
 from app.log.restoring import Restoring, WholeRestoring
 from app.log.snapshot import Capture
 from app.log.state import LogState

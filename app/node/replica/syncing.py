@@ -4,7 +4,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from app.log.contract import Clock, CoreEvent, Disk, DriverConfig, Durability
+from app.log.contract import CoreEvent, Durability
+from app.log.driver_interfaces import Clock, Disk, DriverConfig
 from app.log.events import EpochAdded, Watermarks
 from app.node.replica.log_space import LogSpace
 from storage.errors import StorageFull
@@ -18,7 +19,7 @@ WATERMARKS_REPEAT_MS: Final = 60_000  # unchanged watermarks are written to the 
 
 
 class LogSyncer:
-    """The log as a sync source of the disk (app.log.contract.SyncSource).
+    """The log as a sync source of the disk (app.log.driver_interfaces.SyncSource).
 
     With `fsync` every write requests a sync, with `replicated` one follows within `sync_interval_ms`. During
     a truncation the log is not synced: the truncation makes everything durable itself, in the disk thread.

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from app.log.contract import Disk
+from app.log.driver_interfaces import Disk
 from app.log.state import LogState
 from app.node.replica.checkpoints import Checkpointer
 from storage.errors import StorageFull

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from app.log.contract import Clock
+from app.log.driver_interfaces import Clock
 from app.node.network.repair_messages import PeerCall, TermAnswer, TermRequest
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from app.log.contract import Clock, Lanes
+from app.log.driver_interfaces import Clock, Lanes
 from app.node.hosted_log import HostedLog
 from app.settings.model import JournalConfig
 from storage.errors import StorageError, StorageFull

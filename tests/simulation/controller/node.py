@@ -59,7 +59,7 @@ DISK = DiskTiming(slow_us=60_000)
 
 
 class Link:
-    """app.log.contract.Transport of one life: connections of HA, and messages between nodes."""
+    """app.log.driver_interfaces.Transport of one life: connections of HA, and messages between nodes."""
 
     def __init__(self, cluster: HaCluster, name: str, life: Life, host: Host) -> None:
         self._cluster = cluster

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from app.controller.config import ControllerConfig
 from app.controller.metadata import LogSpec
 from app.ha.config import HaConfig
-from app.log.contract import DriverConfig, Durability, LogOptions
+from app.log.contract import Durability, LogOptions
+from app.log.driver_interfaces import DriverConfig
 from app.raft.config import RaftConfig
 from storage.log.commitlog import CommitlogConfig
 from tests.simulation.world.network import LinkFaults

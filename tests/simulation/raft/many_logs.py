@@ -14,7 +14,14 @@ from typing import Any
 from app.api.read.selection import Consistency
 from app.errors import CommitlogError
 from app.log.commands import Command, CommandResult
-from app.log.contract import AppendRequest, AppendResult, DriverConfig, Durability, GroupConfig, Role
+from app.log.contract import (
+    AppendRequest,
+    AppendResult,
+    Durability,
+    GroupConfig,
+    Role,
+)
+from app.log.driver_interfaces import DriverConfig
 from app.node.opening.open_replica import LogIdentity, open_replica
 from app.node.opening.replica_modes import RaftMode
 from app.node.replica.driver import LogDriver
@@ -113,7 +120,7 @@ class Lane(DiskThread):
 
 
 class Lanes:
-    """app.log.contract.Lanes of one incarnation of a machine."""
+    """app.log.driver_interfaces.Lanes of one incarnation of a machine."""
 
     def __init__(self, new_lane: Callable[[], Lane]) -> None:
         self._new_lane = new_lane

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from app.log.contract import DriverConfig, Durability
+from app.log.contract import Durability
+from app.log.driver_interfaces import DriverConfig
 from app.raft.config import RaftConfig
 from storage.log.commitlog import CommitlogConfig
 from tests.simulation.raft.faults import WEIGHTS, FaultPlan

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from app.log.contract import SyncSource
+from app.log.driver_interfaces import SyncSource
 from storage.errors import StorageError
 from tests.simulation.world.world import Life, World
 
@@ -22,7 +22,7 @@ class DiskTiming:
 
 
 class DiskThread:
-    """Disk and Lanes of app/log/contract.py in one life of a node.
+    """Disk and Lanes of app/log/driver_interfaces.py in one life of a node.
 
     slowness: factor on the time of work. hung_until_us: no work ends before that time.
     """

@@ -89,7 +89,7 @@ class World:
 
 
 class WorldClock:
-    """app.log.contract.Clock of one machine: its rate may differ from the world's, its wall clock may jump.
+    """Clock of one machine: its rate may differ from the world's, its wall clock may jump.
 
     skew_ms: the error of the wall clock, apart from the rate.
     """
@@ -117,7 +117,7 @@ class WorldClock:
 
 
 class WorldScheduler:
-    """app.log.contract.Scheduler: the next turn of a node's loop is the next event of this instant."""
+    """Scheduler of a node: the next turn of a node's loop is the next event of this instant."""
 
     def __init__(self, world: World, life: Life) -> None:
         self._world = world

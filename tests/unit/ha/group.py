@@ -11,7 +11,14 @@ from app.errors import CommitlogError
 from app.ha.auto_switch.core import AutoSwitchCore
 from app.ha.config import HaConfig
 from app.ha.roles import MANAGER, KnownReplica, Lease, MasterRole, SetRequest, SlaveRole, SyncStateSetUpdate
-from app.log.contract import NO_INDEX, AppendRequest, AppendResult, DriverConfig, Durability, Role
+from app.log.contract import (
+    NO_INDEX,
+    AppendRequest,
+    AppendResult,
+    Durability,
+    Role,
+)
+from app.log.driver_interfaces import DriverConfig
 from app.node.opening.open_replica import LogIdentity, open_replica
 from app.node.opening.replica_modes import AutoSwitchMode
 from app.node.repair.ha_loss import roll_back

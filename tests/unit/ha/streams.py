@@ -42,7 +42,7 @@ class Host:
         self.ends: dict[str, End] = {}
 
     def send(self, target: str, log_id: int, message: Any) -> None:
-        """app.log.contract.Transport, for connections and (reads) between nodes."""
+        """app.log.driver_interfaces.Transport, for connections and (reads) between nodes."""
         if not self.life.alive:
             return
         if not target.startswith((INCOMING, OUTGOING)):

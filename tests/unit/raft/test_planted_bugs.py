@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
-from app.log.contract import NO_INDEX, ChangeKind, DriverConfig, Role
+from app.log.contract import NO_INDEX, ChangeKind, Role
+from app.log.driver_interfaces import DriverConfig
 from app.log.state import DAY_MS, LogState
 from app.node.network.wire import decode, encode
 from app.node.opening import open_replica

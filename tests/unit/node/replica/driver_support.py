@@ -12,12 +12,11 @@ from app.log.commands import Command, CommandResult
 from app.log.contract import (
     AppendRequest,
     AppendResult,
-    DriverConfig,
     Durability,
     GroupConfig,
     Role,
-    SyncSource,
 )
+from app.log.driver_interfaces import DriverConfig, SyncSource
 from app.node.opening.open_replica import LogIdentity, open_replica
 from app.node.opening.replica_modes import RaftMode
 from app.node.replica.driver import LogDriver

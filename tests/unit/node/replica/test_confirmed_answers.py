@@ -7,7 +7,14 @@ import pytest
 
 from app.errors import CommitlogError, ReadIndexUnavailable
 from app.log.commands import Command, CommandResult, MoveCursor, SetFence
-from app.log.contract import AppendRequest, AppendResult, AppendStream, DriverConfig, Producer, Role
+from app.log.contract import (
+    AppendRequest,
+    AppendResult,
+    AppendStream,
+    Producer,
+    Role,
+)
+from app.log.driver_interfaces import DriverConfig
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushAnswer, PushCode, PushRequest, PushType
 from storage.errors import StorageFull
 from storage.format.batch import Batch

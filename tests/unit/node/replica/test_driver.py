@@ -11,11 +11,11 @@ from app.log.contract import (
     Acks,
     AppendRequest,
     AppendResult,
-    DriverConfig,
     Durability,
     Producer,
     Role,
 )
+from app.log.driver_interfaces import DriverConfig
 from app.raft.messages import (
     Heartbeat,
     PushType,

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from app.log.commands import ABSENT, CommandResult, DropCursor, MoveCursor, SetFence, Trim
-from app.log.contract import DriverConfig, Producer
+from app.log.contract import Producer
+from app.log.driver_interfaces import DriverConfig
 from app.raft.messages import StateChunk, StateRequest
 from storage.log.commitlog import CommitlogConfig
 from tests.unit.node.replica.driver_support import Node, code, result

@@ -9,12 +9,12 @@ from app.errors import CommitlogError, ReadIndexUnavailable
 from app.log.commands import SetFence
 from app.log.contract import (
     AppendRequest,
-    DriverConfig,
     Durability,
     LogOptions,
     Producer,
     Role,
 )
+from app.log.driver_interfaces import DriverConfig
 from app.node.replica import read_index_queue as read_gate
 from app.node.replica.driver import LogDriver
 from app.raft.messages import (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import CommitlogError
-from app.log.contract import DriverConfig
+from app.log.driver_interfaces import DriverConfig
 from app.raft.messages import Heartbeat, PushAnswer, PushCode, PushRequest
 from storage.errors import CorruptLog
 from storage.log.commitlog import Commitlog

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.log.contract import DriverConfig, Durability, SyncSource
+from app.log.contract import Durability
+from app.log.driver_interfaces import DriverConfig, SyncSource
 from app.node.replica.syncing import LogSyncer
 from tests.support.memory_files import MemoryFiles
 from tests.unit.storage.support import grow, open_log
