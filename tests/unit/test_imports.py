@@ -15,6 +15,7 @@ PURE = [
     *sorted((ROOT / "app" / "controller").glob("*.py")),
     *sorted((ROOT / "app" / "ha").rglob("*.py")),
     *sorted((ROOT / "app" / "log").glob("*.py")),
+    *sorted((ROOT / "app" / "schemas").glob("*.py")),
     *sorted((ROOT / "storage" / "format").glob("*.py")),
     *(
         ROOT / "app" / "node" / "links" / f"{name}.py"
@@ -44,6 +45,7 @@ LAYERS = {  # package -> what it may not import
     "app/errors": (*ABOVE_PURE, "app.raft", "app.ha", "app.controller"),
     "app/log": (*ABOVE_PURE, "app.raft", "app.ha", "app.controller", "app.settings"),
     "app/controller": ABOVE_PURE,
+    "app/schemas": (*ABOVE_PURE, "app.raft", "app.ha", "app.controller", "app.settings", "app.log"),
     "app/raft": ABOVE_PURE,
     "app/tables": ABOVE_PURE,
     "app/ha": (*ABOVE_PURE, "app.settings"),

@@ -1,0 +1,156 @@
+"""Types of columns: the tree that the definitions of all formats are read into, and its Spark DDL."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from app.schemas.errors import SchemaInvalid
+
+RESERVED_NAMES: Final = frozenset({"_index", "_term", "_timestamp", "_key", "_schema_version", "_rescued"})
+"""Columns of every typed table; a schema's own columns have other names."""
+FIELDS_MAX: Final = 2_000
+"""Fields of a schema, nested ones included."""
+DEPTH_MAX: Final = 32
+"""Levels of nesting of a schema."""
+INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+"""Integer types and their bits."""
+PRIMITIVES: Final = (
+    "boolean", *INTEGERS, "float", "double", "string", "binary", "date", "timestamp", "timestamp_ntz",
+)  # fmt: skip
+DECIMAL_DIGITS_MAX: Final = 38
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_REFUSED_IN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """A type without parts: one of PRIMITIVES."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecimalType:
+    """A decimal number: `precision` digits, `scale` of them after the point."""
+
+    precision: int
+    scale: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListType:
+    """An array. element_nullable: an element may be null."""
+
+    element: "DataType"
+    element_nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MapType:
+    """A map; keys are never null. value_nullable: a value may be null."""
+
+    key: "DataType"
+    value: "DataType"
+    value_nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StructType:
+    """Named fields in order. is_closed: a record with a field that is not listed does not match."""
+
+    fields: tuple["Field", ...]
+    is_closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field. nullable: the value null matches. required: a record without the field does not match.
+
+    number: of a Protobuf field, else 0. rules: validation-only keywords of JSON Schema, as JSON text.
+    """
+
+    name: str
+    type: "DataType"
+    nullable: bool = True
+    required: bool = False
+    comment: str = ""
+    number: int = 0
+    rules: str = ""
+
+    @property
+    def is_optional(self) -> bool:
+        """True if the column may be null."""
+        return self.nullable or not self.required
+
+
+DataType = Primitive | DecimalType | ListType | MapType | StructType
+
+
+def ddl_of(kind: DataType) -> str:
+    """Return a type as Spark DDL, with Spark's simple names. Nested fields are always nullable there."""
+    match kind:
+        case Primitive(name):
+            return name
+        case DecimalType(precision, scale):
+            return f"decimal({precision},{scale})"
+        case ListType(element):
+            return f"array<{ddl_of(element)}>"
+        case MapType(key, value):
+            return f"map<{ddl_of(key)},{ddl_of(value)}>"
+        case StructType(fields):
+            return f"struct<{','.join(f'{quoted(field.name)}:{ddl_of(field.type)}' for field in fields)}>"
+
+
+def quoted(name: str) -> str:
+    """Return a name for DDL, in backquotes where it needs them."""
+    return name if _PLAIN_NAME.fullmatch(name) else f"`{name.replace('`', '``')}`"
+
+
+def check_columns(columns: StructType) -> None:
+    """Check names, number and depth of the fields of a schema. Raises SchemaInvalid."""
+    if not columns.fields:
+        raise SchemaInvalid("", "The schema has no columns.")
+    for field in columns.fields:
+        if field.name.lower() in RESERVED_NAMES:
+            raise SchemaInvalid(f"/{field.name}", f"`{field.name}` is a column of every typed table.")
+    count = 0
+    for path, fields in _structs(columns, ()):
+        if len(path) > DEPTH_MAX:
+            raise SchemaInvalid(f"/{'/'.join(path)}", f"The schema has more than {DEPTH_MAX} levels.")
+        count += len(fields)
+        if count > FIELDS_MAX:
+            raise SchemaInvalid("", f"The schema has more than {FIELDS_MAX} fields.")
+        _check_names(path, fields)
+
+
+def _check_names(path: tuple[str, ...], fields: Sequence[Field]) -> None:
+    seen: dict[str, str] = {}
+    for field in fields:
+        pointer = "/" + "/".join((*path, field.name))
+        if not field.name or _REFUSED_IN_NAMES.search(field.name):
+            raise SchemaInvalid(
+                pointer,
+                f"`{field.name}` cannot be the name of a column: the characters ' ,;{{}}()=', control "
+                "characters and the empty name are not allowed.",
+            )
+        other = seen.setdefault(field.name.lower(), field.name)
+        if other is not field.name:
+            raise SchemaInvalid(
+                pointer, f"`{other}` and `{field.name}` are the same column: tables ignore the case of names."
+            )
+
+
+def _structs(kind: DataType, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Sequence[Field]]]:
+    match kind:
+        case StructType(fields):
+            yield path, fields
+            for field in fields:
+                yield from _structs(field.type, (*path, field.name))
+        case ListType(element):
+            yield from _structs(element, (*path, "element"))
+        case MapType(key, value):
+            yield from _structs(key, (*path, "key"))
+            yield from _structs(value, (*path, "value"))
+        case _:
+            yield path, ()

@@ -1,0 +1,105 @@
+"""A JSON Schema proposed from sample records."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from app.schemas.data_types import Primitive
+from app.schemas.errors import ValueInvalid
+from app.schemas.json_schema import DRAFT
+from app.schemas.json_text import read_json
+from app.schemas.json_values import converter_of
+
+_FORMATS: Final = {
+    "date": converter_of(Primitive("date")),
+    "date-time": converter_of(Primitive("timestamp")),
+}
+_NAMES: Final = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+
+
+class SamplesUnusable(Exception):
+    """No JSON Schema follows from the samples."""
+
+
+def infer(values: Sequence[bytes]) -> str:
+    """Return a JSON Schema (JSON text) that all samples match, but for fields without a type of their own.
+
+    Fields that are in all samples are required. A field that is null in some samples is nullable. Texts that
+    are dates or times in all samples get that format. Fields that are null or empty in all samples, or that
+    have different types, are left out: their values are in `_rescued`. Raises SamplesUnusable for no samples,
+    a sample that is not a JSON object, or no field with one type.
+    """
+    shape = _Shape()
+    for position, value in enumerate(values):
+        try:
+            record = read_json(value)
+        except ValueInvalid as error:
+            raise SamplesUnusable(f"Sample {position}: {error.reason}") from None
+        if not isinstance(record, dict):
+            raise SamplesUnusable(f"Sample {position} is not a JSON object.")
+        shape.add(record)
+    schema = shape.schema()
+    if schema is None:
+        raise SamplesUnusable("No field has one type in all samples.")
+    return json.dumps({"$schema": DRAFT, **schema}, indent=2, ensure_ascii=False)
+
+
+class _Shape:
+    """Types, formats and parts of the values at one place."""
+
+    def __init__(self) -> None:
+        self.types: set[str] = set()
+        self.formats: set[str] = set(_FORMATS)
+        self.objects = 0
+        self.fields: dict[str, _Shape] = {}
+        self.seen: dict[str, int] = {}
+        self.element: _Shape | None = None
+
+    def add(self, value: Any) -> None:
+        kind = "null" if value is None else _NAMES.get(type(value), "number")
+        self.types.add(kind)
+        if kind == "string":
+            self.formats = {name for name in self.formats if _matches(name, value)}
+        elif kind == "array":
+            self.element = self.element or _Shape()
+            for item in value:
+                self.element.add(item)
+        elif kind == "object":
+            self.objects += 1
+            for name, item in value.items():
+                self.fields.setdefault(name, _Shape()).add(item)
+                self.seen[name] = self.seen.get(name, 0) + 1
+
+    def schema(self) -> dict[str, Any] | None:
+        """Return the schema of this place, None when it has no type of its own."""
+        kinds = self.types - {"null"}
+        if kinds == {"integer", "number"}:
+            kinds = {"number"}
+        if len(kinds) != 1:
+            return None
+        kind = kinds.pop()
+        schema: dict[str, Any] = {"type": [kind, "null"] if "null" in self.types else kind}
+        if kind == "string" and len(self.formats) == 1:
+            schema["format"] = next(iter(self.formats))
+        elif kind == "array":
+            items = self.element.schema() if self.element else None
+            if items is None:
+                return None
+            schema["items"] = items
+        elif kind == "object":
+            properties = {name: part for name, shape in self.fields.items() if (part := shape.schema())}
+            if not properties:
+                return None
+            schema["properties"] = properties
+            required = [name for name in properties if self.seen[name] == self.objects]
+            if required:
+                schema["required"] = required
+        return schema
+
+
+def _matches(name: str, value: str) -> bool:
+    try:
+        _FORMATS[name](value)
+    except ValueInvalid:
+        return False
+    return True

@@ -1,0 +1,108 @@
+"""Strict reading of one JSON text (RFC 8259): the same documents are refused on every machine."""
+
+import json
+import re
+from decimal import Decimal
+from typing import Any, Final, NoReturn
+
+from app.schemas.errors import ValueInvalid
+
+NESTING_MAX: Final = 64
+"""Levels of arrays and objects in a record."""
+DIGITS_MAX: Final = 1_000
+"""Digits of one number in a record."""
+_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_EXPONENT_MAX: Final = 400  # a double has 308; numbers near zero below that are 0
+
+
+def read_json(value: bytes) -> Any:
+    """Return the document: dict, list, str, int, Decimal (numbers with fraction or exponent), bool, None.
+
+    Raises ValueInvalid for bytes that are not UTF-8, malformed JSON, a name that occurs twice in an object,
+    NaN and infinities, a number beyond a double or longer than DIGITS_MAX, a surrogate without its pair, and
+    more than NESTING_MAX levels.
+    """
+    try:
+        text = str(value, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueInvalid(f"The record is not valid UTF-8 at byte {error.start}.") from None
+    if text.count("[") + text.count("{") > NESTING_MAX and _depth(text) > NESTING_MAX:
+        raise ValueInvalid(f"The record is nested deeper than {NESTING_MAX} levels.")
+    try:
+        document = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise ValueInvalid(f"The record is not valid JSON at character {error.pos}: {error.msg}.") from None
+    if _SURROGATE.search(text):
+        _check_surrogates(document)
+    return document
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for token in _BRACKETS.finditer(text):
+        sign = token[0][0]
+        if sign in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif sign != '"':
+            depth -= 1
+    return deepest
+
+
+def _check_surrogates(document: Any) -> None:
+    if isinstance(document, str):
+        try:
+            document.encode()
+        except UnicodeEncodeError:
+            raise ValueInvalid("A string has a surrogate without its pair.") from None
+    elif isinstance(document, list):
+        for item in document:
+            _check_surrogates(item)
+    elif isinstance(document, dict):
+        for name, item in document.items():
+            _check_surrogates(name)
+            _check_surrogates(item)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueInvalid(f"The name {shown(twice)} occurs twice in an object.")
+    return members
+
+
+def _integer(text: str) -> int:
+    if len(text) > DIGITS_MAX:
+        raise ValueInvalid(f"A number has more than {DIGITS_MAX} digits.")
+    return int(text)
+
+
+def _number(text: str) -> Decimal:
+    if len(text) > DIGITS_MAX:
+        raise ValueInvalid(f"A number has more than {DIGITS_MAX} digits.")
+    if float(text) in (float("inf"), float("-inf")):
+        raise ValueInvalid(f"The number {shown(text)} is beyond the range of a double.")
+    exponent = text.lower().partition("e")[2]
+    if exponent and abs(int(exponent)) > _EXPONENT_MAX + DIGITS_MAX:
+        return Decimal(float(text))  # the exact number has too many digits to compute with
+    return Decimal(text)
+
+
+def _constant(text: str) -> NoReturn:
+    raise ValueInvalid(f"{text} is not a JSON number.")
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: at most 80 characters, as JSON where that is possible."""
+    text = (
+        json.dumps(value, default=str, ensure_ascii=False) if not isinstance(value, Decimal) else str(value)
+    )
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_object, parse_float=_number, parse_int=_integer, parse_constant=_constant
+)
