@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.controller import active as active_module
 from app.controller import complete_copies, elect_master, registration, state_machine
 from app.controller import sync_state_set as alter_module
-from app.controller.active import ActiveController
+from app.controller.active import controller as active_module
+from app.controller.active.controller import ActiveController
 from app.controller.commands import AlterSyncStateSet, Reason, StepDown
 from app.controller.events import MasterElected, SyncStateSetChanged
 from app.controller.liveness import Liveness

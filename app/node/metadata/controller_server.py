@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.controller.active import ActiveController, Answer, MakeLogId, Round
+from app.controller.active.controller import ActiveController
+from app.controller.active.rounds import Answer, MakeLogId, Round
 from app.controller.commands import Done, Reason, Refusal
 from app.controller.config import ControllerConfig
 from app.controller.events import encode_event
@@ -196,7 +197,7 @@ class ControllerServer:
                 connected=self._connected(),
                 now_ms=self._clock.monotonic_ms(),
             )
-            self._active.refused_elections = self.refused_elections
+            self._active.masters.refused_elections = self.refused_elections
             logger.info("controller active", extra={"node": self._setup.node_id, "term": driver.term})
 
     def _advance(self) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from app.controller.active import ActiveController, Round
+from app.controller.active.controller import ActiveController
+from app.controller.active.rounds import Round
 from app.controller.commands import AnyCommand, CreateLog, Done, Refusal
 from app.controller.config import ControllerConfig
 from app.controller.events import AnyEvent, MasterElected, decode_event, encode_event

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from app.controller.active import ActiveController, Answer
+from app.controller.active.controller import ActiveController
+from app.controller.active.rounds import Answer
 from app.controller.commands import (
     AlterSyncStateSet,
     AnyCommand,

@@ -56,7 +56,9 @@ def test_a_member_alone_may_lack_what_was_acknowledged_and_is_not_elected() -> N
         assert isinstance(
             quorum.events[-1], MasterLost
         )  # no replica can be elected, and the group is notified
-        assert quorum.active.refused_elections == {("a", "no-eligible-replica"): 1}  # once, not at each scan
+        assert quorum.active.masters.refused_elections == {
+            ("a", "no-eligible-replica"): 1
+        }  # once, not at each scan
         live(quorum, "n2", "n3")
         assert elected(quorum) == "n2"
 

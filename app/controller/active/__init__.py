@@ -1,0 +1,1 @@
+"""The active controller: heartbeats, commands, elections (rules C). Pure."""

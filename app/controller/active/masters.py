@@ -1,0 +1,283 @@
+"""Masters of the logs: elections on request, and those that the controller begins itself (C-04). PURE."""
+
+from collections import Counter
+from typing import Final
+
+import msgspec
+
+from app.controller import elect_master, replica_changes, settings_of_logs
+from app.controller.active.catching_up import CatchingUp
+from app.controller.active.rounds import Happen
+from app.controller.commands import AnyCommand, Done, ElectMaster, Reason, Refused, StepDown
+from app.controller.complete_copies import may_become_complete, surely_lacks
+from app.controller.events import MasterElected, MasterLost, SyncStateSetChanged
+from app.controller.liveness import Liveness
+from app.controller.metadata import Log
+from app.controller.state_machine import Metadata
+
+_OPENINGS_TRIED: Final = 2  # by one replica, before others are preferred: a restart may cost it one
+
+
+class Masters:
+    """Elections of one period of being active, and what is remembered between rounds to decide on them.
+
+    Invariant: a log whose lease is withheld waits for an operator's election, or for a handover by a master
+    whose node leaves the log.
+    """
+
+    def __init__(self, liveness: Liveness, now_ms: int) -> None:
+        """liveness: its `config` has the settings that hold now."""
+        self._liveness = liveness
+        self._began_ms = now_ms
+        self._withheld: dict[str, None] = {}  # logs whose lease is not granted: an operator's election waits
+        self._catching_up = CatchingUp()
+        self._handing_over: dict[str, None] = {}  # of those: a node that leaves the log is its master
+        self._unmastered_ms: dict[str, int] = {}  # log that never had a master -> since when it is known
+        self._openings_failed: dict[str, dict[int, int]] = {}  # log -> replica -> how often, since one opened
+        self._recorded_ms: dict[str, int] = {}  # log -> when its metadata got what its copies have confirmed
+        self._opening_since: dict[str, tuple[int, int]] = {}  # log -> epoch that is not open yet, since when
+        self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason)
+        self._refused_epochs: dict[str, int] = {}  # log -> epoch after which an election was refused
+
+    def is_withheld(self, log: str) -> bool:
+        """Return whether the log's lease is not granted, so that another master can be elected."""
+        return log in self._withheld
+
+    def refused(self, log: str, refused: Refused) -> None:
+        """Count a refused election."""
+        self.refused_elections[log, refused.refusal.reason.value] += 1
+
+    def may_act(self, log: Log) -> bool:
+        """Return whether the master may be granted a lease. A master that failed to open epochs must have
+        reported that this one is open: another replica may be elected while it is known to hold nothing."""
+        if elect_master.has_opened(log, self._liveness):
+            self._openings_failed.pop(log.name, None)
+        return log.master not in self._avoided(log)
+
+    def must_wait(self, state: Metadata, command: AnyCommand, now_ms: int) -> bool:
+        """An operator's election away from a master that may hold a lease: the lease is not renewed, and
+        the election waits until it has ended or the master has given it up (A-11). Then it waits briefly
+        until enough members have reported what they hold, if the set does not count all (C-12). A copy that
+        lacks records is refused while the master leads. Raises Refused."""
+        if not isinstance(command, ElectMaster):
+            return False
+        is_withheld = command.log in self._withheld
+        self._withheld.pop(command.log, None)
+        log = state.log(command.log)
+        if log is None or not log.elects or log.master_epoch > command.seen_epoch:
+            return False
+        if not self._moves_master(log, command, now_ms):
+            return False
+        if not self._liveness.may_be_leased(log.name, now_ms):
+            over_ms = now_ms - self._liveness.lease_over_ms(log.name)
+            if over_ms >= self._liveness.config.broker_timeout_ms or self._can_elect(log, command, now_ms):
+                return False
+            candidate = None if command.candidate is None else log.of_node(command.candidate)
+            if candidate is not None and surely_lacks(log, self._liveness, candidate):
+                return False
+        elif not is_withheld and self._catching_up.must_wait(log, command, self._liveness, now_ms):
+            return True
+        if not self._can_elect(log, command, now_ms, provisional=True):
+            return False  # it will be refused now
+        self._withheld[command.log] = None
+        return True
+
+    def _can_elect(self, log: Log, command: ElectMaster, now_ms: int, *, provisional: bool = False) -> bool:
+        """provisional: whether it might be possible later, when members have reported."""
+        try:
+            elect_master.elect(log, self._liveness, now_ms, command=command, provisional=provisional)
+        except Refused:
+            return False
+        return True
+
+    def _moves_master(self, log: Log, command: ElectMaster, now_ms: int) -> bool:
+        """Return whether the command asks for a master other than the living one, which stays if any will
+        do."""
+        if not elect_master.has_living_master(log, self._liveness, now_ms):
+            return True
+        return command.candidate is not None and command.candidate != log.master_node
+
+    def step_down(self, state: Metadata, log: Log, command: StepDown, happen: Happen, now_ms: int) -> Done:
+        """The master of that epoch has given it up: elect a master; the same replica may win again."""
+        if command.master_epoch != log.master_epoch or command.master != log.master:
+            return Done(state.applied_index)  # carried out before, or outdated
+        if command.leaving and log.master_node is not None:
+            self._liveness.disconnected(log.master_node)
+        self._liveness.given_up(log.name, now_ms, log.master_epoch, command.confirmed)
+        if not command.leaving:
+            failed = self._openings_failed.setdefault(log.name, {})
+            failed[command.master] = failed.get(command.master, 0) + 1
+        if log.name not in self._withheld:  # else the operator's election, which waits for this, comes next
+            self._replace_master(log, happen, now_ms, steps_down=True)
+        return Done(state.applied_index)
+
+    def elect(self, state: Metadata, log: Log, command: ElectMaster, happen: Happen, now_ms: int) -> Done:
+        settings_of_logs.check_usable(log)
+        if not log.elects:
+            raise Refused(Reason.WRONG_MODE, f"log {log.name} is not in controller mode")
+        if command.candidate is not None and command.candidate not in log.nodes:
+            raise Refused(Reason.NO_ELIGIBLE_REPLICA, f"{command.candidate} does not keep the log")
+        if log.master_epoch > command.seen_epoch or not self._moves_master(log, command, now_ms):
+            return Done(state.applied_index)
+        self._elected(log, elect_master.elect(log, self._liveness, now_ms, command=command), happen)
+        return Done(state.applied_index)
+
+    def forget(self, name: str) -> None:
+        """Forget a deleted log: the next one of that name has other replicas, and epochs from 1 on."""
+        self._unmastered_ms.pop(name, None)
+        self._openings_failed.pop(name, None)
+        self._opening_since.pop(name, None)
+        self._recorded_ms.pop(name, None)
+        self._handing_over.pop(name, None)
+        self._refused_epochs.pop(name, None)
+        self._withheld.pop(name, None)
+        self._catching_up.forget(name)
+
+    def let_leave(self, log: Log, happen: Happen, now_ms: int) -> bool:
+        """Remove the nodes that a change has taken out, once the log can do without them; return whether
+        something happened. A leaving master gives up its lease first, as for an operator's election."""
+        if not replica_changes.may_leave(log, self._liveness, now_ms):
+            self._stop_handing_over(log)
+            return False
+        if not replica_changes.is_master_leaving(log):
+            happen(replica_changes.left(log))
+            return True
+        is_leased = self._liveness.may_be_leased(log.name, now_ms)
+        try:
+            event = elect_master.elect(
+                log, self._liveness, now_ms, avoided=self._avoided(log), provisional=is_leased
+            )
+        except Refused:
+            self._stop_handing_over(log)
+            return False
+        winner = log.replica(event.master)
+        if winner is None or winner.node in log.leaving:
+            self._stop_handing_over(log)
+            return False
+        if is_leased:
+            self._withheld[log.name] = self._handing_over[log.name] = None
+            return False
+        self._stop_handing_over(log)
+        self._elected(log, msgspec.structs.replace(event, reason=elect_master.REASON_LEAVING), happen)
+        return True
+
+    def _stop_handing_over(self, log: Log) -> None:
+        """Grant leases again; a master that has given its own up requests an election."""
+        if log.name in self._handing_over:
+            del self._handing_over[log.name]
+            self._withheld.pop(log.name, None)
+
+    def supervise(self, log: Log, happen: Happen, now_ms: int) -> None:
+        """Replace a master that is gone, or that does not open its epoch; note when it has, and from time to
+        time what the copies have confirmed."""
+        if elect_master.has_opened(log, self._liveness):
+            self._openings_failed.pop(log.name, None)
+            if log.is_opening or self._is_record_due(log, now_ms):
+                happen(
+                    SyncStateSetChanged(
+                        log=log.name,
+                        master_epoch=log.master_epoch,
+                        sync_state_set=log.sync_state_set,
+                        set_epoch=log.set_epoch + 1 if log.is_opening else log.set_epoch,
+                        acks=log.set_acks,
+                    )
+                )
+                return
+        if not elect_master.has_living_master(log, self._liveness, now_ms):
+            self._replace_master(log, happen, now_ms)
+        elif log.is_opening and self._opens_too_slowly(log, now_ms):
+            assert log.master is not None
+            self._openings_failed.setdefault(log.name, {})[log.master] = _OPENINGS_TRIED
+            self._replace_master(log, happen, now_ms, stays=log.master)
+
+    def _is_record_due(self, log: Log, now_ms: int) -> bool:
+        """True if the copies of an open log have confirmed more than its metadata record, for long enough."""
+        since_ms = now_ms - self._recorded_ms.get(log.name, self._began_ms)
+        is_due = since_ms >= self._liveness.config.confirmed_interval_ms
+        return is_due and bool(self._liveness.news_of_confirmed(log))
+
+    def with_confirmed(self, state: Metadata, event: SyncStateSetChanged, now_ms: int) -> SyncStateSetChanged:
+        """The event with what copies have confirmed: the next active controller must refuse copies that hold
+        less than that (C-03)."""
+        log = state.log(event.log)
+        if log is None:
+            return event
+        self._recorded_ms[log.name] = now_ms
+        return msgspec.structs.replace(event, confirmed=self._liveness.news_of_confirmed(log))
+
+    def _opens_too_slowly(self, log: Log, now_ms: int) -> bool:
+        """Return whether the master lives but cannot write its first record to its disk."""
+        epoch, since_ms = self._opening_since.get(log.name, (0, 0))
+        if epoch != log.master_epoch:
+            self._opening_since[log.name] = (log.master_epoch, now_ms)
+            return False
+        return now_ms - since_ms >= self._liveness.config.opening_timeout_ms
+
+    def _replace_master(
+        self,
+        log: Log,
+        happen: Happen,
+        now_ms: int,
+        *,
+        stays: int | None = None,
+        steps_down: bool = False,
+    ) -> None:
+        """Elect, or record that no replica can be elected, once no earlier master can act any more.
+
+        stays: the living master, which is kept when no other replica can be elected. steps_down: the master
+        requested it, and did not fall silent.
+        """
+        missed_ms = None if steps_down else elect_master.missed_master_ms(log, self._liveness, now_ms)
+        if log.master_epoch == 0:
+            if not self._may_begin(log, now_ms):
+                return
+        elif self._liveness.may_be_leased(log.name, now_ms):
+            return
+        try:
+            event = elect_master.elect(
+                log,
+                self._liveness,
+                now_ms,
+                heard_after_ms=missed_ms,
+                avoided=self._avoided(log),
+            )
+        except Refused as refused:
+            if not may_become_complete(log, self._liveness, now_ms):
+                self._note_refused(log, refused)
+                if log.master is not None:
+                    happen(MasterLost(log=log.name, master_epoch=log.master_epoch))
+            return
+        if event.master != stays:
+            self._elected(log, event, happen)
+
+    def _note_refused(self, log: Log, refused: Refused) -> None:
+        """Count it once for each epoch, not at each scan."""
+        if self._refused_epochs.get(log.name) != log.master_epoch:
+            self._refused_epochs[log.name] = log.master_epoch
+            self.refused(log.name, refused)
+
+    def _avoided(self, log: Log) -> list[int]:
+        """Replicas that were elected and did not open their epoch, repeatedly."""
+        failed = self._openings_failed.get(log.name, {})
+        return [replica for replica, times in failed.items() if times >= _OPENINGS_TRIED]
+
+    def _elected(self, log: Log, event: MasterElected, happen: Happen) -> None:
+        """Record the election; the set before the last one is restored first, if the winner belongs to it."""
+        self._unmastered_ms.pop(log.name, None)
+        restored = elect_master.restored_set(log, event)
+        set_epoch = event.set_epoch
+        if restored is not None:
+            happen(restored)
+            set_epoch = restored.set_epoch + 1
+        lease_ms = self._liveness.config.lease_ms
+        happen(msgspec.structs.replace(event, set_epoch=set_epoch, lease_ms=lease_ms))
+
+    def _may_begin(self, log: Log, now_ms: int) -> bool:
+        """Return whether the first election need not wait for the replica that the settings prefer, or for
+        all."""
+        since_ms = self._unmastered_ms.setdefault(log.name, now_ms)
+        if now_ms - since_ms >= self._liveness.config.broker_timeout_ms:
+            return True
+        registered = [each.node for each in log.eligible() if self._liveness.has_copy(log, each, now_ms)]
+        first = min(log.voters, key=log.spec.preference)
+        return first in registered or registered == list(log.voters)
