@@ -86,6 +86,9 @@ class Connection(HttpToolsProtocol):
         self._unsent_bytes = 0  # when last checked
         self._unsent_since_s = 0.0
         self._running: RequestResponseCycle | LaneAppend | None = None
+        self._parsing = False  # the parser is within a request
+        self._raw_head: bytes | None = None  # of the request that the parser reads, if received in one piece
+        self._body_left = 0  # bytes of the body of an append with a known head
 
     # --- uvicorn's seams ----------------------------------------------------------------------------------
 
@@ -109,8 +112,14 @@ class Connection(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._received_s = self.loop.time()
+        if self._body_left:
+            data = self._take_body(data)
+            if not data:
+                return
         if self._in_head:
             if not self._head_bytes:
+                if not self._parsing and self._take_known(data):
+                    return
                 self._head_since_s = self._received_s
             self._head_bytes += len(data)
         try:
@@ -129,6 +138,7 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             end = data.find(HEAD_END)
             head = data if end < 0 else data[:end]
+            self._raw_head = data[: end + len(HEAD_END)] if end >= 0 and not self._parsing else None
             if UPGRADE.search(head):
                 data = UPGRADE.sub(b"\r\nignored", head) + data[len(head) :]
         while data:
@@ -141,6 +151,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._parsing = True
         self._head_size = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -172,13 +183,12 @@ class Connection(HttpToolsProtocol):
             self.cycle.parts.append(body)
 
     def on_message_complete(self) -> None:
+        self._parsing = False
         self._in_head, self._head_bytes, self._head_since_s = True, 0, self._received_s
-        append = self.cycle
-        if not isinstance(append, LaneAppend):
+        if isinstance(self.cycle, LaneAppend):
+            self._body_has_arrived(self.cycle)
+        else:
             super().on_message_complete()
-        elif append.more_body:
-            append.more_body = False
-            self._lane.handle(append, self._answer_append)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
@@ -196,18 +206,61 @@ class Connection(HttpToolsProtocol):
 
         One at a time: a pipelined request waits for its turn in uvicorn's queue, as any other.
         """
-        lane, parser = self._listener.lane, self.parser
-        if (
-            lane is None
-            or (self.cycle is not None and not self.cycle.response_complete)
-            or self.flow.write_paused
-            or parser.get_method() != b"POST"
-            or parser.get_http_version() != "1.1"
-        ):
+        parser = self.parser
+        raw, self._raw_head = self._raw_head, None
+        if self._lane_is_busy or parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
             return None
-        return lane.take(
-            self.url, self.headers, keep_alive=parser.should_keep_alive(), now_s=self._received_s
+        return self._lane.take(
+            raw, self.url, self.headers, keep_alive=parser.should_keep_alive(), now_s=self._received_s
         )
+
+    @property
+    def _lane_is_busy(self) -> bool:
+        cycle = self.cycle
+        return (
+            self._listener.lane is None
+            or (cycle is not None and not cycle.response_complete)
+            or self.flow.write_paused
+        )
+
+    def _take_known(self, data: bytes) -> bool:
+        """Take an append whose head the lane knows, without the parser. Return False for any other request.
+
+        data: begins a request.
+        """
+        body_start = data.find(HEAD_END) + len(HEAD_END)
+        if body_start < len(HEAD_END) or self._lane_is_busy:
+            return False
+        known = self._lane.known(data[:body_start])
+        if known is None or len(data) - body_start > known.size_bytes:
+            return False
+        append = self._lane.begin(known, keep_alive=True, now_s=self._received_s)
+        if append is None:
+            return False
+        self.cycle = self._running = append  # type: ignore[assignment]  # as in on_headers_complete
+        append.parts.append(data[body_start:])
+        self._body_left = known.size_bytes - len(data) + body_start
+        self._in_head, self._head_since_s = not self._body_left, self._received_s
+        if not self._body_left:
+            self._body_has_arrived(append)
+        return True
+
+    def _take_body(self, data: bytes) -> bytes:
+        """Take the next part of the body of an append with a known head; return what follows the body."""
+        append: Any = self.cycle
+        part = data[: self._body_left]
+        if append.more_body:
+            append.parts.append(part)
+        self._body_left -= len(part)
+        if not self._body_left:
+            self._in_head, self._head_bytes, self._head_since_s = True, 0, self._received_s
+            self._body_has_arrived(append)
+        return data[len(part) :]
+
+    def _body_has_arrived(self, append: LaneAppend) -> None:
+        if append.more_body:  # otherwise it was refused because the body was late
+            append.more_body = False
+            self._lane.handle(append, self._answer_append)
 
     def _answer_append(self, append: LaneAppend, answer: Response) -> None:
         """Write an answer as uvicorn writes it. The client may have disconnected meanwhile."""

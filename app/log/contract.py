@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from app.errors import CommitlogError
 from app.log.control_records import AnyControlRecord
 from app.log.events import JournalEvent
@@ -157,8 +159,7 @@ class AppendStream:
     broken: bool = False
 
 
-@dataclass(slots=True)
-class AppendRequest:
+class AppendRequest(msgspec.Struct):
     """One client's append: its records are consecutive in one batch, or none is stored.
 
     records: rows to be packed with those of other appends, or a table that stays a batch of its own. digest:
@@ -178,8 +179,7 @@ class AppendRequest:
     stream: AppendStream | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(msgspec.Struct, frozen=True):
     """Answer to an append that is as durable as `acks` requires (docs/api.md §2). Offsets are byte
     positions."""
 
@@ -198,8 +198,7 @@ class AppendResult:
     replayed: bool = False
 
 
-@dataclass(slots=True)
-class PendingAppend:
+class PendingAppend(msgspec.Struct):
     """An append that is in the leader's log and waits for its acks. `token` belongs to the driver."""
 
     first_index: int

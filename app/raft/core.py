@@ -142,7 +142,10 @@ class RaftCore(MemberCore):
     @property
     def refusal(self) -> CommitlogError | None:
         """Refuse records for which no majority of the voters has space; the driver checks its own disk."""
-        rooms = [self._peers.has_room.get(voter, True) for voter in self._member.group.voters]
+        has_room = self._peers.has_room
+        if False not in has_room.values():  # the usual case, asked for each append
+            return None
+        rooms = [has_room.get(voter, True) for voter in self._member.group.voters]
         return None if sum(rooms) >= self._member.majority else StorageFull()
 
     @property

@@ -1,17 +1,22 @@
 """Processor time of the event loop for one append: one node in this process, real files, no sockets.
 
-    python -m tests.bench.loop_cost [--rounds 60]
+    python -m tests.bench.loop_cost [--rounds 60] [--kinds "one record,100 records as Arrow"]
+                                    [--against CHECKOUT --turns 6]
 
-Prints one JSON line for each kind of body. The minimum of the rounds depends little on what else runs on the
-machine, so it shows the effect of a change that the rates of `rest_append` cannot show there. The time of the
-disk threads and of system calls on sockets is not in it. Part of a cluster's cost is not in it either: the
-frames to the followers.
+Prints one JSON line for each kind of body. With --against, processes of this checkout and of another one
+alternate, and the last lines have the least of each and their ratio. The minimum of the rounds depends little
+on what else runs on the machine, so it shows the effect of a change that the rates of `rest_append` cannot
+show there. The time of the disk threads and of system calls on sockets is not in it. Part of a cluster's cost
+is not in it either: the frames to the followers.
 """
 
 import argparse
 import asyncio
 import gc
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -83,7 +88,7 @@ def _request(content_type: str, body: bytes) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def measure(folder: Path, rounds: int) -> None:
+async def measure(folder: Path, rounds: int, kinds: list[str]) -> None:
     rest, peer = (f"127.0.0.1:{port}" for port in free_ports(2))
     node = {"id": "n1", "listen": rest, "url": f"http://{rest}", "peer_listen": peer, "peer_address": peer}
     (folder / "node.toml").write_text(configuration("bench", [{**node, "data": folder / "n1"}]))
@@ -101,6 +106,8 @@ async def measure(folder: Path, rounds: int) -> None:
     gc.set_threshold(50_000, 20, 50)
     loop = asyncio.get_running_loop()
     for kind, (count, request) in requests().items():
+        if kind not in kinds:
+            continue
         connections: list[Any] = []
         for _ in range(count):
             given = {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": loop}
@@ -123,13 +130,41 @@ async def measure(folder: Path, rounds: int) -> None:
     await broker.stop()
 
 
+def compare(other: Path, turns: int, arguments: list[str]) -> None:
+    """Run both checkouts by turns, with the interpreter of this one."""
+    least: dict[str, dict[str, float]] = {}
+    here = Path(__file__).parents[2]
+    for _ in range(turns):
+        for name, folder in (("here", here), ("other", other.resolve())):
+            command = [sys.executable, "-m", "tests.bench.loop_cost", *arguments]
+            environment = {**os.environ, "PYTHONPATH": str(folder)}
+            run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
+            for line in run.stdout.splitlines():
+                figure = json.loads(line)
+                found = least.setdefault(figure["append"], {})
+                found[name] = min(found.get(name, figure["least_us"]), figure["least_us"])
+    for kind, found in least.items():
+        print_figure(
+            append=kind,
+            least_us=found["here"],
+            other_least_us=found["other"],
+            ratio=round(found["here"] / found["other"], 2),
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--kinds", default=",".join(requests()))
+    parser.add_argument("--against", type=Path, help="another checkout of this project")
+    parser.add_argument("--turns", type=int, default=6)
     options = parser.parse_args()
+    if options.against is not None:
+        compare(options.against, options.turns, ["--rounds", str(options.rounds), "--kinds", options.kinds])
+        return
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder, runner:
-        runner.run(measure(Path(folder), options.rounds))
+        runner.run(measure(Path(folder), options.rounds, options.kinds.split(",")))
 
 
 if __name__ == "__main__":

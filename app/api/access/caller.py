@@ -43,9 +43,10 @@ class Grant:
 
     def covers(self, log: str) -> bool:
         """Return whether the grant is for that log."""
-        return any(
-            log.startswith(pattern[:-1]) if pattern.endswith("*") else log == pattern for pattern in self.logs
-        )
+        for pattern in self.logs:
+            if log.startswith(pattern[:-1]) if pattern.endswith("*") else log == pattern:
+                return True
+        return False
 
 
 class Caller:

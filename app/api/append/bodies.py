@@ -7,45 +7,29 @@ from typing import Final
 from app.api.append.append_digest import append_digest
 from app.api.append.call import AppendCall
 from app.api.append.json_bodies import AppendIn, check_record_size, decode_append, decode_lines, records_of
-from app.api.append.parameters import AppendParameters, parse_idempotency_key
+from app.api.append.parameters import parse_idempotency_key
 from app.api.http.compression import too_large, unpack
-from app.errors import InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaType
+from app.errors import InvalidBody, InvalidRequest, TooLarge
 from app.log.contract import AppendRequest, Producer
-from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON, OCTETS
+from app.media_types import ARROW_STREAM, JSON, NDJSON, OCTETS
 from app.settings.model import Limits
 from storage import errors as storage_errors
 from storage.errors import BodyTooLarge, EmptyBody
 from storage.format.arrow_input import table_from_batches, table_from_stream
 from storage.format.records import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, RecordColumns, RecordTable
 
-MEDIA_TYPES: Final = (JSON, NDJSON, OCTETS, ARROW_STREAM, BATCHES)
-_AS_SENT: Final = {media_type.encode(): media_type for media_type in MEDIA_TYPES}
-
 Heads = Mapping[bytes, bytes]
 _IN_THE_QUERY: Final = "is also in the query; set it in one place only"
 _IN_THE_BODY: Final = "is also in the body; set it in one place only"
 
 
-def media_type_of(heads: Heads) -> str:
-    """Return the Content-Type without its parameters. Raises UnsupportedMediaType when it is missing or
-    unknown."""
-    given = heads.get(b"content-type", b"")
-    name = given.partition(b";")[0].strip().lower()
-    media_type = _AS_SENT.get(given) or _AS_SENT.get(name)
-    if media_type is not None:
-        return media_type
-    known = ", ".join(MEDIA_TYPES)
-    received = f"got {name.decode('latin-1')!r}" if given else "but it is missing"
-    raise UnsupportedMediaType(f"Content-Type must be one of {known}, {received}")
-
-
-def read_append(
-    call: AppendCall, heads: Heads, parameters: AppendParameters, media_type: str, limits: Limits
-) -> AppendRequest:
-    """Decode and check a whole append. heads: the headers of `call` by lower-case name.
+def read_append(call: AppendCall, limits: Limits) -> AppendRequest:
+    """Decode and check a whole append.
 
     Raises InvalidJson, InvalidBody, InvalidRequest, TooLarge or UnsupportedMediaType.
     """
+    heads, media_type = call.head.fields, call.head.media_type
+    parameters = call.parameters or call.head.parameters
     key = parse_idempotency_key(heads.get(b"idempotency-key"))
     body = call.body
     encoding = heads.get(b"content-encoding")

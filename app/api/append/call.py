@@ -1,25 +1,72 @@
 """One append request, free of any framework."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from app.api.append.parameters import AppendParameters
+from app.api.append.parameters import AppendParameters, parse_append_query
 from app.api.http.messages import RawHeaders
+from app.errors import UnsupportedMediaType
 from app.log.contract import AppendStream
+from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON, OCTETS
+
+MEDIA_TYPES: Final = (JSON, NDJSON, OCTETS, ARROW_STREAM, BATCHES)
+_AS_SENT: Final = {media_type.encode(): media_type for media_type in MEDIA_TYPES}
+
+
+class AppendHead:
+    """Head of an append. Requests with equal heads may share one: it keeps what it has parsed.
+
+    headers: lower-case names, as ASGI gives them; `fields`: the same by name.
+    """
+
+    __slots__ = ("_media_type", "_parameters", "fields", "headers", "log", "path", "query")
+
+    def __init__(self, log: str, path: str, query: bytes, headers: RawHeaders) -> None:
+        self.log = log
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.fields = dict(headers)
+        self._media_type: str | None = None
+        self._parameters: AppendParameters | None = None
+
+    @property
+    def media_type(self) -> str:
+        """The Content-Type without its parameters. Raises UnsupportedMediaType when it is missing or
+        unknown."""
+        if self._media_type is None:
+            self._media_type = media_type_of(self.fields.get(b"content-type", b""))
+        return self._media_type
+
+    @property
+    def parameters(self) -> AppendParameters:
+        """The parameters of the query. Raises InvalidRequest with all errors."""
+        if self._parameters is None:
+            self._parameters = parse_append_query(self.query)
+        return self._parameters
+
+
+def media_type_of(given: bytes) -> str:
+    """Return a Content-Type without its parameters. given: b"" if it is missing. Raises
+    UnsupportedMediaType."""
+    name = given.partition(b";")[0].strip().lower()
+    media_type = _AS_SENT.get(given) or _AS_SENT.get(name)
+    if media_type is not None:
+        return media_type
+    known = ", ".join(MEDIA_TYPES)
+    received = f"got {name.decode('latin-1')!r}" if given else "but it is missing"
+    raise UnsupportedMediaType(f"Content-Type must be one of {known}, {received}")
 
 
 @dataclass(slots=True)
 class AppendCall:
     """An append as it arrived, from the lane, the plain route or a stream of appends.
 
-    headers: lower-case names, as ASGI gives them. body: as sent, not yet unpacked. reserved_bytes:
-    reserved in
-    the in-flight limit for it. parameters: instead of those in the query. stream: the stream it belongs to.
+    body: as sent, not yet unpacked. reserved_bytes: reserved in the in-flight limit for it. parameters:
+    instead of those in the query. stream: the stream it belongs to.
     """
 
-    log: str
-    path: str
-    query: bytes
-    headers: RawHeaders
+    head: AppendHead
     body: bytes
     request_id: bytes
     reserved_bytes: int = 0

@@ -7,16 +7,14 @@ leader. The answer comes by callback: nothing waits in here, so a client that di
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Final
 from urllib.parse import quote
 
 import msgspec
 
-from app.api.append.bodies import media_type_of, read_append
+from app.api.append.bodies import read_append
 from app.api.append.call import AppendCall
-from app.api.append.parameters import parse_append_query
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.leader_headers import log_headers, not_leader
 from app.api.http.leader_proxy import LeaderProxy, check_led
@@ -112,19 +110,18 @@ class _OneAppend:
     def _begin(self) -> None:
         """Decode the body, here or, if that may take long, in a thread; then append or forward it."""
         call = self._call
-        hosted = self._hosted = self._broker.find(call.log)
-        heads = dict(call.headers)
-        media_type = media_type_of(heads)
-        parameters = call.parameters or parse_append_query(call.query)
-        self._stays = heads.get(NO_FORWARD) == b"1"
+        head = call.head
+        hosted = self._hosted = self._broker.find(head.log)
+        _ = head.media_type, call.parameters or head.parameters  # errors in them precede those of the body
+        self._stays = head.fields.get(NO_FORWARD) == b"1"
         limits = self._broker.settings.limits
         if self._stays and not hosted.leads:
             self._finish(self._problem(not_leader(self._broker, hosted), hosted))
-        elif len(call.body) <= _IN_PLACE_BYTES and b"content-encoding" not in heads:
-            self._request = read_append(call, heads, parameters, media_type, limits)
+        elif len(call.body) <= _IN_PLACE_BYTES and b"content-encoding" not in head.fields:
+            self._request = read_append(call, limits)
             self._enter()
         else:
-            decode = partial(read_append, call, heads, parameters, media_type, limits)
+            decode = partial(read_append, call, limits)
             self._broker.tasks.once("decode", self._decode_aside(decode))
 
     async def _decode_aside(self, decode: Callable[[], AppendRequest]) -> None:
@@ -148,7 +145,7 @@ class _OneAppend:
             if tracer is None:
                 driver.append(self._request, self._ended)
             else:
-                parent = dict(self._call.headers).get(TRACEPARENT)
+                parent = self._call.head.fields.get(TRACEPARENT)
                 driver.append(self._request, tracer.timed("replicate", parent, self._ended))
         elif self._stays:
             self._finish(self._problem(not_leader(self._broker, hosted), hosted))
@@ -237,7 +234,7 @@ class _OneAppend:
         now_ms = self._broker.clock.monotonic_ms
 
         async def here(driver: LogDriver) -> Response:
-            own = replace(request, timeout_ms=max(1, deadline_ms - now_ms()))
+            own = msgspec.structs.replace(request, timeout_ms=max(1, deadline_ms - now_ms()))
             own_started_ms = now_ms()
             result = await _appended(driver, own)
             if isinstance(result, (NotLeader, NoLeader)):
@@ -261,15 +258,15 @@ class _OneAppend:
 
     async def _send(self, target: NodeSettings, left_ms: int) -> Relayed:
         """Make one attempt. Raises NotSent, or Lost: also when another leads before `target` has answered."""
-        call = self._call
-        query = [part for part in call.query.split(b"&") if part and not part.startswith(b"timeout_ms=")]
+        call, head = self._call, self._call.head
+        query = [part for part in head.query.split(b"&") if part and not part.startswith(b"timeout_ms=")]
         query.append(b"timeout_ms=%d" % left_ms)
-        path = b"/v1/logs/%s/records?%s" % (quote(call.log).encode(), b"&".join(query))
+        path = b"/v1/logs/%s/records?%s" % (quote(head.log).encode(), b"&".join(query))
         timeout_s = (left_ms + _GRACE_MS) / 1000
         try:
             async with self._hosted.while_led_by(target.id):
                 return await self._broker.forwarder.send(
-                    target, "POST", path, call.headers, call.body, call.request_id, timeout_s
+                    target, "POST", path, head.headers, call.body, call.request_id, timeout_s
                 )
         except TimeoutError as error:
             raise Lost(f"{target.id} lost its leadership before it answered") from error
@@ -289,7 +286,7 @@ class _OneAppend:
         """hosted: the log, of which the answer has headers once the body is decoded."""
         return problem_response(
             error,
-            instance=self._call.path,
+            instance=self._call.head.path,
             request_id=self._call.request_id,
             headers=() if hosted is None else log_headers(self._broker, hosted),
         )

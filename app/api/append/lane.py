@@ -2,6 +2,9 @@
 
 The lane takes an append whose head has nothing special, and gives it to the same handler as the plain route.
 Everything else, every refusal before the body included, is left to the plain route: both give the same bytes.
+
+Most clients repeat one head. The lane remembers heads that the HTTP parser has accepted, byte by byte: a
+connection whose next request begins with such a head needs no parser for it.
 """
 
 import re
@@ -11,7 +14,7 @@ from typing import Final
 
 from app.api.access.caller import Caller, Scope
 from app.api.access.tokens import Tokens
-from app.api.append.call import AppendCall
+from app.api.append.call import AppendCall, AppendHead
 from app.api.append.handler import AppendHandler
 from app.api.append.plain_route import append_log_of, late_body
 from app.api.http.messages import REQUEST_ID, RawHeaders, Response, problem_response, request_id_of
@@ -22,6 +25,8 @@ _PATH: Final = re.compile(rb"[A-Za-z0-9._/-]+")  # no path that would have to be
 _SPECIAL: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade", b"origin"))
 _APPEND: Final = frozenset((Scope.APPEND,))
 _DIGITS_MAX: Final = 12  # of a Content-Length
+KNOWN_HEADS_MAX: Final = 512  # remembered; beyond it all are forgotten
+KNOWN_HEAD_MAX_BYTES: Final = 1024
 
 
 @lru_cache(maxsize=1024)  # most clients repeat one URL
@@ -32,6 +37,20 @@ def _target_of(url: bytes) -> tuple[str, str, bytes] | None:
         return None
     log = append_log_of(path.decode("ascii"))
     return None if log is None or log.startswith("__") else (log, path.decode("ascii"), query)
+
+
+class KnownHead:
+    """The part of a head that the lane itself reads. size_bytes: of the body."""
+
+    __slots__ = ("authorization", "given_id", "head", "size_bytes")
+
+    def __init__(
+        self, head: AppendHead, size_bytes: int, given_id: bytes | None, authorization: bytes | None
+    ) -> None:
+        self.head = head
+        self.size_bytes = size_bytes
+        self.given_id = given_id
+        self.authorization = authorization
 
 
 class LaneAppend:
@@ -59,12 +78,31 @@ class AppendLane:
         self._tokens = tokens
         self._max_bytes = limits.max_request_bytes
         self._body_timeout_ms = body_timeout_ms
+        self._known: dict[bytes, KnownHead] = {}
 
-    def take(self, url: bytes, headers: RawHeaders, *, keep_alive: bool, now_s: float) -> LaneAppend | None:
+    def known(self, raw: bytes) -> KnownHead | None:
+        """Return what the lane knows of a whole head, as received."""
+        return self._known.get(raw)
+
+    def take(
+        self, raw: bytes | None, url: bytes, headers: RawHeaders, *, keep_alive: bool, now_s: float
+    ) -> LaneAppend | None:
         """Return the append that the head of a POST begins; None: the plain route answers the request.
 
-        headers: with lower-case names. now_s: the loop's time.
+        raw: the head as received; None: it is not remembered. headers: with lower-case names. now_s: the
+        loop's time.
         """
+        found = self._read(url, headers)
+        if found is None:
+            return None
+        append = self.begin(found, keep_alive=keep_alive, now_s=now_s)
+        if append is not None and raw is not None and keep_alive and _is_repeatable(raw):
+            if len(self._known) >= KNOWN_HEADS_MAX:
+                self._known.clear()
+            self._known[raw] = found
+        return append
+
+    def _read(self, url: bytes, headers: RawHeaders) -> KnownHead | None:
         target = _target_of(url)
         if target is None:
             return None
@@ -86,11 +124,15 @@ class AppendLane:
         size_bytes = int(length)
         if size_bytes > self._max_bytes:
             return None
-        caller = self._admitted(log, path, authorization, size_bytes)
+        return KnownHead(AppendHead(log, path, query, headers), size_bytes, given_id, authorization)
+
+    def begin(self, known: KnownHead, *, keep_alive: bool, now_s: float) -> LaneAppend | None:
+        """Count an append with that head as in flight, and return it; None: the plain route refuses it."""
+        head, size_bytes = known.head, known.size_bytes
+        caller = self._admitted(head.log, head.path, known.authorization, size_bytes)
         if caller is None:
             return None
-        request_id = request_id_of(given_id)
-        call = AppendCall(log, path, query, headers, b"", request_id, size_bytes)
+        call = AppendCall(head, b"", request_id_of(known.given_id), size_bytes)
         return LaneAppend(call, caller, keep_alive=keep_alive, since_s=now_s)
 
     def _admitted(self, log: str, path: str, authorization: bytes | None, size_bytes: int) -> Caller | None:
@@ -135,5 +177,15 @@ class AppendLane:
         self.abandon(append)
         call = append.call
         return problem_response(
-            late_body(self._body_timeout_ms), instance=call.path, request_id=call.request_id
+            late_body(self._body_timeout_ms), instance=call.head.path, request_id=call.request_id
         )
+
+
+def _is_repeatable(raw: bytes) -> bool:
+    """Return whether any request that begins with these bytes has this head: it begins at the first byte, and
+    ends at the first empty line for every parser."""
+    return (
+        len(raw) <= KNOWN_HEAD_MAX_BYTES
+        and raw.startswith(b"POST ")
+        and raw.count(b"\n") == raw.count(b"\r\n") == raw.count(b"\r")
+    )

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response as StarletteResponse
 from starlette.types import Receive, Scope
 
-from app.api.append.call import AppendCall
+from app.api.append.call import AppendCall, AppendHead
 from app.api.append.handler import AppendHandler
 from app.api.append.openapi import OPENAPI_EXTRA, RESPONSES
 from app.api.http.dependencies import ExactResponse, LogName
@@ -99,7 +99,10 @@ class PlainRoute:
             future = asyncio.get_running_loop().create_future()
             self._handler.handle(
                 AppendCall(
-                    log, scope["path"], scope["query_string"], headers, body, request_id, incoming.reserved
+                    AppendHead(log, scope["path"], scope["query_string"], headers),
+                    body,
+                    request_id,
+                    incoming.reserved,
                 ),
                 partial(_settle, future),
             )

@@ -18,8 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.api.access.rules import caller_of
-from app.api.append.bodies import media_type_of
-from app.api.append.call import AppendCall
+from app.api.append.call import AppendCall, AppendHead, media_type_of
 from app.api.append.handler import AppendHandler
 from app.api.append.openapi import STREAM_EXTRA, STREAM_RESPONSES
 from app.api.append.parameters import AppendParameters, parse_append_query
@@ -65,7 +64,7 @@ async def append_stream(request: Request, broker: Node, log: LogName) -> Respons
         raise InvalidRequest(
             (f"/headers/{name}", "is not supported for a stream; for idempotent appends use a producer")
         )
-    media_type = media_type_of(headers)
+    media_type = media_type_of(headers.get(b"content-type", b""))
     parameters = parse_append_query(request.scope["query_string"])
     limit = broker.settings.limits.max_request_bytes
 
@@ -136,14 +135,14 @@ class _AppendStream:
         parameters: AppendParameters,
     ) -> None:
         self._handler = handler
-        self._log = log
         self._path = request.url.path
         self._caller = caller_of(request)
         self._request_id = request_id_of(request)
-        self._headers = [
-            (name, value) for name, value in request.headers.raw if name.lower() != b"content-type"
+        given = [
+            (name.lower(), value) for name, value in request.headers.raw if name.lower() != b"content-type"
         ]
-        self._headers += [(b"content-type", media_type.encode()), (NO_FORWARD, b"1")]
+        one = [(b"content-type", media_type.encode()), (NO_FORWARD, b"1")]
+        self._head = AppendHead(log, self._path, b"", [*given, *one])
         self._parameters = parameters
         self._order = AppendStream()
         self._open: deque[tuple[asyncio.Future[Answer], int]] = deque()
@@ -199,10 +198,7 @@ class _AppendStream:
         self._open.append((future, len(data)))
         self._open_bytes += len(data)
         call = AppendCall(
-            self._log,
-            self._path,
-            b"",
-            self._headers,
+            self._head,
             data,
             self._request_id,
             len(data),

@@ -72,15 +72,16 @@ class OpenCommand:
 
 
 class Stamped:
-    """Common part of the answers of one batch's appends."""
+    """Common part of the answers of one batch's appends. leader: of its term, None until it is asked for."""
 
-    __slots__ = ("first_offset", "next_offset", "term", "timestamp_ms")
+    __slots__ = ("first_offset", "leader", "next_offset", "term", "timestamp_ms")
 
     def __init__(self, batch: Batch) -> None:
         self.term = batch.term
         self.first_offset = batch.offset
         self.next_offset = batch.next_offset
         self.timestamp_ms = batch.timestamp_ms
+        self.leader: str | None = None
 
 
 class OpenAppends:
@@ -135,9 +136,13 @@ class OpenAppends:
     def _result(
         self, append: OpenAppend, pending: PendingAppend, committed_index: int, next_index: int
     ) -> AppendResult:
-        source = append.claim or append.stamped
+        source: Claim | Stamped | None = append.claim or append.stamped
         if source is None:
             raise InvariantError("an append was acknowledged that was never stamped")
+        if isinstance(source, Claim):
+            leader = self._leader_of(source.term)
+        else:
+            leader = source.leader = source.leader or self._leader_of(source.term)
         return AppendResult(
             first_index=pending.first_index,
             last_index=pending.last_index,
@@ -148,7 +153,7 @@ class OpenAppends:
             timestamp_ms=source.timestamp_ms,
             committed_index=committed_index,
             next_index=next_index,
-            leader=self._leader_of(source.term),
+            leader=leader,
             acks=append.request.acks,
             durability=self._durability,
             replayed=append.claim is not None,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.api.append.call import AppendCall
+from app.api.append.call import AppendCall, AppendHead
 from app.api.append.handler import AppendHandler
 from app.api.append.parameters import parse_append_query
 from app.api.http.messages import Response
@@ -65,10 +65,12 @@ def test_an_append_of_a_stream_is_never_carried_without_what_the_stream_says_of_
             tasks=supervisor,
         )
         call = AppendCall(
-            "default",
-            "/v1/logs/default/records:stream",
-            b"",
-            [(b"content-type", b"application/json"), (NO_FORWARD, b"1")],
+            AppendHead(
+                "default",
+                "/v1/logs/default/records:stream",
+                b"",
+                [(b"content-type", b"application/json"), (NO_FORWARD, b"1")],
+            ),
             json.dumps({"records": [{"value": "v" * 200_000}]}).encode(),
             b"r",
             parameters=parse_append_query(b"producer_id=p&producer_epoch=1&producer_sequence=7"),

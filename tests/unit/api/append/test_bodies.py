@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.append.bodies import media_type_of, read_append
-from app.api.append.call import AppendCall
+from app.api.append.bodies import read_append
+from app.api.append.call import AppendCall, AppendHead, media_type_of
 from app.api.append.json_bodies import _lines_one_by_one, compact_json, decode_lines
 from app.api.append.parameters import AppendParameters, parse_append_query, parse_idempotency_key
 from app.api.http.compression import unpack
@@ -35,8 +35,8 @@ def read(
     limits: Limits = LIMITS,
 ) -> AppendRequest:
     heads = {b"content-type": content_type, **(headers or {})}
-    call = AppendCall("default", "/v1/logs/default/records", b"", list(heads.items()), body, b"id")
-    return read_append(call, heads, parameters or AppendParameters(), media_type_of(heads), limits)
+    head = AppendHead("default", "/v1/logs/default/records", b"", list(heads.items()))
+    return read_append(AppendCall(head, body, b"id", parameters=parameters), limits)
 
 
 def columns(body: bytes, content_type: bytes = b"application/json", **options: Any) -> RecordColumns:
@@ -265,8 +265,8 @@ def test_a_digest_is_of_what_is_said_not_of_how() -> None:
 
 
 def test_media_types() -> None:
-    assert media_type_of({b"content-type": b"Application/JSON ; charset=utf-8"}) == "application/json"
-    for wrong in ({}, {b"content-type": b""}, {b"content-type": b"text/json"}):
+    assert media_type_of(b"Application/JSON ; charset=utf-8") == "application/json"
+    for wrong in (b"", b"text/json"):
         with pytest.raises(UnsupportedMediaType):
             media_type_of(wrong)
 

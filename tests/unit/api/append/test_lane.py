@@ -122,8 +122,8 @@ class Node:
         app.state.routes = router.routes
         problems.install(app)
         asgi = HttpMiddleware(app, known, broker.meter, InFlightLimit(100, 1 << 20), {}, lambda _: None)
-        taken = AppendLane(self.handler, known, LIMITS, HTTP.body_timeout_ms) if lane else None
-        self.listener = Listener(HTTP, 100, broker.meter, taken)
+        self.lane = AppendLane(self.handler, known, LIMITS, HTTP.body_timeout_ms) if lane else None
+        self.listener = Listener(HTTP, 100, broker.meter, self.lane)
         self.config = uvicorn.Config(
             asgi,
             http=self.listener.protocol,  # type: ignore[arg-type]
@@ -270,6 +270,56 @@ def test_lane_and_plain_route_agree_on_random_requests(tokens: bool) -> None:
     asyncio.run(run())
 
 
+REPEATED = (
+    append(b"a", OCTETS, b"Authorization: " + WRITER), append(b"", OCTETS), append(b"refused", OCTETS),
+    append(b"x" * 900, OCTETS), append(b'{"value":"a"}', JSON), append(b"b", OCTETS, b"Connection: close"),
+    append(b"c\r\n\r\nd", OCTETS, b"Upgrade: h2c"), b"\r\n\r\n" + append(b"e", OCTETS),
+    append(b"f", OCTETS).replace(b"\r\n", b"\n"), b"\r\n" + append(b"g", OCTETS, b"Authorization: " + WRITER),
+    append(b"h", b"Content-Type: a/b\n", OCTETS), append(b"i" * 9, b"Content-Length: 3", OCTETS),
+    append(b"j", OCTETS, url=b"/v1/logs/default/records?acks=leader"), append(b"k", b"Content-Length: 9999"),
+    b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_repeated_heads_change_no_answer(tokens: bool) -> None:
+    """A head that the lane knows is not parsed again, whatever stands before, in or after it."""
+
+    async def run() -> None:
+        nodes = [Node(lane=True, tokens=tokens), Node(lane=False, tokens=tokens)]
+        for seed in range(150):
+            chance = random.Random(seed)
+            requests = [chance.choice(REPEATED) for _ in range(chance.choice((2, 4)))]
+            whole = chance.random() < 0.5
+            pieces = requests if whole else in_pieces(b"".join(requests), chance)
+            answers = [without_clocks(await node.exchange(pieces)) for node in nodes]
+            if any(b'"code":"bad-request"' in answer for answer in answers):
+                answers = [before_broken_bytes(answer) for answer in answers]
+            assert answers[0] == answers[1], (seed, pieces)
+        assert nodes[0].driver.stored == nodes[1].driver.stored
+        assert [node.handler.in_flight.requests for node in nodes] == [0, 0]
+        assert nodes[0].lane is not None
+        known = [raw for raw in REPEATED if nodes[0].lane.known(raw[: raw.find(b"\r\n\r\n") + 4])]
+        assert len(known) == (1 if tokens else 8), known
+
+    asyncio.run(run())
+
+
+def test_a_known_head_is_refused_once_its_token_is_gone_or_the_node_is_full() -> None:
+    async def run() -> None:
+        node = Node(lane=True, tokens=True)
+        request = append(b"v", OCTETS, b"Authorization: " + WRITER)
+        assert b" 200 " in await node.exchange([request, request])
+        node.handler.in_flight.requests += 1_000_000
+        assert b" 429 " in await node.exchange([request])
+        node.handler.in_flight.requests -= 1_000_000
+        node.tokens._replace({})
+        assert b" 401 " in await node.exchange([request])
+        assert len(node.driver.stored) == 2
+
+    asyncio.run(run())
+
+
 def test_pipelined_requests_are_answered_in_their_order() -> None:
     async def run() -> None:
         node = Node(lane=True)
@@ -319,6 +369,23 @@ def test_a_body_that_is_late_is_refused_as_by_the_plain_route() -> None:
         await asyncio.sleep(0.01)
         assert node.driver.stored == [[b"next"]]
         assert transport.sent.count(b"HTTP/1.1 200 ") == 1
+
+    asyncio.run(run())
+
+
+def test_a_late_body_after_a_known_head_is_refused_and_its_rest_ignored() -> None:
+    async def run() -> None:
+        node = Node(lane=True)
+        await node.exchange([append(b"value", OCTETS)])
+        connection, transport = node.connect()
+        connection.data_received(append(b"value", OCTETS)[:-2])
+        connection.enforce(asyncio.get_running_loop().time() + 1)
+        assert transport.sent.startswith(b"HTTP/1.1 400 ")
+        connection.data_received(b"ue" + append(b"next", OCTETS))
+        await asyncio.sleep(0.01)
+        assert node.driver.stored == [[b"value"], [b"next"]]
+        assert transport.sent.count(b"HTTP/1.1 200 ") == 1
+        assert node.handler.in_flight.requests == 0
 
     asyncio.run(run())
 
