@@ -20,7 +20,9 @@ from pyarrow import fs
 
 LOG_FOLDER = "_delta_log"
 CHECKPOINT = ".checkpoint.parquet"
-CHECKPOINT_ACTIONS = ("add", "remove", "metaData", "protocol")
+CHECKPOINT_ACTIONS = ("metaData", "protocol", "txn")
+FILE_ACTIONS = ("add", "remove")
+_OF_FILES = tuple(b'{"%s"' % name.encode() for name in FILE_ACTIONS)
 MAX_LOOKS = 3  # a commit may be removed between the listing and the reading
 
 
@@ -60,13 +62,21 @@ class Commit:
 
 @dataclass(frozen=True)
 class DeltaSnapshot:
-    """A table at one version. files: by path as the log has it. reader_features: beyond the plain format."""
+    """A table at one version.
+
+    files: by path as the log has it; empty if the DeltaLog does not keep them. reader_features: beyond the
+    plain format. writer_features: None for a protocol without a list of them. transactions: the newest
+    version by application. partition_columns: names.
+    """
 
     path: str
     version: int
     files: Mapping[str, DataFile] = field(repr=False)
     properties: Mapping[str, str] = field(repr=False)
     reader_features: tuple[str, ...] = ()
+    writer_features: tuple[str, ...] | None = None
+    transactions: Mapping[str, int] = field(default_factory=dict, repr=False)
+    partition_columns: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -83,8 +93,10 @@ class DeltaSnapshot:
 class DeltaLog:
     """The log of one table, replayed once and then commit by commit. Not safe for use by two threads."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, keeps_files: bool = True) -> None:
+        """keeps_files: False: a snapshot has no files, and costs the same for any number of them."""
         self.path = path.rstrip("/")
+        self._keeps_files = keeps_files
         self._files, root = file_system_of(self.path)
         self._folder = f"{root.rstrip('/')}/{LOG_FOLDER}"
         self._stamp: tuple[Any, ...] | None = None  # of the newest commit's file: identifies the table
@@ -95,6 +107,9 @@ class DeltaLog:
         self._added: dict[str, DataFile] = {}
         self._properties: dict[str, str] = {}
         self._features: tuple[str, ...] = ()
+        self._writer_features: tuple[str, ...] | None = None
+        self._transactions: dict[str, int] = {}
+        self._partition_columns: tuple[str, ...] = ()
         self._snapshot: DeltaSnapshot | None = None
 
     def snapshot(self) -> DeltaSnapshot | None:
@@ -118,7 +133,14 @@ class DeltaLog:
             return None
         if self._snapshot is None or self._snapshot.version != self._version:
             self._snapshot = DeltaSnapshot(
-                self.path, self._version, dict(self._added), dict(self._properties), self._features
+                self.path,
+                self._version,
+                dict(self._added),
+                dict(self._properties),
+                self._features,
+                self._writer_features,
+                dict(self._transactions),
+                self._partition_columns,
             )
         return self._snapshot
 
@@ -148,10 +170,11 @@ class DeltaLog:
         checkpoints = sorted(name for name in names if name.endswith(CHECKPOINT))
         if checkpoints:
             with self._files.open_input_file(f"{self._folder}/{checkpoints[-1]}") as file:
-                table = pq.read_table(file)
-            known = [name for name in CHECKPOINT_ACTIONS if name in table.column_names]
-            for action in table.select(known).to_pylist():
-                self._apply(action)
+                wanted = (*CHECKPOINT_ACTIONS, *(FILE_ACTIONS if self._keeps_files else ()))
+                parquet = pq.ParquetFile(file)
+                known = [name for name in wanted if name in parquet.schema_arrow.names]
+                for action in parquet.read(columns=known).to_pylist():
+                    self._apply(action)
             self._version = _number(checkpoints[-1])
         for name in sorted(names):
             version = _number(name) if _is_commit(name) else -1
@@ -168,20 +191,25 @@ class DeltaLog:
             self._stamp = stamp
 
     def _take(self, version: int) -> None:
-        for action in self._read_commit(version):
+        for action in self._read_commit(version, files=self._keeps_files):
             self._apply(action)
         self._version = version
 
     def _apply(self, action: Mapping[str, Any]) -> None:
+        if (transaction := action.get("txn")) is not None:
+            self._transactions[transaction["appId"]] = int(transaction["version"])
         if (added := action.get("add")) is not None:
             self._added[added["path"]] = _data_file(self.path, added)
         if (removed := action.get("remove")) is not None:
             self._added.pop(removed["path"], None)
         if (metadata := action.get("metaData")) is not None:
             self._properties = dict(metadata.get("configuration") or {})
+            self._partition_columns = tuple(metadata.get("partitionColumns") or ())
         if (protocol := action.get("protocol")) is not None:
             plain = int(protocol["minReaderVersion"]) == 1
             self._features = () if plain else tuple(protocol.get("readerFeatures") or ("columnMapping",))
+            listed = protocol.get("writerFeatures")
+            self._writer_features = None if listed is None else tuple(listed)
 
     # --- files
 
@@ -196,9 +224,11 @@ class DeltaLog:
         info = self._files.get_file_info(self._name(version))
         return None if info.type == fs.FileType.NotFound else (info.size, info.mtime_ns)
 
-    def _read_commit(self, version: int) -> list[Mapping[str, Any]]:
+    def _read_commit(self, version: int, *, files: bool = True) -> list[Mapping[str, Any]]:
+        """Return the actions of a commit. files: False: without those of data files."""
         with self._files.open_input_file(self._name(version)) as file:
-            return [json.loads(line) for line in file.read().splitlines()]
+            lines = file.read().splitlines()
+        return [json.loads(line) for line in lines if files or not line.startswith(_OF_FILES)]
 
 
 def file_system_of(path: str) -> tuple[fs.FileSystem, str]:

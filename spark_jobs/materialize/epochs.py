@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_jobs.errors import SourceError, Unreachable
 from spark_jobs.source.log_reads import LogReads
@@ -21,10 +21,9 @@ from spark_jobs.tables.table import (
     MAX_REFUSALS,
     Table,
     TableClash,
-    append_once,
     collect_table,
-    create_table,
 )
+from spark_jobs.tables.table_writer import TableWriter
 
 APPLICATION = "commitlog-epochs"
 Epoch = Mapping[str, Any]
@@ -49,14 +48,16 @@ class EpochsJob:
         self.client = client
         self.epochs_path = epochs_path
         self.files_path = files_path
+        self._epochs = TableWriter(spark, epochs_path, EPOCHS, is_small=True)
+        self._files = TableWriter(spark, files_path, EPOCH_FILES, is_small=True)
         self.committed: list[Epoch] = []
         self.files: dict[str, list[Epoch]] = {}
 
     def open(self) -> None:
         """Create the tables if needed, and read their content."""
-        if not create_table(self.spark, self.epochs_path, EPOCHS):
+        if not self._epochs.create():
             self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
-        if not create_table(self.spark, self.files_path, EPOCH_FILES):
+        if not self._files.create():
             for row in self._held(self.files_path, EPOCH_FILES):
                 self.files.setdefault(row["node"], []).append(_epoch(row))
 
@@ -90,28 +91,22 @@ class EpochsJob:
         rows = collect_table(self.spark, path, table, table.schema.names)
         return list(rows.sort_by("epoch").to_pylist())
 
-    def _rows(self, table: Table, rows: list[dict[str, Any]]) -> DataFrame:
-        told = pa.Table.from_pylist(rows, schemas.arrow_schema(table.schema))
-        return self.spark.createDataFrame(told, table.schema)
-
     def _tell(self, agreed: Sequence[Epoch]) -> None:
         """Write the changes to `epochs`. Raises TableClash if it refuses without another writer."""
         refusals = 0
         while news := news_of(agreed, self.committed):
             known = {epoch["epoch"]: epoch for epoch in self.committed}
             claim = knowledge(self.committed)
-            written = append_once(
-                self._rows(EPOCHS, [_row(self.client.log, epoch) for epoch in news.values()]),
-                self.epochs_path,
+            all_of_them = [(known | news)[number] for number in sorted(known | news)]
+            rows = [_row(self.client.log, epoch) for epoch in all_of_them]
+            if self._epochs.replace(
+                _table(EPOCHS, rows),
                 application=APPLICATION,
                 claim=claim,
                 position="epoch",
                 note={"epochs": list(news)},
-                replaces=f"epoch IN ({', '.join(map(str, news))})" if known.keys() & news.keys() else None,
-            )
-            if written is not None:
-                known |= news
-                self.committed = [known[number] for number in sorted(known)]
+            ):
+                self.committed = all_of_them
                 return
             self.committed = [_epoch(row) for row in self._held(self.epochs_path, EPOCHS)]
             refusals = refusals + 1 if knowledge(self.committed) == claim else 0
@@ -119,12 +114,20 @@ class EpochsJob:
                 raise TableClash(self.epochs_path, "the epochs of the nodes")
 
     def _replace_files(self, files: Mapping[str, Sequence[Epoch]]) -> None:
+        """Replace the rows of these nodes; other drivers may write those of other nodes meanwhile."""
         rows = [
             {**_row(self.client.log, epoch), "node": node} for node, file in files.items() for epoch in file
         ]
-        nodes = ", ".join(f"'{node}'" for node in files)
-        writer = self._rows(EPOCH_FILES, rows).write.format("delta").mode("overwrite")
-        writer.option("replaceWhere", f"node IN ({nodes})").save(self.files_path)
+
+        def rows_of() -> pa.Table:
+            held = self._held(self.files_path, EPOCH_FILES)
+            return _table(EPOCH_FILES, [*(row for row in held if row["node"] not in files), *rows])
+
+        self._files.update(rows_of)
+
+
+def _table(table: Table, rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schemas.arrow_schema(table.schema))
 
 
 def committed_epochs(file: Sequence[Epoch], committed_index: int) -> list[Epoch]:

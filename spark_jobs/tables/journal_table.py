@@ -8,7 +8,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.tables.snapshot import read_plain
-from spark_jobs.tables.table import MAX_REFUSALS, Table, TableClash, append_once, create_table, read_table
+from spark_jobs.tables.table import MAX_REFUSALS, Table, TableClash, read_table
+from spark_jobs.tables.table_writer import TableWriter
 
 
 class JournalTable:
@@ -20,10 +21,11 @@ class JournalTable:
         self.table = table
         self.positions: dict[str, int] = {}
         self.rows = 0
+        self._writer = TableWriter(spark, path, table)
 
     def open(self) -> None:
         """Create the table if needed, and read its progress."""
-        if create_table(self.spark, self.path, self.table):
+        if self._writer.create():
             self.positions, self.rows = {}, 0
         else:
             self.refresh()
@@ -34,16 +36,15 @@ class JournalTable:
         refusals = 0
         while (rows := after(rows, self.positions)).num_rows > 0:
             claim = sum(self.positions.values())
-            written = append_once(
-                self.spark.createDataFrame(rows, self.table.schema),
-                self.path,
+            written = self._writer.append(
+                rows,
                 application=f"commitlog-{self.table.name}",
                 claim=claim,
                 position="seq",
                 note={"positions": self.positions, **(note or {})},
             )
             if written is not None:
-                self.rows += written[0]
+                self.rows += rows.num_rows
                 self.positions |= ends(rows)
                 break
             self.refresh()

@@ -229,6 +229,15 @@ def identifier(path: str) -> str:
     return f"delta.`{location(path).replace('`', '``')}`"
 
 
+def settings_of_table(table: Table, properties: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the properties of a new table. properties: beside the common ones."""
+    return {
+        **PROPERTIES,
+        "delta.dataSkippingStatsColumns": ",".join(table.statistics),
+        **(properties or {}),
+    }
+
+
 def create_table(
     spark: SparkSession, path: str, table: Table, properties: Mapping[str, str] | None = None
 ) -> bool:
@@ -243,11 +252,7 @@ def create_table(
         for column in table.schema
     )
     clustering = ", ".join(f"`{name}`" for name in table.cluster_by)
-    settings = {
-        **PROPERTIES,
-        "delta.dataSkippingStatsColumns": ",".join(table.statistics),
-        **(properties or {}),
-    }
+    settings = settings_of_table(table, properties)
     clear_at_s = time.monotonic() + MADE_WITHIN_S
     is_here = can_clear = not is_url(path) and not is_remote(spark)
     while True:
@@ -325,21 +330,18 @@ def append_once(
     claim: int,
     position: str,
     note: Mapping[str, Any],
-    replaces: str | None = None,
+    replaces: bool = False,
 ) -> tuple[int, int] | None:
     """Append `rows`, one or more, if there was no append since the table gave `claim`.
 
     claim: above that of every commit before; a function of the table's rows alone. position: the column whose
-    largest value is returned. note: kept in the commit. replaces: condition of the rows that `rows` replace.
+    largest value is returned. note: kept in the commit. replaces: `rows` are then all rows of the table.
     Returns the number of rows and that value, or None when the claim was refused: then read the table again.
     """
     metrics = Observation()
     observed = rows.observe(metrics, F.count("*").alias("count"), F.max(position).alias("last"))
     writer = observed.write.format("delta").option("userMetadata", json.dumps(note))
-    if replaces is None:
-        writer.mode("append")
-    else:
-        writer.mode("overwrite").option("replaceWhere", replaces)
+    writer.mode("overwrite" if replaces else "append")
     try:
         writer.option("txnAppId", application).option("txnVersion", str(claim)).save(path)
     except SPARK_ERRORS as error:

@@ -4,7 +4,8 @@ import secrets
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
+from pydantic import Field
 from starlette.responses import Response
 
 from app.api.access.caller import Scope
@@ -15,6 +16,7 @@ from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call, Served
 from app.api.http.openapi import LOG_EXAMPLE, OF_A_BODY, OF_A_COMMIT, answers, json_request
 from app.api.http.preconditions import wanted_version
+from app.api.http.query import Query as QueryModel
 from app.api.routes.replicas import change_members, fewest_logs, wanted_nodes
 from app.controller.commands import ChangeLog, CreateLog, DeleteLog
 from app.controller.metadata import AUDIT_LOG, LOG_CREATED, LOG_DELETING, PRIORITY_MAX, Log, LogSpec
@@ -77,18 +79,26 @@ class LogChangeIn(msgspec.Struct, forbid_unknown_fields=True):
     force: bool = False
 
 
+class LogsQuery(QueryModel):
+    ends: bool = Field(
+        False,
+        description="Add `ends` to each log: where it and its journal end at this node, `null` without a "
+        "replica here; one call finds what is new in any number of logs",
+    )
+
+
 @router.get(
     "/v1/logs",
     summary="All logs",
     responses=answers(example={"logs": [LOG_EXAMPLE]}, of_a_log=False),
     response_class=Response,
 )
-async def logs(call: Call, query: Nothing) -> Response:
+async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
     call.wants_json()
     broker = call.broker
     caller = caller_of(call.request)
     known = [
-        _log_object(broker, hosted)
+        {**_log_object(broker, hosted), **({"ends": _ends(hosted)} if query.ends else {})}
         for name, hosted in broker.logs.items()
         if name != AUDIT_LOG and caller.sees(name)
     ]
@@ -291,6 +301,20 @@ def _version_of(broker: Broker, hosted: HostedLog) -> int:
 def _metadata_of(broker: Broker, hosted: HostedLog) -> Log | None:
     log = broker.metadata.log(hosted.name)
     return log if log is not None and log.generation == hosted.generation else None
+
+
+def _ends(hosted: HostedLog) -> dict[str, int] | None:
+    """Return the ends of the log and of its journal at this node; None without a replica that is served.
+    A reader confirms them."""
+    driver, journal = hosted.serving, hosted.journal
+    if driver is None or journal is None or hosted.deleting:
+        return None
+    return {
+        "begin_index": driver.log.begin_index,
+        "committed_index": driver.committed_index,
+        "term": driver.term,
+        "events": journal.next_seq,
+    }
 
 
 def _unsupported_object(log: Log) -> dict[str, Any]:

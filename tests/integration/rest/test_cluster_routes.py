@@ -89,6 +89,13 @@ def test_events_tell_of_start_roles_and_watermarks(cluster: Cluster) -> None:
 def test_logs(cluster: Cluster) -> None:
     logs = cluster.get(cluster.ids[0], "/v1/logs").json()["logs"]
     assert [log["name"] for log in logs] == ["default", "other", "quiet", "pair"]
+    with_ends = cluster.get(cluster.ids[0], "/v1/logs", params={"ends": "true"}).json()["logs"]
+    ends = [log.pop("ends") for log in with_ends]
+    assert with_ends == logs
+    tail = cluster.get(cluster.ids[0], "/v1/logs/quiet/tail", params={"consistency": "committed"}).json()
+    assert ends[2]["committed_index"] == tail["committed_index"]
+    assert (ends[2]["begin_index"], ends[2]["term"]) == (tail["begin_index"], tail["term"])
+    assert ends[2]["events"] > 0
     one = cluster.get(cluster.ids[1], "/v1/logs/quiet").json()
     assert one == logs[2]
     assert re.fullmatch("[0-9a-f]{16}", one.pop("id"))

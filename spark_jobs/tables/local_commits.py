@@ -1,0 +1,278 @@
+"""Commits to Delta tables in a local folder by the driver itself: a data file, and a file of JSON lines.
+
+A commit of a few rows by Spark costs 0.3 s and more, and grows with the history of the table; here it costs
+some milliseconds, and the same for any history. A job with many logs lives on that.
+
+Both kinds of writers may work on one table. A commit is a hard link to the name of its version, as Spark's is
+(session/LinkLogStore.java): of two writers one gets the version, and the other looks at what that one did.
+The plain protocol of this project's tables alone is written. Whatever else a table requires of its writers,
+and each commit that is due to write a checkpoint, is left to Spark (NeedsSpark).
+
+Source: the Delta transaction log protocol, sections Actions, Transaction Identifiers, Clustered Table.
+"""
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.types import StructType
+
+from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaSnapshot
+
+WRITER_FEATURES = ("domainMetadata", "clustering", "invariants", "appendOnly")  # of a clustered table
+LONGEST_TEXT = 32  # of a string in statistics, as Delta cuts them; columns with longer ones have none
+CHECKPOINT_INTERVAL = "delta.checkpointInterval"
+APPEND_ONLY = "delta.appendOnly"
+ENGINE = "commitlog"
+
+Action = Mapping[str, Mapping[str, Any]]
+
+
+class NeedsSpark(Exception):
+    """Only Spark can make this commit; the message is the reason."""
+
+
+class LocalTable:
+    """One table in a local folder. One call at a time.
+
+    keeps_files: needed for `replace`; costs memory by the number of the table's files.
+    """
+
+    def __init__(self, path: str, *, keeps_files: bool = False) -> None:
+        self.path = Path(path)
+        self._log = DeltaLog(path, keeps_files=keeps_files)
+
+    def create(
+        self,
+        schema: StructType,
+        *,
+        cluster_by: Sequence[str],
+        comments: Mapping[str, str],
+        properties: Mapping[str, str],
+    ) -> bool:
+        """Create the table unless it exists; return whether it was created now. Raises NeedsSpark."""
+        if self._log.versions():
+            return False
+        if self.path.is_dir() and any(entry.name != LOG_FOLDER for entry in self.path.iterdir()):
+            raise NeedsSpark(f"{self.path} holds files of no Delta table")
+        described = schema.jsonValue()
+        for column in described["fields"]:
+            column["metadata"] = {"comment": comments[column["name"]]}
+        clustering = {"clusteringColumns": [[name] for name in cluster_by], "domainName": "delta.clustering"}
+        told = {
+            "partitionBy": "[]",
+            "clusterBy": _json(list(cluster_by)),
+            "isManaged": "false",
+            "properties": _json(dict(properties)),
+        }
+        actions: list[Action] = [
+            _commit_info("CREATE TABLE", told, isBlindAppend=True, operationMetrics={}),
+            {
+                "metaData": {
+                    "id": str(uuid.uuid4()),
+                    "format": {"provider": "parquet", "options": {}},
+                    "schemaString": _json(described),
+                    "partitionColumns": [],
+                    "configuration": dict(properties),
+                    "createdTime": _now_ms(),
+                }
+            },
+            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": WRITER_FEATURES}},
+            {
+                "domainMetadata": {
+                    "domain": "delta.clustering",
+                    "configuration": _json(clustering),
+                    "removed": False,
+                }
+            },
+        ]
+        (self.path / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
+        return self._commit(0, actions)
+
+    def append(
+        self,
+        rows: pa.Table,
+        *,
+        statistics: Sequence[str],
+        application: str,
+        claim: int,
+        note: Mapping[str, Any],
+    ) -> bool:
+        """Append rows unless the table has this claim of the application, or a higher one; return whether it
+        did. Raises NeedsSpark, DeltaLogError."""
+        added: Action | None = None
+        while True:
+            snapshot = self._plain_snapshot()
+            if snapshot.transactions.get(application, -1) >= claim:
+                if added is not None:
+                    (self.path / added["add"]["path"]).unlink(missing_ok=True)  # no commit names it
+                return False
+            added = added or self._add(rows, statistics)
+            written = _written(snapshot, added, rows.num_rows, note, "Append")
+            if self._commit(snapshot.version + 1, [written, _transaction(application, claim), added]):
+                return True
+
+    def replace(
+        self,
+        rows_of: Callable[[], pa.Table],
+        *,
+        statistics: Sequence[str],
+        claim: tuple[str, int] | None,
+        note: Mapping[str, Any],
+    ) -> bool:
+        """Replace all rows of a small table, unless it has this claim of an application, or a higher one;
+        return whether it did. rows_of: returns the rows, called again when another writer was first. Raises
+        NeedsSpark, DeltaLogError."""
+        while True:
+            snapshot = self._plain_snapshot()
+            if snapshot.properties.get(APPEND_ONLY, "false") == "true":
+                raise NeedsSpark(f"{self.path} takes appends alone")
+            if claim is not None and snapshot.transactions.get(claim[0], -1) >= claim[1]:
+                return False
+            rows = rows_of()
+            added = self._add(rows, statistics)
+            actions = [_written(snapshot, added, rows.num_rows, note, "Overwrite"), added]
+            actions += [_removed(path, file.size_bytes) for path, file in snapshot.files.items()]
+            actions += [] if claim is None else [_transaction(*claim)]
+            if self._commit(snapshot.version + 1, actions):
+                return True
+            (self.path / added["add"]["path"]).unlink(missing_ok=True)
+
+    def _plain_snapshot(self) -> DeltaSnapshot:
+        """Return the newest version, if it is one that this module can extend. Raises NeedsSpark."""
+        snapshot = self._log.snapshot()
+        if snapshot is None:
+            raise NeedsSpark(f"{self.path} is not a Delta table")
+        unknown = sorted({*(snapshot.writer_features or ())}.difference(WRITER_FEATURES))
+        if snapshot.writer_features is None or snapshot.reader_features or unknown:
+            raise NeedsSpark(
+                f"{self.path} requires of its writers: {', '.join(unknown) or 'an old protocol'}"
+            )
+        if snapshot.partition_columns:
+            raise NeedsSpark(f"{self.path} is partitioned")
+        interval = snapshot.properties.get(CHECKPOINT_INTERVAL, "10")
+        if not interval.isdecimal() or (snapshot.version + 1) % int(interval) == 0:
+            raise NeedsSpark(f"{self.path}: version {snapshot.version + 1} is due to have a checkpoint")
+        return snapshot
+
+    def _add(self, rows: pa.Table, statistics: Sequence[str]) -> Action:
+        """Write a data file; return its action."""
+        name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+        place = self.path / name
+        words = [field.name for field in rows.schema if pa.types.is_string(field.type)]
+        pq.write_table(
+            rows,
+            place,
+            compression="snappy",
+            use_dictionary=words,
+            write_statistics=list(statistics),
+            store_schema=False,
+        )
+        _sync(place)
+        found = place.stat()
+        return {
+            "add": {
+                "path": name,
+                "partitionValues": {},
+                "size": found.st_size,
+                "modificationTime": found.st_mtime_ns // 1_000_000,
+                "dataChange": True,
+                "stats": _json(statistics_of(rows, statistics)),
+            }
+        }
+
+    def _commit(self, version: int, actions: Sequence[Action]) -> bool:
+        """Give a commit its version; return False if another one has it. Raises NeedsSpark without hard
+        links."""
+        folder = self.path / LOG_FOLDER
+        name = folder / f"{version:020d}.json"
+        temporary = folder / f".{name.name}.{uuid.uuid4()}.tmp"
+        try:
+            with temporary.open("w") as file:
+                file.writelines(f"{_json(action)}\n" for action in actions)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, name)
+            except FileExistsError:
+                # a network file system may have made the link and lost the answer
+                return temporary.stat().st_nlink > 1
+            return True
+        except OSError as error:
+            raise NeedsSpark(f"{name}: {error}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def statistics_of(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
+    """Return the statistics of a data file with these rows, as Delta writes them."""
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    for name in columns:
+        try:
+            bounds = pc.min_max(rows[name]).as_py()
+        except (OverflowError, ValueError):  # a time that Python cannot represent
+            continue
+        texts = [_statistic(bounds[side]) for side in ("min", "max")]
+        if None not in texts:
+            least[name], most[name] = texts
+    nulls = {name: rows[name].null_count for name in columns}
+    return {"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+
+
+def _statistic(value: Any) -> Any:
+    """Return a bound as Delta writes it, None where it has none. Times are cut to milliseconds, which
+    readers of Delta's statistics allow for."""
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1_000:03d}Z"
+    return None if isinstance(value, str) and len(value) > LONGEST_TEXT else value
+
+
+def _written(snapshot: DeltaSnapshot, added: Action, rows: int, note: Mapping[str, Any], mode: str) -> Action:
+    metrics = {"numFiles": 1, "numOutputRows": rows, "numOutputBytes": added["add"]["size"]}
+    return _commit_info(
+        "WRITE",
+        {"mode": mode, "partitionBy": "[]"},
+        readVersion=snapshot.version,
+        isBlindAppend=mode == "Append",
+        operationMetrics={name: str(value) for name, value in metrics.items()},
+        userMetadata=json.dumps(note),
+    )
+
+
+def _commit_info(operation: str, told: Mapping[str, str], **more: Any) -> Action:
+    info = {"timestamp": _now_ms(), "operation": operation, "operationParameters": told}
+    return {"commitInfo": {**info, "isolationLevel": "Serializable", "engineInfo": ENGINE, **more}}
+
+
+def _transaction(application: str, claim: int) -> Action:
+    return {"txn": {"appId": application, "version": claim, "lastUpdated": _now_ms()}}
+
+
+def _removed(path: str, size_bytes: int) -> Action:
+    file = {"path": path, "deletionTimestamp": _now_ms(), "dataChange": True, "extendedFileMetadata": True}
+    return {"remove": {**file, "partitionValues": {}, "size": size_bytes}}
+
+
+def _sync(place: Path) -> None:
+    """Make the content of a file durable before a commit names it."""
+    with place.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,118 @@
+"""Writer of one table of a log: creation, and appends that are made once (table.append_once).
+
+The driver writes a few rows itself where that is as exclusive as a commit of Spark's: to a local folder whose
+commits are hard links (local_commits.py). Spark writes everything else.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+
+from app.tables.delta_log import DeltaLogError
+from spark_jobs.session.jars import LOG_STORE_CLASS
+from spark_jobs.session.locations import is_url
+from spark_jobs.session.spark_session import is_remote
+from spark_jobs.tables.local_commits import LocalTable, NeedsSpark
+from spark_jobs.tables.table import Table, append_once, create_table, look_ahead, settings_of_table
+
+LOG_STORE = "spark.delta.logStore.file.impl"
+FILE_SYSTEM = "fs.defaultFS"
+
+
+class TableWriter:
+    """path: folder or URL of the table. is_small: it is replaced as a whole (`replace`). follows: more
+    appends come soon, so a claim that Spark checks is prepared between two of them."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: str,
+        table: Table,
+        *,
+        is_small: bool = False,
+        follows: bool = False,
+    ) -> None:
+        self.spark = spark
+        self.path = path
+        self.table = table
+        self._follows = follows
+        self._local = LocalTable(path, keeps_files=is_small) if links_commits(spark, path) else None
+
+    def create(self, properties: Mapping[str, str] | None = None) -> bool:
+        """Create the table unless it exists; return whether it was created now. As `create_table`."""
+        if self._local is not None:
+            try:
+                return self._local.create(
+                    self.table.schema,
+                    cluster_by=self.table.cluster_by,
+                    comments=self.table.columns,
+                    properties=settings_of_table(self.table, properties),
+                )
+            except NeedsSpark:
+                pass
+        return create_table(self.spark, self.path, self.table, properties)
+
+    def append(
+        self, rows: pa.Table, *, application: str, claim: int, position: str, note: Mapping[str, Any]
+    ) -> int | None:
+        """Append rows, one or more, if the table has not given `claim`; return the largest value of the
+        column `position`, None when the claim was refused: then read the table again."""
+        if self._local is not None:
+            try:
+                done = self._local.append(
+                    rows, statistics=self.table.statistics, application=application, claim=claim, note=note
+                )
+                return int(pc.max(rows[position]).as_py()) if done else None
+            except (NeedsSpark, DeltaLogError):
+                pass
+        written = append_once(
+            self._frame(rows), self.path, application=application, claim=claim, position=position, note=note
+        )
+        if written is not None and self._follows and self._local is None:
+            look_ahead(self.spark, self.path, application=application, claimed=claim)
+        return None if written is None else written[1]
+
+    def replace(self, rows: pa.Table, *, application: str, claim: int, position: str, note: Any) -> bool:
+        """Let `rows`, one or more, be all rows of a small table, if it has not given `claim`; return whether
+        it did."""
+        if self._local is not None:
+            try:
+                return self._local.replace(
+                    lambda: rows, statistics=self.table.statistics, claim=(application, claim), note=note
+                )
+            except (NeedsSpark, DeltaLogError):
+                pass
+        written = append_once(
+            self._frame(rows),
+            self.path,
+            application=application,
+            claim=claim,
+            position=position,
+            note=note,
+            replaces=True,
+        )
+        return written is not None
+
+    def update(self, rows_of: Callable[[], pa.Table]) -> None:
+        """Let the result of `rows_of`, which may read the table, be all rows of a small table."""
+        if self._local is not None:
+            try:
+                self._local.replace(rows_of, statistics=self.table.statistics, claim=None, note={})
+                return
+            except (NeedsSpark, DeltaLogError):
+                pass
+        self._frame(rows_of()).write.format("delta").mode("overwrite").save(self.path)
+
+    def _frame(self, rows: pa.Table) -> DataFrame:
+        return self.spark.createDataFrame(rows, self.table.schema).coalesce(1)
+
+
+def links_commits(spark: SparkSession, path: str) -> bool:
+    """Return whether Spark's commits of this table are hard links that this process can make as well."""
+    if is_remote(spark) or is_url(path) or spark.conf.get(LOG_STORE, None) != LOG_STORE_CLASS:
+        return False
+    configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    return str(configuration.get(FILE_SYSTEM, "file:///")).startswith("file:")

@@ -1,0 +1,232 @@
+"""Commits that the driver makes itself: exclusive, claimed once, and as Spark would have made them."""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from app.tables.delta_log import DeltaLog
+from spark_jobs.tables import local_commits
+from spark_jobs.tables.local_commits import LocalTable, NeedsSpark, statistics_of
+from spark_jobs.tables.schemas import arrow_schema
+from spark_jobs.tables.snapshot import read_plain
+from spark_jobs.tables.table import (
+    ENTRIES,
+    PROPERTIES,
+    append_once,
+    create_table,
+    identifier,
+    read_table,
+    settings_of_table,
+)
+from spark_jobs.tables.table_writer import TableWriter
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC)
+
+
+def rows(first: int, until: int) -> pa.Table:
+    headers = [{"name": "a", "value": b"1"}]
+    told = [
+        {"log": "l", "index": index, "term": 1, "offset": 100 * index, "timestamp": AT, "headers": headers}
+        for index in range(first, until)
+    ]
+    return pa.Table.from_pylist(
+        [{**row, "key": b"k", "value": b"v%d" % row["index"]} for row in told], arrow_schema(ENTRIES.schema)
+    )
+
+
+def create(table: LocalTable) -> bool:
+    return table.create(
+        ENTRIES.schema,
+        cluster_by=ENTRIES.cluster_by,
+        comments=ENTRIES.columns,
+        properties=settings_of_table(ENTRIES, {"commitlog.owner": "me"}),
+    )
+
+
+def append(table: LocalTable, first: int, until: int, claim: int | None = None) -> bool:
+    claim = first if claim is None else claim
+    return table.append(
+        rows(first, until), statistics=ENTRIES.statistics, application="a", claim=claim, note={"first": first}
+    )
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[[], LocalTable]:
+    """Writers of one table, as two processes would hold them."""
+    path = str(tmp_path / "entries")
+    assert create(LocalTable(path))
+    return lambda: LocalTable(path, keeps_files=True)
+
+
+def indexes(table: LocalTable) -> list[int]:
+    held = read_plain(str(table.path), ENTRIES.schema, ["index"])
+    assert held is not None
+    return sorted(held["index"].to_pylist())
+
+
+def test_a_claim_is_given_once_whoever_asks(made: Callable[[], LocalTable]) -> None:
+    one, two = made(), made()
+    assert not create(one)
+    assert append(one, 0, 10)
+    assert not append(one, 0, 10)
+    assert not append(two, 0, 5)
+    assert append(two, 10, 20)
+    assert append(one, 20, 30)
+    assert not append(two, 19, 25)
+    assert indexes(one) == list(range(30))
+    snapshot = DeltaLog(str(one.path)).snapshot()
+    assert snapshot is not None
+    assert (snapshot.version, snapshot.rows, snapshot.transactions) == (3, 30, {"a": 20})
+
+
+def test_of_writers_that_race_one_has_the_claim_and_no_file_stays(made: Callable[[], LocalTable]) -> None:
+    for claim in range(0, 50, 10):
+        done: list[bool] = []
+        barrier = threading.Barrier(4)
+
+        def race(claim: int = claim, done: list[bool] = done, barrier: threading.Barrier = barrier) -> None:
+            table = made()
+            barrier.wait()
+            done.append(append(table, claim, claim + 10))
+
+        racers = [threading.Thread(target=race) for _ in range(4)]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+        assert sorted(done) == [False, False, False, True]
+    table = made()
+    assert indexes(table) == list(range(50))
+    assert len(list(table.path.glob("*.parquet"))) == 5
+    assert not list((table.path / "_delta_log").glob(".*"))
+
+
+def test_a_link_whose_answer_was_lost_is_the_own_commit(
+    made: Callable[[], LocalTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def lost(source: Path, name: Path) -> None:
+        link(source, name)
+        raise FileExistsError(name)
+
+    monkeypatch.setattr(local_commits.os, "link", lost)
+    assert append(made(), 0, 10)
+    assert indexes(made()) == list(range(10))
+
+
+def test_what_the_plain_protocol_lacks_is_left_to_spark(
+    made: Callable[[], LocalTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = made()
+    with pytest.raises(NeedsSpark, match="is not a Delta table"):
+        append(LocalTable(str(tmp_path / "none")), 0, 1)
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "file").touch()
+    with pytest.raises(NeedsSpark, match="files of no Delta table"):
+        create(LocalTable(str(tmp_path / "strange")))
+
+    def refuse(source: Path, name: Path) -> None:
+        raise PermissionError("no links here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_commits.os, "link", refuse)
+        with pytest.raises(NeedsSpark, match="no links here"):
+            append(table, 0, 1)
+    for version in range(1, int(PROPERTIES["delta.checkpointInterval"])):
+        assert append(table, version, version + 1)
+    with pytest.raises(NeedsSpark, match="version 100 is due to have a checkpoint"):
+        append(table, 100, 101)
+    log = table.path / "_delta_log"
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["checkConstraints"]}
+    (log / f"{100:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
+    with pytest.raises(NeedsSpark, match="checkConstraints"):
+        append(table, 101, 102)
+
+
+def test_rows_of_a_small_table_are_replaced_together(made: Callable[[], LocalTable]) -> None:
+    one, two = made(), made()
+    options: dict[str, Any] = {"statistics": ENTRIES.statistics, "note": {}}
+    assert one.replace(lambda: rows(0, 3), claim=("a", 0), **options)
+    assert not two.replace(lambda: rows(5, 6), claim=("a", 0), **options)
+    calls = []
+
+    def other_first() -> pa.Table:
+        calls.append(indexes(two))
+        if len(calls) == 1:
+            assert one.replace(lambda: rows(0, 4), claim=None, **options)
+        return rows(0, calls[-1][-1] + 3)
+
+    assert two.replace(other_first, claim=None, **options)
+    assert calls == [[0, 1, 2], [0, 1, 2, 3]]
+    assert indexes(one) == list(range(6))
+
+
+def test_statistics_are_those_of_the_protocol() -> None:
+    table = pa.table(
+        {
+            "index": [3, 1, None],
+            "node": ["n1", "n2", "n1"],
+            "long": ["x" * 33, "a", "b"],
+            "none": pa.nulls(3, pa.int64()),
+            "at": pa.array([AT, AT, None], pa.timestamp("us", "UTC")),
+        }
+    )
+    text = "2026-01-02T03:04:05.678Z"
+    assert statistics_of(table, table.column_names) == {
+        "numRecords": 3,
+        "minValues": {"index": 1, "node": "n1", "at": text},
+        "maxValues": {"index": 3, "node": "n2", "at": text},
+        "nullCount": {"index": 1, "node": 0, "long": 0, "none": 3, "at": 1},
+    }
+
+
+def test_spark_and_the_driver_write_one_table(spark: SparkSession, tmp_path: Path) -> None:
+    """The table is as Spark creates it; each sees the other's claims; Spark alone can use all of it."""
+    paths = [str(tmp_path / name) for name in ("ours", "sparks")]
+    table = LocalTable(paths[0])
+    assert create(table)
+    assert create_table(spark, paths[1], ENTRIES, {"commitlog.owner": "me"})
+    assert not create_table(spark, paths[0], ENTRIES)
+    ours, sparks = (spark.sql(f"DESCRIBE DETAIL {identifier(path)}").collect()[0] for path in paths)
+    for name in ("clusteringColumns", "properties", "minWriterVersion", "minReaderVersion", "format"):
+        assert ours[name] == sparks[name]
+    assert sorted(ours["tableFeatures"]) == sorted(sparks["tableFeatures"])
+    described = [spark.sql(f"DESCRIBE TABLE {identifier(path)}").collect() for path in paths]
+    assert described[0] == described[1]
+
+    def by_spark(first: int, until: int) -> tuple[int, int] | None:
+        frame = spark.createDataFrame(rows(first, until), ENTRIES.schema)
+        return append_once(frame, paths[0], application="a", claim=first, position="index", note={})
+
+    assert append(table, 0, 10)
+    assert by_spark(0, 10) is None
+    assert by_spark(10, 20) == (10, 19)
+    assert not append(table, 10, 20)
+    assert append(table, 20, 30)
+    found = read_table(spark, paths[0]).orderBy("index").toArrow()
+    assert found.cast(arrow_schema(ENTRIES.schema)).equals(rows(0, 30))
+    after = read_table(spark, paths[0]).where("timestamp > '2026-01-02 03:04:05.6789' AND index >= 20")
+    assert after.count() == 10
+    spark.sql(f"OPTIMIZE {identifier(paths[0])} FULL")
+    assert append(table, 30, 40)
+    writer = TableWriter(spark, paths[0], ENTRIES)
+    for first in range(40, 140):
+        assert (
+            writer.append(rows(first, first + 1), application="a", claim=first, position="index", note={})
+            == first
+        )
+    assert (tmp_path / "ours" / "_delta_log" / f"{100:020d}.checkpoint.parquet").exists()
+    assert read_table(spark, paths[0]).count() == 140
+    history = spark.sql(f"DESCRIBE HISTORY {identifier(paths[0])}").collect()
+    assert history[-2]["userMetadata"] == '{"first": 0}'
+    spark.sql(f"RESTORE TABLE {identifier(paths[0])} TO VERSION AS OF 1")
+    assert not append(table, 10, 11)
