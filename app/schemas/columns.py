@@ -17,7 +17,7 @@ from app.schemas.data_types import (
 )
 from app.schemas.ddl import struct_of_ddl
 from app.schemas.errors import SchemaInvalid
-from app.schemas.json_schema import has_rules, read_json_schema
+from app.schemas.json_schema import count_rules, read_json_schema
 from app.schemas.schema import FORMATS, Column, LogSchema
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def document_of(schema: LogSchema) -> dict[str, Any] | None:
     if schema.format != "json" or not is_json_schema(schema.definition):
         return None
     document = read_json_schema(schema.definition)[1]
-    return document if has_rules(document) else None
+    return document if count_rules(document) else None
 
 
 def _check_map_keys(kind: DataType, pointer: str) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Final
 
 from app.schemas.errors import SchemaInvalid
@@ -32,10 +33,14 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class DecimalType:
-    """A decimal number: `precision` digits, `scale` of them after the point."""
+    """A decimal number: `precision` digits, `scale` of them after the point.
+
+    written: the JSON type that records have for it, "number" or "string"; "" for both.
+    """
 
     precision: int
     scale: int
+    written: str = dataclass_field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

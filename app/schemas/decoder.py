@@ -1,22 +1,33 @@
 """Decoder of a log's records: checks them at the front end, and turns them into columns in Spark."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from app.schemas.columns import arrow_schema_of, document_of, struct_of
+from app.schemas.columns import arrow_schema_of
 from app.schemas.errors import Mismatch, SchemaInvalid, ValueInvalid, pointer_of
-from app.schemas.json_schema import compile_validator
-from app.schemas.json_text import read_json, shown
-from app.schemas.json_values import has_unknown, rescued_of, struct_converter
+from app.schemas.json_records import JsonReader
 from app.schemas.schema import LogSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row = dict[str, Any]
-ReadRecord = Callable[[bytes], tuple[Row, str | None]]
-"""Function from a record's value to its row, and its unknown fields as JSON. Raises ValueInvalid."""
+Row = tuple[Any, ...]
+CHUNK_RECORDS: Final = 500
+"""Records that become columns together: few enough to stay in the processor's cache."""
+
+
+class Reader(Protocol):
+    """Reads the records of one format with one schema."""
+
+    def accepts(self, values: Sequence[bytes]) -> bool:
+        """Return true if all records are known to match. False: `row` decides about each."""
+
+    def columns(self, values: Sequence[bytes]) -> list[Sequence[Any]] | None:
+        """Return the columns of records that all match without unknown fields, None if `row` must decide."""
+
+    def row(self, value: bytes) -> tuple[Row, str | None]:
+        """Return the row of a record, and its unknown fields as JSON. Raises ValueInvalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +56,17 @@ class RecordDecoder:
         if version not in schemas:
             raise SchemaInvalid("", f"Schema version {version} is not known.")
         self.schema = schemas[version]
-        self._read = _reader_of(self.schema)
+        self._reader = reader_of(self.schema)
 
     def check(self, values: Sequence[bytes | memoryview | None]) -> Mismatch | None:
         """Return the first record that does not match, None when all do. None values (tombstones) match."""
+        records = [value if type(value) is bytes else bytes(value) for value in values if value is not None]
+        if self._reader.accepts(records):
+            return None
         for position, value in enumerate(values):
             if value is not None:
                 try:
-                    self._read(bytes(value))
+                    self._reader.row(bytes(value))
                 except ValueInvalid as error:
                     return Mismatch(position, pointer_of(error.path), error.reason)
         return None
@@ -61,45 +75,47 @@ class RecordDecoder:
         """Return an array of binary values as columns. It fails for no value: errors are in the result."""
         import pyarrow as pa
 
-        rows: list[Row] = []
+        schema = arrow_schema_of(self.schema)
         positions: list[int] = []
         rescued: list[str | None] = []
-        errors = []
-        for position, value in enumerate(values.to_pylist()):
-            if value is None:
-                continue
+        errors: list[Mismatch] = []
+        batches = []
+        for start in range(0, len(values), CHUNK_RECORDS):
+            found = enumerate(values.slice(start, CHUNK_RECORDS).to_pylist(), start)
+            records = [(position, value) for position, value in found if value is not None]
+            columns = self._reader.columns([value for _, value in records]) if records else None
+            if columns is not None:
+                positions += [position for position, _ in records]
+                rescued += [None] * len(records)
+            else:
+                columns = self._one_by_one(records, positions, rescued, errors)
+            if columns:
+                arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+                batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
+        rows = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema)
+        return Decoded(rows, pa.array(positions, pa.int64()), pa.array(rescued, pa.string()), errors)
+
+    def _one_by_one(
+        self,
+        records: Sequence[tuple[int, bytes]],
+        positions: list[int],
+        rescued: list[str | None],
+        errors: list[Mismatch],
+    ) -> list[Sequence[Any]]:
+        rows = []
+        for position, value in records:
             try:
-                row, unknown = self._read(value)
+                row, unknown = self._reader.row(value)
             except ValueInvalid as error:
                 errors.append(Mismatch(position, pointer_of(error.path), error.reason))
             else:
                 rows.append(row)
                 positions.append(position)
                 rescued.append(unknown)
-        return Decoded(
-            pa.RecordBatch.from_pylist(rows, schema=arrow_schema_of(self.schema)),
-            pa.array(positions, pa.int64()),
-            pa.array(rescued, pa.string()),
-            errors,
-        )
+        return list(zip(*rows, strict=True))
 
 
-def _reader_of(schema: LogSchema) -> ReadRecord:
-    return _json_reader(schema)
-
-
-def _json_reader(schema: LogSchema) -> ReadRecord:
-    kind = struct_of(schema)
-    document = document_of(schema)
-    validator = compile_validator(document) if document is not None else None
-    convert = struct_converter(kind)
-
-    def read(value: bytes) -> tuple[Row, str | None]:
-        record = read_json(value)
-        row = convert(record)
-        if validator is not None:
-            for error in validator.iter_errors(record):
-                raise ValueInvalid(shown(error.message)[1:-1], tuple(error.instance_path))
-        return row, rescued_of(value, kind) if has_unknown(record, kind) else None
-
-    return read
+def reader_of(schema: LogSchema) -> Reader:
+    """Return the reader of a schema's format. Raises SchemaInvalid, SchemaLibraryMissing."""
+    return JsonReader(schema)

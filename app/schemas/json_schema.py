@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from app.schemas.data_types import (
@@ -118,7 +119,7 @@ class _Reader:
         if len(refs) > 2 * DEPTH_MAX or pointer.count("/") > 4 * DEPTH_MAX:
             raise SchemaInvalid(pointer, f"The schema has more than {DEPTH_MAX} levels.")
         rules = json.dumps(
-            {key: schema[key] for key in VALIDATION if key in schema}, default=str, sort_keys=True
+            {key: schema[key] for key in VALIDATION if key in schema}, default=float, sort_keys=True
         )
         comment = str(schema.get("description") or schema.get("title") or "")
         target = self._indirect(schema, pointer, refs)
@@ -263,6 +264,10 @@ class _Reader:
                 pointer,
                 f"A JSON {json_type} can be one of {', '.join(JSON_TYPES[json_type])}, got {shown(wanted)}.",
             )
+        if isinstance(kind, DecimalType):
+            if json_type == "integer" and kind.scale:
+                raise SchemaInvalid(pointer, f"A JSON integer is a decimal of scale 0, got {shown(wanted)}.")
+            return replace(kind, written="string" if json_type == "string" else "number")
         return kind
 
     def _object(self, schema: Mapping[str, Any], pointer: str, refs: tuple[str, ...]) -> DataType:
@@ -328,16 +333,18 @@ def _both(outer: str, inner: str) -> str:
     return "".join(text for text in (outer, inner) if text != "{}")
 
 
-def has_rules(document: object) -> bool:
-    """Return true if a schema has keywords beyond types, so that records need the validator."""
+def count_rules(document: object) -> int:
+    """Return how many keywords of VALIDATION a schema has, its definitions included."""
     if isinstance(document, list):
-        return any(has_rules(item) for item in document)
+        return sum(map(count_rules, document))
     if not isinstance(document, dict):
-        return False
-    return any(
-        key in VALIDATION
-        or (key not in ("properties", "$defs", "definitions") and has_rules(value))
-        or (key in ("properties", "$defs", "definitions") and has_rules(list(value.values())))
-        for key, value in document.items()
-        if key not in ("default", "examples")
-    )
+        return 0
+    count = 0
+    for key, value in document.items():
+        if key in VALIDATION:
+            count += 1
+        elif key in ("properties", "$defs", "definitions"):
+            count += count_rules(list(value.values()))
+        elif key not in ("default", "examples"):
+            count += count_rules(value)
+    return count

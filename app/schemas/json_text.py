@@ -1,7 +1,9 @@
 """Strict reading of one JSON text (RFC 8259): the same documents are refused on every machine."""
 
 import json
+import math
 import re
+import sys
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
@@ -10,18 +12,20 @@ from app.schemas.errors import ValueInvalid
 NESTING_MAX: Final = 64
 """Levels of arrays and objects in a record."""
 DIGITS_MAX: Final = 1_000
-"""Digits of one number in a record."""
+"""Digits, and the exponent, of a number that is kept exactly; a longer one is a double."""
 _BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-_EXPONENT_MAX: Final = 400  # a double has 308; numbers near zero below that are 0
+_DOUBLE_MAX: Final = int(sys.float_info.max)
+_WHOLE_DIGITS_MAX: Final = 310  # with a sign: more are beyond a double
 
 
 def read_json(value: bytes) -> Any:
-    """Return the document: dict, list, str, int, Decimal (numbers with fraction or exponent), bool, None.
+    """Return the document: dict, list, str, bool, None, int, Decimal for numbers with fraction or exponent,
+    float for those that have more than DIGITS_MAX digits.
 
     Raises ValueInvalid for bytes that are not UTF-8, malformed JSON, a name that occurs twice in an object,
-    NaN and infinities, a number beyond a double or longer than DIGITS_MAX, a surrogate without its pair, and
-    more than NESTING_MAX levels.
+    NaN and infinities, a number beyond a double, a surrogate without its pair, and more than NESTING_MAX
+    levels.
     """
     try:
         text = str(value, "utf-8")
@@ -75,20 +79,26 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
-    if len(text) > DIGITS_MAX:
-        raise ValueInvalid(f"A number has more than {DIGITS_MAX} digits.")
-    return int(text)
+    if len(text) > _WHOLE_DIGITS_MAX:
+        raise _beyond(text)
+    number = int(text)
+    if abs(number) > _DOUBLE_MAX:
+        raise _beyond(text)
+    return number
 
 
-def _number(text: str) -> Decimal:
-    if len(text) > DIGITS_MAX:
-        raise ValueInvalid(f"A number has more than {DIGITS_MAX} digits.")
-    if float(text) in (float("inf"), float("-inf")):
-        raise ValueInvalid(f"The number {shown(text)} is beyond the range of a double.")
+def _number(text: str) -> Decimal | float:
+    number = float(text)
+    if number in (math.inf, -math.inf):
+        raise _beyond(text)
     exponent = text.lower().partition("e")[2]
-    if exponent and abs(int(exponent)) > _EXPONENT_MAX + DIGITS_MAX:
-        return Decimal(float(text))  # the exact number has too many digits to compute with
+    if len(text) > DIGITS_MAX or (exponent and abs(int(exponent)) > DIGITS_MAX):
+        return number
     return Decimal(text)
+
+
+def _beyond(text: str) -> ValueInvalid:
+    return ValueInvalid(f"The number {text[:40]}{'...' * (len(text) > 40)} is beyond the range of a double.")
 
 
 def _constant(text: str) -> NoReturn:

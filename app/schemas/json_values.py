@@ -151,6 +151,8 @@ def _decimal_of(kind: DecimalType) -> Convert:
 
     def converted(value: Any) -> Any:
         number = value
+        if kind.written and (type(value) is str) is not (kind.written == "string"):
+            raise _expected(f"a decimal number as a {kind.written}", value)
         if type(value) is str:
             if not _DECIMAL.fullmatch(value) or len(value) > 100:
                 raise _expected("a decimal number", value)
@@ -181,7 +183,7 @@ def _scaled(number: Decimal, scale: int) -> Decimal:
 
 
 def _double(value: Any) -> Any:
-    if type(value) is not int and type(value) is not Decimal:
+    if type(value) not in (int, Decimal, float):
         raise _expected("a number", value)
     try:
         return float(value)
@@ -243,14 +245,16 @@ def _timestamp_ntz(value: Any) -> Any:
 
 
 def _moment(value: Any) -> tuple[datetime | None, timedelta | None]:
-    """Return the local time of a text, and its offset. Digits after the microseconds are cut off."""
+    """Return the local time of a text, and its offset. It is rounded to microseconds."""
     found = _DATE_TIME.fullmatch(value) if type(value) is str else None
     if found is None:
         return None, None
     day, time, fraction, zone = found.groups()
     try:
         moment = datetime.fromisoformat(f"{day}T{time}.{(fraction or '')[:6]:0<6}")
-    except ValueError:
+        if fraction is not None and fraction[6:7] >= "5":
+            moment += timedelta(microseconds=1)
+    except (ValueError, OverflowError):
         return None, None
     if zone is None:
         return moment, None

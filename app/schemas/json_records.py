@@ -1,0 +1,63 @@
+"""Reader of JSON records: the fast way for records that provably match, else one by one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from app.schemas.columns import document_of, struct_of
+from app.schemas.errors import ValueInvalid
+from app.schemas.fast_json import Unproved, fast_reader
+from app.schemas.json_schema import compile_validator
+from app.schemas.json_text import read_json, shown
+from app.schemas.json_values import has_unknown, rescued_of, struct_converter
+from app.schemas.schema import LogSchema
+
+Row = tuple[Any, ...]
+
+
+class JsonReader:
+    """Reads records with one schema of the format json. Thread-safe."""
+
+    def __init__(self, schema: LogSchema) -> None:
+        self._kind = struct_of(schema)
+        self._convert = struct_converter(self._kind)
+        document = document_of(schema)
+        self._validator = compile_validator(document) if document is not None else None
+        self._fast = fast_reader(self._kind, document)
+
+    def accepts(self, values: Sequence[bytes]) -> bool:
+        """Return true if all records are known to match. False: `row` decides about each."""
+        if self._fast is None:
+            return False
+        try:
+            self._fast.check(values)
+        except Unproved:
+            return False
+        return True
+
+    def columns(self, values: Sequence[bytes]) -> list[Sequence[Any]] | None:
+        """Return the columns of records that all match without unknown fields, None if `row` must decide."""
+        if self._fast is None:
+            return None
+        try:
+            return self._fast.columns(values)
+        except Unproved:
+            return None
+
+    def row(self, value: bytes) -> tuple[Row, str | None]:
+        """Return the row of a record, and its unknown fields as JSON. Raises ValueInvalid."""
+        if self._fast is not None:
+            try:
+                return self._fast.row(value)
+            except Unproved:
+                pass
+        return self.exact_row(value)
+
+    def exact_row(self, value: bytes) -> tuple[Row, str | None]:
+        """Return the same as `row`, always from the rules of `json_values`. Raises ValueInvalid."""
+        record = read_json(value)
+        row = self._convert(record)
+        if self._validator is not None:
+            for error in self._validator.iter_errors(record):
+                raise ValueInvalid(shown(error.message)[1:-1], tuple(error.instance_path))
+        rescued = rescued_of(value, self._kind) if has_unknown(record, self._kind) else None
+        return tuple(row.values()), rescued
