@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from app.schemas.avro import struct_of_avro
 from app.schemas.data_types import (
     RESERVED_NAMES,
     DataType,
@@ -18,6 +19,7 @@ from app.schemas.data_types import (
 from app.schemas.ddl import struct_of_ddl
 from app.schemas.errors import SchemaInvalid
 from app.schemas.json_schema import count_rules, read_json_schema
+from app.schemas.protobuf import struct_of_protobuf
 from app.schemas.schema import FORMATS, Column, LogSchema
 
 if TYPE_CHECKING:
@@ -57,9 +59,13 @@ def struct_of(schema: LogSchema) -> StructType:
 
 
 def _struct_of_definition(schema: LogSchema) -> StructType:
+    if schema.format == "protobuf":
+        return struct_of_protobuf(schema.definition, schema.message)
+    if schema.message is not None:
+        raise SchemaInvalid("/message", "`message` belongs to the format protobuf.")
+    if schema.format == "avro":
+        return struct_of_avro(schema.definition)
     if schema.format == "json":
-        if schema.message is not None:
-            raise SchemaInvalid("/message", "`message` belongs to the format protobuf.")
         if is_json_schema(schema.definition):
             return read_json_schema(schema.definition)[0]
         columns = struct_of_ddl(schema.definition)

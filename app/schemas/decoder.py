@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from app.schemas.avro import AvroReader
+from app.schemas.binary_records import BinaryReader
 from app.schemas.columns import arrow_schema_of
 from app.schemas.errors import Mismatch, SchemaInvalid, ValueInvalid, pointer_of
 from app.schemas.json_records import JsonReader
+from app.schemas.protobuf import ProtobufReader
 from app.schemas.schema import LogSchema
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ CHUNK_RECORDS: Final = 500
 """Records that become columns together: few enough to stay in the processor's cache."""
 
 
-class Reader(Protocol):
+class RecordReader(Protocol):
     """Reads the records of one format with one schema."""
 
     def accepts(self, values: Sequence[bytes]) -> bool:
@@ -116,6 +119,10 @@ class RecordDecoder:
         return list(zip(*rows, strict=True))
 
 
-def reader_of(schema: LogSchema) -> Reader:
+def reader_of(schema: LogSchema) -> RecordReader:
     """Return the reader of a schema's format. Raises SchemaInvalid, SchemaLibraryMissing."""
+    if schema.format == "avro":
+        return BinaryReader(schema, AvroReader(schema))
+    if schema.format == "protobuf":
+        return BinaryReader(schema, ProtobufReader(schema))
     return JsonReader(schema)

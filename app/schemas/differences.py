@@ -85,7 +85,7 @@ def _structs(path: str, old: StructType, new: StructType) -> Iterator[Difference
         elif field.name.lower() in lowered:
             other = lowered[field.name.lower()]
             yield Difference(place, "type_changed", f"`{other}` is the same column: tables ignore case.")
-        elif field.is_optional or field.number:
+        elif field.is_optional:
             yield Difference(place, "added_optional", f"New: {ddl_of(field.type)}.")
         else:
             yield Difference(place, "added_required", f"New and NOT NULL: {ddl_of(field.type)}.")

@@ -1,0 +1,316 @@
+"""Protobuf: a FileDescriptorSet and the name of a message to columns, and messages to rows."""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+from app.schemas.data_types import (
+    DEPTH_MAX,
+    DataType,
+    DecimalType,
+    Field,
+    ListType,
+    MapType,
+    Primitive,
+    StructType,
+)
+from app.schemas.errors import SchemaInvalid, SchemaLibraryMissing, ValueInvalid
+from app.schemas.json_text import shown
+from app.schemas.schema import LogSchema
+from app.schemas.times import check_micros
+
+Row = tuple[Any, ...]
+Get = Callable[[Any], Any]
+"""Function from a message, or a value of a field, to a value for Arrow."""
+PRIMITIVES: Final = {
+    "double": "double",
+    "float": "float",
+    "int32": "int",
+    "sint32": "int",
+    "sfixed32": "int",
+    "uint32": "bigint",
+    "fixed32": "bigint",
+    "int64": "bigint",
+    "sint64": "bigint",
+    "sfixed64": "bigint",
+    "uint64": "decimal(20,0)",
+    "fixed64": "decimal(20,0)",
+    "bool": "boolean",
+    "string": "string",
+    "bytes": "binary",
+    "enum": "string",
+}
+"""Types of Protobuf without parts, and the columns that they become."""
+TIMESTAMP: Final = "google.protobuf.Timestamp"
+WRAPPERS: Final = {
+    f"google.protobuf.{name}Value"
+    for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+}
+"""Messages that are a nullable column of the type of their only field."""
+_WELL_KNOWN: Final = ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
+_TYPE_NUMBERS: Final = {
+    1: "double", 2: "float", 3: "int64", 4: "uint64", 5: "int32", 6: "fixed64", 7: "fixed32", 8: "bool",
+    9: "string", 12: "bytes", 13: "uint32", 14: "enum", 15: "sfixed32", 16: "sfixed64", 17: "sint32",
+    18: "sint64",
+}  # fmt: skip
+_UINT64: Final = ("uint64", "fixed64")
+
+
+def struct_of_protobuf(definition: str, message: str | None) -> StructType:
+    """Return the columns of a message. Raises SchemaInvalid, SchemaLibraryMissing.
+
+    definition: base64 of a FileDescriptorSet, as `protoc --descriptor_set_out --include_imports` writes it.
+    """
+    return _Message(_descriptor(definition, message), (), "").kind
+
+
+class ProtobufReader:
+    """Reads records with one schema of the format protobuf. Thread-safe."""
+
+    def __init__(self, schema: LogSchema) -> None:
+        from google.protobuf import message, message_factory
+
+        descriptor = _descriptor(schema.definition, schema.message)
+        self._class = message_factory.GetMessageClass(descriptor)
+        self._message = _Message(descriptor, (), "")
+        self._error = message.DecodeError
+
+    def row(self, value: bytes) -> tuple[Row, str | None]:
+        """Return the row of a record, and its unknown fields by number as JSON. Raises ValueInvalid."""
+        record = self._class()
+        try:
+            record.ParseFromString(value)
+        except self._error as error:
+            raise ValueInvalid(f"The record is not a valid message: {shown(str(error))}.") from None
+        if not record.IsInitialized():
+            missing = shown(", ".join(record.FindInitializationErrors()))
+            raise ValueInvalid(f"Required fields are missing: {missing}.")
+        unknown = self._message.unknown(record)
+        row = tuple(self._message.values(record))
+        return row, json.dumps(unknown, separators=(",", ":")) if unknown else None
+
+
+class _Message:
+    """Columns of one message type, and how its values are read."""
+
+    def __init__(self, descriptor: Any, parents: tuple[str, ...], pointer: str) -> None:
+        name = descriptor.full_name
+        if name in parents:
+            raise SchemaInvalid(pointer, f"{name} contains itself; recursive messages have no columns.")
+        if len(parents) > DEPTH_MAX:
+            raise SchemaInvalid(pointer, f"The schema has more than {DEPTH_MAX} levels.")
+        if not descriptor.fields:
+            raise SchemaInvalid(pointer, f"The message {name} has no fields, so it is not a column.")
+        self._nested: list[tuple[str, bool, _Message]] = []  # name, is repeated, type
+        self._maps: list[tuple[str, _Message]] = []
+        self._parts: list[tuple[str, bool, Get | None]] = []  # name, has presence, function
+        fields = []
+        for field in descriptor.fields:
+            kind, get = self._field(field, (*parents, name), f"{pointer}/{field.name}")
+            has_presence = field.has_presence and not _is_repeated(field)
+            self._parts.append((field.name, has_presence, get))
+            is_required = _is_required(field)
+            fields.append(Field(field.name, kind, not is_required, is_required, number=field.number))
+        self.kind = StructType(tuple(fields))
+
+    def values(self, record: Any) -> list[Any]:
+        """Return the values of a message in the order of its fields. Raises ValueInvalid."""
+        values: list[Any] = []
+        for name, has_presence, get in self._parts:
+            if has_presence and not record.HasField(name):
+                values.append(None)
+                continue
+            value = getattr(record, name)
+            if get is not None:
+                try:
+                    value = get(value)
+                except ValueInvalid as error:
+                    error.path.insert(0, name)
+                    raise
+            values.append(value)
+        return values
+
+    def unknown(self, record: Any) -> dict[str, Any]:
+        """Return the fields that the descriptor lacks, by number; those of nested messages by name."""
+        from google.protobuf import unknown_fields
+
+        found: dict[str, Any] = {}
+        for field in unknown_fields.UnknownFieldSet(record):
+            _add(found, str(field.field_number), _unknown_value(field))
+        for name, is_repeated, message in self._nested:
+            if is_repeated:
+                inner = {str(at): message.unknown(item) for at, item in enumerate(getattr(record, name))}
+                inner = {at: item for at, item in inner.items() if item}
+            else:
+                inner = message.unknown(getattr(record, name)) if record.HasField(name) else {}
+            if inner:
+                found[name] = inner
+        for name, message in self._maps:
+            entries = {str(key): message.unknown(item) for key, item in getattr(record, name).items()}
+            entries = {key: item for key, item in entries.items() if item}
+            if entries:
+                found[name] = entries
+        return found
+
+    def _field(self, field: Any, parents: tuple[str, ...], pointer: str) -> tuple[DataType, Get | None]:
+        message = field.message_type
+        if message is not None and message.GetOptions().map_entry:
+            key, value = message.fields_by_name["key"], message.fields_by_name["value"]
+            key_kind, of_key = self._single(key, parents, f"{pointer}/key", "")
+            value_kind, of_value = self._single(value, parents, f"{pointer}/value", field.name, "map")
+            return MapType(key_kind, value_kind), _entries(of_key, of_value)
+        if _is_repeated(field):
+            kind, get = self._single(field, parents, f"{pointer}/element", field.name, "list")
+            return ListType(kind), list if get is None else _each(get)
+        return self._single(field, parents, pointer, field.name)
+
+    def _single(
+        self, field: Any, parents: tuple[str, ...], pointer: str, name: str, place: str = ""
+    ) -> tuple[DataType, Get | None]:
+        """Return type and function of one value of a field. name, place: where nested messages are."""
+        if field.message_type is not None:
+            full_name = field.message_type.full_name
+            if full_name == TIMESTAMP:
+                return Primitive("timestamp"), _micros
+            if full_name in WRAPPERS:
+                kind, get = self._single(field.message_type.fields[0], parents, pointer, "")
+                return kind, (lambda value: value.value) if get is None else (lambda value: get(value.value))
+            nested = _Message(field.message_type, parents, pointer)
+            if place == "map":
+                self._maps.append((name, nested))
+            else:
+                self._nested.append((name, place == "list", nested))
+            return nested.kind, nested.as_dict
+        kind_name = _TYPE_NUMBERS[field.type]
+        if kind_name == "enum":
+            names = {value.number: value.name for value in reversed(field.enum_type.values)}
+            return Primitive("string"), lambda number: names.get(number) or str(number)
+        if kind_name in _UINT64:
+            return DecimalType(20, 0), None
+        return Primitive(PRIMITIVES[kind_name]), None
+
+    def as_dict(self, record: Any) -> dict[str, Any]:
+        """Return the values of a nested message by name. Raises ValueInvalid."""
+        names = (part[0] for part in self._parts)
+        return dict(zip(names, self.values(record), strict=True))
+
+
+def _each(get: Get) -> Get:
+    def converted(items: Any) -> Any:
+        values = []
+        for position, item in enumerate(items):
+            try:
+                values.append(get(item))
+            except ValueInvalid as error:
+                error.path.insert(0, position)
+                raise
+        return values
+
+    return converted
+
+
+def _entries(of_key: Get | None, of_value: Get | None) -> Get:
+    def converted(members: Any) -> Any:
+        entries = []
+        for key in sorted(members):  # the order in a message is arbitrary; rows are the same on every machine
+            try:
+                value = members[key] if of_value is None else of_value(members[key])
+            except ValueInvalid as error:
+                error.path.insert(0, str(key))
+                raise
+            entries.append((key if of_key is None else of_key(key), value))
+        return entries
+
+    return converted
+
+
+def _micros(value: Any) -> int:
+    return check_micros(value.seconds * 1_000_000 + value.nanos // 1_000)
+
+
+def _unknown_value(field: Any) -> Any:
+    """Return an unknown field for JSON: numbers as on the wire, bytes as base64, groups by number."""
+    if isinstance(field.data, int):
+        return field.data
+    if isinstance(field.data, bytes):
+        return base64.b64encode(field.data).decode()
+    members: dict[str, Any] = {}
+    for inner in field.data:
+        _add(members, str(inner.field_number), _unknown_value(inner))
+    return members
+
+
+def _add(members: dict[str, Any], name: str, value: Any) -> None:
+    """Add a field that may be repeated: more than one value of a number are a list."""
+    if name not in members:
+        members[name] = value
+    elif isinstance(members[name], list):
+        members[name].append(value)
+    else:
+        members[name] = [members[name], value]
+
+
+def _is_repeated(field: Any) -> bool:
+    repeated = getattr(field, "is_repeated", None)  # protobuf 6.31; `label` is deprecated from there on
+    return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
+
+
+def _is_required(field: Any) -> bool:
+    required = getattr(field, "is_required", None)
+    return bool(field.label == field.LABEL_REQUIRED if required is None else required)
+
+
+@lru_cache(maxsize=64)
+def _descriptor(definition: str, message: str | None) -> Any:
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        raise SchemaLibraryMissing("protobuf", "protobuf") from None
+    if not message:
+        raise SchemaInvalid("/message", "The format protobuf needs `message`: the full name of a type.")
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(definition, validate=True))
+    except (binascii.Error, ValueError, DecodeError):
+        raise SchemaInvalid("", "The definition must be base64 of a FileDescriptorSet.") from None
+    pool = descriptor_pool.DescriptorPool()
+    given = {file.name: file for file in files.file}
+    added: set[str] = set()
+
+    def add(name: str, parents: tuple[str, ...]) -> None:
+        if name in added:
+            return
+        if name in parents:
+            raise SchemaInvalid("", f"{name} imports itself.")
+        file = given.get(name) or _well_known(name)
+        if file is None:
+            raise SchemaInvalid("", f"The set lacks {name}; `protoc --include_imports` adds it.")
+        for imported in file.dependency:
+            add(imported, (*parents, name))
+        added.add(name)
+        pool.AddSerializedFile(file.SerializeToString())
+
+    try:
+        for name in given:
+            add(name, ())
+        return pool.FindMessageTypeByName(message)
+    except KeyError:
+        raise SchemaInvalid("/message", f"The set has no message `{message}`.") from None
+    except TypeError as error:
+        raise SchemaInvalid("", f"Not valid as FileDescriptorSet: {shown(str(error))}.") from None
+
+
+def _well_known(name: str) -> Any:
+    """Return the descriptor of a file that comes with Protobuf, None for another one."""
+    from importlib import import_module
+
+    from google.protobuf import descriptor_pb2
+
+    short = name.removeprefix("google/protobuf/").removesuffix(".proto")
+    if short not in _WELL_KNOWN or name != f"google/protobuf/{short}.proto":
+        return None
+    module = import_module(f"google.protobuf.{short}_pb2")
+    return descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)

@@ -1,0 +1,169 @@
+"""Avro: columns, rows, the prefix of registries, and damaged records."""
+
+import datetime as dt
+import io
+import json
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pytest
+
+from app.schemas import Column, LogSchema, RecordDecoder, SchemaInvalid, columns_of, version_of
+from tests.unit.schemas.support import rows_of
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "long", "doc": "Number of the order"},
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {
+            "name": "price",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
+        },
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "local", "type": ["null", {"type": "long", "logicalType": "local-timestamp-micros"}]},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "uid", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}},
+        {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 2}},
+        {"name": "tags", "type": {"type": "array", "items": ["null", "string"]}},
+        {"name": "states", "type": {"type": "map", "values": "State"}},
+        {
+            "name": "lines",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "Line",
+                    "fields": [{"name": "day", "type": {"type": "int", "logicalType": "date"}}],
+                },
+            },
+        },
+    ],
+}
+VALUE = {
+    "id": 7,
+    "note": None,
+    "price": Decimal("-1.50"),
+    "at": dt.datetime(2013, 1, 31, 10, 0, 0, 5_000, dt.UTC),
+    "local": dt.datetime(2013, 1, 31, 10, 0, 0, 7),
+    "day": dt.date(2013, 1, 31),
+    "uid": "8f1e5b7e-0f0a-4c1c-9a7e-0d6f2d1c0a11",
+    "state": "PAID",
+    "hash": b"ab",
+    "tags": ["x", None],
+    "states": {"a": "NEW"},
+    "lines": [{"day": dt.date(1999, 12, 31)}],
+}
+
+
+def avro_of(document: Any, **settings: Any) -> LogSchema:
+    return LogSchema(
+        **{"version": 3, "index": 0, "format": "avro", "definition": json.dumps(document), **settings}
+    )
+
+
+def encoded(document: Any, value: Any) -> bytes:
+    target = io.BytesIO()
+    fastavro.schemaless_writer(target, fastavro.parse_schema(json.loads(json.dumps(document))), value)
+    return target.getvalue()
+
+
+def decoder(**settings: Any) -> RecordDecoder:
+    return RecordDecoder({3: avro_of(ORDER, **settings)}, 3)
+
+
+def test_each_type_gives_its_column() -> None:
+    assert columns_of(avro_of(ORDER)) == (
+        Column("id", "bigint", False, "Number of the order"),
+        Column("note", "string", True),
+        Column("price", "decimal(10,2)", False),
+        Column("at", "timestamp", False),
+        Column("local", "timestamp_ntz", True),
+        Column("day", "date", False),
+        Column("uid", "string", False),
+        Column("state", "string", False),
+        Column("hash", "binary", False),
+        Column("tags", "array<string>", False),
+        Column("states", "map<string,string>", False),
+        Column("lines", "array<struct<day:date>>", False),
+    )
+
+
+@pytest.mark.parametrize("prefix", [b"", b"\x00\x00\x00\x00\x03"])
+def test_a_record_is_its_row_with_and_without_prefix(prefix: bytes) -> None:
+    value = prefix + encoded(ORDER, VALUE)
+    assert decoder().check([value, None]) is None
+    expected = {**VALUE, "states": [("a", "NEW")]}
+    assert rows_of(decoder(), value) == [expected]
+
+
+def test_a_plain_record_that_begins_like_a_prefix_is_read() -> None:
+    document = {"type": "record", "name": "N", "fields": [{"name": name, "type": "int"} for name in "abcdef"]}
+    schema = avro_of(document)
+    value = {**dict.fromkeys("abcdef", 0), "e": -2}  # -2 is the byte 3: it looks like version 3
+    assert encoded(document, value)[:5] == b"\x00\x00\x00\x00\x03"
+    assert rows_of(RecordDecoder({3: schema}, 3), encoded(document, value)) == [value]
+
+
+def test_damaged_records_do_not_match() -> None:
+    value = encoded(ORDER, VALUE)
+    reader = decoder()
+    for size in range(len(value)):
+        assert reader.check([value[:size]]) is not None
+    found = reader.check([value, value + b"x"])
+    assert found is not None
+    assert (found.position, found.reason) == (1, "1 bytes follow the end of the record.")
+
+
+def test_times_outside_the_calendar_do_not_match() -> None:
+    raw = json.loads(json.dumps(ORDER).replace('"logicalType": "timestamp-millis"', '"doc": ""'))
+    for millis in (-62_135_596_800_001, 253_402_300_800_000, 1 << 62):
+        found = decoder().check([encoded(raw, {**VALUE, "at": millis})])
+        assert found is not None
+        assert found.pointer == "/at"
+
+
+def test_a_key_column_that_is_null_does_not_match() -> None:
+    found = decoder(key_columns=("note",)).check([encoded(ORDER, VALUE)])
+    assert found is not None
+    assert (found.pointer, found.reason) == ("/note", "Null is not allowed here.")
+
+
+def record(*types: Any) -> dict[str, Any]:
+    fields = [{"name": f"f{at}", "type": kind} for at, kind in enumerate(types)]
+    return {"type": "record", "name": "R", "fields": fields}
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (record(["null", "int", "string"]), "union"),
+        (record(["null", "R"]), "recursive"),
+        (record({"type": "array", "items": "R"}), "recursive"),
+        (record({"type": "array", "items": "null"}), "not the type of a column"),
+        (record("null"), "not the type of a column"),
+        (record({"type": "fixed", "name": "F", "size": 0}), "at least one byte"),
+        (record({"type": "array", "items": {"type": "record", "name": "E", "fields": []}}), "no fields"),
+        (record({"type": "bytes", "logicalType": "decimal", "precision": 39}), "precision"),
+        (record("nope"), "Not valid as Avro schema"),
+        ("int", "type record"),
+        ({"type": "record", "name": "R", "fields": [{"name": "_key", "type": "int"}]}, "every typed table"),
+    ],
+)
+def test_what_has_no_column_is_refused(document: Any, reason: str) -> None:
+    with pytest.raises(SchemaInvalid, match=reason):
+        columns_of(avro_of(document))
+
+
+def test_the_version_of_a_record() -> None:
+    assert version_of(None, b"\x00\x00\x00\x00\x07abc", "avro") == 7
+    assert version_of({b"schema-version": b"2"}, b"\x00\x00\x00\x00\x07abc", "avro") == 2
+    assert version_of({b"schema-version": b"two"}, b"{}", "json") == -1
+    assert version_of({b"schema-version": "٣".encode()}, b"{}", "json") == -1
+    assert version_of({}, b"\x00\x00\x00\x00\x07", "json") is None
+    assert version_of({}, b"\x00\x01\x00\x00\x07", "avro") is None
+    assert version_of({}, None, "avro") is None

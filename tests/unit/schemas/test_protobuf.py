@@ -1,0 +1,184 @@
+"""Protobuf: columns, rows, unknown fields, and damaged messages."""
+
+import base64
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from app.schemas import Column, LogSchema, RecordDecoder, SchemaInvalid, columns_of, differences
+from tests.unit.schemas.support import rows_of
+
+Fields = descriptor_pb2.FieldDescriptorProto
+OPTIONAL, REQUIRED, REPEATED = 1, 2, 3
+
+
+def file_of(syntax: str = "proto3") -> descriptor_pb2.FileDescriptorProto:
+    """Return the descriptor of a file with the message shop.Order."""
+    file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax=syntax)
+    file.dependency.extend(["google/protobuf/timestamp.proto", "google/protobuf/wrappers.proto"])
+    state = file.enum_type.add(name="State")
+    state.value.add(name="NEW", number=0)
+    state.value.add(name="PAID", number=1)
+    line = file.message_type.add(name="Line")
+    line.field.add(name="sku", number=1, type=Fields.TYPE_STRING, label=OPTIONAL)
+    order = file.message_type.add(name="Order")
+
+    def add(name: str, number: int, kind: Any, label: int = OPTIONAL, **more: Any) -> None:
+        order.field.add(name=name, number=number, type=kind, label=label, **more)
+
+    add("id", 1, Fields.TYPE_INT64)
+    add("total", 2, Fields.TYPE_UINT64)
+    add("state", 3, Fields.TYPE_ENUM, type_name=".shop.State")
+    add("at", 4, Fields.TYPE_MESSAGE, type_name=".google.protobuf.Timestamp")
+    add("note", 5, Fields.TYPE_MESSAGE, type_name=".google.protobuf.StringValue")
+    add("lines", 6, Fields.TYPE_MESSAGE, REPEATED, type_name=".shop.Line")
+    add("counts", 7, Fields.TYPE_MESSAGE, REPEATED, type_name=".shop.Order.CountsEntry")
+    entry = order.nested_type.add(name="CountsEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=Fields.TYPE_STRING, label=OPTIONAL)
+    entry.field.add(name="value", number=2, type=Fields.TYPE_INT32, label=OPTIONAL)
+    order.oneof_decl.add(name="way")
+    add("mail", 8, Fields.TYPE_STRING, oneof_index=0)
+    add("pickup", 9, Fields.TYPE_BOOL, oneof_index=0)
+    add("codes", 10, Fields.TYPE_INT32, REPEATED)
+    add("first", 11, Fields.TYPE_MESSAGE, type_name=".shop.Line")
+    return file
+
+
+def schema_of_file(*files: descriptor_pb2.FileDescriptorProto, **settings: Any) -> LogSchema:
+    held = base64.b64encode(descriptor_pb2.FileDescriptorSet(file=files).SerializeToString()).decode()
+    given = {"version": 1, "index": 0, "format": "protobuf", "definition": held, "message": "shop.Order"}
+    return LogSchema(**{**given, **settings})
+
+
+def order_class(file: descriptor_pb2.FileDescriptorProto) -> Any:
+    from google.protobuf import timestamp_pb2, wrappers_pb2
+
+    pool = descriptor_pool.DescriptorPool()
+    for module in (timestamp_pb2, wrappers_pb2):
+        pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+
+
+def decoder(**settings: Any) -> RecordDecoder:
+    return RecordDecoder({1: schema_of_file(file_of(), **settings)}, 1)
+
+
+def test_each_type_gives_its_column() -> None:
+    assert columns_of(schema_of_file(file_of(), key_columns=("id",))) == (
+        Column("id", "bigint", False),
+        Column("total", "decimal(20,0)", True),
+        Column("state", "string", True),
+        Column("at", "timestamp", True),
+        Column("note", "string", True),
+        Column("lines", "array<struct<sku:string>>", True),
+        Column("counts", "map<string,int>", True),
+        Column("mail", "string", True),
+        Column("pickup", "boolean", True),
+        Column("codes", "array<int>", True),
+        Column("first", "struct<sku:string>", True),
+    )
+
+
+def test_a_message_is_its_row() -> None:
+    order = order_class(file_of())(id=7, total=(1 << 64) - 1, state=1, mail="a@b", codes=[3, 1])
+    order.at.FromDatetime(dt.datetime(2013, 1, 31, 10, 0, 0, 5, dt.UTC))
+    order.note.value = ""
+    order.lines.add(sku="x")
+    order.counts["b"], order.counts["a"] = 2, 1
+    value = order.SerializeToString()
+    assert decoder().check([value]) is None
+    full, empty = rows_of(decoder(), value, b"")
+    assert full == {
+        "id": 7,
+        "total": Decimal((1 << 64) - 1),
+        "state": "PAID",
+        "at": dt.datetime(2013, 1, 31, 10, 0, 0, 5, dt.UTC),
+        "note": "",
+        "lines": [{"sku": "x"}],
+        "counts": [("a", 1), ("b", 2)],
+        "mail": "a@b",
+        "pickup": None,
+        "codes": [3, 1],
+        "first": None,
+    }
+    values = {name: value for name, value in empty.items() if value is not None}
+    assert values == {"id": 0, "total": Decimal(0), "state": "NEW", "lines": [], "counts": [], "codes": []}
+
+
+def test_unknown_fields_are_rescued_with_their_path() -> None:
+    newer = file_of()
+    newer.message_type[1].field.add(name="more", number=20, type=Fields.TYPE_STRING, label=REPEATED)
+    newer.message_type[0].field.add(name="size", number=5, type=Fields.TYPE_INT32, label=OPTIONAL)
+    order = order_class(newer)(id=1, more=["a", "b"], first={"size": 9})
+    order.lines.add(sku="x")
+    order.lines.add(sku="y", size=3)
+    decoded = decoder().decode(pa.array([order.SerializeToString()], pa.binary()))
+    assert decoded.rescued.to_pylist() == ['{"20":["YQ==","Yg=="],"lines":{"1":{"5":3}},"first":{"5":9}}']
+
+
+def test_an_unknown_number_of_an_enum_stays_a_number() -> None:
+    assert rows_of(decoder(), b"\x18\x09")[0]["state"] == "9"
+
+
+def test_damaged_messages_do_not_match() -> None:
+    for value in (b"\xff", b"\x08", b"\x2a\x05\x0a\x03\xff\xff\xff", b"{}"):
+        assert decoder().check([value]) is not None
+
+
+def test_a_time_outside_the_calendar_does_not_match() -> None:
+    order = order_class(file_of())()
+    order.at.seconds = 1 << 50
+    found = decoder().check([order.SerializeToString()])
+    assert found is not None
+    assert found.pointer == "/at"
+
+
+def test_missing_required_fields_of_proto2_do_not_match() -> None:
+    file = file_of("proto2")
+    file.message_type[1].field[0].label = REQUIRED
+    schema = schema_of_file(file)
+    assert not columns_of(schema)[0].nullable
+    found = RecordDecoder({1: schema}, 1).check([order_class(file)(id=1).SerializeToString(), b""])
+    assert found is not None
+    assert found.position == 1
+    assert "id" in found.reason
+
+
+def test_a_changed_number_is_not_allowed() -> None:
+    newer = file_of()
+    newer.message_type[1].field[0].number = 30
+    found = differences(schema_of_file(file_of()), schema_of_file(newer))
+    assert [(each.path, each.kind) for each in found] == [("/id", "number_changed")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"message": None}, "needs `message`"),
+        ({"message": "shop.Nothing"}, "no message"),
+        ({"definition": "***"}, "base64"),
+        ({"definition": "AAAA"}, "FileDescriptorSet"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SchemaInvalid, match=reason):
+        columns_of(schema_of_file(file_of(), **settings))
+
+
+def test_a_missing_import_and_a_recursive_message_are_refused() -> None:
+    file = file_of()
+    file.dependency.append("other.proto")
+    with pytest.raises(SchemaInvalid, match=r"lacks other\.proto"):
+        columns_of(schema_of_file(file))
+    file = file_of()
+    file.message_type[0].field.add(
+        name="inner", number=9, type=Fields.TYPE_MESSAGE, label=OPTIONAL, type_name=".shop.Line"
+    )
+    with pytest.raises(SchemaInvalid, match="recursive"):
+        columns_of(schema_of_file(file))
