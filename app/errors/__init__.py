@@ -4,6 +4,7 @@ base.py        the base class; ConfigError
 client.py      errors in the request: 4xx
 logs.py        creating, changing and deleting logs; elections
 operations.py  members, leadership, trims, cursors
+schemas.py     schemas, and records that do not match them
 service.py     the service's state: 5xx; the outcome may be unknown
 tables.py      queries about Delta tables
 
@@ -67,6 +68,7 @@ from app.errors.operations import (
     TransferFailed,
     WouldLoseQuorum,
 )
+from app.errors.schemas import SchemaChanged, SchemaIncompatible, SchemaMismatch, SchemaNotFound
 from app.errors.service import (
     FlushSlaveTimeout,
     Internal,
@@ -139,6 +141,10 @@ __all__ = [
     "Repairing",
     "RequestOutstanding",
     "RequestTimeout",
+    "SchemaChanged",
+    "SchemaIncompatible",
+    "SchemaMismatch",
+    "SchemaNotFound",
     "SequenceGap",
     "StorageFull",
     "TableNotFound",

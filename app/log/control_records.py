@@ -66,7 +66,28 @@ class TrimRecord(ControlRecord, frozen=True, kw_only=True, tag="trim"):
     """First index that stays."""
 
 
-AnyControlRecord = TermRecord | MembershipRecord | FenceRecord | CursorRecord | TrimRecord
+class SchemaRecord(ControlRecord, frozen=True, kw_only=True, tag="schema"):
+    """Sets the schema of the records after it. It stays known after a trim."""
+
+    version: int
+    """Version of the schema: 1 for the first of a log, then one more for each."""
+    format: str
+    """`json`, `avro` or `protobuf`."""
+    definition: str
+    """JSON Schema or Spark DDL; Avro schema as JSON; descriptor set in base64."""
+    message: str | None = None
+    """Full name of the Protobuf message; null for other formats."""
+    key_columns: tuple[str, ...] = ()
+    """Columns that identify a row of the table `current`; none: the key of the record."""
+    compatibility: str = "backward"
+    """`backward`: the version reads what the one before it wrote; `none`: it was not checked."""
+    on_invalid: str = "dead_letter"
+    """`reject`: appends of records that do not match are refused; `dead_letter`: such records are stored."""
+    cluster_by: tuple[str, ...] = ()
+    """Columns by which the typed table is clustered."""
+
+
+AnyControlRecord = TermRecord | MembershipRecord | FenceRecord | CursorRecord | TrimRecord | SchemaRecord
 CONTROL_KINDS: dict[str, type[ControlRecord]] = {
     str(kind.__struct_config__.tag): kind for kind in AnyControlRecord.__args__
 }

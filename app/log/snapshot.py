@@ -16,6 +16,7 @@ import msgspec
 from app.log.claims import KeyTable, unpack_claim
 from app.log.facts import LogCursor, Membership
 from app.log.producers import Undo
+from app.log.schemas import SchemaVersion
 from storage.file_system import Bytes
 
 MAGIC: Final = b"CLS2"
@@ -43,6 +44,7 @@ class SnapshotHead(msgspec.Struct, array_like=True):
     age_ms: int
     notes: list[tuple[int, int]]
     horizon: int
+    schemas: list[SchemaVersion] = []  # absent in snapshots of earlier versions
 
 
 class OldClaim(msgspec.Struct, array_like=True):

@@ -1,5 +1,5 @@
-"""State that a log derives from its records: keys, producers, fence, cursors, members, trims (docs/api.md §3,
-§5).
+"""State that a log derives from its records: keys, producers, fence, cursors, members, trims, schemas
+(docs/api.md §3, §5).
 
 PURE. `apply` follows the log batch by batch as batches are stored, committed or not; `truncate_after` undoes
 exactly what the truncated batches did. So every replica that becomes leader answers a retry as the old leader
@@ -23,6 +23,7 @@ from app.log.control_records import (
     CursorRecord,
     FenceRecord,
     MembershipRecord,
+    SchemaRecord,
     TermRecord,
     TrimRecord,
     decode_control,
@@ -30,6 +31,7 @@ from app.log.control_records import (
 from app.log.facts import Address, LogCursor, Membership
 from app.log.producers import ProducerTable
 from app.log.restoring import RestoredKey, Restoring, WholeRestoring
+from app.log.schemas import LogSchemas
 from app.log.snapshot import Capture, SnapshotHead, pieces_of
 from storage.file_system import Bytes
 from storage.format.batch import AppendMark, Batch, marks_of
@@ -82,6 +84,7 @@ class LogState:
         self._trim_index = 0
         self._trims: deque[tuple[int, int]] = deque()  # (index of the record, until_index), uncommitted
         self._undo: deque[_Undo] = deque()  # of cursors, fence and membership
+        self._schemas = LogSchemas()
         self._data_end = 0  # the index after the last committed data record
         self._data_ends: deque[int] = deque()  # the index after each uncommitted batch of data
         self._applied_index = NO_INDEX
@@ -139,6 +142,12 @@ class LogState:
                 before: LogCursor | None = undo.value
                 return before
         return self._cursors.get(name)
+
+    @property
+    def schemas(self) -> LogSchemas:
+        """All versions of the log's schema, uncommitted ones included. Readers get those `until` what they
+        may see."""
+        return self._schemas
 
     @property
     def membership(self) -> Membership | None:
@@ -222,6 +231,8 @@ class LogState:
             case TrimRecord(until_index=until_index):
                 self._trims.append((index, until_index))
                 self._take_committed_trims()
+            case SchemaRecord():
+                self._schemas.add(index, record)
 
     def _set(self, index: int, table: int, name: str, value: Any) -> None:
         """Set the value of `name` by the record at `index`; None removes it."""
@@ -275,6 +286,7 @@ class LogState:
             table.pop(undo.name, None)
             if undo.value is not None:
                 table[undo.name] = undo.value
+        self._schemas.truncate_after(index)
         while self._trims and self._trims[-1][0] > index:
             self._trims.pop()
         while self._data_ends and self._data_ends[-1] > index + 1:
@@ -362,6 +374,7 @@ class LogState:
             age_ms=self._age_ms,
             notes=list(self._notes),
             horizon=self._horizon,
+            schemas=list(self._schemas.versions),
         )
         return Capture(
             self._applied_index, committed_index, pieces_of(head, self._keys, self._producers.items())
@@ -395,6 +408,7 @@ class LogState:
         self._applied_index, self._committed_index = head.index, head.committed_index
         self._age_ms, self._notes, self._horizon = head.age_ms, deque(head.notes), head.horizon
         self._unvisited = 0 if head.horizon == NO_INDEX else PARTITIONS
+        self._schemas = LogSchemas(head.schemas)
         self._producers.load((), head.producers_undo)
 
     def take_partition(self, dumped: bytes) -> None:

@@ -1,0 +1,77 @@
+"""Schemas of a log: every version with the index of its control record, in the log's order.
+
+PURE. A version is never changed or removed, so what a truncation undoes and what a reader of committed values
+must not see are both the versions from some index on.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from app.log.control_records import SchemaRecord
+
+VERSIONS_MAX: Final = 1_000  # of one log
+DEFINITION_MAX_BYTES: Final = 256 * 1024  # of one version
+DEFINITIONS_MAX_BYTES: Final = 8 * 1024 * 1024  # of all versions of one log
+
+_INDEX: Final = attrgetter("index")
+
+
+class SchemaVersion(NamedTuple):
+    """One version of a log's schema. index: of its control record."""
+
+    index: int
+    record: SchemaRecord
+
+    @property
+    def version(self) -> int:
+        return self.record.version
+
+
+class LogSchemas:
+    """The versions of one log, oldest first. The index of each is above that of the one before."""
+
+    def __init__(self, versions: Iterable[SchemaVersion] = ()) -> None:
+        self._versions = list(versions)
+        self.size_bytes = sum(map(_size_of, self._versions))
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    @property
+    def versions(self) -> Sequence[SchemaVersion]:
+        """All versions, uncommitted ones included: for decisions about later records."""
+        return self._versions
+
+    @property
+    def newest(self) -> SchemaVersion | None:
+        """The newest version, committed or not; None while the log has no schema."""
+        return self._versions[-1] if self._versions else None
+
+    def until(self, index: int) -> Sequence[SchemaVersion]:
+        """Return the versions whose records have at most this index."""
+        return self._versions[: bisect_right(self._versions, index, key=_INDEX)]
+
+    def in_force_at(self, index: int) -> SchemaVersion | None:
+        """Return the version with which the record at `index` is read, unless the record names another one.
+
+        It is the newest one set before the record. Records before the first schema are read with the first.
+        """
+        if not self._versions:
+            return None
+        return self._versions[max(0, bisect_left(self._versions, index, key=_INDEX) - 1)]
+
+    def add(self, index: int, record: SchemaRecord) -> None:
+        """Add the version that the control record at `index` sets."""
+        self._versions.append(SchemaVersion(index, record))
+        self.size_bytes += _size_of(self._versions[-1])
+
+    def truncate_after(self, index: int) -> None:
+        """Remove the versions whose records are after `index`."""
+        while self._versions and self._versions[-1].index > index:
+            self.size_bytes -= _size_of(self._versions.pop())
+
+
+def _size_of(version: SchemaVersion) -> int:
+    return len(version.record.definition.encode())
