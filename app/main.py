@@ -36,6 +36,7 @@ from app.api.routes import (
     upkeep,
 )
 from app.api.routes.tables import KnownTables
+from app.api.schemas import routes as schemas
 from app.middleware import HttpMiddleware
 from app.node.broker import Broker
 from app.settings.model import AppendFront, Settings
@@ -48,6 +49,7 @@ _PARTS: Final = (
     cluster,
     ha_status,
     fences,
+    schemas,
     elect,
     upkeep,
     tables,

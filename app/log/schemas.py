@@ -7,9 +7,12 @@ must not see are both the versions from some index on.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from app.log.control_records import SchemaRecord
+from app.schemas import LogSchema
 
 VERSIONS_MAX: Final = 1_000  # of one log
 DEFINITION_MAX_BYTES: Final = 256 * 1024  # of one version
@@ -18,7 +21,7 @@ DEFINITIONS_MAX_BYTES: Final = 8 * 1024 * 1024  # of all versions of one log
 _INDEX: Final = attrgetter("index")
 
 
-class SchemaVersion(NamedTuple):
+class SchemaVersion(msgspec.Struct, frozen=True, array_like=True):
     """One version of a log's schema. index: of its control record."""
 
     index: int
@@ -75,3 +78,9 @@ class LogSchemas:
 
 def _size_of(version: SchemaVersion) -> int:
     return len(version.record.definition.encode())
+
+
+def as_log_schema(version: SchemaVersion) -> LogSchema:
+    """Return the version as app/schemas takes it."""
+    fields = msgspec.structs.asdict(version.record)
+    return LogSchema(index=version.index, **fields)

@@ -149,6 +149,16 @@ class LogState:
         may see."""
         return self._schemas
 
+    def schema_version(self, index: int) -> int | None:
+        """Return the newest version of the schema that a record up to `index` set, 0 when there is none.
+
+        None: this replica has not received the log's state up to there yet.
+        """
+        if self._applied_index < index:
+            return None
+        found = self._schemas.until(index)
+        return found[-1].version if found else 0
+
     @property
     def membership(self) -> Membership | None:
         """The last membership in the log, committed or not (R-10); None: the log has none."""

@@ -94,16 +94,16 @@ class LogCall:
         """Refuse a client that does not accept JSON. Raises NotAcceptable."""
         negotiate(self.request.headers.get("accept"), (JSON,))
 
-    async def asked(self, kind: type[Shape]) -> Shape:
+    async def asked(self, kind: type[Shape], max_bytes: int = BODY_MAX_BYTES) -> Shape:
         """Return the body as JSON of that shape; an absent one is an empty object.
 
-        Raises TooLarge beyond BODY_MAX_BYTES, UnsupportedMediaType, InvalidJson, InvalidRequest.
+        Raises TooLarge beyond `max_bytes`, UnsupportedMediaType, InvalidJson, InvalidRequest.
         """
         parts, size = [], 0
         async for part in self.request.stream():
             size += len(part)
-            if size > BODY_MAX_BYTES:
-                raise TooLarge(f"the body may have at most {BODY_MAX_BYTES} bytes, got more", BODY_MAX_BYTES)
+            if size > max_bytes:
+                raise TooLarge(f"the body may have at most {max_bytes} bytes, got more", max_bytes)
             parts.append(part)
         given = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if size and given != JSON_TYPE.decode():

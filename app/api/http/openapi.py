@@ -73,6 +73,7 @@ TAIL_EXAMPLE: Final = {
     "next_index": 45,
     "term": 7,
     "leader": "n1",
+    "schema_version": 1,
 }
 STATUS_EXAMPLE: Final = {
     "log": "default",
@@ -141,6 +142,7 @@ LOG_EXAMPLE: Final[dict[str, Any]] = {
     "sync_state_set": None,
     "set_epoch": None,
     "leaving": [],
+    "schema_version": 1,
 }
 CLUSTER_EXAMPLE: Final = {
     "id": "three-local",
@@ -193,6 +195,7 @@ _NULLABLE: Final = frozenset(
         "master",
         "materialized_index",
         "reason",
+        "schema_version",
         "sync_state_set",
         "token",
         "value",

@@ -213,5 +213,6 @@ async def tail(
         "next_index": driver.log.next_index,
         "term": driver.term,
         "leader": driver.leader_id,
+        "schema_version": driver.state.schema_version(reader.visible_end),
     }
     return here.answer(content, headers=[_next_index(driver.log.next_index)])

@@ -37,6 +37,7 @@ from app.node.replica.commit_waiters import answer
 from app.node.replica.confirmed_answers import ConfirmedAnswer
 from app.node.replica.open_appends import CommandDone, Done, OpenAppend, OpenCommand
 from app.node.replica.ready_executor import ReadyExecutor, ReplicaParts
+from app.node.replica.schema_gate import SchemaGate
 from storage.format.batch import BATCH_MAX_BYTES
 from storage.format.records import encode_body, encode_control
 
@@ -64,6 +65,8 @@ class AppendQueue:
         self._queued_bytes = 0  # of self._appends
         self._commands: deque[OpenCommand] = deque()
         self._batch = Coalescing(services.driver.coalesce_max_bytes)
+        self._gate = SchemaGate()
+        self._is_checking = False
         self._decided: list[ConfirmedAnswer] = []  # in this turn
         self._confirming: list[ConfirmedAnswer] = []  # their basis is not confirmed yet
 
@@ -97,6 +100,11 @@ class AppendQueue:
     @property
     def has_waiting(self) -> bool:
         return bool(self._appends or self._commands or self._decided)
+
+    @property
+    def is_checking(self) -> bool:
+        """True if the records of the next append are not completely checked yet: a turn is due."""
+        return self._is_checking and bool(self._appends)
 
     def refuse_all(self, refusal: CommitlogError) -> None:
         for append in (*self._batch.appends, *self._appends):
@@ -142,7 +150,12 @@ class AppendQueue:
             return
         while self._commands and not self._executor.is_busy:
             self._admit_command(self._commands.popleft(), now_ms)
+        rejects = self._gate.refresh(self._state.schemas)
+        self._is_checking = False
         while self._appends and not self._executor.is_busy:
+            if rejects and not self._check_next():
+                self._is_checking = True
+                break
             request = self._appends[0].request
             if self._batch.decides_about(request) or not self._batch.has_room_for(request):
                 self._flush()  # its outcome may affect the next append: all checks run again
@@ -162,6 +175,12 @@ class AppendQueue:
             self._flush()
         if not self._executor.is_busy:
             self._confirm_decided(now_ms)
+
+    def _check_next(self) -> bool:
+        """Check the records of the next append against the schema; return whether that is complete."""
+        append = self._appends[0]
+        append.check, complete = self._gate.check(append.request.records, append.check)
+        return complete
 
     def _check_leads(self) -> None:
         core = self._core
@@ -193,6 +212,7 @@ class AppendQueue:
         data_end = next_index if batch.count else self._state.data_end
         try:
             check_conditions(self._state, request, term=core.term, next_index=next_index, data_end=data_end)
+            self._gate.judge(append.check)
         except CommitlogError as failed:
             self._decide_refusal(append, failed)
             return

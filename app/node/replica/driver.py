@@ -406,6 +406,8 @@ class LogDriver:
             self._executor.carry_out()
         if self._queue.has_waiting and not self._executor.is_busy:
             self._queue.enter(now_ms)
+            if self._queue.is_checking:
+                self._ask_turn()
         self._stop_if_free()
 
     def _take_options(self, options: LogOptions, now_ms: int) -> None:

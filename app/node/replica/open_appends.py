@@ -15,6 +15,7 @@ from app.log.contract import Acks, AppendFate, AppendRequest, AppendResult, Dura
 from app.log.state import Claim
 from app.node.replica.commit_waiters import answer
 from app.node.replica.confirmed_answers import ConfirmedAnswer
+from app.node.replica.schema_gate import RecordCheck
 from storage.errors import InvariantError
 from storage.format.batch import Batch
 from storage.log.commitlog import Commitlog
@@ -24,14 +25,16 @@ CommandDone = Callable[[CommandResult | CommitlogError], None]
 
 
 class OpenAppend:
-    """An append without an answer yet. claim: of the first one, if this is a retry."""
+    """An append without an answer yet. claim: of the first one, if this is a retry. check: against the
+    schema of the log, if that rejects records."""
 
-    __slots__ = ("claim", "deadline_ms", "done", "request", "stamped")
+    __slots__ = ("check", "claim", "deadline_ms", "done", "request", "stamped")
 
     def __init__(self, request: AppendRequest, done: Done, deadline_ms: int) -> None:
         self.request = request
         self.done = done
         self.deadline_ms = deadline_ms  # monotonic
+        self.check: RecordCheck | None = None
         self.claim: Claim | None = None
         self.stamped: Stamped | None = None
 

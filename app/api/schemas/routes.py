@@ -1,0 +1,193 @@
+"""Schema of a log: the newest version is set here, and all versions are read (docs/api.md §5)."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, ParamSpec, TypeVar
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from app.api.http.dependencies import ExactResponse, LogName, Nothing, reserve
+from app.api.http.leader_headers import log_headers
+from app.api.http.log_call import Call, LogCall, Served
+from app.api.http.messages import Response as Answer
+from app.api.http.openapi import OF_A_BODY, OF_A_COMMIT, answers, json_request
+from app.api.http.preconditions import wanted_version
+from app.api.read.query import ConsistencyQuery
+from app.api.read.reader import Reader
+from app.api.read.selection import Consistency
+from app.api.routes.reads import MinIndex, header_index
+from app.api.schemas.documents import SCHEMA_EXAMPLE, SchemaIn, check_valid, document_of, documents_of
+from app.errors import Forbidden, SchemaNotFound
+from app.log.commands import ABSENT
+from app.log.control_records import SchemaRecord
+from app.log.schemas import VERSIONS_MAX, SchemaVersion
+from app.log.set_schema import SetSchema, incompatibilities
+
+router = APIRouter(tags=["schemas"])
+
+BODY_MAX_BYTES: Final = 1024 * 1024  # a definition as a JSON string may double its size
+_IN_PLACE_CHARACTERS: Final = 8 * 1024  # of definitions; more are parsed in a thread
+_NO_VERSION: Final = 0  # in the ETag of the versions of a log without a schema
+_READS: Final = ("schema-not-found", "read-index-unavailable", "not-yet-replicated")
+Version = Annotated[int, Path(ge=1, le=VERSIONS_MAX, description="Version of the schema", examples=[1])]
+Consistent = Annotated[ConsistencyQuery, Query()]
+_UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
+    304: {"description": "The client holds the newest version: `If-None-Match` names its ETag"}
+}
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+@router.put(
+    "/v1/logs/{log}/schema",
+    summary="Set the schema of a log",
+    description="The new version applies to all records after `index`. With `If-Match` it is set only if the "
+    "newest version is equal; with `If-None-Match: *` only if the log has no schema. The same content again "
+    "changes nothing and returns the newest version. With `compatibility: backward` the version must accept "
+    "all records that the newest version accepts. With `on_invalid: reject`, appends of other records are "
+    "refused.",
+    responses=answers(
+        "schema-incompatible", "schema-changed", *OF_A_COMMIT, *OF_A_BODY, example=SCHEMA_EXAMPLE
+    ),
+    openapi_extra=json_request(
+        SchemaIn,
+        {
+            "format": "json",
+            "definition": {
+                "type": "object",
+                "properties": {"id": {"type": "integer"}},
+                "required": ["id"],
+            },
+            "key_columns": ["id"],
+        },
+    ),
+    response_class=Response,
+)
+async def set_schema(call: Call, log: LogName, query: Nothing) -> Response:
+    hosted = call.find(log)
+    if log.startswith("__"):
+        raise Forbidden("a system log has no schema")
+    asked = (await call.asked(SchemaIn, BODY_MAX_BYTES)).record()
+
+    async def act(here: Served) -> Response:
+        newest = here.driver.state.schemas.newest
+        await _parsed(len(asked.definition), _prepare, asked, newest)
+        result = await here.commit(SetSchema(asked, _expected(call.request, newest)))
+        return await _answer(here, here.driver.state.schemas.until(result.index)[-1])
+
+    return await call.at_leader(hosted, act)
+
+
+def _prepare(asked: SchemaRecord, newest: SchemaVersion | None) -> None:
+    """Check the definition, and compute in advance what the decision at the leader needs."""
+    check_valid(asked)
+    if newest is not None:
+        incompatibilities(newest.record, asked)
+
+
+def _expected(request: Request, newest: SchemaVersion | None) -> int | None:
+    """Return the required newest version; ABSENT for `If-None-Match: *`, None for any."""
+    if request.headers.get("if-none-match") == "*":
+        return ABSENT
+    if_match = request.headers.get("if-match")
+    return None if if_match is None else wanted_version(if_match, None if newest is None else newest.version)
+
+
+@router.get(
+    "/v1/logs/{log}/schema",
+    summary="Newest schema of a log",
+    responses=answers(*_READS, example=SCHEMA_EXAMPLE) | _UNCHANGED,
+    response_class=Response,
+)
+async def newest_schema(call: Call, log: LogName, query: Consistent, min_index: MinIndex = None) -> Response:
+    here, versions = await _visible(call, log, query, min_index)
+    if not versions:
+        raise SchemaNotFound(log)
+    return await _answer_read(call.request, here, versions[-1])
+
+
+@router.get(
+    "/v1/logs/{log}/schemas/{version}",
+    summary="One version of the schema of a log",
+    responses=answers(*_READS, example=SCHEMA_EXAMPLE) | _UNCHANGED,
+    response_class=Response,
+)
+async def one_schema(
+    call: Call, log: LogName, version: Version, query: Consistent, min_index: MinIndex = None
+) -> Response:
+    here, versions = await _visible(call, log, query, min_index)
+    found = next((each for each in reversed(versions) if each.version == version), None)
+    if found is None:
+        raise SchemaNotFound(log, version)
+    return await _answer_read(call.request, here, found)
+
+
+@router.get(
+    "/v1/logs/{log}/schemas",
+    summary="All versions of the schema of a log",
+    description="Oldest first; empty for a log without a schema. With `Commitlog-Min-Index` the list is "
+    "complete for all records up to that index. The ETag is the newest version, 0 without a schema.",
+    responses=answers("read-index-unavailable", "not-yet-replicated", example={"schemas": [SCHEMA_EXAMPLE]})
+    | _UNCHANGED,
+    response_class=Response,
+)
+async def all_schemas(call: Call, log: LogName, query: Consistent, min_index: MinIndex = None) -> Response:
+    here, versions = await _visible(call, log, query, min_index)
+    etag = _etag(versions[-1].version if versions else _NO_VERSION)
+    if _is_known(call.request, etag):
+        return _unchanged(here, etag)
+    size = sum(len(each.record.definition) for each in versions)
+    reserve(call.request, size)
+    documents = await _parsed(size, documents_of, versions)
+    return here.answer({"schemas": documents}, headers=[(b"etag", etag)])
+
+
+async def _visible(
+    call: LogCall, log: str, query: ConsistencyQuery, min_index: str | None
+) -> tuple[Served, Sequence[SchemaVersion]]:
+    """Return the versions that the request may see, oldest first.
+
+    A replica that has not yet received the state of its log lets another one answer.
+    """
+    hosted = call.find(log)
+    wanted_min = header_index("Commitlog-Min-Index", min_index)
+    here = await call.replica_of(hosted, own=query.consistency is Consistency.LOCAL)
+    reader = Reader(here, query.consistency)
+    await reader.confirm()
+    await reader.reach(wanted_min)
+    state = here.driver.state
+    if state.applied_index < reader.visible_end:
+        await call.elsewhere(hosted)
+    return here, state.schemas.until(reader.visible_end)
+
+
+async def _answer_read(request: Request, here: Served, version: SchemaVersion) -> Response:
+    etag = _etag(version.version)
+    return _unchanged(here, etag) if _is_known(request, etag) else await _answer(here, version)
+
+
+async def _answer(here: Served, version: SchemaVersion) -> Response:
+    document = await _parsed(len(version.record.definition), document_of, version)
+    return here.answer(document, headers=[(b"etag", _etag(version.version))])
+
+
+def _unchanged(here: Served, etag: bytes) -> Response:
+    return ExactResponse(Answer(304, [*log_headers(here.broker, here.hosted), (b"etag", etag)], b""))
+
+
+async def _parsed(size: int, work: Callable[P, Result], *given: P.args, **named: P.kwargs) -> Result:
+    """Return work(*given), which parses definitions of `size` characters in all."""
+    if size <= _IN_PLACE_CHARACTERS:
+        return work(*given, **named)
+    return await asyncio.to_thread(work, *given, **named)
+
+
+def _etag(version: int) -> bytes:
+    return b'"%d"' % version
+
+
+def _is_known(request: Request, etag: bytes) -> bool:
+    """Return whether the client holds the version with this tag (RFC 9110, section 13.1.2)."""
+    given = request.headers.get("if-none-match", "").split(",")
+    return any(tag.strip().removeprefix("W/") == etag.decode() for tag in given)
