@@ -10,10 +10,11 @@ from app.api.http.json_decoding import Name
 from app.errors import InvalidRequest
 from app.log.control_records import SchemaRecord
 from app.log.schemas import SchemaVersion, as_log_schema
-from app.schemas import Column, SchemaInvalid, columns_of
+from app.schemas import Column, SchemaInvalid, SchemaLibraryMissing, columns_of
 from storage.units import NO_INDEX
 
 _COLUMNS_MAX: Final = 1_000  # in key_columns and in cluster_by
+_OWN_POINTERS: Final = ("/format", "/message", "/key_columns", "/cluster_by")  # others: in the definition
 _KEPT: Final = 1_000  # versions whose columns are remembered
 
 ColumnNames = Annotated[tuple[Name, ...], msgspec.Meta(max_length=_COLUMNS_MAX)]
@@ -59,7 +60,11 @@ def check_valid(record: SchemaRecord) -> None:
     try:
         _columns(record)
     except SchemaInvalid as error:
-        raise InvalidRequest((error.pointer, error.reason)) from error
+        of_request = error.pointer.startswith(_OWN_POINTERS)
+        pointer = error.pointer if of_request else f"/definition{error.pointer}"
+        raise InvalidRequest((pointer, error.reason)) from error
+    except SchemaLibraryMissing as error:
+        raise InvalidRequest(("/format", str(error))) from error
 
 
 @lru_cache(maxsize=_KEPT)

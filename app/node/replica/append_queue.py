@@ -25,6 +25,7 @@ from app.log.contract import (
     ChangeKind,
     GroupConfig,
 )
+from app.log.schema_gate import SchemaGate
 from app.log.state import Claim
 from app.node.replica.append_checks import (
     Coalescing,
@@ -37,7 +38,6 @@ from app.node.replica.commit_waiters import answer
 from app.node.replica.confirmed_answers import ConfirmedAnswer
 from app.node.replica.open_appends import CommandDone, Done, OpenAppend, OpenCommand
 from app.node.replica.ready_executor import ReadyExecutor, ReplicaParts
-from app.node.replica.schema_gate import SchemaGate
 from storage.format.batch import BATCH_MAX_BYTES
 from storage.format.records import encode_body, encode_control
 

@@ -12,10 +12,10 @@ from app.errors import (
 )
 from app.log.commands import Command, CommandResult
 from app.log.contract import Acks, AppendFate, AppendRequest, AppendResult, Durability, PendingAppend
+from app.log.schema_gate import RecordCheck
 from app.log.state import Claim
 from app.node.replica.commit_waiters import answer
 from app.node.replica.confirmed_answers import ConfirmedAnswer
-from app.node.replica.schema_gate import RecordCheck
 from storage.errors import InvariantError
 from storage.format.batch import Batch
 from storage.log.commitlog import Commitlog

@@ -10,6 +10,7 @@ from app.log.control_records import (
     CursorRecord,
     FenceRecord,
     MembershipRecord,
+    SchemaRecord,
     TermRecord,
     TrimRecord,
     decode_control,
@@ -43,6 +44,22 @@ from storage.format.records import encode_control
             {"kind": "cursor", "name": "etl", "index": 4, "fence": True},
         ),
         (TrimRecord(until_index=7), {"kind": "trim", "until_index": 7}),
+        (
+            SchemaRecord(
+                version=1, format="json", definition="a int", key_columns=("a",), on_invalid="reject"
+            ),
+            {
+                "kind": "schema",
+                "version": 1,
+                "format": "json",
+                "definition": "a int",
+                "message": None,
+                "key_columns": ["a"],
+                "compatibility": "backward",
+                "on_invalid": "reject",
+                "cluster_by": [],
+            },
+        ),
     ],
 )
 def test_a_record_has_the_bytes_of_earlier_versions(record: AnyControlRecord, value: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Keys, producers and the fence follow the log, and go back with it exactly."""
 
+import struct
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from app.errors import ProducerFenced, SequenceGap
 from app.log.claims import PARTITIONS
+from app.log.snapshot import Frames
 from app.log.state import (
     DAY_MS,
     EXPIRED_PARTITIONS,
@@ -249,7 +251,13 @@ def answers(state: LogState) -> list[Any]:
         for s in range(9)
         for g in (False, True)
     ]
-    return [state.applied_index, state.fencing_token, state.data_end, state.trim_index, keys, producers]
+    schemas = [*state.schemas.versions, state.schemas.size_bytes]
+    log = [state.applied_index, state.fencing_token, state.data_end, state.trim_index]
+    return [*log, keys, producers, schemas]
+
+
+def schema_record(version: int) -> dict[str, Any]:
+    return {"kind": "schema", "version": version, "format": "json", "definition": "a int, b string"}
 
 
 def random_log(chance: Random, log: Log, size: int) -> None:
@@ -257,6 +265,9 @@ def random_log(chance: Random, log: Log, size: int) -> None:
         kind = chance.random()
         if kind < 0.15:
             log.add(control={"kind": "fence", "token": chance.choice([None, "a", "b"])})
+            continue
+        if kind < 0.25:
+            log.add(control=schema_record(chance.randrange(9)))
             continue
         marks = []
         for ordinal in range(chance.randrange(4)):
@@ -347,6 +358,40 @@ def test_readers_get_the_cursor_that_is_committed() -> None:
     state.committed(4)
     assert state.committed_cursor("etl") == (4, False, 4)
     assert state.committed_cursor("other") is None
+
+
+def test_a_schema_goes_with_its_record_and_readers_get_what_they_may_see() -> None:
+    log, state = Log(), LogState()
+    state.apply(log.add(count=5))
+    assert (state.schema_version(4), state.schemas.in_force_at(3)) == (0, None)
+    assert state.schema_version(5) is None  # not applied yet
+    for version in (1, 2):
+        state.apply(log.add(control=schema_record(version)))
+        state.apply(log.add(count=2))
+    state.committed(7)
+    assert [state.schema_version(index) for index in (4, 5, 7, 8, 10)] == [0, 1, 1, 2, 2]
+    in_force = [found and found.version for found in map(state.schemas.in_force_at, range(11))]
+    assert in_force == [1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2]
+    state = LogState.restore(state.snapshot())
+    assert (len(state.schemas), state.schemas.size_bytes) == (2, 2 * len("a int, b string"))
+    state.truncate_after(7)
+    assert [each.version for each in state.schemas.versions] == [1]
+    assert state.schemas.size_bytes == len("a int, b string")
+
+
+def test_a_snapshot_without_schemas_is_read() -> None:
+    """As an earlier version stored it: the head has fewer fields."""
+    state = LogState()
+    state.apply(Log().add(count=3))
+    frames = Frames()
+    [(_, head), *_] = frames.feed(state.snapshot())
+    fields = msgspec.msgpack.decode(head)
+    earlier = msgspec.msgpack.encode(fields[:-1])
+    snapshot = state.snapshot().replace(
+        struct.pack("<I", len(head)) + b"\x01" + head, struct.pack("<I", len(earlier)) + b"\x01" + earlier
+    )
+    restored = LogState.restore(snapshot)
+    assert (fields[-1], restored.applied_index, len(restored.schemas)) == ([], 2, 0)
 
 
 def test_data_ends_after_the_last_data_record() -> None:

@@ -11,9 +11,9 @@ from app.errors import SchemaMismatch
 from app.log.commands import ABSENT, CommandResult, Trim
 from app.log.contract import AppendRequest, AppendStream
 from app.log.control_records import SchemaRecord
+from app.log.schema_gate import TURN_COST
 from app.log.schemas import DEFINITION_MAX_BYTES, VERSIONS_MAX
 from app.log.set_schema import SetSchema
-from app.node.replica.schema_gate import TURN_COST
 from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable
 from tests.unit.node.replica.driver_support import Limits, Node, code, result
 

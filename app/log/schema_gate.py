@@ -1,4 +1,4 @@
-"""Checks of appends against the newest schema of their log, where that rejects records that do not match.
+"""Checks of appends against the newest schema of their log, where that rejects what does not match. PURE.
 
 A turn checks a limited part, so a large append takes several turns and the appends after it wait: they enter
 the log in their order. What is checked is the append at the head of the queue, against the schema that is
