@@ -209,7 +209,7 @@ def tables_page() -> str:
         "unless the description states otherwise; offsets are in bytes; timestamps are in UTC. "
         "[spark_jobs/README.md](../spark_jobs/README.md) describes the jobs and how rows are written once.",
     ]
-    for table in tables.TABLES:
+    for table in (*tables.TABLES, *tables.TYPED_TABLES):
         name = names[id(table)]
         if name not in texts:
             raise MissingDescription(f"{tables.__name__}.{name} has no attribute docstring")

@@ -34,6 +34,7 @@ from spark_jobs.materialize.lease import MOVE_EACH_S, LeasedEntries, Materialize
 from spark_jobs.materialize.progress import LogProgress, Progress, ProgressFile
 from spark_jobs.materialize.remote import RemoteWrite
 from spark_jobs.materialize.supervisor import MAX_FAILURES, Job, MaterializeFailed, Supervisor, reason_of
+from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.settings import (
@@ -150,7 +151,10 @@ class LogMaterializer:
         self.status = LogReads(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
         client = LogReads(endpoints, log, config.token, give_up_s=config.give_up_s)
         now = config.available_now
-        self.entries = EntriesJob(spark, client, path(ENTRIES), entries_options, follows=not now)
+        self.typed = TypedTables(spark, client, path, follows=not now)
+        self.entries = EntriesJob(
+            spark, client, path(ENTRIES), entries_options, follows=not now, followers=(self.typed,)
+        )
         # a damaged journal continues after the gap, which is no reason to stop following the log
         events_options = {**options, "failOnDataLoss": "false"}
         journals = LogReads(endpoints, log, config.token, give_up_s=config.give_up_s)

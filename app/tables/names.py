@@ -5,6 +5,11 @@ from typing import Final
 ENTRIES: Final = "entries"  # the table of a log's records
 CURSOR: Final = "__entries"  # cursor of the log: the index at which that job continues
 LOG_ID_PROPERTY: Final = "commitlog.logId"  # of `entries`: hex id of the log whose records it holds
+RECORDS: Final = (
+    "records"  # of a log with a schema: the records as typed columns; a new one is `records_v{n}`
+)
+DEAD_LETTERS: Final = "dead_letters"  # the records that do not match the schema
+CURRENT: Final = "current"  # the newest record of each key; a new one is `current_v{n}`
 JOURNALS: Final = "events"  # the table of the nodes' journals
 JOURNAL_TABLES: Final = (JOURNALS, "watermarks", "sync_state_sets", "quarantine_truncated")
 EPOCH_TABLES: Final = ("epochs", "epoch_files")

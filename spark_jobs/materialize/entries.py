@@ -6,8 +6,9 @@ driver, begins at the index after its last row, and every append claims that ind
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -39,6 +40,18 @@ TAKING = (RESTORE, "DELETE", "TRUNCATE")  # commits of other writers, after whic
 SMALL_BATCH_RECORDS = 20_000  # up to this number of rows, compiling a plan takes longer than interpreting it
 
 
+class Follower(Protocol):
+    """Tables made from `entries`."""
+
+    def open(self) -> None:
+        """Forget the progress of the tables: other drivers may have written."""
+        ...
+
+    def extend(self, until: int) -> None:
+        """Take over all records before `until`, which `entries` holds."""
+        ...
+
+
 class EntriesJob:
     """Fills one log's `entries`. One micro-batch at a time; other drivers may do the same.
 
@@ -56,14 +69,16 @@ class EntriesJob:
         options: Mapping[str, str],
         *,
         follows: bool = True,
+        followers: Sequence[Follower] = (),
     ) -> None:
         """client: of the log. options: of the source, except the start. follows: records arrive while it
-        runs, so it prepares the next claim between two micro-batches."""
+        runs, so it prepares the next claim between two micro-batches. followers: written after `entries`."""
         self.spark = spark
         self.client = client
         self.path = path
         self.options = options
         self.follows = follows
+        self.followers = tuple(followers)
         self.next_index = 0
         self.covered_index = -1
         self.rows = 0
@@ -78,6 +93,8 @@ class EntriesJob:
         """
         self.checkpoint = checkpoint
         first = self.open().next_index
+        for follower in self.followers:
+            follower.open()
         reader = self.spark.readStream.format("commitlog").options(**self.options)
         return reader.option("startingIndex", first).load()
 
@@ -126,6 +143,11 @@ class EntriesJob:
         Raises TableClash if the table refuses a claim without another writer.
         """
         until = read_offset(self.checkpoint, batch_id).next_index
+        self._write(records, until)
+        for follower in self.followers:
+            follower.extend(until)
+
+    def _write(self, records: DataFrame, until: int) -> None:
         if self._was_taken_from():
             self.refresh()
         refusals = 0

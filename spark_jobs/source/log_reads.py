@@ -6,7 +6,7 @@ workers, so an object holds only sockets and is created where it is used.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -16,6 +16,7 @@ import pyarrow as pa
 from app.client.connection import Answer, ClusterConnection
 from app.client.errors import ClientError, InvalidAnswer, NoReplica, Problem
 from app.media_types import ARROW_STREAM, BATCHES, JSON
+from app.schemas import LogSchema
 from spark_jobs.errors import (
     JournalTrimmed,
     LogClash,
@@ -179,6 +180,33 @@ class LogReads:
             if refused.status != 404:
                 raise
             return None
+
+    def schemas(self, min_index: int, known: int | None = None) -> list[LogSchema] | None:
+        """Return all versions of the log's schema that records up to `min_index` may have, oldest first.
+
+        known: the newest version that the caller has, 0 for none: if it is still the newest one, the result
+        is None. A service without schemas has none.
+        """
+        headers = {"Accept": JSON, "Commitlog-Min-Index": str(min_index)}
+        if known is not None:
+            headers["If-None-Match"] = f'"{known}"'
+
+        def ask(endpoint: str) -> list[LogSchema] | None:
+            answer = self._once(endpoint, self._path("/schemas"), {"consistency": "committed"}, headers)
+            if answer.status == 304:
+                return None
+            try:
+                found = json.loads(answer.data)["schemas"]
+            except ValueError as error:
+                raise InvalidAnswer(f"{endpoint}: the answer is cut or broken ({error})") from error
+            return [_schema(document) for document in found]
+
+        try:
+            return self._first_good(ask, min_index)
+        except RequestRefused as refused:
+            if refused.status != 404 or refused.code != "not-found":
+                raise
+            return []
 
     def log_names(self) -> list[str]:
         """Return the logs of the cluster."""
@@ -371,6 +399,12 @@ def piece(batch: Batch, first: int, until: int) -> pa.RecordBatch:
     CorruptBatch."""
     start = max(first, batch.base_index)
     return read_columns(batch).slice(start - batch.base_index, until - start)
+
+
+def _schema(document: Mapping[str, Any]) -> LogSchema:
+    told = {each.name: document[each.name] for each in fields(LogSchema)}
+    names = {name: tuple(told[name]) for name in ("key_columns", "cluster_by")}
+    return LogSchema(**{**told, **names})
 
 
 def _tail(answer: Mapping[str, Any], *, confirmed: bool) -> LogTail:

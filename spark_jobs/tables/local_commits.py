@@ -17,7 +17,9 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -233,9 +235,19 @@ def statistics_of(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
 def _statistic(value: Any) -> Any:
     """Return a bound as Delta writes it, None where it has none. Times are cut to milliseconds, which
     readers of Delta's statistics allow for."""
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1_000:03d}Z"
-    return None if isinstance(value, str) and len(value) > LONGEST_TEXT else value
+    match value:
+        case datetime():
+            zone = "" if value.tzinfo is None else "Z"
+            return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1_000:03d}{zone}"
+        case date():
+            return value.isoformat()
+        case bool() | bytes() | Decimal():
+            return None
+        case float():
+            return value if isfinite(value) else None
+        case str():
+            return None if len(value) > LONGEST_TEXT else value
+    return value
 
 
 def _written(snapshot: DeltaSnapshot, added: Action, rows: int, note: Mapping[str, Any], mode: str) -> Action:

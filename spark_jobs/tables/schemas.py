@@ -6,6 +6,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    IntegerType,
     LongType,
     StringType,
     StructField,
@@ -86,6 +87,25 @@ QUARANTINE_TRUNCATED = StructType(
         StructField("receipt", StringType()),
         *RECORDS.fields[1:],
     ]
+)
+TYPED = _columns(  # and the columns of the log's schema
+    _index=LongType(),
+    _term=LongType(),
+    _timestamp=TimestampType(),
+    _key=BinaryType(),
+    _schema_version=IntegerType(),
+    _rescued=StringType(),
+)
+DEAD_LETTERS = _columns(
+    index=LongType(),
+    term=LongType(),
+    timestamp=TimestampType(),
+    schema_version=IntegerType(),
+    error=StringType(),
+    path=StringType(),
+    value=BinaryType(),
+    key=BinaryType(),
+    headers=HEADERS,
 )
 EPOCH_FILES = StructType([EPOCHS["log"], StructField("node", StringType()), *EPOCHS.fields[1:]])
 

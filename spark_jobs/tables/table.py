@@ -21,7 +21,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from app.errors import ConfigError
 from app.tables.delta_log import LOG_FOLDER, DeltaLog
@@ -203,6 +203,63 @@ They may have been acknowledged, and another record may have their index now. Wr
 `spark_jobs/materialize/derived.py` from the receipts that the events of kind `truncate` name. What Raft
 truncates was never committed and has no receipt.
 """
+TYPED_COLUMNS = {
+    "_index": "position of the record in its log; the key of `records`",
+    "_term": "term that wrote the record",
+    "_timestamp": "the client's time for the record, else the leader's clock",
+    "_key": "the client's key, null for none",
+    "_schema_version": "version of the log's schema with which the record was read",
+    "_rescued": "fields of the record that the schema does not have, as a JSON object; null for none",
+}
+RECORDS = Table(
+    "records",
+    schemas.TYPED,
+    cluster_by=("_index",),
+    statistics=("_index", "_timestamp"),
+    columns=TYPED_COLUMNS,
+)
+"""Each data record of a log with a schema that matches it, exactly once, as the columns of the schema, which
+follow these. Key: `_index`. Clustered by the schema's `cluster_by`, if it has one.
+
+Written by `spark_jobs/materialize/typed.py` from `entries`. A tombstone is not a row. New columns and wider
+types are added in place. An incompatible version n of the schema begins a table of its own, `records_v{n}`.
+"""
+DEAD_LETTERS = Table(
+    "dead_letters",
+    schemas.DEAD_LETTERS,
+    cluster_by=("index",),
+    statistics=("index", "term", "timestamp", "schema_version"),
+    columns={
+        "index": "position of the record in its log; the key",
+        "term": TERM,
+        "timestamp": "the client's time for the record, else the leader's clock",
+        "schema_version": "version of the schema that it does not match, or an unknown one that it names",
+        "error": "why it does not match",
+        "path": "JSON pointer of the part that does not match, empty for the whole record",
+        "value": "the record",
+        "key": "the client's key, null for none",
+        "headers": "the client's headers in their order, null for none",
+    },
+)
+"""Each data record of a log with a schema that does not match it. Key: `index`.
+
+Written by `spark_jobs/materialize/typed.py` from `entries`. `commitlog schema replay` reads them again with
+the newest version of the schema, and moves those that match to `records`.
+"""
+CURRENT = Table(
+    "current",
+    schemas.TYPED,
+    cluster_by=("_key",),
+    statistics=("_index",),
+    columns=TYPED_COLUMNS,
+)
+"""The newest row of `records` of each key: of the schema's `key_columns`, else of `_key`. A tombstone removes
+the rows whose `_key` is its key. Records without a key are not in it.
+
+Written by `spark_jobs/materialize/typed.py` some seconds after `records`. Belongs to one table of records:
+`current_v{n}` to `records_v{n}`.
+"""
+TYPED_TABLES = (RECORDS, DEAD_LETTERS, CURRENT)
 TABLES = (ENTRIES, EVENTS, WATERMARKS, EPOCHS, EPOCH_FILES, SYNC_STATE_SETS, QUARANTINE_TRUNCATED)
 
 
@@ -248,10 +305,10 @@ def create_table(
     access.
     """
     columns = ", ".join(
-        f"`{column.name}` {column.dataType.simpleString()} COMMENT '{_quoted(table.columns[column.name])}'"
-        for column in table.schema
+        f"{quoted_name(each.name)} {sql_type(each.dataType)} COMMENT '{quoted(table.columns[each.name])}'"
+        for each in table.schema
     )
-    clustering = ", ".join(f"`{name}`" for name in table.cluster_by)
+    clustering = ", ".join(map(quoted_name, table.cluster_by))
     settings = settings_of_table(table, properties)
     clear_at_s = time.monotonic() + MADE_WITHIN_S
     is_here = can_clear = not is_url(path) and not is_remote(spark)
@@ -383,8 +440,27 @@ def _was_observed(metrics: Observation, *, remote: bool) -> bool:
 
 
 def _pairs(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in properties.items())
+    return ", ".join(f"'{name}' = '{quoted(value)}'" for name, value in properties.items())
 
 
-def _quoted(text: str) -> str:
-    return text.replace("'", "\\'")
+def quoted(text: str) -> str:
+    """Return a text for a string literal of SQL."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def quoted_name(name: str) -> str:
+    """Return the name of a column for SQL."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def sql_type(kind: DataType) -> str:
+    """Return a type as SQL writes it."""
+    match kind:
+        case StructType():
+            parts = (f"{quoted_name(each.name)}:{sql_type(each.dataType)}" for each in kind.fields)
+            return f"struct<{','.join(parts)}>"
+        case ArrayType():
+            return f"array<{sql_type(kind.elementType)}>"
+        case MapType():
+            return f"map<{sql_type(kind.keyType)},{sql_type(kind.valueType)}>"
+    return kind.simpleString()

@@ -48,12 +48,36 @@ class FakeLog:
     records: list[dict[str, Any]] = field(default_factory=list)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     cursors: dict[str, dict[str, Any]] = field(default_factory=dict)  # each with its version
+    schemas: list[dict[str, Any]] = field(default_factory=list)  # documents of its versions
 
     @property
     def next_index(self) -> int:
         return len(self.records)
 
-    def append(self, *values: bytes | None, key: bytes | None = None, type: str = "data") -> None:
+    def set_schema(self, definition: str, **options: Any) -> None:
+        """The control record of a new version of the schema."""
+        document = {
+            "version": len(self.schemas) + 1,
+            "index": self.next_index,
+            "format": "json",
+            "definition": definition,
+            "message": None,
+            "key_columns": [],
+            "compatibility": "backward",
+            "on_invalid": "dead_letter",
+            "cluster_by": [],
+            **options,
+        }
+        self.schemas.append(document)
+        self.append(b'{"kind":"schema"}', type="control")
+
+    def append(
+        self,
+        *values: bytes | None,
+        key: bytes | None = None,
+        type: str = "data",
+        headers: tuple[tuple[str, bytes], ...] | None = None,
+    ) -> None:
         for value in values:
             index = len(self.records)
             self.records.append(
@@ -64,7 +88,7 @@ class FakeLog:
                     "timestamp": (FIRST_TIMESTAMP_MS + index) * 1_000,
                     "key": key,
                     "value": value,
-                    "headers": None,
+                    "headers": headers,
                     "type": type,
                 }
             )
@@ -111,7 +135,7 @@ def stored_batch(
     timestamp_us: int,
     key: bytes | None,
     value: bytes | None,
-    headers: None,
+    headers: tuple[tuple[str, bytes], ...] | None,
     type: str,
 ) -> Batch:
     """One record's batch. chain: of the batch before it."""
@@ -158,6 +182,7 @@ class FakeReplica:
             Route(base, self.describe),
             Route(f"{base}/tail", self.tail),
             Route(f"{base}/records", self.read),
+            Route(f"{base}/schemas", self.schemas),
             Route(f"{base}/events", self.events),
             Route(f"{base}/cursors/{{name}}", self.cursor, methods=["GET", "PUT"]),
             Route(f"{base}/receipts/{{name}}", self.receipt),
@@ -262,6 +287,12 @@ class FakeReplica:
             return body
         self.cut_answers -= 1
         return body[: len(body) // 2]
+
+    async def schemas(self, request: Request) -> Response:
+        etag = f'"{len(self.log.schemas)}"'
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers={"ETag": etag})
+        return JSONResponse({"schemas": self.log.schemas}, headers={"ETag": etag})
 
     async def cursor(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -1,0 +1,113 @@
+"""The typed tables of a log with a schema: `records` and `dead_letters`, made from `entries`.
+
+They follow `entries`: what they lack is read from there. So recovery, a schema that is set on a log with
+history, and the records of the last micro-batch take one path. The rows of a range are written in this order:
+`dead_letters`, the records of older generations of the schema, those of the newest one. So each range before
+the last row of the newest generation is complete in all of them.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from app.schemas import LogSchema
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table
+from spark_jobs.typed.claimed_table import ClaimedTable
+from spark_jobs.typed.decoding import COLUMNS, TypedDecoder
+from spark_jobs.typed.entries_rows import EntriesRows
+from spark_jobs.typed.layout import Generation, generations
+
+
+class TypedTables:
+    """Typed tables of one log, which `EntriesJob` extends after `entries`. Other drivers may do the same.
+
+    next_index: every record of the log before it is in the tables, or a tombstone. Without a schema there are
+    no tables.
+    """
+
+    def __init__(
+        self, spark: SparkSession, client: LogReads, path_of: Callable[[Table], str], *, follows: bool = True
+    ) -> None:
+        """client: of the log. path_of: returns the folder or URL of a table. follows: as of `EntriesJob`."""
+        self.spark = spark
+        self.client = client
+        self.path_of = path_of
+        self.follows = follows
+        self.next_index = 0
+        self.decoder: TypedDecoder | None = None
+        self.records: dict[int, ClaimedTable] = {}  # by the first version of their generation
+        self.dead_letters = self._claimed(DEAD_LETTERS, "index")
+        self._entries = EntriesRows(spark, path_of(ENTRIES))
+        self._versions: Sequence[LogSchema] = ()
+
+    def open(self) -> None:
+        """Forget what is known of the tables: the next write reads their progress. Other drivers may have
+        written."""
+        self.decoder, self.records = None, {}
+        self._versions = ()
+
+    def _claimed(self, table: Table, position: str) -> ClaimedTable:
+        return ClaimedTable(self.spark, self.path_of(table), table, position, follows=self.follows)
+
+    def extend(self, until: int) -> None:
+        """Write the rows of all records before `until`, which `entries` holds.
+
+        Raises TableClash, LogClash, SchemaInvalid, SchemaLibraryMissing, and the errors of `LogReads`.
+        """
+        self._read_schemas(until)
+        if self.decoder is None:
+            return
+        for end, rows in self._entries.pieces(self.next_index, until, COLUMNS):
+            if rows.num_rows:
+                self._write_rows(self.decoder, rows, end)
+            self.next_index = end
+
+    def _read_schemas(self, until: int) -> None:
+        """Learn the versions of the schema that records before `until` may have."""
+        versions = self.client.schemas(until - 1, self._versions[-1].version if self._versions else 0)
+        if not versions:
+            return
+        layout = generations(versions)
+        self._open_tables(layout)
+        self.decoder, self._versions = TypedDecoder(versions, layout), versions
+
+    def _open_tables(self, layout: Sequence[Generation]) -> None:
+        log, log_id = self.client.log, self.client.log_id()
+        is_first = not self.records
+        if is_first:
+            self.dead_letters.open(log, log_id)
+        for generation in layout:
+            table = generation.records()
+            held = self.records.get(generation.first)
+            if held is None:
+                held = self._claimed(table, "_index")
+                held.open(log, log_id)
+                self.records[generation.first] = held
+            elif held.table != table:
+                held.evolve(table)
+        if is_first:
+            ends = [self.records[generation.first].last_index for generation in layout]
+            self.next_index = complete_before([each.from_index for each in layout], ends)
+
+    def _write_rows(self, decoder: TypedDecoder, rows: pa.Table, until: int) -> None:
+        typed = decoder.decode(rows)
+        note = {"first_index": self.next_index, "until_index": until}
+        pending = [(self.dead_letters, typed.dead_letters)]
+        pending += [(self.records[each.first], typed.records.get(each.first)) for each in decoder.layout]
+        due = [(table, rows) for table, rows in pending if rows is not None and rows.num_rows]
+        for table, found in due:
+            table.append(found, note if table is due[-1][0] else {})
+
+
+def complete_before(from_indexes: Sequence[int], ends: Sequence[int]) -> int:
+    """Return an index before which the tables hold all rows.
+
+    from_indexes: of the generations, oldest first. ends: index of the last row of each, NO_INDEX for none.
+    Rows of a range are written to the newest generation last, which has no row before its `from_index`.
+    """
+    complete = 0
+    for from_index, end in zip(from_indexes, ends, strict=True):
+        complete = max(end + 1, min(complete, from_index))
+    return complete

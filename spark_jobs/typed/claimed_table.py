@@ -1,0 +1,148 @@
+"""A table that takes the rows of a log in order, each once: `records` and `dead_letters`.
+
+An append claims the index of its first row (tables/table.py). Which rows are due after the table's last one
+is a function of the log, so two drivers that would add the same row claim the same index, or the slower one a
+lower index: Delta refuses it. Its rows below the new end of the table are left out, and it claims again.
+Rows that other programs insert below the end of the table change no claim.
+"""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampNTZType
+
+from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
+from app.tables.names import LOG_ID_PROPERTY
+from spark_jobs.errors import LogClash
+from spark_jobs.session.locations import is_url
+from spark_jobs.tables.table import (
+    MAX_REFUSALS,
+    SPARK_ERRORS,
+    Table,
+    TableClash,
+    create_table,
+    identifier,
+    quoted,
+    quoted_name,
+    read_table,
+    set_properties,
+    sql_type,
+    table_properties,
+)
+from spark_jobs.tables.table_writer import TableWriter
+from spark_jobs.typed.layout import ColumnChange, changes, is_part
+from storage.units import NO_INDEX
+
+WIDENING = {"delta.enableTypeWidening": "true"}
+CHANGED_MEANWHILE = ("DELTA_METADATA_CHANGED", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "ALREADY_EXISTS")
+
+
+class ClaimedTable:
+    """position: the column with the index. last_index: of the table's rows, NO_INDEX for none. rows: their
+    number."""
+
+    def __init__(
+        self, spark: SparkSession, path: str, table: Table, position: str, *, follows: bool = False
+    ) -> None:
+        """follows: as of `TableWriter`."""
+        self.spark = spark
+        self.path = path
+        self.position = position
+        self._follows = follows
+        self._write_as(table)
+        self.last_index = NO_INDEX
+        self.rows = 0
+        self._commits = None if is_url(path) else DeltaLog(path)
+
+    def open(self, log: str, log_id: str) -> None:
+        """Create the table if needed, change its columns if needed, and read its progress.
+
+        Raises LogClash if it holds another log's records.
+        """
+        if self._create({LOG_ID_PROPERTY: log_id}):
+            self.last_index, self.rows = NO_INDEX, 0
+            return
+        snapshot = self._snapshot()
+        known = table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
+        if known.get(LOG_ID_PROPERTY, log_id) != log_id:
+            raise LogClash(log, f"{self.path} holds the records of the log with id {known[LOG_ID_PROPERTY]}")
+        self.evolve(self.table)
+        self.refresh()
+
+    def _create(self, properties: Mapping[str, str]) -> bool:
+        if any(is_part(TimestampNTZType, each.dataType) for each in self.table.schema):
+            return create_table(self.spark, self.path, self.table, properties)  # a feature, which Spark adds
+        return self._writer.create(properties)
+
+    def _write_as(self, table: Table) -> None:
+        self.table = table
+        self._writer = TableWriter(self.spark, self.path, table, follows=self._follows)
+
+    def evolve(self, table: Table) -> None:
+        """Add the columns of `table` that are missing, and widen types; the files stay as they are."""
+        self._write_as(table)
+        for attempt in range(1, MAX_REFUSALS + 1):
+            held = read_table(self.spark, self.path).schema
+            due = list(changes(held, self.table.schema))
+            try:
+                if any(not each.is_new for each in due):
+                    set_properties(self.spark, self.path, WIDENING)
+                for each in due:
+                    self.spark.sql(f"ALTER TABLE {identifier(self.path)} {self._clause(each)}")
+                return
+            except SPARK_ERRORS as error:  # another driver made the same change
+                if attempt == MAX_REFUSALS or not any(text in str(error) for text in CHANGED_MEANWHILE):
+                    raise
+
+    def _clause(self, change: ColumnChange) -> str:
+        path, kind = ".".join(map(quoted_name, change.path)), sql_type(change.type)
+        if not change.is_new:
+            return f"ALTER COLUMN {path} TYPE {kind}"
+        comment = self.table.columns.get(change.path[0], "") if len(change.path) == 1 else ""
+        return f"ADD COLUMNS ({path} {kind} COMMENT '{quoted(comment)}')"
+
+    def refresh(self) -> None:
+        """Read the progress of the table: from its statistics, if only Spark can read it by a query."""
+        snapshot = self._snapshot()
+        if snapshot is not None and snapshot.rows is not None:
+            self.rows = snapshot.rows
+            files = list(snapshot.files.values())
+            if all(self.position in file.most for file in files):
+                self.last_index = max((file.most[self.position] for file in files), default=NO_INDEX)
+                return
+        largest = F.coalesce(F.max(self.position), F.lit(NO_INDEX))
+        row = read_table(self.spark, self.path).agg(F.count("*"), largest).collect()[0]
+        self.rows, self.last_index = int(row[0]), int(row[1])
+
+    def append(self, rows: pa.Table, note: Mapping[str, int]) -> bool:
+        """Add those of `rows` that are after the end of the table, in the order of `position`. Return whether
+        there was one. note: kept in the commit. follows: more appends are expected.
+
+        Raises TableClash if the table refuses rows that it does not hold.
+        """
+        refusals = 0
+        while (due := rows.filter(pc.greater(rows[self.position], self.last_index))).num_rows:
+            claim = due[self.position][0].as_py()
+            application = f"commitlog-{self.table.name}"
+            last = self._writer.append(
+                due, application=application, claim=claim, position=self.position, note=dict(note)
+            )
+            if last is not None:
+                self.rows += due.num_rows
+                self.last_index = max(self.last_index, last)
+                return True
+            before = self.last_index
+            self.refresh()
+            refusals = refusals + 1 if self.last_index == before else 0
+            if refusals == MAX_REFUSALS:
+                raise TableClash(self.path, f"the records from index {claim} on")
+        return False
+
+    def _snapshot(self) -> DeltaSnapshot | None:
+        try:
+            return None if self._commits is None else self._commits.snapshot()
+        except DeltaLogError:
+            return None
