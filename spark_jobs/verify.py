@@ -63,12 +63,12 @@ class Verified:
         return self.first_difference is None and not self.epochs
 
     def __str__(self) -> str:
-        told = f"{self.records:,} records in {self.blocks:,} blocks are the same"
+        outcome = f"{self.records:,} records in {self.blocks:,} blocks are the same"
         if self.first_difference is not None:
-            told = f"{self.unequal_blocks:,} of {self.blocks:,} blocks differ, first at index "
-            told += f"{self.first_difference:,}: {self.difference}"
+            outcome = f"{self.unequal_blocks:,} of {self.blocks:,} blocks differ, first at index "
+            outcome += f"{self.first_difference:,}: {self.difference}"
         span = f"indexes {self.from_index:,} to {self.until_index - 1:,}"
-        first = f"log {self.log!r} against version {self.version} of entries, {span}: {told}"
+        first = f"log {self.log!r} against version {self.version} of entries, {span}: {outcome}"
         return "\n".join([first, *self.epochs])
 
 
@@ -224,8 +224,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 4 if isinstance(error, NotFound) else 5 if isinstance(error, NoAnswer | Unavailable) else 1
     for one in verified:
-        told = json.dumps({**asdict(one), "equal": one.equal}) if given.json else str(one)
-        sys.stdout.write(f"{told}\n")
+        outcome = json.dumps({**asdict(one), "equal": one.equal}) if given.json else str(one)
+        sys.stdout.write(f"{outcome}\n")
     return 0 if all(one.equal for one in verified) else 1
 
 

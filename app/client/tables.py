@@ -89,9 +89,9 @@ class Tables:
                     continue
                 return MaterializedTable(**_json(answer))
             left_s = deadline - time.monotonic()
-            told = [error for error in failed if isinstance(error, Unavailable)]
-            if not told or left_s <= 0:
-                raise (told or failed)[-1]
+            unavailable = [error for error in failed if isinstance(error, Unavailable)]
+            if not unavailable or left_s <= 0:
+                raise (unavailable or failed)[-1]
             time.sleep(min(PAUSE_S, left_s))
 
     def at(self, **point: int) -> Cut:
@@ -107,8 +107,8 @@ class Tables:
         while from_index < until_index:
             page = self._get("/digests", from_index=from_index, until_index=until_index, block=block)
             sums = {
-                told["first_index"]: BlockSum(told["count"], int(told["digest"], 16))
-                for told in page["blocks"]
+                block["first_index"]: BlockSum(block["count"], int(block["digest"], 16))
+                for block in page["blocks"]
             }
             from_index = page["next_index"]
             yield DigestPage(sums, from_index)

@@ -49,8 +49,8 @@ def wait_for_same_end(client: CommitlogClient, nodes: Sequence[LocalNode], timeo
         if len(ends) == 1:
             return
         if time.monotonic() > deadline:
-            told = ", ".join(f"{view['node']} ends at {view['end_index']}" for view in views)
-            raise NodesDiffer(f"after {timeout_s:.0f} s the nodes are not at the same end: {told}")
+            positions = ", ".join(f"{view['node']} ends at {view['end_index']}" for view in views)
+            raise NodesDiffer(f"after {timeout_s:.0f} s the nodes are not at the same end: {positions}")
         time.sleep(POLL_S)
 
 

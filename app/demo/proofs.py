@@ -73,16 +73,16 @@ def prove_nodes(logs: Sequence[NodeLog], restarted: str) -> list[Proof]:
 def prove_epochs(
     found: Sequence[Mapping[str, Any]],
     files: Sequence[Mapping[str, Any]],
-    told: Sequence[Mapping[str, Any]],
+    served: Sequence[Mapping[str, Any]],
     nodes: Sequence[str],
 ) -> list[Proof]:
     """Prove that the epoch tables agree with the nodes, and that there was a fail-over.
 
-    found: rows of `epochs`; files: rows of `epoch_files`; told: the epochs of the service.
+    found: rows of `epochs`; files: rows of `epoch_files`; served: the epochs of the service.
     """
-    truth = [_epoch(epoch) for epoch in told]
+    truth = [_epoch(epoch) for epoch in served]
     by_node = {node: [_epoch(row) for row in files if row["node"] == node] for node in nodes}
-    leaders = [str(epoch["leader"]) for epoch in told]
+    leaders = [str(epoch["leader"]) for epoch in served]
     return [
         Proof(
             "epochs: the table is what the nodes tell",
@@ -96,18 +96,18 @@ def prove_epochs(
         ),
         Proof(
             "epochs: another leader took over in a later term",
-            len(set(leaders)) > 1 and len(told) > 1,
-            f"from {leaders[0]} in term {told[0]['term']} to {leaders[-1]} in term {told[-1]['term']}",
+            len(set(leaders)) > 1 and len(served) > 1,
+            f"from {leaders[0]} in term {served[0]['term']} to {leaders[-1]} in term {served[-1]['term']}",
         ),
     ]
 
 
 def prove_watermarks(
-    found: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]], nodes: Sequence[str]
+    found: Sequence[Mapping[str, Any]], served: Sequence[Mapping[str, Any]], nodes: Sequence[str]
 ) -> Proof:
-    """Prove that the table `watermarks` has every node in every term. told: the epochs of the service."""
+    """Prove that the table `watermarks` has every node in every term. served: the epochs of the service."""
     rows = {(row["term"], row["peer"]) for row in found}
-    terms = [epoch["term"] for epoch in told]
+    terms = [epoch["term"] for epoch in served]
     return Proof(
         "watermarks: the table has every node in every term",
         rows >= {(term, node) for term in terms for node in nodes},

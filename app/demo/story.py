@@ -181,11 +181,11 @@ class Demo:
         stalled = Stalled("no event came into the table", self._job)
         try:
             with self._client() as client:
-                told = count_events(client, self.cluster.nodes)
+                event_count = count_events(client, self.cluster.nodes)
         except ClientError as error:
             raise DemoFailed(f"the nodes' journals cannot be read: {error}") from error
-        with self.show.bar("rows in the table events", told) as bar:
-            while (rows := int(self._job.progress()["logs"]["default"]["events_rows"])) < told:
+        with self.show.bar("rows in the table events", event_count) as bar:
+            while (rows := int(self._job.progress()["logs"]["default"]["events_rows"])) < event_count:
                 bar.to(rows)
                 self._check_children()
                 stalled.check(rows)
@@ -214,14 +214,14 @@ class Demo:
         """Check every claim; `story.proofs` has them all, whether they hold or not."""
         story = self.story
         with self._client() as client:
-            told = client.epochs()
+            service_epochs = client.epochs()
         found = story.found
         nodes = [node.id for node in self.cluster.nodes]
         story.proofs = [
             *prove_entries(sent, found["entries"]),
             *prove_nodes(story.nodes, story.leader),
-            *prove_epochs(found["epochs"], found["epoch_files"], told, nodes),
-            prove_watermarks(found["watermarks"], told, nodes),
+            *prove_epochs(found["epochs"], found["epoch_files"], service_epochs, nodes),
+            prove_watermarks(found["watermarks"], service_epochs, nodes),
         ]
         return story.proofs
 

@@ -1,4 +1,4 @@
-"""Parts of an AutoSwitch core that its roles share. PURE."""
+"""Parts of a core of HA that its roles share. PURE."""
 
 from dataclasses import dataclass
 

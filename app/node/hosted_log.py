@@ -13,7 +13,8 @@ from storage.log.journal import Journal
 
 if TYPE_CHECKING:
     from app.ha.auto_switch.core import AutoSwitchCore
-    from app.node.repair.log_repair import LogRepair, Mended
+    from app.node.repair.interfaces import RepairResult
+    from app.node.repair.log_repair import LogRepair
 
 REPLACED_GRACE_S: Final = 0.2
 CONFIGURED: Final = -1  # the generation of a log of the configuration file
@@ -30,7 +31,7 @@ class HostedLog:
         self.driver = driver
         self.journal: Journal | None = None
         self.repair: LogRepair | None = None  # in progress; the log is not served meanwhile
-        self.mended: Mended | None = None  # by the last repair, until the replica is sound
+        self.repair_result: RepairResult | None = None  # by the last repair, until the replica is sound
         self.generation = CONFIGURED  # distinguishes logs of the same name (app/controller/metadata.py)
         self.deleting = False  # by the metadata: the log is not served any more
         self.healing = False  # served again, but it may lack what it acknowledged, and has no vote

@@ -266,13 +266,15 @@ def _is_commit(name: str) -> bool:
 
 
 def _data_file(table: str, added: Mapping[str, Any]) -> DataFile:
-    told = json.loads(added["stats"]) if added.get("stats") else {}
-    rows = told.get("numRecords")
+    stats = json.loads(added["stats"]) if added.get("stats") else {}
+    rows = stats.get("numRecords")
     if rows is not None:
         rows -= int((added.get("deletionVector") or {}).get("cardinality", 0))
     name = unquote(added["path"])
     where = name if name.startswith("/") or "://" in name else f"{table}/{name}"
-    return DataFile(where, int(added["size"]), rows, told.get("minValues") or {}, told.get("maxValues") or {})
+    return DataFile(
+        where, int(added["size"]), rows, stats.get("minValues") or {}, stats.get("maxValues") or {}
+    )
 
 
 def _commit_of(table: str, version: int, actions: list[Mapping[str, Any]]) -> Commit:

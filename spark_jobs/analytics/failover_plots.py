@@ -49,8 +49,8 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
             nodes.index(row["node"]), end - start, left=start, color=_color(nodes, row["node"]), height=0.62
         )
     times = [_seconds(row["timestamp"], begin) for row in confirmed]
-    told = [row["confirm_offset"] / KIB for row in confirmed]
-    offsets.step(times, told, where="post", color=INK, linewidth=1.8)
+    offsets_kib = [row["confirm_offset"] / KIB for row in confirmed]
+    offsets.step(times, offsets_kib, where="post", color=INK, linewidth=1.8)
     offsets.set_ylabel("confirm offset (KiB)")
     offsets.set_ylim(bottom=0)
     offsets.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -64,7 +64,7 @@ def story_figure(reigns: Rows, memberships: Rows, confirmed: Rows, pauses: Rows)
     offsets.set_xlim(0, width)
     changes = len(reigns) - 1
     title = f"Masters: {len(reigns)}, one after the other; the confirm offset never decreased"
-    if any(after < before for before, after in pairwise(told)):
+    if any(after < before for before, after in pairwise(offsets_kib)):
         title = f"Masters: {len(reigns)}; the confirm offset was lower than before at least once"
     if not changes:
         title = f"{reigns[0]['master']} was the master all the time"

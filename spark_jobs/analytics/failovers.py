@@ -19,8 +19,8 @@ def elections(events: DataFrame) -> DataFrame:
     duplicates. A row without a master means that no member of the set was alive. In EVENTS. Out
     controller_index, time (the controller's clock), master, master_epoch, set_epoch, reason, unclean.
     """
-    told = events.where("kind = 'election'").select(F.from_json("data", ELECTION).alias("told"))
-    each = told.select("told.*").dropDuplicates(["controller_index"])
+    decoded = events.where("kind = 'election'").select(F.from_json("data", ELECTION).alias("decoded"))
+    each = decoded.select("decoded.*").dropDuplicates(["controller_index"])
     time = F.timestamp_millis("time_ms").alias("time")
     columns = ("master", "master_epoch", "set_epoch", "reason", "unclean")
     return each.select("controller_index", time, *columns).orderBy("controller_index")

@@ -69,9 +69,9 @@ def uncovered_commits(watermarks: DataFrame, epochs: DataFrame, events: DataFram
     own = watermarks.join(epochs.select("term", "start_index"), "term").where(
         "committed_index >= start_index"
     )
-    told = own.join(_groups(own, events), ["node", "seq"])
+    grouped = own.join(_groups(own, events), ["node", "seq"])
     so_far = Window.partitionBy("term", "node", "peer", "since").orderBy("seq")
-    counted = told.withColumn("acknowledged", F.max("watermark").over(so_far)).where(
+    counted = grouped.withColumn("acknowledged", F.max("watermark").over(so_far)).where(
         "(voters IS NULL OR array_contains(voters, peer)) AND committed_index >= since"
     )
     news = counted.groupBy("term", "node", "seq").agg(
@@ -86,9 +86,9 @@ def uncovered_commits(watermarks: DataFrame, epochs: DataFrame, events: DataFram
 def _groups(watermarks: DataFrame, events: DataFrame) -> DataFrame:
     """Return the group of each leader at each of its events. Out node, seq, voters (null: not recorded),
     since."""
-    told = events.where("kind = 'membership'")
-    told = told.select("node", "seq", F.from_json("data", GROUP).alias("group"))
-    moments = watermarks.select("node", "seq").distinct().unionByName(told, allowMissingColumns=True)
+    memberships = events.where("kind = 'membership'")
+    memberships = memberships.select("node", "seq", F.from_json("data", GROUP).alias("group"))
+    moments = watermarks.select("node", "seq").distinct().unionByName(memberships, allowMissingColumns=True)
     last = F.last("group", ignorenulls=True).over(Window.partitionBy("node").orderBy("seq"))
     groups = moments.withColumn("last", last).where("group IS NULL")
     return groups.select("node", "seq", "last.voters", F.coalesce("last.index", F.lit(-1)).alias("since"))

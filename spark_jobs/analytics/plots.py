@@ -99,17 +99,17 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
             top_note(axes, (start + end) / 2, f"term {term}: {_leader(shown, term)} leads")
     peers = sorted({row["peer"] for row in shown})
     for number, peer in enumerate(peers):
-        told = [row for row in shown if row["peer"] == peer]
+        of_peer = [row for row in shown if row["peer"] == peer]
         color = PEER_COLORS[number % len(PEER_COLORS)]
         axes.plot(
-            [seconds(row["timestamp"]) for row in told],
-            [row["watermark"] if row["watermark"] >= 0 else float("nan") for row in told],
+            [seconds(row["timestamp"]) for row in of_peer],
+            [row["watermark"] if row["watermark"] >= 0 else float("nan") for row in of_peer],
             color=color,
             linewidth=2 + 2.5 * (len(peers) - 1 - number),  # so that overlapping lines are visible
             solid_capstyle="butt",
             label=f"{peer} has acknowledged",
         )
-        for gone, back in _absences(told):
+        for gone, back in _absences(of_peer):
             y = max(0, gone["watermark"])
             axes.plot(
                 [seconds(gone["timestamp"]), seconds(back["timestamp"])],
@@ -148,12 +148,12 @@ def watermarks_figure(watermarks: Rows, terms: Rows) -> Figure:
     return figure
 
 
-def _absences(told: Rows) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def _absences(of_peer: Rows) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Return the time from the last row with an acknowledgement of a peer to the first with one again."""
     absences = []
     known: Mapping[str, Any] | None = None
     silent = False
-    for row in told:
+    for row in of_peer:
         if row["watermark"] < 0:
             silent = known is not None
         else:

@@ -50,17 +50,17 @@ def lag_figure(lags: Rows, levels: Rows) -> Figure:
     for number, peer in enumerate(peers):
         color = PEER_COLORS[number % len(PEER_COLORS)]
         for part, term in enumerate(terms):
-            told = [row for row in lags if row["peer"] == peer and row["term"] == term]
+            of_peer = [row for row in lags if row["peer"] == peer and row["term"] == term]
             axes.plot(
-                [_seconds(row["timestamp"], begin) for row in told],
-                [row["lag"] for row in told],
+                [_seconds(row["timestamp"], begin) for row in of_peer],
+                [row["lag"] for row in of_peer],
                 color=color,
                 linewidth=1.4 + 1.6 * (len(peers) - 1 - number),  # so that overlapping lines are visible
                 marker="o",
                 markersize=3,
                 label=peer if part == 0 or peer not in _labels(axes) else None,
             )
-            silent = [row for row in told if not row["heard"]]
+            silent = [row for row in of_peer if not row["heard"]]
             axes.plot(
                 [_seconds(row["timestamp"], begin) for row in silent],
                 [row["lag"] for row in silent],
@@ -239,8 +239,8 @@ def carriers_figure(delays: Rows) -> Figure:
     for row in delays:
         counts[row["carrier"]] = counts.get(row["carrier"], 0) + row["flights"]
     carriers = sorted(counts, key=lambda carrier: -counts[carrier])[:MAX_CARRIERS]
-    told = [row["hour_of_day"] for row in delays]
-    hours = list(range(min(told), max(told) + 1))
+    hours_of_day = [row["hour_of_day"] for row in delays]
+    hours = list(range(min(hours_of_day), max(hours_of_day) + 1))
     known = {(row["carrier"], row["hour_of_day"]): row["mean"] for row in delays}
     cells = [[known.get((carrier, hour)) for hour in hours] for carrier in carriers]
     values = [[float("nan") if cell is None else cell for cell in line] for line in cells]

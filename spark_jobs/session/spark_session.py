@@ -197,10 +197,10 @@ def with_extra(launch: Mapping[str, str], extra: Mapping[str, str]) -> dict[str,
 
 def young_mib(memory: str) -> int:
     """Return the size of the young generation for a heap in Spark's notation: `2g`, `512m`, or MiB."""
-    told = re.match(r"\s*(\d+)\s*([kmgt]?)", memory.lower())
-    if told is None:
+    match = re.match(r"\s*(\d+)\s*([kmgt]?)", memory.lower())
+    if match is None:
         raise ConfigError(f"{DRIVER_MEMORY} must be a size such as 2g, got {memory!r}")
-    return int(int(told[1]) * UNITS_MIB[told[2]] / YOUNG_PART)
+    return int(int(match[1]) * UNITS_MIB[match[2]] / YOUNG_PART)
 
 
 def is_remote(session: SparkSession) -> bool:
@@ -248,8 +248,8 @@ def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
 
 def _reason(error: Py4JError) -> str:
     """Return the message of the Java exception in one line."""
-    told = getattr(error, "java_exception", None)
-    return str(error if told is None else told.getMessage()).partition("\n")[0]
+    java_error = getattr(error, "java_exception", None)
+    return str(error if java_error is None else java_error.getMessage()).partition("\n")[0]
 
 
 def _quiet(session: SparkSession) -> SparkSession:

@@ -18,19 +18,19 @@ def controller_mode_metrics(broker: Broker) -> Iterator[Metric]:
         telemetry.HA_LEASE_REMAINING,
         "Time left of a master's lease, 0 without one",
         ("log",),
-        [((name,), core.lease_remaining_ms(now_ms) / 1000) for name, core in masters],
+        [((name,), core.lease.remaining_ms(now_ms) / 1000) for name, core in masters],
     )
     yield telemetry.counter(
         telemetry.HA_LEASE_LAPSES,
         "Leases that ended while this node was master",
         ("log",),
-        [((name,), float(core.lease_lapses)) for name, core in cores],
+        [((name,), float(core.lease.lapses)) for name, core in cores],
     )
     yield telemetry.counter(
         telemetry.HA_BELOW_FLOOR,
         "Time as master with a SyncStateSet below min_in_sync_replicas",
         ("log",),
-        [((name,), core.below_floor_ms / 1000) for name, core in cores],
+        [((name,), core.lease.below_floor_ms / 1000) for name, core in cores],
     )
     yield telemetry.gauge(
         telemetry.HA_SLAVE_CONNECTED,

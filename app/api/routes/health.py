@@ -25,7 +25,7 @@ from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.links.links import REFUSALS as LINK_REFUSALS
 from app.node.network.ha_transport import REFUSALS
-from app.node.repair.log_repair import RepairState
+from app.node.repair.interfaces import RepairState
 from app.version import VERSION
 from storage.log.journal import Journal
 

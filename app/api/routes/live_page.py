@@ -202,5 +202,5 @@ def _events(hosted: HostedLog) -> list[dict[str, Any]]:
         return []
     from_seq = max(0, hosted.journal.next_seq - _EVENTS_LOOKED_AT)
     found, _, _ = hosted.journal.read(from_seq, _EVENTS_LOOKED_AT)
-    told = [event_object(event) for event in found if event.kind != "watermarks"]
-    return told[: -_EVENTS - 1 : -1]
+    visible = [event_object(event) for event in found if event.kind != "watermarks"]
+    return visible[: -_EVENTS - 1 : -1]

@@ -81,7 +81,7 @@ def add_context(
     known.contexts[name] = NamedCluster(urls, log, token_file and str(click.format_filename(token_file)))
     known.current = known.current or name
     contexts.save(known)
-    _told(known, name, f"context {name} is added", as_json)
+    _report(known, name, f"context {name} is added", as_json)
 
 
 @context_command.command("use")
@@ -97,7 +97,7 @@ def use_context(name: str | None, none: bool, as_json: bool) -> None:
         _find(known, name)
     known.current = name
     contexts.save(known)
-    _told(known, name, f"context {name} is in use" if name else "no context is in use", as_json)
+    _report(known, name, f"context {name} is in use" if name else "no context is in use", as_json)
 
 
 @context_command.command("remove")
@@ -111,7 +111,7 @@ def remove_context(name: str, as_json: bool) -> None:
     if known.current == name:
         known.current = None
     contexts.save(known)
-    _told(known, name, f"context {name} is removed", as_json)
+    _report(known, name, f"context {name} is removed", as_json)
 
 
 def _load() -> Contexts:
@@ -134,7 +134,7 @@ def _document(found: NamedCluster) -> dict[str, object]:
     return {"endpoints": found.endpoints, "log": found.log, "token_file": found.token_file}
 
 
-def _told(known: Contexts, name: str | None, sentence: str, as_json: bool) -> None:
+def _report(known: Contexts, name: str | None, sentence: str, as_json: bool) -> None:
     if as_json:
         print_json({"name": name, "current": known.current})
     else:

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import UNSET
 
 from app.errors import CommitlogError, InvariantError, NotEnoughInSync
+from app.ha.auto_switch.lease import HeldLease
 from app.ha.auto_switch.master_side import MasterSide
 from app.ha.auto_switch.slave_side import Rollback, SlaveSide
 from app.ha.auto_switch.sync_state_set import SyncStateSet
@@ -97,12 +98,7 @@ class AutoSwitchCore(StaticGroup):
         self._followed: SlaveRole | None = None
         self._opening: TermRecord | None = None
         self._opening_index = NO_INDEX
-        self._lease_ms: int | None = None
-        self._lease_is_bound = False  # to the epoch that it was granted for
-        self.lease_lapses = 0  # leases that ended while this replica was master, since it was opened
-        self.below_floor_ms = 0  # time as master with fewer than min_in_sync_replicas in the set
-        self._ticked_ms: int | None = None
-        self._had_lease = False  # at the last tick, as master
+        self.lease = HeldLease()
         self._now_ms = 0
         self._connections = 0
         self._needs_election = False
@@ -248,26 +244,16 @@ class AutoSwitchCore(StaticGroup):
 
     def tick(self, now_ms: int) -> None:
         self._now_ms = now_ms
-        self._measure(now_ms)
+        is_open, master = self._is_open, self._master
+        has_lease = is_open and not self._is_fenced(now_ms)
+        below_floor = master is not None and master.below_floor
+        self.lease.measure(now_ms, is_open=is_open, has_lease=has_lease, below_floor=below_floor)
         if self._master is not None:
             self._master.tick(now_ms, fenced=self._is_fenced(now_ms))
         if self._slave is not None:
             self._slave.tick(now_ms)
         self._reads.tick(now_ms)
         self._settle(now_ms)
-
-    def _measure(self, now_ms: int) -> None:
-        """Count lapsed leases and the time below the floor, for metrics."""
-        is_open, passed_ms = self._is_open, now_ms - (self._ticked_ms or now_ms)
-        has_lease = is_open and not self._is_fenced(now_ms)
-        self.lease_lapses += is_open and self._had_lease and not has_lease
-        if self._master is not None and is_open and self._master.below_floor:
-            self.below_floor_ms += passed_ms
-        self._ticked_ms, self._had_lease = now_ms, has_lease
-
-    def lease_remaining_ms(self, now_ms: int) -> int:
-        """Remaining time of the lease, 0 without one."""
-        return 0 if self._lease_ms is None else max(0, self._lease_ms - now_ms)
 
     def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
         """Adopt a batch that the driver stamped for the log's end, in this epoch; appends: those in it."""
@@ -366,15 +352,13 @@ class AutoSwitchCore(StaticGroup):
     def _take_lease(self, lease: Lease) -> None:
         """Adopt a lease, unless it belongs to another epoch (A-11)."""
         if lease.master_epoch in (None, self._member.term):
-            self._lease_is_bound = self._lease_is_bound or lease.master_epoch is not None
+            self.lease.bind(is_bound=lease.master_epoch is not None)
             self.lease_until(lease.until_ms)
 
     def lease_until(self, monotonic_ms: int) -> None:
         """The lease of this replica lasts until then (A-11)."""
-        if self._lease_ms is None or monotonic_ms > self._lease_ms:
-            self._lease_ms = monotonic_ms
-            if self._master is not None:
-                self._master.needs_check = True
+        if self.lease.extend(monotonic_ms) and self._master is not None:
+            self._master.needs_check = True
 
     def _become_master(self, role: MasterRole, now_ms: int) -> None:
         member, master = self._member, self._master
@@ -392,8 +376,7 @@ class AutoSwitchCore(StaticGroup):
             self._needs_election = True
             return
         self._adopt_epoch(role.master_epoch, member.node_id)
-        if self._lease_is_bound:
-            self._lease_ms, self._lease_is_bound = None, False
+        self.lease.begin_epoch()
         self._needs_election = False
         member.role, member.leader_id = Role.MASTER, member.node_id
         unclean = role.unclean_epoch == role.master_epoch
@@ -485,7 +468,7 @@ class AutoSwitchCore(StaticGroup):
         return self._master is not None and self._master.open
 
     def _is_fenced(self, now_ms: int) -> bool:
-        return self._lease_ms is None or now_ms > self._lease_ms
+        return self.lease.is_over(now_ms)
 
     def _log_moved(self, now_ms: int) -> None:
         """The master's log has grown, or more of it is durable: its epoch may be open now (A-01)."""

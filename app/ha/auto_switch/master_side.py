@@ -17,29 +17,25 @@ from app.ha.parts import CoreParts
 from app.ha.pending import PendingAppends
 from app.ha.roles import KnownReplica, SetRequest, acks_needed, nodes_of
 from app.ha.sending import Sender, Trimmed
+from app.ha.slave_link import SlaveLink
+from app.ha.watermark_reports import WatermarkReports
 from app.log.contract import NO_INDEX, Acks, AppendFate, PeerStatus
-from app.log.events import SyncStateSetPublished, Watermarks
+from app.log.events import SyncStateSetPublished
 
 NOTES_MAX = 64  # samples of position and time for one slave
 
 
-@dataclass(slots=True)
-class SlaveConnection:
+@dataclass(slots=True, kw_only=True)
+class SlaveConnection(SlaveLink):
     """One connection of a slave. replica: None until it has identified itself. node: the proved node at the
     other end, None if the connection proves none."""
 
-    key: str
-    heard_ms: int
-    flow: Flow
     node: str | None = None
     state: HaState = HaState.READY
     handshake: Handshake | None = None
     replica: KnownReplica | None = None
     is_learner: bool = False
-    sender: Sender | None = None
-    sent_ms: int = 0
-    room_bytes: int = 0
-    told_confirm: int = 0
+    sent_confirm: int = 0
     notes: deque[tuple[int, int]] = field(default_factory=deque)  # (master's end, when), C-07
 
 
@@ -79,8 +75,7 @@ class MasterSide:
         self.needs_check = False
         self._opening_index = NO_INDEX
         self._now_ms = now_ms
-        self._published_ms = now_ms
-        self._published: tuple[int, dict[str, int]] = (NO_INDEX, {})
+        self._reports = WatermarkReports(parts, self.watermarks, now_ms)
 
     # --- what the core asks --------------------------------------------------------------------------------
 
@@ -159,12 +154,12 @@ class MasterSide:
                 self._answer(connection, now_ms)
         self.needs_check = True
         self._publish_set()
-        self._publish(now_ms)
+        self._reports.record(now_ms)
 
     def close(self, reason: str, now_ms: int) -> None:
         """The epoch is over: the outcome of waiting appends is unknown."""
         if self.open:
-            self._publish(now_ms)
+            self._reports.record(now_ms)
         self._outbox.answers += self.pending.close()
         for key in list(self._connections):
             self._drop(key, reason)
@@ -185,8 +180,9 @@ class MasterSide:
     def connected(self, key: str, now_ms: int, node: str | None = None) -> None:
         config = self._config
         flow = Flow(config.max_transfer_bytes_per_s, now_ms)
-        room_bytes = config.ha_window_bytes
-        self._connections[key] = SlaveConnection(key, now_ms, flow, node, room_bytes=room_bytes)
+        self._connections[key] = SlaveConnection(
+            key=key, heard_ms=now_ms, flow=flow, room_bytes=config.ha_window_bytes, node=node
+        )
 
     def closed(self, key: str) -> None:
         self._connections.pop(key, None)
@@ -316,17 +312,13 @@ class MasterSide:
         sender = connection.sender
         if sender is None:
             return
-        config, log = self._config, self._log
         try:
-            pieces = sender.pieces(
-                self._room_bytes(connection, now_ms), config.ha_transfer_batch_size, log.end_index
-            )
+            limited = not self._is_counted(connection)
+            pieces = connection.take(self._config, self._log.end_index, now_ms, limited=limited)
         except Trimmed:
             self._drop(connection.key, "what comes next is trimmed")
             return
         for piece in pieces:
-            connection.room_bytes -= len(piece.body)
-            connection.flow.sent(len(piece.body), now_ms)
             self._transfer(connection, piece.epoch, piece.offset, piece.body)
         if always and not pieces:
             self._transfer(connection, self._epoch_at(sender.sent_offset), sender.sent_offset, b"")
@@ -334,19 +326,16 @@ class MasterSide:
             connection.sent_ms = now_ms
             self._note(connection, now_ms)
 
-    def _room_bytes(self, connection: SlaveConnection, now_ms: int) -> int:
-        """Return how much may be sent now. Flow control limits slaves that catch up: an append waits for
-        the members of the set."""
-        if connection.replica is not None and connection.replica.id in self.set.counted:
-            return connection.room_bytes
-        return min(connection.room_bytes, connection.flow.room_bytes(now_ms))
+    def _is_counted(self, connection: SlaveConnection) -> bool:
+        """Return whether appends wait for this slave. Flow control limits the others, which catch up."""
+        return connection.replica is not None and connection.replica.id in self.set.counted
 
     def _epoch_at(self, offset: int) -> int:
         """Return the epoch of a byte of the log, or of the next one after it."""
         return self._epochs[bisect_right(self._epochs, offset, key=lambda each: each.start_offset) - 1].epoch
 
     def _transfer(self, connection: SlaveConnection, epoch: int, offset: int, body: bytes) -> None:
-        connection.told_confirm = self.confirm_offset
+        connection.sent_confirm = self.confirm_offset
         frame = TransferFrame(offset, epoch, self._epoch_starts[epoch], self.confirm_offset, body)
         self._outbox.send(connection.key, frame)
 
@@ -369,40 +358,17 @@ class MasterSide:
         self._now_ms = now_ms
         for connection in list(self._connections.values()):
             transferring = connection.state is HaState.TRANSFER
-            limit_ms = config.ha_housekeeping_interval_ms if transferring else config.ha_handshake_timeout_ms
-            if now_ms - connection.heard_ms > limit_ms:
+            if connection.is_silent(now_ms, config):
                 self._drop(connection.key, "silent for too long")
             elif transferring and (
-                now_ms - connection.sent_ms >= config.ha_send_heartbeat_interval_ms
-                or connection.told_confirm != self.confirm_offset
+                connection.is_idle(now_ms, config) or connection.sent_confirm != self.confirm_offset
             ):
                 self._pump(connection, now_ms, always=True)
             elif transferring and config.ha_flow_control:
                 self._pump(connection, now_ms)
         self._outbox.answers += self.pending.time_out(now_ms, AppendFate.TIMED_OUT)
         self.judge(now_ms, fenced=fenced)
-        quiet_ms = now_ms - self._published_ms
-        if quiet_ms >= config.ha_watermarks_interval_ms or (
-            quiet_ms >= config.ha_watermarks_moving_interval_ms and self._published != self._standing()
-        ):
-            self._publish(now_ms)
-
-    def _standing(self) -> tuple[int, dict[str, int]]:
-        return (self._member.committed_index, self.watermarks())
-
-    def _publish(self, now_ms: int) -> None:
-        """Record the position of every replica in the journal, as Raft's leader does (D-22)."""
-        self._published_ms = now_ms
-        self._published = self._standing()
-        committed_index, peers = self._published
-        watermarks = Watermarks(
-            role=self._member.role.value,
-            begin_index=self._log.begin_index,
-            end_index=self._log.end_index,
-            committed_index=committed_index,
-            peers=peers,
-        )
-        self._outbox.record(self._member.term, watermarks)
+        self._reports.tick(now_ms)
 
     def _publish_set(self) -> None:
         published = SyncStateSetPublished(

@@ -17,9 +17,11 @@ from app.ha.flow import Flow
 from app.ha.frames import ClassicFrame, ClassicReport
 from app.ha.log import HaLog, held_index, is_empty, offset_after
 from app.ha.messages import INCOMING, Closed, Disconnect, Drained, Opened
+from app.ha.parts import CoreParts
 from app.ha.pending import PendingAppends
 from app.ha.sending import Sender, Trimmed
 from app.ha.static_group import StaticGroup
+from app.ha.watermark_reports import WatermarkReports
 from app.log.contract import (
     NO_INDEX,
     Acks,
@@ -33,7 +35,7 @@ from app.log.contract import (
 )
 from app.log.control_records import TermRecord
 from app.log.core_start import CoreStart
-from app.log.events import Corruption, RoleChanged, TermKnown, Watermarks
+from app.log.events import Corruption, RoleChanged, TermKnown
 from app.raft.messages import ReadIndexAnswer, ReadIndexRequest
 from app.raft.state import MemberState, committed_at_open
 from storage.format.batch import Batch
@@ -100,8 +102,10 @@ class ClassicMasterCore(StaticGroup):
         self._before_opening: Opening | None = None
         self._opening: TermRecord | None = None
         self._open_index = NO_INDEX  # the epoch is open once this index is durable
-        self._published_ms = 0
-        self._published: tuple[int, dict[str, int]] = (NO_INDEX, {})
+        parts = CoreParts(
+            member=self._member, log=log, log_id=start.log_id, outbox=self._outbox, config=config
+        )
+        self._reports = WatermarkReports(parts, self._watermarks, 0)
 
     # --- what the driver asks ------------------------------------------------------------------------------
 
@@ -305,9 +309,15 @@ class ClassicMasterCore(StaticGroup):
             if other.id == slave_id:
                 self._drop(other, "the slave has connected again")
         flow = Flow(self._config.max_transfer_bytes_per_s, now_ms)
-        room_bytes = self._config.ha_window_bytes
-        history = opened.history if is_replica else None
-        self._slaves[key] = Slave(key, slave_id, is_replica, history, now_ms, room_bytes, flow)
+        self._slaves[key] = Slave(
+            key=key,
+            heard_ms=now_ms,
+            flow=flow,
+            room_bytes=self._config.ha_window_bytes,
+            id=slave_id,
+            is_replica=is_replica,
+            history=opened.history if is_replica else None,
+        )
 
     def _drop(self, slave: Slave, reason: str) -> None:
         del self._slaves[slave.key]
@@ -371,24 +381,16 @@ class ClassicMasterCore(StaticGroup):
         config = self._config
         self._proceed_if_complete(now_ms)
         for slave in list(self._slaves.values()):
-            if slave.sender is None:
-                limit_ms = config.ha_handshake_timeout_ms
-            else:
-                limit_ms = config.ha_housekeeping_interval_ms
-            if now_ms - slave.heard_ms > limit_ms:  # H-05
+            if slave.is_silent(now_ms, config):
                 self._drop(slave, "silent for too long")
-            elif now_ms - slave.sent_ms >= config.ha_send_heartbeat_interval_ms:
+            elif slave.is_idle(now_ms, config):
                 self._pump(slave, now_ms, always=True)
             elif config.ha_flow_control:
                 self._pump(slave, now_ms)
         if self._auto:
             self._check(now_ms)  # a slave may have left the set of slaves in sync
         self._outbox.answers += self._pending.time_out(now_ms, AppendFate.TOO_FEW_SLAVES)
-        quiet_ms = now_ms - self._published_ms
-        if quiet_ms >= config.ha_watermarks_interval_ms or (
-            quiet_ms >= config.ha_watermarks_moving_interval_ms and self._published != self._standing()
-        ):
-            self._publish(now_ms)
+        self._reports.tick(now_ms)
 
     def propose(self, batch: Batch, appends: Sequence[PendingAppend], now_ms: int) -> None:
         if batch.term != self._member.term:
@@ -454,14 +456,11 @@ class ClassicMasterCore(StaticGroup):
         if sender is None:
             return
         try:
-            room_bytes = min(slave.room_bytes, slave.flow.room_bytes(now_ms))
-            pieces = sender.pieces(room_bytes, self._config.ha_transfer_batch_size, self._held_index)
+            pieces = slave.take(self._config, self._held_index, now_ms)
         except Trimmed:
             self._drop(slave, "what comes next is trimmed")
             return
         for piece in pieces:
-            slave.room_bytes -= len(piece.body)
-            slave.flow.sent(len(piece.body), now_ms)
             self._outbox.send(slave.key, ClassicFrame(piece.offset, piece.body))
         if always and not pieces:
             self._outbox.send(slave.key, ClassicFrame(sender.sent_offset))
@@ -499,20 +498,3 @@ class ClassicMasterCore(StaticGroup):
             proven.add(first, min(last, held))
         for first, last in proven:
             self._outbox.answers += self._pending.release_between(acks, first, last)
-
-    def _standing(self) -> tuple[int, dict[str, int]]:
-        return (self._member.committed_index, self._watermarks())
-
-    def _publish(self, now_ms: int) -> None:
-        """Record the position of every replica in the journal, as Raft's leader does (D-22)."""
-        self._published_ms = now_ms
-        self._published = self._standing()
-        committed_index, peers = self._published
-        watermarks = Watermarks(
-            role=Role.MASTER.value,
-            begin_index=self._log.begin_index,
-            end_index=self._log.end_index,
-            committed_index=committed_index,
-            peers=peers,
-        )
-        self._outbox.record(self._member.term, watermarks)

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.ha.flow import Flow
 from app.ha.frames import History
 from app.ha.log import HaLog, index_before, offset_after
-from app.ha.sending import Sender
+from app.ha.slave_link import SlaveLink
 from app.log.contract import NO_INDEX
 from storage.format.batch import follows_chain
 
@@ -49,21 +48,15 @@ class Start:
     restart: bool = False
 
 
-@dataclass(slots=True)
-class Slave:
+@dataclass(slots=True, kw_only=True)
+class Slave(SlaveLink):
     """One connection. id: of its node if it is identified, else the connection's key."""
 
-    key: str
     id: str
     is_replica: bool
     history: History | None
-    heard_ms: int
-    room_bytes: int
-    flow: Flow
-    sender: Sender | None = None  # since its first report
     first_index: int = 0
     verified: bool = False
-    sent_ms: int = 0
     noted: tuple[int, int] = (0, 0)  # (the master's end, when): what the slave must reach to be in sync
     caught_up_ms: int = 0
 

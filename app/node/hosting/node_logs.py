@@ -18,7 +18,7 @@ from app.node.hosting.log_journals import LogJournals
 from app.node.metadata.folders import LogFolders
 from app.node.opening.folder_birth import FolderBirth
 from app.node.opening.opener import LogOpener
-from app.node.repair.log_repair import Damaged
+from app.node.repair.interfaces import Damaged
 from app.node.repair.registry import Repairs
 from app.node.replica.driver import LogDriver
 from app.node.request_waits import Waits

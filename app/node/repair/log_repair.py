@@ -16,30 +16,35 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from app.log.contract import NO_INDEX
 from app.log.driver_interfaces import Clock
-from app.log.events import Corruption, JournalEvent, Repair
+from app.log.events import Corruption, Repair
 from app.log.state import DAY_MS
 from app.log.terms import is_plausible_term
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, TermAnswer, TermRequest
 from app.node.repair.fetch import Fetch
-from app.node.repair.marker import Note, RepairMarker
+from app.node.repair.interfaces import (
+    Damaged,
+    DamagedCopy,
+    FoundDamage,
+    RepairHost,
+    RepairResult,
+    RepairState,
+)
+from app.node.repair.marker import Note
 from app.node.replica.checkpoints import load_state
 from app.node.replica.driver import LogDriver
 from storage.care.patch import patch
 from storage.care.survey import NO_OFFSET, Damage, Survey, survey
 from storage.errors import CorruptFile, CorruptLog, DiskError, PatchRefused, StorageFull
-from storage.file_system import FileSystem
 from storage.format.batch import Batch
 from storage.log.aside import set_aside
 from storage.log.checkpoint import CheckpointFile, SnapshotFile
-from storage.log.commitlog import Commitlog, CommitlogConfig
+from storage.log.commitlog import Commitlog
 from storage.log.hard_state import HardState, HardStateFile
 from storage.log.log_folder import MANIFEST_NAME
 from storage.log.recovery import Recovery
@@ -47,96 +52,12 @@ from storage.log.recovery import Recovery
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Damaged = CorruptLog | CorruptFile
-
 ANSWER_TIMEOUT_S: Final = 2.0
 PATIENCE_S: Final = 5  # wait for voters that do not report their term
 VOTE_GAP: Final = 1 << 20  # campaigns: a term takes at least an election timeout, so this is days of them
 SAME_TROUBLE_MAX: Final = 3  # repairs allowed per file before the log is set aside
-_REPORTED_MAX: Final = 100  # ranges listed in one event
 _RETRY_FIRST_S: Final = 0.2
 _RETRY_LAST_S: Final = 5.0
-
-
-class RepairState(StrEnum):
-    SURVEYING = "surveying"
-    FETCHING = "fetching"
-    WAITING = "waiting"  # no peer can help yet
-    OPENING = "opening"
-
-
-@dataclass(slots=True)
-class Mended:
-    """Progress of the repair: the data of the event `repair`."""
-
-    stretches: list[dict[str, int]] = field(default_factory=list)
-    batches: int = 0
-    size_bytes: int = 0
-    peers: dict[str, None] = field(default_factory=dict)
-    small_files: dict[str, None] = field(default_factory=dict)
-    set_aside: bool = False
-
-    def as_event(self) -> Repair:
-        return Repair(
-            state="healed",
-            stretches=self.stretches[:_REPORTED_MAX],
-            batches=self.batches,
-            bytes=self.size_bytes,
-            peers=list(self.peers),
-            small_files=list(self.small_files),
-            set_aside=self.set_aside,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DamagedCopy:
-    """This node's copy of a log, which is offline.
-
-    voters: of the group, including this node. votes: the group elects; otherwise controllers or the
-    configuration choose the leader, and the vote file only holds the epoch that this copy has opened.
-    """
-
-    files: FileSystem
-    folder: str
-    log_name: str
-    log_id: int
-    node_id: str
-    voters: Sequence[str]
-    storage: CommitlogConfig
-    marker: RepairMarker
-    votes: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundDamage:
-    """The damage that was found first, and what the copy was before.
-
-    sound: nothing that the copy acknowledged or voted before was missing. held_index: index up to which this
-    replica may have acknowledged when the damage was found; damage up to it is not a torn tail.
-    """
-
-    trouble: Damaged
-    found_by: str
-    sound: bool
-    held_index: int = NO_INDEX
-
-
-class RepairHost(Protocol):
-    """Methods that the node provides for a repair; all except `open_log` run on the loop."""
-
-    def record(self, event: JournalEvent) -> None:
-        """Write an event to the journal of the log."""
-        ...
-
-    def open_log(self, *, sound: bool) -> LogDriver:
-        """Open the log; blocks, in a thread. Raises CorruptLog, CorruptFile, DiskError."""
-        ...
-
-    def serve(self, driver: LogDriver) -> None:
-        """Take part with the opened log."""
-        ...
-
-    def fail(self, what: str, error: BaseException) -> None: ...
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -179,7 +100,7 @@ class LogRepair:
         self.trouble = found.trouble
         self.found_by = found.found_by
         self.state = RepairState.SURVEYING
-        self.mended = Mended()
+        self.result = RepairResult()
         self.left: list[Damage] = []  # ranges not repaired yet
         self._host = host
         self._files = copy.files
@@ -198,7 +119,7 @@ class LogRepair:
         self._calls = calls
         self._clock = clock
         self._seen: dict[str, int] = {}  # damaged file or folder -> number of times
-        self._told_waiting = False
+        self._reported_waiting = False
         self._given_up = asyncio.Event()
 
     def give_up(self) -> None:
@@ -223,13 +144,13 @@ class LogRepair:
             "log damaged, repair begins",
             extra={"log": self._log_name, "found_by": self.found_by, "damage": str(self.trouble)},
         )
-        told = False
+        is_recorded = False
         while True:
             try:
                 await in_thread(self._note)
-                if not told:
+                if not is_recorded:
                     self._host.record(self._corruption())
-                told = True
+                is_recorded = True
                 self._host.serve(await self._open())
                 return
             except StorageFull as error:
@@ -276,7 +197,7 @@ class LogRepair:
             self._lacks_records = self._lacks_records or lacks_records
             await in_thread(self._note)
 
-    async def _mend_vote(self) -> None:
+    async def _restore_vote(self) -> None:
         """Replace a lost vote: this node may have voted in any term that another voter has reached.
 
         It asks all voters for their terms and votes for itself in the latest, so it votes for no other node
@@ -310,15 +231,15 @@ class LogRepair:
         promise = HardState(term, self._node_id)
 
         await in_thread(lambda: self._save_vote(promise))
-        self.mended.small_files["vote"] = None
+        self.result.small_files["vote"] = None
 
-    async def _mend_epoch(self) -> None:
+    async def _restore_epoch(self) -> None:
         """Replace a lost epoch: this copy may have opened a later one than its log shows, and must not
         open it again. As another replica it never will: each epoch is assigned to one replica (C-04)."""
         await self._doubt()
         term, _ = await in_thread(self._last_known)
         await in_thread(lambda: self._save_vote(HardState(term, self._node_id)))
-        self.mended.small_files["vote"] = None
+        self.result.small_files["vote"] = None
 
     def _last_known(self) -> tuple[int, tuple[str, ...]]:
         """Return the term of the log's last batch, and the voters that the log itself names (R-10).
@@ -358,7 +279,7 @@ class LogRepair:
         trouble: Damaged = self.trouble
         while True:
             try:
-                await self._mend(trouble)
+                await self._repair(trouble)
                 self.state = RepairState.OPENING
                 driver = await in_thread(partial(self._host.open_log, sound=self._keeps_promises))
                 await self._forget_held()  # from now on the leader may truncate what was not committed
@@ -371,14 +292,14 @@ class LogRepair:
         self._held_index = NO_INDEX
         await in_thread(self._marker.forget_held)
 
-    async def _mend(self, trouble: Damaged) -> None:
+    async def _repair(self, trouble: Damaged) -> None:
         """Repair one damage. If a file is damaged again and again, start with an empty log."""
         self._seen[trouble.path] = self._seen.get(trouble.path, 0) + 1
         name = trouble.path.rpartition("/")[2]
         if self._seen[trouble.path] > SAME_TROUBLE_MAX:
             await self._set_aside(f"damaged again and again: {trouble}")
         elif name == "vote":
-            await (self._mend_vote() if self._votes else self._mend_epoch())
+            await (self._restore_vote() if self._votes else self._restore_epoch())
         elif name == "checkpoint":
             # The leader sends the committed index. But only the checkpoint distinguished damage from a torn
             # tail.
@@ -388,19 +309,19 @@ class LogRepair:
         elif name == "state":  # it is replayed, or received from the leader (state_transfer.py)
             await in_thread(lambda: self._remove(name))
         else:
-            await self._mend_batches()
+            await self._repair_batches()
 
     def _remove(self, name: str) -> None:
         path = f"{self._folder}/{name}"
         if self._files.exists(path):
             self._files.remove(path)
             self._files.sync_folder(self._folder)
-        self.mended.small_files[name] = None
+        self.result.small_files[name] = None
 
     def _recovery(self) -> Recovery:
         return Recovery(self._files, self._folder, self._log_id, self._committed_index())
 
-    async def _mend_batches(self) -> None:
+    async def _repair_batches(self) -> None:
         self.state = RepairState.SURVEYING
         if not await in_thread(lambda: self._files.exists(f"{self._folder}/{MANIFEST_NAME}")):
             await self._doubt(lacks_records=True)  # the survey treats a missing log as an empty one
@@ -417,7 +338,7 @@ class LogRepair:
                 "log %s: indexes %d to %d are damaged: %s",
                 self._log_name, damage.first_index, damage.last_index, damage.reason,
             )  # fmt: skip
-            if not await self._mend_stretch(damage):
+            if not await self._repair_stretch(damage):
                 await self._set_aside(f"no peer has indexes {damage.first_index} to {damage.last_index}")
                 return
             del self.left[0]
@@ -434,7 +355,7 @@ class LogRepair:
             return held_index
         return max(held_index, checkpoint.committed_index)
 
-    async def _mend_stretch(self, damage: Damage) -> bool:
+    async def _repair_stretch(self, damage: Damage) -> bool:
         """Fetch one range and write it in place, in pieces; return whether any peer has it as it was here."""
         if not self._peers:
             await self._wait_for_operator(f"indexes {damage.first_index} to {damage.last_index} are damaged")
@@ -449,9 +370,9 @@ class LogRepair:
             except PatchRefused as error:
                 logger.error("log %s: the copies of the peers do not match: %s", self._log_name, error)
                 return False
-            self.mended.batches += len(batches)
-            self.mended.size_bytes += sum(batch.size_bytes for batch in batches)
-        self.mended.stretches.append({"first_index": damage.first_index, "last_index": damage.last_index})
+            self.result.batches += len(batches)
+            self.result.size_bytes += sum(batch.size_bytes for batch in batches)
+        self.result.stretches.append({"first_index": damage.first_index, "last_index": damage.last_index})
         return True
 
     def _patch(self, damage: Damage, batches: Sequence[Batch]) -> Damage | None:
@@ -475,7 +396,7 @@ class LogRepair:
             )
             batches = fetch.took(ask.peer, answer if isinstance(answer, FetchAnswer) else None)
             if batches:
-                self.mended.peers[ask.peer] = None
+                self.result.peers[ask.peer] = None
                 return batches
         return ()
 
@@ -486,7 +407,7 @@ class LogRepair:
         if not self._peers:
             await self._wait_for_operator(reason)
         self._seen.clear()
-        if self.mended.set_aside:  # what was set aside first is worth more than this
+        if self.result.set_aside:  # what was set aside first is worth more than this
             self._wait(f"the log that was begun anew is damaged too: {reason}")
             await self._pause(_RETRY_LAST_S)
             return
@@ -496,7 +417,7 @@ class LogRepair:
         await self._forget_held()
         await in_thread(lambda: set_aside(self._files, self._folder))
         self.left = []
-        self.mended.set_aside = True
+        self.result.set_aside = True
 
     async def _wait_for_operator(self, reason: str) -> None:
         """Wait, in a group of one: no other replica has these records, and none are discarded here."""
@@ -507,7 +428,7 @@ class LogRepair:
     def _wait(self, reason: str) -> None:
         """No peer can help yet: log it once; the metric continues to report it."""
         self.state = RepairState.WAITING
-        if not self._told_waiting:
-            self._told_waiting = True
+        if not self._reported_waiting:
+            self._reported_waiting = True
             logger.error("log %s: the repair is waiting: %s", self._log_name, reason)
             self._host.record(Repair(state="waiting", reason=reason))

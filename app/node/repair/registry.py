@@ -10,7 +10,8 @@ from app.log.events import Corruption, JournalEvent, Repair
 from app.node.hosted_log import HostedLog
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import DigestRequest, FetchRequest, PeerCall, TermRequest
-from app.node.repair.log_repair import Damaged, DamagedCopy, FoundDamage, LogRepair, in_thread
+from app.node.repair.interfaces import Damaged, DamagedCopy, FoundDamage
+from app.node.repair.log_repair import LogRepair, in_thread
 from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer, reread
 from app.node.repair.verify import Comparison, ReplicaState
@@ -162,7 +163,7 @@ class Repairs:
     def opened(self, hosted: HostedLog, driver: LogDriver) -> None:
         """A repair has restored the log; it serves from now on, and votes once it is sound."""
         assert hosted.repair is not None
-        hosted.mended, hosted.repair, hosted.healing = hosted.repair.mended, None, True
+        hosted.repair_result, hosted.repair, hosted.healing = hosted.repair.result, None, True
         self._serve(hosted, driver)
 
     def open_marked(self, hosted: HostedLog, *, sound: bool) -> LogDriver:
@@ -200,8 +201,8 @@ class Repairs:
         self._disk.lane(hosted.name).submit(work, then)
 
     def _record_healed(self, hosted: HostedLog) -> None:
-        mended, hosted.mended, hosted.healing = hosted.mended, None, False
-        healed = Repair(state="healed") if mended is None else mended.as_event()
+        result, hosted.repair_result, hosted.healing = hosted.repair_result, None, False
+        healed = Repair(state="healed") if result is None else result.as_event()
         logger.warning("log repaired", extra={"log": hosted.name, **healed.data})
         self.record(hosted, healed)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from app.log.driver_interfaces import Lanes
 from app.node.hosted_log import HostedLog
-from app.node.repair.log_repair import Damaged
+from app.node.repair.interfaces import Damaged
 from app.node.replica.driver import LogDriver
 from app.settings.model import ScrubConfig
 from storage.care.scrub import Scrub, ScrubStep

@@ -17,7 +17,8 @@ from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchRequest, PeerCall, TermRequest
 from app.node.opening.open_replica import LogIdentity, open_journal, open_replica
 from app.node.opening.replica_modes import RaftMode
-from app.node.repair.log_repair import DamagedCopy, FoundDamage, LogRepair
+from app.node.repair.interfaces import DamagedCopy, FoundDamage
+from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import RepairMarker
 from app.node.repair.server import RepairServer
 from app.node.replica.driver import LogDriver
@@ -240,9 +241,9 @@ class SimulatedNode:
             calls=self._calls,
             clock=self.clock,
         )
-        self._loop.create_task(self._mend(ended))
+        self._loop.create_task(self._repair(ended))
 
-    async def _mend(self, ended: LogDriver | None) -> None:
+    async def _repair(self, ended: LogDriver | None) -> None:
         """As app.node.repair.registry: once the disk thread has completed its queue, the files are free."""
         assert self._disk is not None
         done = self._loop.create_future()
@@ -292,7 +293,7 @@ class SimulatedNode:
         return self._open(sound=sound)
 
     def serve(self, driver: LogDriver) -> None:
-        if self._mending.mended.set_aside:
+        if self._mending.result.set_aside:
             self._cluster.sometimes.hit("repair-set-aside")
         self._serve(driver)
 

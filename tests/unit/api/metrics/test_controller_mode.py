@@ -14,9 +14,7 @@ from app.log.contract import PeerStatus, Role
 def core(role: Role, *peers: PeerStatus) -> Any:
     return SimpleNamespace(
         status=lambda: SimpleNamespace(role=role, peers=peers),
-        lease_remaining_ms=lambda now_ms: 1_250 - now_ms,
-        lease_lapses=2,
-        below_floor_ms=3_500,
+        lease=SimpleNamespace(remaining_ms=lambda now_ms: 1_250 - now_ms, lapses=2, below_floor_ms=3_500),
     )
 
 

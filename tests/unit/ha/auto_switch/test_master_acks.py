@@ -184,12 +184,12 @@ def test_lapsed_leases_and_the_time_below_the_floor_are_counted() -> None:
     master.core.apply_options(LogOptions(durability=Durability.FSYNC, min_in_sync_replicas=2), master.now_ms)
     master.lead(lease_ms=1_000)
     master.tick(100)
-    before_ms = master.core.below_floor_ms
+    before_ms = master.core.lease.below_floor_ms
     master.tick(400)
-    assert master.core.below_floor_ms == before_ms + 400
-    left_ms = master.core.lease_remaining_ms(master.now_ms)
+    assert master.core.lease.below_floor_ms == before_ms + 400
+    left_ms = master.core.lease.remaining_ms(master.now_ms)
     assert 0 < left_ms < 1_000
-    assert master.core.lease_lapses == 0
+    assert master.core.lease.lapses == 0
     master.tick(left_ms + 1)
     master.tick(100)
-    assert (master.core.lease_lapses, master.core.lease_remaining_ms(master.now_ms)) == (1, 0)
+    assert (master.core.lease.lapses, master.core.lease.remaining_ms(master.now_ms)) == (1, 0)

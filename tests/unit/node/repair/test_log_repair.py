@@ -12,7 +12,8 @@ from app.log.events import JournalEvent
 from app.node.network.peer_calls import PeerCalls
 from app.node.network.repair_messages import FetchAnswer, FetchRequest, PeerCall, TermAnswer, TermRequest
 from app.node.repair import log_repair as repair_module
-from app.node.repair.log_repair import DamagedCopy, FoundDamage, LogRepair, RepairState
+from app.node.repair.interfaces import DamagedCopy, FoundDamage, RepairState
+from app.node.repair.log_repair import LogRepair
 from app.node.repair.marker import Note, RepairMarker
 from app.node.replica.driver import LogDriver
 from storage.errors import CorruptFile, CorruptLog
@@ -160,8 +161,8 @@ def test_every_stretch_is_fetched_and_the_log_is_as_it_was() -> None:
     held = [batch for index in range(0, 80, 2) for batch in [scene.host.log.batch_at(index)]]
     assert held == BATCHES
     assert [(kind, data.get("found_by")) for kind, data in scene.host.events] == [("corruption", "start")]
-    assert repair.mended.batches >= 2
-    assert not repair.mended.set_aside
+    assert repair.result.batches >= 2
+    assert not repair.result.set_aside
     assert scene.host.marked_when_opened  # the note stays until the core reports that it is healed
     assert scene.host.sound  # all that it promised is there
     asked = [message for _, message in peers.asked if isinstance(message, FetchRequest)]
@@ -200,7 +201,7 @@ def test_what_all_peers_have_trimmed_is_not_waited_for() -> None:
 
     scene = Scene()
     repair = scene.run(Peers(trimmed), scene.damage(3))
-    assert repair.mended.set_aside
+    assert repair.result.set_aside
     assert scene.host.log is not None
     assert scene.host.log.end_index == -1
     assert scene.host.sound is False
@@ -225,7 +226,7 @@ def test_a_lost_vote_is_made_safe_by_the_terms_of_all_others() -> None:
     repair = scene.run(peers, CorruptFile(f"{FOLDER}/vote", "missing"))
     assert HardStateFile(scene.files, f"{FOLDER}/vote").load() == HardState(12, "n1")
     assert [peer for peer, _ in peers.asked] == ["n2", "n3", "n3"]  # who has answered is not asked again
-    assert list(repair.mended.small_files) == ["vote"]
+    assert list(repair.result.small_files) == ["vote"]
     assert scene.host.sound  # every record is there, and the vote forbids what it may have promised
     assert ("repair", "waiting") in [(kind, data.get("state")) for kind, data in scene.host.events]
 
@@ -251,7 +252,7 @@ def test_a_damaged_small_file_takes_nothing_that_was_promised(name: str) -> None
     scene = Scene()
     scene.files.open(f"{FOLDER}/{name}", create=True).pwrite(b"noise", 0)
     repair = scene.run(Peers(gives_all), CorruptFile(f"{FOLDER}/{name}", "checksum"))
-    assert list(repair.mended.small_files) == [name]
+    assert list(repair.result.small_files) == [name]
     assert not scene.files.exists(f"{FOLDER}/{name}")
     assert scene.host.sound
 

@@ -1,0 +1,98 @@
+"""Inputs and results of a repair, and the methods that it needs of its node (log_repair.py)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol
+
+from app.log.contract import NO_INDEX
+from app.log.events import JournalEvent, Repair
+from app.node.repair.marker import RepairMarker
+from app.node.replica.driver import LogDriver
+from storage.errors import CorruptFile, CorruptLog
+from storage.file_system import FileSystem
+from storage.log.commitlog import CommitlogConfig
+
+Damaged = CorruptLog | CorruptFile
+_REPORTED_MAX: Final = 100  # ranges listed in one event
+
+
+class RepairState(StrEnum):
+    SURVEYING = "surveying"
+    FETCHING = "fetching"
+    WAITING = "waiting"  # no peer can help yet
+    OPENING = "opening"
+
+
+@dataclass(slots=True)
+class RepairResult:
+    """Progress of the repair: the data of the event `repair`."""
+
+    stretches: list[dict[str, int]] = field(default_factory=list)
+    batches: int = 0
+    size_bytes: int = 0
+    peers: dict[str, None] = field(default_factory=dict)
+    small_files: dict[str, None] = field(default_factory=dict)
+    set_aside: bool = False
+
+    def as_event(self) -> Repair:
+        return Repair(
+            state="healed",
+            stretches=self.stretches[:_REPORTED_MAX],
+            batches=self.batches,
+            bytes=self.size_bytes,
+            peers=list(self.peers),
+            small_files=list(self.small_files),
+            set_aside=self.set_aside,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedCopy:
+    """This node's copy of a log, which is offline.
+
+    voters: of the group, including this node. votes: the group elects; otherwise controllers or the
+    configuration choose the leader, and the vote file only holds the epoch that this copy has opened.
+    """
+
+    files: FileSystem
+    folder: str
+    log_name: str
+    log_id: int
+    node_id: str
+    voters: Sequence[str]
+    storage: CommitlogConfig
+    marker: RepairMarker
+    votes: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDamage:
+    """The damage that was found first, and what the copy was before.
+
+    sound: nothing that the copy acknowledged or voted before was missing. held_index: index up to which this
+    replica may have acknowledged when the damage was found; damage up to it is not a torn tail.
+    """
+
+    trouble: Damaged
+    found_by: str
+    sound: bool
+    held_index: int = NO_INDEX
+
+
+class RepairHost(Protocol):
+    """Methods that the node provides for a repair; all except `open_log` run on the loop."""
+
+    def record(self, event: JournalEvent) -> None:
+        """Write an event to the journal of the log."""
+        ...
+
+    def open_log(self, *, sound: bool) -> LogDriver:
+        """Open the log; blocks, in a thread. Raises CorruptLog, CorruptFile, DiskError."""
+        ...
+
+    def serve(self, driver: LogDriver) -> None:
+        """Take part with the opened log."""
+        ...
+
+    def fail(self, what: str, error: BaseException) -> None: ...
