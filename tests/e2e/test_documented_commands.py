@@ -65,7 +65,7 @@ class Terminal:
     following: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
     def translated(self, command: str) -> str:
-        """The command with the ports of this test, and without Spark."""
+        """The command with the ports of this test, without Spark, and in a short time."""
         command = PORTS.sub(
             lambda m: str(self.port + (1_000 if m[1] == "9" else 0) + int(m[2]) - 101), command
         )
@@ -73,6 +73,7 @@ class Terminal:
             running = [other for other in self.following if other.startswith("commitlog up")]
             base = self.port + 20 * len(running)  # one cluster at a time, or with another --port
             command = command.partition("#")[0] + f" --no-spark --port {base}"
+        command = command.replace("bench --seconds 5", "bench --seconds 1")
         return command
 
     def start(self, command: str) -> "subprocess.Popen[str]":

@@ -1,5 +1,6 @@
 """The documentation is true to the repository: generated pages are current, references and links resolve."""
 
+import ast
 import importlib.util
 import io
 import re
@@ -23,7 +24,6 @@ SECTION = re.compile(r"([\w./-]+\.md) §(\d+)")
 HEADING = re.compile(r"^## (\d+)\. ", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 RULE = re.compile(r"\b([DCAHR]-\d\d)\b")
-STATEMENT_BEGINS_AFTER = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
 
 @cache
@@ -53,15 +53,21 @@ def written_in(path: Path) -> Iterator[tuple[int, str]]:
             ),
         )
         return
-    if not (NAMED_FILE.search(text) or SECTION.search(text) or RULE.search(text)):
+    if not names_something(text):
         return
-    before = tokenize.NEWLINE
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        is_docstring = token.type == tokenize.STRING and before in STATEMENT_BEGINS_AFTER
-        if token.type == tokenize.COMMENT or is_docstring:
-            yield token.start[0], token.string
-        if token.type not in (tokenize.COMMENT, tokenize.NL):
-            before = token.type
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.lineno, str(node.value.value)
+    if any(
+        names_something(line.partition("#")[2]) for line in text.splitlines()
+    ):  # else its tokens cost time
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+
+
+def names_something(text: str) -> bool:
+    return any(pattern.search(text) for pattern in (NAMED_FILE, SECTION, RULE))
 
 
 @cache

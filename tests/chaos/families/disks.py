@@ -39,7 +39,7 @@ async def lose_power(world: World, cluster: FaultCluster, nodes: list[str]) -> N
 
 async def power_cut(world: World) -> None:
     """Power cuts under load, 40 times: mostly of all nodes at once, else of one or two. Nothing is lost."""
-    cuts = world.count(40, least=2)
+    cuts = world.count(40)
     async with open_cluster(world, entry=ENTRY) as cluster, under_load(world, cluster) as session:
         for number in range(cuts):
             world.progress(number, cuts)

@@ -56,6 +56,14 @@ def entries(cluster: Cluster, folder: Path) -> DeltaFiles:
     return table
 
 
+@pytest.fixture
+def again(folder: Path) -> Iterator[DeltaFiles]:
+    """`entries` of the log `again`, empty before and removed after each test."""
+    path = folder / "delta" / "again" / "entries"
+    yield DeltaFiles(path)
+    shutil.rmtree(path)
+
+
 def last_index(cluster: Cluster) -> int:
     return int(cluster.status(cluster.leader())["committed_index"])
 
@@ -187,30 +195,30 @@ def test_what_was_trimmed_before_a_table_held_it_is_not_held(cluster: Cluster, f
 
 
 def test_a_table_of_a_log_that_had_this_name_before_holds_nothing_of_this_one(
-    cluster: Cluster, folder: Path
+    cluster: Cluster, again: DeltaFiles
 ) -> None:
-    path = folder / "delta" / "again" / "entries"
-    table = DeltaFiles(path)
     ids = ("0123456789abcdef", cluster.get("n1", "/v1/logs/again").json()["id"])
-    table.create(**{LOG_ID_PROPERTY: ids[0]})
+    again.create(**{LOG_ID_PROPERTY: ids[0]})
+
+    def materialized_index() -> int:
+        return int(get(cluster, "tables/entries", log="again").json()["materialized_index"])
+
+    before = materialized_index()
     first = cluster.append("n1", "one", "two", log="again").json()["first_index"]
-    table.bring(first, first + 2)
-    assert get(cluster, "tables/entries", log="again").json()["materialized_index"] == first - 1
+    again.bring(first, first + 2)
+    eventually(lambda: cluster.status("n1", "again")["committed_index"] > first, what="n1 knows both")
+    assert materialized_index() == before
     assert get(cluster, f"tables:at?index={first}", log="again").json()["code"] == "no-such-cut"
-    table.commit({"metaData": {"configuration": {LOG_ID_PROPERTY: ids[1]}}})
-    assert get(cluster, "tables/entries", log="again").json()["materialized_index"] == first + 1
-    shutil.rmtree(path)
+    again.commit({"metaData": {"configuration": {LOG_ID_PROPERTY: ids[1]}}})
+    assert materialized_index() == first + 1
 
 
-def test_a_table_that_cannot_be_read_is_named(cluster: Cluster, folder: Path) -> None:
-    path = folder / "delta" / "again" / "entries"
-    table = DeltaFiles(path)
-    table.create()
-    (table.log / f"{1:020d}.json").write_text("no json")
+def test_a_table_that_cannot_be_read_is_named(cluster: Cluster, again: DeltaFiles) -> None:
+    again.create()
+    (again.log / f"{1:020d}.json").write_text("no json")
     for answer in (get(cluster, "tables", log="again"), get(cluster, "tables/entries", log="again")):
         assert (answer.status_code, answer.json()["code"]) == (500, "internal")
-        assert answer.json()["detail"].startswith(f"the Delta log of {path}: JSONDecodeError")
-    shutil.rmtree(path)
+        assert answer.json()["detail"].startswith(f"the Delta log of {again.folder}: JSONDecodeError")
 
 
 def test_a_point_that_is_not_in_the_tables_yet_is_waited_for(cluster: Cluster, entries: DeltaFiles) -> None:

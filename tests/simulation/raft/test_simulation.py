@@ -7,7 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,11 +24,12 @@ from tests.simulation.raft.plans import ClusterPlan
 from tests.simulation.raft.run import replay_command, run_seed, run_seeds, total_of
 from tests.simulation.raft.shrink import shrink
 from tests.simulation.raft.sometimes import POINTS
+from tests.simulation.world.promises import Violation
 
 ROOT = Path(__file__).parents[3]
-SEEDS, SECONDS = 70, 100.0
+SEEDS, SECONDS = 40, 100.0
 RARE = ("repair-set-aside",)  # so rare that this sample may miss it; `make sim` may not
-LEAST = {"cluster_hours": 1.5, "faults": 1_500, "elections": 500}
+LEAST = {"cluster_hours": 0.85, "faults": 850, "elections": 280}
 PROMISES = ("R-01", "R-02", "R-05", "R-06", "R-07", "R-08", "R-11", "R-12", "D-20", "D-24", "D-25", "D-28")
 
 
@@ -98,13 +103,38 @@ def test_a_seed_gives_the_same_trace_whatever_the_hash_seed(seed: int) -> None:
     assert traces[0] == traces[1]
 
 
-def test_a_failure_is_shrunk_to_the_faults_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that a restart forgets: what is left is little more than the restart at which a repeat came."""
+def test_a_failure_is_replayed_with_a_part_of_its_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that a restart forgets, until the repeat that is stored twice; without faults nothing fails."""
     monkeypatch.setattr(open_replica, "load_state", lambda log, snapshot_file, **_options: LogState())
     failing = next(seed for seed in range(3, 400, 4) if run_seed(seed, 60)[1] is not None)
-    only = shrink(lambda only: run_seed(failing, 60, only))
-    cluster, violation = run_seed(failing, 60, only, tell=True)
-    assert violation is not None
-    assert len(only) <= 10  # of some thirty
+    whole, violation = run_seed(failing, 60)
+    only = [fault.number for fault in whole.faults if fault.at_us <= whole.world.now_us]
+    cluster, again = run_seed(failing, 60, only, tell=True)
+    assert str(again) == str(violation)
     assert len(cluster.faults) == len(only)
     assert cluster.world.lines
+    assert run_seed(failing, 10, [])[1] is None
+
+
+@dataclass
+class FakeRun:
+    """A run that fails when all faults in `needs` are in it."""
+
+    needs: frozenset[int]
+    count: int = 40
+    runs: int = 0
+
+    def __call__(self, only: Sequence[int] | None) -> tuple[Any, Violation | None]:
+        self.runs += 1
+        numbers = range(self.count) if only is None else only
+        faults = [SimpleNamespace(number=number, at_us=number) for number in numbers]
+        failed = Violation(f"n1 lost {len(faults)}") if self.needs <= set(numbers) else None
+        return SimpleNamespace(faults=faults, world=SimpleNamespace(now_us=self.count)), failed
+
+
+@pytest.mark.parametrize("needs", [(), (7,), (3, 31), (0, 1, 20, 39)])
+def test_a_failure_is_shrunk_to_the_faults_that_it_needs(needs: tuple[int, ...]) -> None:
+    run = FakeRun(frozenset(needs))
+    assert shrink(run) == list(needs)
+    assert run.runs < 120
+    assert shrink(run, budget_s=-1) == ([*range(run.count)])  # what a spent budget leaves
