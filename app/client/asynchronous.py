@@ -55,6 +55,18 @@ class AsyncCommitlogClient:
         """Return the begin and the end of the log, and its committed index."""
         return await self._call(self.blocking.tail)
 
+    async def schema(self, version: int | None = None) -> dict[str, Any]:
+        """Return one version of the log's schema with its columns, by default the newest. Raises NotFound."""
+        return await self._call(self.blocking.schema, version)
+
+    async def schemas(self, *, min_index: int | None = None) -> list[dict[str, Any]]:
+        """Return all versions of the log's schema, oldest first."""
+        return await self._call(self.blocking.schemas, min_index=min_index)
+
+    async def put_schema(self, definition: str | Mapping[str, Any], **options: Any) -> dict[str, Any]:
+        """Set the next version of the log's schema. options: as of CommitlogClient.put_schema."""
+        return await self._call(self.blocking.put_schema, definition, **options)
+
     async def follow(self, from_index: int, **query: Any) -> AsyncIterator[Mapping[str, Any]]:
         """Yield records from `from_index` on, without end, through fail-overs."""
         while True:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from app.client.connection import Answer, ClusterConnection
 from app.client.errors import NoAnswer
 from app.client.records import RecordLike, ndjson
-from app.media_types import ARROW_STREAM, NDJSON
+from app.media_types import ARROW_STREAM, JSON, NDJSON
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -178,6 +178,44 @@ class CommitlogClient:
     def tail(self, *, consistency: str = "linearizable") -> dict[str, Any]:
         """Return the begin and the end of the log, and its committed index."""
         return self._get("/tail", consistency=consistency)
+
+    # --- schemas ---
+
+    def schema(self, version: int | None = None) -> dict[str, Any]:
+        """Return one version of the log's schema with its columns, by default the newest. Raises NotFound."""
+        return self._get("/schema" if version is None else f"/schemas/{version}")
+
+    def schemas(self, *, min_index: int | None = None) -> list[dict[str, Any]]:
+        """Return all versions of the log's schema, oldest first; [] for a log without one.
+
+        min_index: wait until the answering node holds the log up to this index.
+        """
+        headers = {} if min_index is None else {"Commitlog-Min-Index": str(min_index)}
+        answer = self.connection.call("GET", self._path("/schemas"), headers=headers)
+        return list(_json(answer)["schemas"])
+
+    def put_schema(
+        self,
+        definition: str | Mapping[str, Any],
+        *,
+        format: str = "json",
+        if_match: int | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """Set the next version of the log's schema, and return it. The newest one again changes nothing.
+
+        definition: JSON Schema or Avro schema as an object or text, Spark DDL, or a Protobuf descriptor set
+        in base64. if_match: the newest version must be this one; 0: there must be none. fields: message,
+        key_columns, compatibility, on_invalid, cluster_by, as in the API. Raises ConditionFailed, and Problem
+        with the code `schema-incompatible` and `differences` in its document.
+        """
+        headers = {"Content-Type": JSON}
+        if if_match is not None:
+            headers |= {"If-Match": f'"{if_match}"'} if if_match else {"If-None-Match": "*"}
+        given = {name: value for name, value in fields.items() if value is not None}
+        body = json.dumps({"format": format, "definition": definition, **given}).encode()
+        path = self._path("/schema")
+        return _json(self.connection.call("PUT", path, headers=headers, body=body, wait_s=10.0))
 
     # --- views of the nodes ---
 

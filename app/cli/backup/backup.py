@@ -29,9 +29,10 @@ def backup_command(target: Target, folder: Path, cursors: tuple[str, ...]) -> No
     """Copy the committed records of a log into FOLDER, while the log is in use.
 
     The copy ends at the index that is committed at the start: all records below it are copied, with keys,
-    headers, timestamps, indexes and terms. Each file is compared with the digests of the log and listed in
-    manifest.json with its checksum. The same command again adds the records that are new; an interrupted
-    backup continues. `commitlog restore --check FOLDER` verifies a backup without a cluster.
+    headers, timestamps, indexes and terms, and the schemas of the log. Each file is compared with the
+    digests of the log and listed in manifest.json with its checksum. The same command again adds the records
+    that are new; an interrupted backup continues. `commitlog restore --check FOLDER` verifies a backup
+    without a cluster.
 
     Not kept: idempotency keys, producers, the fencing token, and cursors other than --cursor.
 
@@ -98,6 +99,7 @@ def _backup(
     else:
         _check_same_log(client, folder, manifest, cluster, begin, end)
     manifest.settings, manifest.cursors = settings, {**manifest.cursors, **kept}
+    manifest.schemas = [each for each in client.schemas(min_index=end - 1) if each["index"] < end]
     before, at = manifest.records, manifest.next_index
     bar = (TextColumn("backup"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)

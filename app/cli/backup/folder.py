@@ -43,7 +43,8 @@ class BackupFile(msgspec.Struct, frozen=True):
 class BackupManifest(msgspec.Struct):
     """Content of the folder: the data records of `log` from begin_index up to next_index, exclusive.
 
-    cursors: next index to read, by name, in indexes of the original log.
+    cursors: next index to read, by name, in indexes of the original log. schemas: versions of the schema,
+    oldest first, as the API returns them; earlier versions of the program kept none.
     """
 
     id: str
@@ -57,6 +58,7 @@ class BackupManifest(msgspec.Struct):
     version: str
     cursors: dict[str, int] = {}
     parts: list[BackupFile] = []
+    schemas: list[dict[str, Any]] = []
     format: int = BACKUP_FORMAT
 
     @property

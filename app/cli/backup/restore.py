@@ -21,15 +21,18 @@ if TYPE_CHECKING:
 
 BATCH_RECORDS = 5_000  # of one append; both are a part of what a resumed restore relies on
 BATCH_BYTES = 8 * 1024 * 1024
+SCHEMA_FIELDS = ("message", "key_columns", "compatibility", "on_invalid", "cluster_by")
 SETTINGS = ("replication", "durability", "min_in_sync_replicas", "in_sync_replicas", "unclean")
 
 
 @dataclass
 class Restored:
-    """Progress of a restore. last_index: of the newest record restored, in the new log."""
+    """Progress of a restore. last_index: of the newest record restored, in the new log. schemas: number of
+    versions that the new log has."""
 
     last_index: int = -1
     records: int = 0
+    schemas: int = 0
 
 
 @click.command("restore")
@@ -47,7 +50,8 @@ def restore_command(
     those of this backup: an interrupted restore continues, and stores nothing twice. At the end all records
     are read back and compared with the backup. Retention is set after that.
 
-    Keys, values, headers, timestamps and the order are restored; indexes and terms are those of the new log.
+    Keys, values, headers, timestamps, schemas and the order are restored; indexes and terms are those of the
+    new log.
     Cursors that the backup has are moved to the same records.
 
     \b
@@ -74,7 +78,8 @@ def restore_command(
         cursors = _verify(client, folder, manifest, restored)
         retention = _finish(client, manifest, cursors)
     document = {"log": target.log, "records": restored.records, "next_index": restored.last_index + 1}
-    document |= {"cursors": cursors, "retention": retention, "verified": True, "backup": manifest.id}
+    document |= {"cursors": cursors, "retention": retention, "schemas": len(manifest.schemas)}
+    document |= {"verified": True, "backup": manifest.id}
     words = f"{target.log}: {restored.records:,} records restored from {folder}, equal to the backup"
     _tell(target, document, words)
 
@@ -111,20 +116,25 @@ def _prepare(client: "CommitlogClient", manifest: "BackupManifest", replicas: in
     operations.create_log({"name": client.log, **asked})
 
 
-def _batches(folder: Path, manifest: "BackupManifest") -> Iterator["pa.Table"]:
-    """Yield the appends. They depend on the files alone, so that a resumed restore sends the same ones."""
+def _batches(folder: Path, manifest: "BackupManifest") -> Iterator[tuple["pa.Table", int]]:
+    """Yield (appends, index of the first record in the backup). They depend on the backup alone, so that a
+    resumed restore sends the same ones. No append has records before and after a version of the schema."""
     from app.cli.backup.folder import read_part
 
     for part in manifest.parts:
-        table = read_part(folder, part).select(["value", "key", "timestamp", "headers"])
+        whole = read_part(folder, part)
+        indexes = whole.column("index").to_pylist()
+        table = whole.select(["value", "key", "timestamp", "headers"])
         sizes = _sizes(table)
+        borders = {bisect_left(indexes, each["index"]) for each in manifest.schemas}
         start = size = 0
         for row, row_bytes in enumerate(sizes):
-            if row > start and (row - start >= BATCH_RECORDS or size + row_bytes > BATCH_BYTES):
-                yield table.slice(start, row - start).combine_chunks()
+            is_full = row - start >= BATCH_RECORDS or size + row_bytes > BATCH_BYTES
+            if row > start and (is_full or row in borders):
+                yield table.slice(start, row - start).combine_chunks(), indexes[start]
                 start, size = row, 0
             size += row_bytes
-        yield table.slice(start).combine_chunks()
+        yield table.slice(start).combine_chunks(), indexes[start]
 
 
 def _sizes(table: "pa.Table") -> list[int]:
@@ -143,11 +153,12 @@ def _append_all(client: "CommitlogClient", folder: Path, manifest: "BackupManife
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = (TextColumn("restore"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    restored, known = Restored(), 0
+    restored, known = Restored(schemas=_known_schemas(client, manifest)), 0
     console = Console(stderr=True)
     with Progress(*bar, console=console, transient=True, disable=not person_watches()) as progress:
         task = progress.add_task("restore", total=manifest.records)
-        for number, batch in enumerate(_batches(folder, manifest)):
+        for number, (batch, first_index) in enumerate(_batches(folder, manifest)):
+            _set_schemas(client, manifest, restored, first_index)
             if number == 0:
                 known = _known_appends(client, manifest, batch)
             if number >= known - 1:  # the last known one is repeated, for its index
@@ -155,7 +166,35 @@ def _append_all(client: "CommitlogClient", folder: Path, manifest: "BackupManife
                 restored.last_index = appended.last_index
             restored.records += batch.num_rows
             progress.update(task, advance=batch.num_rows)
+    _set_schemas(client, manifest, restored, manifest.next_index)
     return restored
+
+
+def _known_schemas(client: "CommitlogClient", manifest: "BackupManifest") -> int:
+    """Return the number of versions that the log has. Raises CommandFailed for other versions."""
+    there = client.schemas()
+    fields = ("format", "definition", *SCHEMA_FIELDS)
+    same = [{name: each[name] for name in fields} for each in there] == [
+        {name: each[name] for name in fields} for each in manifest.schemas[: len(there)]
+    ]
+    if not same:
+        raise CommandFailed(
+            f"the log {client.log} has a schema that is not of this backup: name a new log with --log",
+            ExitCode.CONDITION_FAILED,
+        )
+    return len(there)
+
+
+def _set_schemas(
+    client: "CommitlogClient", manifest: "BackupManifest", restored: Restored, before: int
+) -> None:
+    """Set the versions of the schema that were set before the index `before` of the original log."""
+    for each in manifest.schemas[restored.schemas :]:
+        if each["index"] >= before:
+            return
+        fields = {name: each[name] for name in SCHEMA_FIELDS}
+        client.put_schema(each["definition"], format=each["format"], if_match=restored.schemas, **fields)
+        restored.schemas += 1
 
 
 def _known_appends(client: "CommitlogClient", manifest: "BackupManifest", first: "pa.Table") -> int:

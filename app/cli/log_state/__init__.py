@@ -1,1 +1,1 @@
-"""Commands for the small state of a log: cursors, fences and the journal of events."""
+"""Commands for the small state of a log: cursors, fences, schemas and the journal of events."""

@@ -20,14 +20,14 @@ def test_the_examples_of_the_page_run(
     url = f"http://127.0.0.1:{cluster.rest_ports['n1']}"
     program = tmp_path / "example.py"
     examples = EXAMPLE.findall((ROOT / "docs" / "client.md").read_text())
-    assert len(examples) == 6
+    assert len(examples) == 7
     program.write_text("\n".join([f'ENDPOINT = "{url}"', *examples]))
     ran = subprocess.run([python, program], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert ran.returncode == 0, ran.stderr
     assert "second" in ran.stdout
     assert "index-mismatch not_applied" in ran.stdout
     first = tmp_path / "first.py"  # what needs no other package
-    first.write_text("\n".join([f'ENDPOINT = "{url}"', *examples[:4], examples[5]]))
+    first.write_text("\n".join([f'ENDPOINT = "{url}"', *examples[:5], examples[6]]))
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", *MYPY, first],
         cwd=tmp_path,

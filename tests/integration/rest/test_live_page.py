@@ -79,6 +79,8 @@ def test_the_screens_show_every_node_and_what_has_happened(cluster: Cluster) -> 
 def test_a_browser_shows_the_logs_and_the_records(cluster: Cluster, tmp_path: Path) -> None:
     leader = cluster.leader()
     assert cluster.append(leader, '{"city": "Łódź"}', "<b>not markup</b>").status_code == 200
+    asked = {"format": "json", "definition": "city STRING COMMENT '<i>'", "compatibility": "none"}
+    assert cluster.call("PUT", leader, "/v1/logs/default/schema", json=asked).status_code == 200
     logs = shown(cluster, cluster.follower(), "/ui", tmp_path / "profile")
     assert '<a href="#/logs/default">default</a>' in logs
     assert "live from" in logs
@@ -86,6 +88,10 @@ def test_a_browser_shows_the_logs_and_the_records(cluster: Cluster, tmp_path: Pa
     records = shown(cluster, leader, "/ui?log=default#/logs/default/records", tmp_path / "profile")
     assert '{"city": "Łódź"}' in records
     assert "&lt;b&gt;not markup&lt;/b&gt;" in records
+    schema = shown(cluster, leader, "/ui?log=default#/logs/default/schema", tmp_path / "profile")
+    assert "Columns of version" in schema
+    assert "<td>city</td>" in schema
+    assert "&lt;i&gt;" in schema
 
 
 def test_a_node_that_is_gone_is_shown_without_a_status(cluster: Cluster) -> None:

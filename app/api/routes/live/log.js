@@ -1,4 +1,4 @@
-// One log: who holds how much, its records, epochs, events, tables, cursors and settings.
+// One log: who holds how much, its records, schema, epochs, events, tables, cursors and settings.
 
 import { drawEpochs, LineChart, Series } from "./charts.js";
 import { badge, bytes, count, figure, h, named, roleBadge, swatch, table, time } from "./dom.js";
@@ -6,8 +6,8 @@ import { recordsTab } from "./records.js";
 import { call, pathOf } from "./service.js";
 import { settingsTab } from "./settings.js";
 
-const TABS = ["overview", "records", "epochs", "events", "tables", "cursors", "settings"];
-const MAKERS = { overview: overviewTab, records: recordsTab, epochs: epochsTab, events: eventsTab, tables: tablesTab, cursors: cursorsTab, settings: settingsTab };
+const TABS = ["overview", "records", "schema", "epochs", "events", "tables", "cursors", "settings"];
+const MAKERS = { overview: overviewTab, records: recordsTab, schema: schemaTab, epochs: epochsTab, events: eventsTab, tables: tablesTab, cursors: cursorsTab, settings: settingsTab };
 
 export function logView(log, name) {
   const chosen = TABS.includes(name) ? name : "overview";
@@ -189,6 +189,51 @@ function tablesTab(log) {
         tables,
         { empty: "This node knows no Delta tables of the log. Set [tables] path, and run commitlog materialize." },
       ));
+    },
+  };
+}
+
+function schemaTab(log) {
+  const parts = h("div");
+  let shown = null; // version
+  return {
+    element: h("section", {}, h("h2", {}, "Schema"), parts),
+    async refresh() {
+      const { schema_version: version } = await call(`${pathOf(log)}/tail?consistency=committed`);
+      if (version === shown) return;
+      const { schemas } = await call(`${pathOf(log)}/schemas?consistency=committed`);
+      shown = version;
+      const newest = schemas[schemas.length - 1];
+      parts.replaceChildren(
+        table(
+          [
+            ["Version", (each) => count(each.version), "number"],
+            ["Index", (each) => count(each.index), "number"],
+            ["Format", (each) => (each.message ? `${each.format} ${each.message}` : each.format)],
+            ["Columns", (each) => count(each.columns.length), "number"],
+            ["Key", (each) => each.key_columns.join(", ") || "key of the record"],
+            ["Compatibility", (each) => each.compatibility],
+            ["Other records", (each) => badge(each.on_invalid === "reject" ? "rejected" : "stored", each.on_invalid === "reject" ? "warn" : "")],
+          ],
+          schemas.slice().reverse(),
+          { caption: "Versions, newest first", empty: "No schema yet. Set one with commitlog schema set." },
+        ),
+        ...(newest
+          ? [
+            table(
+              [
+                ["Column", (column) => column.name],
+                ["Type", (column) => column.type, "value"],
+                ["Null", (column) => (column.nullable ? "yes" : "no")],
+                ["Comment", (column) => column.comment, "value"],
+              ],
+              newest.columns,
+              { caption: `Columns of version ${newest.version}` },
+            ),
+            ...(newest.format === "protobuf" ? [] : [h("h3", {}, "Definition"), h("pre", {}, newest.definition)]),
+          ]
+          : []),
+      );
     },
   };
 }

@@ -1,0 +1,340 @@
+"""`commitlog schema`: the schema of a log, set from a file, shown, checked and inferred."""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
+
+if TYPE_CHECKING:
+    from app.client import CommitlogClient
+    from app.schemas import LogSchema, Mismatch
+
+_SUFFIXES = {".avsc": "avro", ".desc": "protobuf", ".pb": "protobuf", ".binpb": "protobuf"}
+_LAST_MAX = 100_000
+
+last_option = click.option(
+    "--last",
+    type=click.IntRange(1, _LAST_MAX),
+    default=1_000,
+    show_default=True,
+    help="Number of the newest records to read.",
+)
+
+
+def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """FILE and the options that describe its definition."""
+    for option in (
+        click.option(
+            "--cluster-by", multiple=True, help="Column by which the table is clustered. May be repeated."
+        ),
+        click.option(
+            "--on-invalid",
+            type=click.Choice(["dead_letter", "reject"]),
+            default="dead_letter",
+            show_default=True,
+            help="Appends of records that do not match: stored, or refused.",
+        ),
+        click.option(
+            "--compatibility",
+            type=click.Choice(["backward", "none"]),
+            default="backward",
+            show_default=True,
+            help="backward: the new version must read what the newest one reads.",
+        ),
+        click.option("--key", "key_columns", multiple=True, help="Key column. May be repeated."),
+        click.option("--message", help="Full name of the Protobuf message."),
+        click.option(
+            "--format",
+            "format_name",
+            type=click.Choice(["json", "avro", "protobuf"]),
+            help="Default: by the suffix; avro for .avsc, protobuf for .desc, .pb and .binpb, else json.",
+        ),
+        click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group("schema")
+def schema_command() -> None:
+    """Set, show, check and infer the schema of a log.
+
+    A schema describes the records of a log: JSON by a JSON Schema or Spark DDL, Avro or Protobuf. The
+    Spark job writes records that match to typed columns. Versions are in the log, in order with its records.
+
+    \b
+    Examples:
+      commitlog schema infer --last 1000 --log orders > orders.json
+      commitlog schema check orders.json --log orders
+      commitlog schema set orders.json --key id --on-invalid reject --log orders
+      commitlog schema show --log orders
+    """
+
+
+def _read(file: Path, format_name: str | None) -> tuple[str, str]:
+    """Return the format and the definition in a file."""
+    found = format_name or _SUFFIXES.get(file.suffix.lower(), "json")
+    if found == "protobuf":
+        return found, base64.b64encode(file.read_bytes()).decode()
+    try:
+        return found, file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is not text; set --format protobuf for a descriptor set") from error
+
+
+@schema_command.command("set")
+@definition_options
+@click.option("--if-match", type=click.IntRange(0), help="Only if this is the newest version; 0: none.")
+@target_options
+def set_schema(
+    target: Target,
+    file: Path,
+    format_name: str | None,
+    message: str | None,
+    key_columns: tuple[str, ...],
+    compatibility: str,
+    on_invalid: str,
+    cluster_by: tuple[str, ...],
+    if_match: int | None,
+) -> None:
+    """Set the next version of the schema from FILE.
+
+    The content of the newest version again changes nothing.
+
+    \b
+    Examples:
+      commitlog schema set orders.json --key id --log orders
+      commitlog schema set order.desc --message shop.Order --log orders
+      commitlog schema set orders.ddl --compatibility none --if-match 3 --log orders
+    """
+    from app.client.errors import Problem
+
+    format_name, definition = _read(file, format_name)
+    with target.client(writes=True) as client:
+        try:
+            done = client.put_schema(
+                definition,
+                format=format_name,
+                message=message,
+                key_columns=key_columns,
+                compatibility=compatibility,
+                on_invalid=on_invalid,
+                cluster_by=cluster_by,
+                if_match=if_match,
+            )
+        except Problem as problem:
+            if problem.code == "schema-incompatible":
+                raise _incompatible(problem.document) from problem
+            raise
+    if target.as_json:
+        print_json(done)
+    else:
+        click.echo(f"{target.log}: version {done['version']} applies to the records after {done['index']}")
+        _show_columns(done)
+
+
+def _incompatible(document: Mapping[str, Any]) -> CommandFailed:
+    lines = [f"  {each['path'] or '/'}: {each['detail']}" for each in document["differences"]]
+    text = f"not compatible with version {document['version']}; --compatibility none accepts it:"
+    return CommandFailed("\n".join([text, *lines]), ExitCode.FAILED, document)
+
+
+@schema_command.command("show")
+@click.option("--version", type=click.IntRange(1), help="Default: the newest.")
+@click.option("--definition", is_flag=True, help="Print the definition alone.")
+@target_options
+def show_schema(target: Target, version: int | None, definition: bool) -> None:
+    """Show one version of the schema and its columns."""
+    with target.client() as client:
+        found = client.schema(version)
+    if target.as_json:
+        print_json(found)
+    elif definition:
+        click.echo(found["definition"])
+    else:
+        click.echo(
+            f"{target.log}: version {found['version']} ({found['format']}), set at {found['index']}, "
+            f"compatibility {found['compatibility']}, on_invalid {found['on_invalid']}"
+        )
+        _show_columns(found)
+
+
+@schema_command.command("list")
+@target_options
+def list_schemas(target: Target) -> None:
+    """List all versions of the schema, oldest first."""
+    with target.client() as client:
+        found = client.schemas()
+    if target.as_json:
+        print_json({"schemas": found})
+        return
+    from rich.table import Table
+
+    table = Table("version", "index", "format", "columns", "key", "compatibility", "on_invalid")
+    for each in found:
+        table.add_row(
+            str(each["version"]),
+            str(each["index"]),
+            each["format"],
+            ", ".join(column["name"] for column in each["columns"]),
+            ", ".join(each["key_columns"]),
+            each["compatibility"],
+            each["on_invalid"],
+        )
+    print_table(table)
+
+
+@schema_command.command("check")
+@definition_options
+@last_option
+@target_options
+def check_schema(
+    target: Target,
+    file: Path,
+    format_name: str | None,
+    message: str | None,
+    key_columns: tuple[str, ...],
+    compatibility: str,
+    on_invalid: str,
+    cluster_by: tuple[str, ...],
+    last: int,
+) -> None:
+    """Check what `set` would do with FILE, and how many of the newest records match it. Nothing is changed.
+
+    Exit code 1: the definition is not compatible, or a record does not match.
+
+    \b
+    Examples:
+      commitlog schema check orders.json --log orders
+      commitlog schema check orders.json --last 10000 --json --log orders
+    """
+    from app.client.errors import NotFound
+    from app.schemas import SchemaInvalid, SchemaLibraryMissing, columns_of, incompatibilities
+
+    format_name, definition = _read(file, format_name)
+    asked = _log_schema(
+        {
+            "format": format_name,
+            "definition": definition,
+            "message": message,
+            "key_columns": key_columns,
+            "compatibility": compatibility,
+            "on_invalid": on_invalid,
+            "cluster_by": cluster_by,
+        }
+    )
+    try:
+        columns = columns_of(asked)
+    except (SchemaInvalid, SchemaLibraryMissing) as error:
+        raise CommandFailed(f"{file}: {error}", ExitCode.USAGE) from error
+    with target.client() as client:
+        try:
+            newest = client.schema()
+        except NotFound as error:
+            if error.code != "schema-not-found":
+                raise
+            newest = None
+        values = _newest_values(client, last)
+    differences = [
+        {"path": each.path, "kind": each.kind, "detail": each.detail}
+        for each in (incompatibilities(_log_schema(newest), asked) if newest is not None else ())
+    ]
+    mismatches = _mismatches(asked, values)
+    document = {
+        "columns": [
+            {"name": each.name, "type": each.type, "nullable": each.nullable, "comment": each.comment}
+            for each in columns
+        ],
+        "version": None if newest is None else newest["version"],
+        "differences": differences,
+        "records": len(values),
+        "mismatches": [
+            {"index": values[each.position][0], "pointer": each.pointer, "reason": each.reason}
+            for each in mismatches
+        ],
+    }
+    if target.as_json:
+        print_json(document)
+    else:
+        _show_check(document)
+    if mismatches or (differences and compatibility == "backward"):
+        raise click.exceptions.Exit(int(ExitCode.FAILED))
+
+
+def _show_check(document: Mapping[str, Any]) -> None:
+    _show_columns(document)
+    for each in document["differences"]:
+        click.echo(f"not compatible with version {document['version']}: {each['path']}: {each['detail']}")
+    mismatches: Sequence[Mapping[str, Any]] = document["mismatches"]
+    click.echo(f"{document['records']:,} records read, {len(mismatches):,} do not match")
+    for each in mismatches[:10]:
+        click.echo(f"  index {each['index']}, {each['pointer'] or '/'}: {each['reason']}")
+
+
+@schema_command.command("infer")
+@last_option
+@target_options
+def infer_schema(target: Target, last: int) -> None:
+    """Propose a JSON Schema that the newest records match, and print it.
+
+    \b
+    Examples:
+      commitlog schema infer --last 1000 --log orders > orders.json
+    """
+    from app.schemas import SamplesUnusable, infer
+
+    with target.client() as client:
+        values = [value for _, value in _newest_values(client, last)]
+    try:
+        click.echo(infer(values))
+    except SamplesUnusable as error:
+        raise CommandFailed(f"no schema follows from the records of {target.log}: {error}") from error
+
+
+def _newest_values(client: "CommitlogClient", last: int) -> list[tuple[int, bytes]]:
+    """Return (index, value) of the newest records, without tombstones."""
+    page = client.read(last=last, limit=last, max_bytes=64 * 1024 * 1024)
+    found = []
+    for record in page.records:
+        if record.get("value_base64") is not None:
+            found.append((int(record["index"]), base64.b64decode(record["value_base64"])))
+        elif record.get("value") is not None:
+            found.append((int(record["index"]), str(record["value"]).encode()))
+    return found
+
+
+def _mismatches(schema: "LogSchema", values: Sequence[tuple[int, bytes]]) -> "list[Mismatch]":
+    """Return the records that do not match; `position` is that in `values`."""
+    import pyarrow as pa
+
+    from app.schemas import RecordDecoder
+
+    decoder = RecordDecoder({schema.version: schema}, schema.version)
+    return decoder.decode(pa.array([value for _, value in values], pa.binary())).errors
+
+
+def _log_schema(document: Mapping[str, Any]) -> "LogSchema":
+    from app.schemas import LogSchema
+
+    return LogSchema(
+        version=document.get("version", 0),
+        index=document.get("index", -1),
+        format=document["format"],
+        definition=document["definition"],
+        message=document["message"],
+        key_columns=tuple(document["key_columns"]),
+        compatibility=document["compatibility"],
+        on_invalid=document["on_invalid"],
+        cluster_by=tuple(document["cluster_by"]),
+    )
+
+
+def _show_columns(document: Mapping[str, Any]) -> None:
+    for column in document["columns"]:
+        required = "" if column["nullable"] else ", required"
+        comment = f": {column['comment']}" if column["comment"] else ""
+        click.echo(f"  {column['name']} {column['type']}{required}{comment}")
