@@ -1,9 +1,8 @@
 """Process that materializes logs as Delta tables: `python -m spark_jobs.run --endpoint URL --tables DIR`.
 
-A log has two streaming queries, one for `entries` and one for the journals; the small epoch tables are
-updated in between. The tables themselves record their progress (entries.py, events.py), so each start of a
-query (the first, after a kill, or after a failure) begins there with a new Spark checkpoint, and the loss of
-a checkpoint needs no special treatment.
+One call of a node finds which of all logs have changed, and a few threads extend the tables of those. The
+tables themselves record their progress (entries.py, events.py), so each start (the first, after a kill, or
+after a failure) begins there.
 """
 
 import json
@@ -13,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,23 +20,20 @@ from typing import Any
 import click
 from pyspark.sql import SparkSession
 
-from app.client import CommitlogClient
 from app.errors import ConfigError
-from spark_jobs.errors import LogTrimmed, OptionError, RequestRefused, SourceError, Unreachable, own_error
-from spark_jobs.materialize.entries import EntriesJob
-from spark_jobs.materialize.epochs import EpochsJob
-from spark_jobs.materialize.events import EventsJob
+from spark_jobs.errors import OptionError, RequestRefused, SourceError, Unreachable, own_error
+from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, MaterializeConfig
+from spark_jobs.materialize.entries import BACKLOG_TAG
 from spark_jobs.materialize.groups import FAILURES as GROUP_FAILURES
 from spark_jobs.materialize.groups import Groups, split_names
-from spark_jobs.materialize.lease import MOVE_EACH_S, LeasedEntries, MaterializerLease
-from spark_jobs.materialize.progress import LogProgress, Progress, ProgressFile
-from spark_jobs.materialize.remote import RemoteWrite
-from spark_jobs.materialize.supervisor import MAX_FAILURES, Job, MaterializeFailed, Supervisor, reason_of
-from spark_jobs.materialize.typed import TypedTables
+from spark_jobs.materialize.lease import MOVE_EACH_S
+from spark_jobs.materialize.log_materializer import LogMaterializer, SharedParts
+from spark_jobs.materialize.news import JournalNews, LogNews
+from spark_jobs.materialize.progress import Progress, ProgressFile
+from spark_jobs.materialize.supervisor import MaterializeFailed
+from spark_jobs.materialize.workers import Workers
 from spark_jobs.session.jars import JarsUnavailable
-from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.settings import (
-    SparkSettings,
     given_options,
     logs_option,
     settings_of,
@@ -46,20 +41,15 @@ from spark_jobs.session.settings import (
     tables_option,
     token_option,
 )
-from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, is_remote, open_session
+from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, open_session
 from spark_jobs.source import CommitlogDataSource
-from spark_jobs.source.log_reads import GIVE_UP_S, LogReads
-from spark_jobs.source.options import parse_endpoints
-from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, table_path
+from spark_jobs.source.log_reads import GIVE_UP_S, LogReads, connect
 
-LOOK_EACH_S = 0.25
-EPOCHS_EACH_S = 1.0
-TABLES_EACH_S = 5.0  # reads their progress, when other processes write them
+LOOK_EACH_S = 0.25  # without a change
+LEAST_PAUSE_S, SHARE = 0.01, 10  # after a look, and at least so many times the time that it took
 STATUS_GIVE_UP_S = 1.0
-MIN_RECORDS = 100  # of a micro-batch; fewer may wait for more
-MAX_DELAY = "5s"
 FILE_PATH = click.Path(path_type=Path)
-# Plans are created each second over few rows: to change them while they run, to compile them, or to spread a
+# Plans are created often over few rows: to change them while they run, to compile them, or to spread a
 # table's log over several tasks costs more than it saves (entries.py compiles for many rows).
 SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
@@ -67,204 +57,6 @@ SETTINGS = {
     **INTERPRETED,
 }
 FAILURES = (*GROUP_FAILURES, ConfigError, JarsUnavailable, JavaNotFound)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaterializeConfig:
-    """Logs to materialize, destination and intervals.
-
-    endpoint: base URLs of replicas, comma-separated. tables: folder or URL with one folder per log. logs:
-    names, and patterns such as `orders-*`. checkpoints: a scratch folder that driver and executors share,
-    None for one beside the tables. available_now: end when everything that was committed at the start is in
-    the tables. trigger, events_trigger: Spark intervals. max_records_per_trigger: of one log.
-    max_records_per_partition: of one task of a micro-batch, which writes one file.
-    min_records_per_trigger, max_trigger_delay: as the options of the source, so that a steady trickle costs
-    few commits and files. give_up_s: time for which
-    nodes that do not answer are retried; a job that follows then starts again. cursor_each_s: least time
-    between two moves of the log's cursor, each a record of the log; with available_now each commit moves it.
-    data_folders: of nodes on this machine, read in place. progress: a JSON file kept up to date, None for
-    `progress.json` beside the tables. as_json: output format of `main`. spark: where it runs.
-    """
-
-    endpoint: str
-    tables: Path | str
-    logs: tuple[str, ...] = ("default",)
-    token: str | None = None
-    checkpoints: Path | None = None
-    available_now: bool = False
-    trigger: str = "1 second"
-    events_trigger: str = "10 seconds"
-    max_records_per_trigger: int = 1_000_000
-    max_records_per_partition: int = 100_000
-    min_records_per_trigger: int = MIN_RECORDS
-    max_trigger_delay: str = MAX_DELAY
-    give_up_s: float = GIVE_UP_S
-    cursor_each_s: float = MOVE_EACH_S
-    data_folders: tuple[str, ...] = ()
-    progress: Path | None = None
-    as_json: bool = False
-    spark: SparkSettings = field(default_factory=SparkSettings)
-
-    def __post_init__(self) -> None:
-        for name in ("checkpoints", "progress"):
-            if is_url(self.tables_root) and getattr(self, name) is None:
-                raise ConfigError(f"{name}: set a path; it is required if the tables are at a URL")
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        return parse_endpoints(self.endpoint)
-
-    @property
-    def tables_root(self) -> str:
-        return location(str(self.tables))
-
-    @property
-    def checkpoints_folder(self) -> Path:
-        return self.checkpoints or Path(self.tables_root) / "_checkpoints"
-
-    @property
-    def progress_file(self) -> Path:
-        return self.progress or Path(self.tables_root) / "progress.json"
-
-
-class LogMaterializer:
-    """All tables of one log, and their progress."""
-
-    def __init__(self, spark: SparkSession, config: MaterializeConfig, log: str) -> None:
-        def path(table: Table) -> str:
-            return table_path(config.tables_root, log, table)
-
-        endpoints = config.endpoints
-        options = {"endpoint": config.endpoint, "log": log}
-        if config.token is not None:
-            options["token"] = config.token
-        entries_options = {
-            **options,
-            "maxRecordsPerTrigger": str(config.max_records_per_trigger),
-            "maxRecordsPerPartition": str(config.max_records_per_partition),
-            "minRecordsPerTrigger": str(config.min_records_per_trigger),
-            "maxTriggerDelay": config.max_trigger_delay,
-        }
-        if config.data_folders:
-            entries_options["dataFolder"] = ",".join(config.data_folders)
-        self.log = log
-        self.status = LogReads(endpoints, log, config.token, give_up_s=STATUS_GIVE_UP_S)
-        client = LogReads(endpoints, log, config.token, give_up_s=config.give_up_s)
-        now = config.available_now
-        self.typed = TypedTables(spark, client, path, follows=not now)
-        self.entries = EntriesJob(
-            spark, client, path(ENTRIES), entries_options, follows=not now, followers=(self.typed,)
-        )
-        # a damaged journal continues after the gap, which is no reason to stop following the log
-        events_options = {**options, "failOnDataLoss": "false"}
-        journals = LogReads(endpoints, log, config.token, give_up_s=config.give_up_s)
-        self.events = EventsJob(spark, journals, path, events_options)
-        self.epochs = EpochsJob(spark, self.status, path(EPOCHS), path(EPOCH_FILES))
-        checkpoints = config.checkpoints_folder / log
-        self.lease = MaterializerLease(CommitlogClient(endpoints, log=log, token=config.token))
-        self.leased = LeasedEntries(self.entries, self.lease, 0.0 if now else config.cursor_each_s)
-        self.writers: list[Job] = [self.leased, self.events]
-        self.remote = is_remote(spark)
-        jobs: list[Job] = [self.entries, self.events] if self.remote else self.writers
-        self.supervisors = [
-            Supervisor(
-                job,
-                checkpoints,
-                None if now else trigger,
-                elsewhere=partial(RemoteWrite, partial(make_writer, config, log, job.name))
-                if self.remote
-                else None,
-            )
-            for job, trigger in zip(jobs, (config.trigger, config.events_trigger), strict=True)
-        ]
-        self.committed_index: int | None = None
-        self.through_index = -1  # only control records are between the table's end and this index
-        self.epochs_at_s = self.tables_at_s = 0.0
-        self.epochs_failures = 0
-
-    def start(self) -> None:
-        """Start the queries first, so nothing is created for a log that does not exist. Raises
-        SourceError."""
-        for supervisor in self.supervisors:
-            supervisor.ensure_running()
-        self.epochs.open()
-
-    def stop(self) -> None:
-        for supervisor in self.supervisors:
-            supervisor.stop()
-        if not self.remote:
-            self.leased.finish()
-
-    def poll(self, *, final: bool = False) -> None:
-        """Do what is due: restarts, the epoch tables, and the progress."""
-        for supervisor in self.supervisors:
-            supervisor.ensure_running()
-        try:
-            self.leased.check()
-        except SourceError as error:
-            raise MaterializeFailed(f"{self.leased.name}: {error}") from error
-        now_s = time.monotonic()
-        begun = all(supervisor.done or supervisor.query is not None for supervisor in self.supervisors)
-        if self.remote and begun and (final or now_s >= self.tables_at_s):  # other processes write them
-            self.tables_at_s = now_s + TABLES_EACH_S
-            self.entries.refresh()
-            self.events.refresh()
-        if final or now_s >= self.epochs_at_s:
-            self.epochs_at_s = now_s + EPOCHS_EACH_S
-            try:
-                self.epochs.refresh()
-                self.epochs_failures = 0
-                self._measure_lag()
-            except Unreachable:
-                self.committed_index = None
-            except SPARK_ERRORS as error:
-                self._epochs_failed(error)
-
-    def _epochs_failed(self, error: Exception) -> None:
-        """The next check retries. Raises MaterializeFailed when that does not help."""
-        if "DELTA_CONCURRENT" in str(error):
-            return  # another driver wrote the same: the next check finds it there
-        self.epochs_failures += 1
-        reason = reason_of(error)
-        if self.epochs_failures > MAX_FAILURES:
-            raise MaterializeFailed(f"epochs: {reason}") from error
-        sys.stderr.write(f"epochs: {reason}; retrying\n")
-
-    def _measure_lag(self) -> None:
-        """Return the end of the log, and whether the table lacks control records alone."""
-        covered = self.entries.covered_index
-        committed = self.status.tail(confirmed=False).next_index - 1
-        self.committed_index = committed
-        try:
-            if covered < committed and self.status.first_data_index(covered + 1, committed + 1) is None:
-                self.through_index = committed
-        except LogTrimmed:
-            if self.remote:
-                self.entries.refresh()
-            if self.entries.covered_index == covered:
-                raise
-            # the table has advanced since, and its rows may be trimmed from the log: the next check decides
-
-    @property
-    def done(self) -> bool:
-        return all(supervisor.done for supervisor in self.supervisors)
-
-    def progress(self) -> LogProgress:
-        return LogProgress(
-            entries_rows=self.entries.rows,
-            materialized_index=max(self.entries.covered_index, self.through_index),
-            committed_index=self.committed_index,
-            events_rows=self.events.events.rows,
-            watermarks_rows=self.events.watermarks.rows,
-            epochs_rows=len(self.epochs.committed),
-            restarts=sum(max(0, supervisor.starts - 1) for supervisor in self.supervisors),
-            last_batch=self.supervisors[0].last_batch,
-        )
-
-
-def make_writer(config: MaterializeConfig, log: str, name: str, spark: SparkSession) -> Job:
-    """Return the writer of the micro-batches of one query, created where it runs (remote.py)."""
-    return next(job for job in LogMaterializer(spark, config, log).writers if job.name == name)
 
 
 def materialize(
@@ -292,24 +84,45 @@ def _follow(
     spark: SparkSession, config: MaterializeConfig, stop: threading.Event, file: ProgressFile
 ) -> Progress:
     spark.dataSource.register(CommitlogDataSource)
-    client = LogReads(config.endpoints, "", config.token, give_up_s=config.give_up_s)
-    logs = Groups(config.logs, partial(LogMaterializer, spark, config), client.log_names)
+    patient = connect(config.endpoints, config.token, config.give_up_s)
+    quick = connect(config.endpoints, config.token, STATUS_GIVE_UP_S)
+    client = LogReads(config.endpoints, "", connection=patient)
+    wake = threading.Event()  # something has changed, or ended
+    shared = SharedParts(
+        config=config,
+        spark=spark,
+        workers=Workers(lambda: spark.interruptTag(BACKLOG_TAG), wake),
+        news=LogNews(config.endpoints, config.token, wake),
+        journals=JournalNews(LogReads(config.endpoints, "", connection=quick), config.events_trigger_s),
+        patient=patient,
+        quick=quick,
+    )
+    workers, news = shared.workers, shared.news
+    logs = Groups(config.logs, partial(LogMaterializer, shared), client.log_names, each=workers.each)
     state = "failed"
+    news.start()
     try:
         logs.start()
         while not stop.is_set():
+            began_s = time.monotonic()
+            shared.journals.ask_when_due(workers)
             logs.poll()
             file.write("running", logs.progress())
             if logs.done:
                 break
-            stop.wait(LOOK_EACH_S)
+            stop.wait(max(LEAST_PAUSE_S, SHARE * (time.monotonic() - began_s)))
+            wake.wait(LOOK_EACH_S)
+            wake.clear()
         if not stop.is_set():
             logs.poll(final=True)
             logs.finish()
         state = "stopped" if stop.is_set() else "done"
     finally:
+        news.stop()
+        workers.stop()
         logs.stop()
-        client.close()
+        patient.close()
+        quick.close()
         last = file.write(state, logs.progress(), force=True)
     return last
 
@@ -323,13 +136,13 @@ def _follow(
 @tables_option
 @logs_option
 @token_option
-@click.option("--checkpoints", type=FILE_PATH, help="Scratch folder.  [default: beside the tables]")
+@click.option("--checkpoints", type=FILE_PATH, help="Not used any more; accepted for older scripts.")
 @click.option(
     "--available-now", is_flag=True, help="Stop when all records committed so far are in the tables."
 )
-@click.option("--trigger", default="1 second", show_default=True, help="Interval of writes to entries.")
+@click.option("--trigger", default="1 second", show_default=True, help="Least interval of writes to entries.")
 @click.option(
-    "--events-trigger", default="10 seconds", show_default=True, help="Interval of writes to events."
+    "--events-trigger", default="10 seconds", show_default=True, help="Least interval of writes to events."
 )
 @click.option(
     "--max-records",

@@ -147,7 +147,7 @@ def verify_with_spark(target: Target) -> None:
     show_envvar=True,
     help=f"Folder or URL of the Delta tables.  [default: {DEFAULT_TABLES}]",
 )
-@click.option("--checkpoints", help=f"Folder of Spark's checkpoints.  [default: {DEFAULT_CHECKPOINTS}]")
+@click.option("--checkpoints", help="Without effect; accepted for older scripts.")
 @click.option(
     "--spark-conf",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),

@@ -1,16 +1,21 @@
 """The table `entries`: each data record of the log once, in the order of the log.
 
-The table itself records its progress: every start, after a kill, with a lost checkpoint or beside another
-driver, begins at the index after its last row, and every append claims that index (tables/table.py).
+The table itself records its progress: every start, after a kill or beside another driver, begins at the index
+after its last row, and every append claims that index (tables/table.py).
+
+The driver reads a small batch itself and writes it as one file; Spark reads and writes a large one, in
+parallel tasks. Both take the range and the checks of the stream (source/data_source.py).
 """
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from app.tables.catalog import RESTORE
@@ -18,33 +23,38 @@ from app.tables.delta_log import DeltaLog
 from app.tables.names import BEGIN_PROPERTY, LOG_ID_PROPERTY
 from spark_jobs.errors import LogClash, TableUnreadable
 from spark_jobs.session.locations import is_url
-from spark_jobs.session.spark_session import COMPILED, INTERPRETED
+from spark_jobs.session.spark_session import COMPILED, INTERPRETED, is_remote
+from spark_jobs.source.data_source import RecordsStreamReader
 from spark_jobs.source.log_reads import LogReads, Place
+from spark_jobs.source.options import BETWEEN, parse_options
 from spark_jobs.source.planning import RecordsOffset, check_not_shorter, check_same_log, check_same_term
+from spark_jobs.tables import schemas
 from spark_jobs.tables.snapshot import EntriesSnapshot, read_snapshot
 from spark_jobs.tables.table import (
     ENTRIES,
     MAX_REFUSALS,
     TableClash,
     append_once,
-    create_table,
-    look_ahead,
     read_table,
     set_properties,
     table_properties,
 )
+from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.tables.transforms import entries
 
 APPLICATION = "commitlog-entries"
 TAKING = (RESTORE, "DELETE", "TRUNCATE")  # commits of other writers, after which the table may end earlier
-SMALL_BATCH_RECORDS = 20_000  # up to this number of rows, compiling a plan takes longer than interpreting it
+SMALL_BATCH_RECORDS = 20_000  # up to this number the driver reads and writes a batch itself
+SMALL_BATCH_BYTES = 32 * 1024 * 1024  # and about so many of rows in memory; the rest is the next batch
+BACKLOG_TAG = "commitlog-backlog"  # of what Spark runs for a large batch
+BATCH_OPTIONS = ("endpoint", "token", "log", "maxRecordsPerPartition", "dataFolder")  # of a large batch
 
 
 class Follower(Protocol):
-    """Tables made from `entries`."""
+    """Tables that are made from `entries`, after each of its commits."""
 
     def open(self) -> None:
-        """Forget the progress of the tables: other drivers may have written."""
+        """Forget the progress: other drivers may have written."""
         ...
 
     def extend(self, until: int) -> None:
@@ -53,10 +63,11 @@ class Follower(Protocol):
 
 
 class EntriesJob:
-    """Fills one log's `entries`. One micro-batch at a time; other drivers may do the same.
+    """Fills one log's `entries`. One batch at a time; other drivers may do the same.
 
     next_index: after the last row of the table; without rows, the log's begin. covered_index: the last index
-    of the log that is known to be in the table, or to be a control record. rows: of the table.
+    of the log that is known to be in the table, or to be a control record. rows: of the table. target: end of
+    a job that does not follow, exclusive. last_batch: its number, records, and milliseconds by part.
     """
 
     name = "entries"
@@ -72,34 +83,29 @@ class EntriesJob:
         followers: Sequence[Follower] = (),
     ) -> None:
         """client: of the log. options: of the source, except the start. follows: records arrive while it
-        runs, so it prepares the next claim between two micro-batches. followers: written after `entries`."""
+        runs."""
         self.spark = spark
         self.client = client
         self.path = path
         self.options = options
         self.follows = follows
-        self.followers = tuple(followers)
+        self.followers = followers
         self.next_index = 0
         self.covered_index = -1
         self.rows = 0
-        self.checkpoint = Path()
-        self._commits = None if is_url(path) else DeltaLog(path)  # only Spark can read a table at a URL
+        self.target: int | None = None
+        self.offset = RecordsOffset(0, None, "")
+        self.last_batch: dict[str, Any] | None = None
+        self.waiting = 0  # records that the log has beyond the offset, as known
+        self.has_more = False  # the last batch was cut
+        self._is_here = not is_url(path) and not is_remote(spark)  # only Spark can read a table elsewhere
+        self._writer = TableWriter(spark, path, ENTRIES, follows=follows)
+        self._commits = DeltaLog(path) if self._is_here else None
         self._looked_at = 0  # the version after those that were checked
+        self._reader: RecordsStreamReader | None = None
 
-    def stream(self, checkpoint: Path) -> DataFrame:
-        """Return the stream of the records after the table's last one.
-
-        Raises LogClash if the log is not the table's.
-        """
-        self.checkpoint = checkpoint
-        first = self.open().next_index
-        for follower in self.followers:
-            follower.open()
-        reader = self.spark.readStream.format("commitlog").options(**self.options)
-        return reader.option("startingIndex", first).load()
-
-    def open(self) -> RecordsOffset:
-        """Create the table if needed; return the start of the stream.
+    def open(self) -> None:
+        """Create the table if needed, and find the start of the next batch.
 
         Raises LogClash if the log is not the table's.
         """
@@ -111,7 +117,7 @@ class EntriesJob:
             LOG_ID_PROPERTY: log_id,
             BEGIN_PROPERTY: str(self.client.tail(confirmed=True).begin_index),
         }
-        if create_table(self.spark, self.path, ENTRIES, properties):
+        if self._writer.create(properties):
             self.rows = 0
         else:
             snapshot = self._snapshot()
@@ -124,7 +130,7 @@ class EntriesJob:
             if properties.get(BEGIN_PROPERTY) != str(tail.begin_index):
                 set_properties(self.spark, self.path, {BEGIN_PROPERTY: str(tail.begin_index)})
         last = self._last_place(snapshot)
-        offset = RecordsOffset(self.next_index, last.term, log_id)
+        offset = RecordsOffset(self.next_index, last.term if self.rows > 0 else None, log_id)
         check_not_shorter(self.client.log, offset, tail.next_index)
         if self.rows > 0:
             place = self.client.place(offset.next_index - 1)
@@ -135,49 +141,162 @@ class EntriesJob:
                     f"the record at index {offset.next_index - 1} is at byte {place.offset}, it was at "
                     f"{last.offset}",
                 )
-        return offset
+        self.offset = offset
+        self.waiting = max(0, tail.next_index - offset.next_index)
+        if not self.follows and self.target is None:
+            self.target = tail.next_index
+        options = parse_options({**self.options, "startingIndex": str(offset.next_index)}).for_stream()
+        self._reader = RecordsStreamReader(options, self.client)
+        self._reader.target = self.target
+        for follower in self.followers:
+            follower.open()
 
-    def write(self, records: DataFrame, batch_id: int) -> None:
-        """Extend the table to the end of a micro-batch.
+    @property
+    def read_until(self) -> int:
+        """The first index that was not read yet."""
+        return self.offset.next_index
+
+    @property
+    def is_large(self) -> bool:
+        return self.waiting > SMALL_BATCH_RECORDS
+
+    @property
+    def done(self) -> bool:
+        return self.target is not None and self.offset.next_index >= self.target
+
+    def step(self) -> bool:
+        """Extend the table by what the log has now, within the limits of a batch; return whether there was
+        something.
 
         Raises TableClash if the table refuses a claim without another writer.
         """
-        until = read_offset(self.checkpoint, batch_id).next_index
-        self._write(records, until)
+        assert self._reader is not None
+        began_s = time.monotonic()
+        start = self.offset
+        limit = self._reader.getDefaultReadLimit()
+        end = RecordsOffset.from_json(self._reader.latestOffset(start.to_json(), limit))
+        planned = end.next_index
+        self.has_more = False
+        if planned <= start.next_index:
+            self.waiting = 0
+            return False
+        planned_s = time.monotonic()
+        count = self.rows
+        if self.is_large and end.next_index - start.next_index > SMALL_BATCH_RECORDS:
+            read_s = planned_s
+            self._write_large(start, end)
+        else:
+            rows, end = self._read(self._reader, start, end)
+            read_s = time.monotonic()
+            self.write(rows, end.next_index)
+        self.offset = end
+        self.has_more = end.next_index < planned
+        if self.target is not None:
+            self.waiting = max(0, self.target - end.next_index)
         for follower in self.followers:
-            follower.extend(until)
+            follower.extend(end.next_index)
+        parts = (began_s, planned_s, read_s, time.monotonic())
+        self._note_batch(self.rows - count, parts)
+        return True
 
-    def _write(self, records: DataFrame, until: int) -> None:
+    def _read(
+        self, reader: RecordsStreamReader, start: RecordsOffset, end: RecordsOffset
+    ) -> tuple[pa.Table, RecordsOffset]:
+        """Return the rows of a small batch, and its end: before `end` where it would hold too much."""
+        batches: list[pa.RecordBatch] = []
+        count = size = 0
+        for batch in reader.read_here(start, end):
+            batches.append(batch.select(ENTRIES.schema.fieldNames()))
+            count += batch.num_rows
+            size += batch.nbytes
+            until = int(batch.column("index")[-1].as_py()) + 1
+            is_full = count >= SMALL_BATCH_RECORDS or size >= SMALL_BATCH_BYTES
+            if is_full and until < end.next_index:
+                end = RecordsOffset(until, batch.column("term")[-1].as_py(), end.log_id, end.lost)
+                break
+        return pa.Table.from_batches(batches, schemas.arrow_schema(ENTRIES.schema)), end
+
+    def write(self, rows: pa.Table, until: int) -> None:
+        """Extend the table to `until`. rows: the data records before it, from the table's end or earlier.
+
+        Raises TableClash if the table refuses a claim without another writer.
+        """
+
+        def lacks(first: int) -> bool:
+            return bool(rows.num_rows) and rows["index"][-1].as_py() >= first
+
+        def append(first: int, claim: int, note: Mapping[str, Any]) -> tuple[int, int] | None:
+            new = rows.filter(pc.greater_equal(rows["index"], first))
+            last = self._writer.append(new, application=APPLICATION, claim=claim, position="index", note=note)
+            return None if last is None else (new.num_rows, last)
+
+        self._extend(until, lacks, append)
+
+    def _write_large(self, start: RecordsOffset, end: RecordsOffset) -> None:
+        """As `write`, by Spark."""
+        options = {name: value for name, value in self.options.items() if name in BATCH_OPTIONS}
+        options[BETWEEN] = json.dumps([start.to_json(), end.to_json()])
+
+        def lacks(first: int) -> bool:
+            return self.client.first_data_index(first, end.next_index) is not None
+
+        def append(first: int, claim: int, note: Mapping[str, Any]) -> tuple[int, int] | None:
+            for name, value in COMPILED.items():
+                self.spark.conf.set(name, value)
+            self.spark.addTag(BACKLOG_TAG)
+            try:
+                records = self.spark.read.format("commitlog").options(**options).load()
+                rows = entries(records.where(F.col("index") >= first))
+                return append_once(
+                    rows, self.path, application=APPLICATION, claim=claim, position="index", note=note
+                )
+            finally:
+                self.spark.removeTag(BACKLOG_TAG)
+                for name, value in INTERPRETED.items():
+                    self.spark.conf.set(name, value)
+
+        self._extend(end.next_index, lacks, append)
+
+    def _extend(
+        self,
+        until: int,
+        lacks: Callable[[int], bool],
+        append: Callable[[int, int, Mapping[str, Any]], tuple[int, int] | None],
+    ) -> None:
+        """Append the rows before `until` that the table lacks.
+
+        lacks: returns whether there are rows from an index on. append: makes the commit of those, by index
+        and claim; returns the number of rows and the last index, None for a claim that was refused.
+        """
         if self._was_taken_from():
             self.refresh()
         refusals = 0
-        while self.client.first_data_index(self.next_index, until) is not None:
+        while lacks(self.next_index):
             first = self.next_index
             claim = first if self.rows > 0 else 0  # from the table's rows alone, wherever the log begins
-            rows = entries(records.where(F.col("index") >= first))
-            is_small = until - first <= SMALL_BATCH_RECORDS
-            for name, value in (INTERPRETED if is_small else COMPILED).items():
-                records.sparkSession.conf.set(name, value)
-            written = append_once(
-                rows,
-                self.path,
-                application=APPLICATION,
-                claim=claim,
-                position="index",
-                note={"first_index": first, "until_index": until},
-            )
+            written = append(first, claim, {"first_index": first, "until_index": until})
             if written is not None:
                 self.next_index = written[1] + 1
                 self.covered_index = until - 1
                 self.rows += written[0]
-                if self.follows:
-                    look_ahead(self.spark, self.path, application=APPLICATION, claimed=claim)
                 return
             self.refresh()
             refusals = refusals + 1 if self.next_index == first else 0
             if refusals == MAX_REFUSALS:
                 raise TableClash(self.path, f"the records from index {first} on")
         self.covered_index = max(self.covered_index, until - 1)
+
+    def _note_batch(self, records: int, times_s: Sequence[float]) -> None:
+        began_s, planned_s, read_s, ended_s = times_s
+        parts = {
+            "latestOffset": planned_s - began_s,
+            "getBatch": read_s - planned_s,
+            "addBatch": ended_s - read_s,
+            "triggerExecution": ended_s - began_s,
+        }
+        number = 0 if self.last_batch is None else self.last_batch["id"] + 1
+        duration_ms = {name: max(1, round(1_000 * seconds)) for name, seconds in parts.items()}
+        self.last_batch = {"id": number, "records": records, "duration_ms": duration_ms}
 
     def refresh(self) -> None:
         """Read the progress of the table from its statistics."""
@@ -196,9 +315,9 @@ class EntriesJob:
             self.covered_index = max(self.covered_index, next_index - 1)
 
     def _snapshot(self) -> EntriesSnapshot | None:
-        """The table from its own transaction log; None where only Spark can read it: at a URL, or in
+        """The table from its own transaction log; None where only Spark can read it: elsewhere, or in
         another format."""
-        if is_url(self.path):
+        if not self._is_here:
             return None
         try:
             return read_snapshot(self.path)
@@ -231,12 +350,3 @@ class EntriesJob:
             sys.stderr.write(f"{self.path}: begins at index {begin_index}, as the log does now\n")
         self.next_index = begin_index
         self.covered_index = max(self.covered_index, begin_index - 1)
-
-
-def read_offset(checkpoint: Path, batch_id: int) -> RecordsOffset:
-    """Return the end of the micro-batch, from the line that Spark writes before it runs one.
-
-    Raises FileNotFoundError.
-    """
-    lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
-    return RecordsOffset.from_json(json.loads(lines[-1]))

@@ -61,9 +61,12 @@ class EpochsJob:
             for row in self._held(self.files_path, EPOCH_FILES):
                 self.files.setdefault(row["node"], []).append(_epoch(row))
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         """Read the files of every node, and write the changes. A node that does not answer keeps its rows;
-        one that has left the cluster loses them."""
+        one that has left the cluster loses them.
+
+        Return whether all nodes answered, and know the last epoch of their files to be committed.
+        """
         files: dict[str, list[Epoch]] = {}
         committed: list[list[Epoch]] = []
         nodes = self.client.nodes()
@@ -79,12 +82,14 @@ class EpochsJob:
             files[node.id] = file
             committed.append(committed_epochs(file, committed_index))
         self._tell(agree(self.client.log, committed))
+        lengths = {len(file) for file in files.values()} | {len(epochs) for epochs in committed}
         changed = {node_id: file for node_id, file in files.items() if file != self.files.get(node_id)}
         if changed or gone:
             self._replace_files({**changed, **dict.fromkeys(gone, ())})
             self.files |= changed
             for node_id in gone:
                 del self.files[node_id]
+        return len(files) == len(nodes) and len(lengths) <= 1
 
     def _held(self, path: str, table: Table) -> list[dict[str, Any]]:
         """Return the rows of a table, by epoch."""

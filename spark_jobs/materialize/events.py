@@ -1,17 +1,14 @@
-"""The table `events`, from one stream of the nodes' journals, and the tables derived from events
-(derived.py).
+"""The table `events`, from the nodes' journals, and the tables derived from events (derived.py).
 
-Those are written first, so they hold the rows of every event in `events`: the stream begins where `events`
-ends.
+Those are written first, so they hold the rows of every event in `events`: a batch begins where `events` ends.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from app.tables.names import COVERED_INDEX
 from spark_jobs.materialize.derived import (
@@ -20,8 +17,10 @@ from spark_jobs.materialize.derived import (
     SyncStateSetsTable,
     WatermarksTable,
 )
+from spark_jobs.source.events import EVENTS_ARROW, EventsPartition, plan_partitions, read_events, scan
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.source.planning import EARLIEST
+from spark_jobs.source.options import parse_options
+from spark_jobs.source.planning import EventsOffset, JournalPosition, check_same_log
 from spark_jobs.tables.journal_table import JournalTable
 from spark_jobs.tables.table import EVENTS, QUARANTINE_TRUNCATED, SYNC_STATE_SETS, WATERMARKS, Table
 
@@ -29,10 +28,10 @@ MAX_EVENTS_PER_TRIGGER = 50_000
 
 
 class EventsJob:
-    """Fills `events` and its derived tables, of one log, one micro-batch at a time; other jobs may do the
-    same."""
+    """Fills `events` and its derived tables, of one log, one batch at a time; other jobs may do the same."""
 
     name = "events"
+    is_large = False
 
     def __init__(
         self,
@@ -40,10 +39,17 @@ class EventsJob:
         client: LogReads,
         path_of: Callable[[Table], str],
         options: Mapping[str, str],
+        *,
+        follows: bool = True,
     ) -> None:
-        """client: of the log, for this job alone. options: of the source, all but stream and start."""
-        self.spark = spark
-        self.options = options
+        """client: of the log, for this job alone. options: of the source, all but stream and start. follows:
+        else it is done with the events that the nodes have at its start."""
+        self.client = client
+        self.options = parse_options({**options, "stream": "events"}).for_stream()
+        self.follows = follows
+        self.offset = EventsOffset({}, "")
+        self.done = False
+        self._target: EventsOffset | None = None
         self.events = JournalTable(spark, path_of(EVENTS), EVENTS)
         self._covered_index = -1
         self.watermarks = WatermarksTable(spark, path_of(WATERMARKS))
@@ -53,24 +59,42 @@ class EventsJob:
             QuarantineTable(spark, path_of(QUARANTINE_TRUNCATED), client),
         )
 
-    def stream(self, checkpoint: Path) -> DataFrame:
-        """Return the stream of events after the table's last ones. The rows themselves show the end of a
-        micro-batch."""
+    def open(self) -> None:
+        """Create the tables if needed, and find the start of the next batch. The rows themselves show the
+        end of a batch."""
         self.events.open()
         for table in self.derived:
             table.open_beside(self.events)
-        start = json.dumps(self.events.positions) if self.events.positions else EARLIEST
-        reader = self.spark.readStream.format("commitlog").options(**self.options).option("stream", "events")
-        return reader.options(startingIndex=start, maxRecordsPerTrigger=MAX_EVENTS_PER_TRIGGER).load()
+        positions = {node: JournalPosition(seq, None) for node, seq in self.events.positions.items()}
+        self.offset = EventsOffset(positions, self.client.log_id())
+        if not self.follows and self._target is None:
+            self._target = scan(self.client, self.options, self.offset, limit=None)
 
-    def refresh(self) -> None:
-        """Read the progress from the tables, when other jobs fill them."""
-        self.events.refresh()
-        self.watermarks.refresh()
+    def has_news(self, next_seqs: Mapping[str, int]) -> bool:
+        """Return whether a journal goes on after what was read. next_seqs: by node."""
+        return any(seq > self.offset.at(node).next_seq for node, seq in next_seqs.items())
 
-    def write(self, events: DataFrame, batch_id: int) -> None:
-        """Extend the tables to the end of a micro-batch, which is small: the option limits it."""
-        rows = events.toArrow()
+    def step(self) -> bool:
+        """Extend the tables by the events that the nodes have now, within the limit of a batch; return
+        whether there were some."""
+        start = self.offset
+        check_same_log(self.client.log, start.log_id, self.client.log_id())
+        end = scan(self.client, self.options, start, MAX_EVENTS_PER_TRIGGER, self._target)
+        batches = [
+            rows
+            for partition in plan_partitions(self.client.nodes(), start, end)
+            if isinstance(partition, EventsPartition)
+            for rows in read_events(self.options, partition)
+        ]
+        self.write(pa.Table.from_batches(batches, EVENTS_ARROW))
+        self.offset = end
+        self.done = not self.follows and not batches
+        return bool(batches)
+
+    def write(self, rows: pa.Table) -> None:
+        """Extend the tables by these events."""
+        if not rows.num_rows:
+            return
         for table in self.derived:
             table.append_from(rows)
         self._covered_index = max([self._covered_index, *covered_indexes(rows)])

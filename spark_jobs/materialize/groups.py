@@ -1,12 +1,14 @@
-"""Many logs in one job: an independent group of queries for each log.
+"""Many logs in one job: an independent group of jobs for each log.
 
 Logs are named directly, or by patterns (`orders-*`): new logs that match join, deleted logs leave. The
 system's own logs (`__...`) match only patterns that begin with `__`.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Protocol
 
@@ -16,16 +18,18 @@ from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.tables.table import SPARK_ERRORS, TableClash
 
 NAMES_EACH_S = 5.0
+STOP_THREADS = 4
+STOP_WITHIN_S = 3.0
 WILD = frozenset("*?[")
 FAILURES = (MaterializeFailed, SourceError, TableClash, *SPARK_ERRORS)
 
 
 class Group(Protocol):
-    """All queries of one log."""
+    """All jobs of one log."""
 
     def start(self) -> None: ...
 
-    def poll(self, *, final: bool = False) -> None: ...
+    def poll(self, *, final: bool = False, logs: int = 1) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -73,6 +77,11 @@ def named(given: Iterable[str], logs: Callable[[], list[str]]) -> list[str]:
     return list(wanted)
 
 
+def in_order(act: Callable[[str], None], logs: list[str]) -> None:
+    for log in logs:
+        act(log)
+
+
 class Groups:
     """The running groups, by log. A group that fails ends alone; the job fails when none is left."""
 
@@ -82,9 +91,10 @@ class Groups:
         make: Callable[[str], Group],
         logs: Callable[[], list[str]],
         clock: Callable[[], float] = time.monotonic,
+        each: Callable[[Callable[[str], None], list[str]], None] = in_order,
     ) -> None:
         """names: of logs, and patterns. logs: gets the list of logs from the service; may raise
-        Unreachable."""
+        Unreachable. each: calls a function with every log of a list, perhaps in threads."""
         self.named = [name for name in names if not is_pattern(name)]
         self.patterns = [name for name in names if is_pattern(name)]
         self.groups: dict[str, Group] = {}
@@ -92,6 +102,7 @@ class Groups:
         self._make = make
         self._logs = logs
         self._clock = clock
+        self._each = each
         self._asked_at_s = 0.0
 
     def start(self) -> None:
@@ -101,8 +112,7 @@ class Groups:
         """
         found = named([*self.named, *self.patterns], self._logs)
         self._asked_at_s = self._clock()
-        for log in found:
-            self._add(log)
+        self._add(found)
         self._raise_when_all_failed()
 
     def poll(self, *, final: bool = False) -> None:
@@ -112,7 +122,7 @@ class Groups:
         for log, group in list(self.groups.items()):
             if log not in self.failed:
                 try:
-                    group.poll(final=final)
+                    group.poll(final=final, logs=len(self.groups))
                 except FAILURES as error:
                     self._end(log, error)
         self._raise_when_all_failed()
@@ -123,8 +133,21 @@ class Groups:
             raise error
 
     def stop(self) -> None:
-        for group in self.groups.values():
-            group.stop()
+        """Stop every group, in several threads; after STOP_WITHIN_S those that are left are not waited
+        for."""
+        left = list(self.groups.values())
+
+        def stop_some() -> None:
+            while left:
+                with suppress(IndexError):
+                    left.pop().stop()
+
+        threads = [threading.Thread(target=stop_some, daemon=True) for _ in range(STOP_THREADS)]
+        give_up_at_s = time.monotonic() + STOP_WITHIN_S
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, give_up_at_s - time.monotonic()))
 
     @property
     def done(self) -> bool:
@@ -139,15 +162,16 @@ class Groups:
             found = matching(self.patterns, self._logs())
         except Unreachable:
             return  # the groups report it themselves, and the next check asks again
-        for log in found:
-            if log not in self.groups:
-                self._add(log)
+        self._add([log for log in found if log not in self.groups])
         for log in set(self.groups).difference(found, self.named):
             self.groups.pop(log).stop()
             self.failed.pop(log, None)
 
-    def _add(self, log: str) -> None:
-        self.groups[log] = self._make(log)
+    def _add(self, logs: list[str]) -> None:
+        self.groups.update({log: self._make(log) for log in logs})
+        self._each(self._start, logs)
+
+    def _start(self, log: str) -> None:
         try:
             self.groups[log].start()
         except FAILURES as error:

@@ -11,13 +11,9 @@ that the table has.
 """
 
 import math
-import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
-
-from pyspark.sql import DataFrame
 
 from app.client import ClientError, CommitlogClient, ConditionFailed, NotFound
 from app.client.operations import Cursor, Operations
@@ -27,7 +23,6 @@ from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.source.log_reads import source_error
 
 MOVE_EACH_S: Final = 10.0
-FINISH_WITHIN_S: Final = 3.0
 
 
 class LeaseLost(SourceError):
@@ -47,10 +42,14 @@ class LeaseLost(SourceError):
 
 class MaterializerLease:
     """The cursor of one log, held by one job. `index`: the next one that the table needs, as recorded in
-    the log."""
+    the log.
+
+    Calls are rare, and a job may hold hundreds of leases: no connection is kept between two of them.
+    """
 
     def __init__(self, client: CommitlogClient) -> None:
         self._log = client.log
+        self._client = client
         self._operations = Operations(client)
         self._held: Cursor | None = None
         self._doubtful: set[int] = set()  # moves from the held version without an answer
@@ -110,14 +109,16 @@ class MaterializerLease:
             raise
         except ClientError as error:
             raise source_error(self._log, error) from error
+        finally:
+            self._client.close()
 
 
 class LeasedEntries:
     """The job that fills `entries`, and moves the log's cursor after its commits, at most once every
     `each_s`.
 
-    A move is a record of the log, so a steady stream of micro-batches must not cost one each. A timer makes a
-    postponed move. Rows do not depend on it: the table itself refuses rows that it holds.
+    A move is a record of the log, so a steady stream of batches must not cost one each. A step makes a move
+    that is due, also without rows. Rows do not depend on it: the table itself refuses rows that it holds.
     """
 
     name = EntriesJob.name
@@ -128,84 +129,47 @@ class LeasedEntries:
         self.lease = lease
         self._each_s = each_s
         self._due_s = -math.inf  # monotonic
-        self._lock = threading.RLock()  # protects the table's end and the cursor
-        self._timer: threading.Timer | None = None
-        self._lost: SourceError | None = None
 
-    def stream(self, checkpoint: Path) -> DataFrame:
-        with self._lock:
-            records = self.entries.stream(checkpoint)
-            self.lease.take(max(self.entries.next_index, self.lease.index))
-            return records
+    @property
+    def is_large(self) -> bool:
+        return self.entries.is_large
 
-    def write(self, records: DataFrame, batch_id: int) -> None:
+    @property
+    def done(self) -> bool:
+        return self.entries.done
+
+    def open(self) -> None:
+        self.entries.open()
+        self.lease.take(max(self.entries.next_index, self.lease.index))
+
+    def step(self) -> bool:
         """Write the rows, and move the cursor if that is due. Control records after the last row stay fenced
         too: the next driver begins there, and does not know them.
 
         Raises LeaseLost; LogClash when the cursor was removed with the records that an unclean election lost.
         """
-        with self._lock:
-            self.check()
-            self.entries.write(records, batch_id)
-            self._keep_up()
+        had_batch = self.entries.step()
+        if self.move_is_due:
+            self._move()
+        return had_batch
 
-    def check(self) -> None:
-        """Raise the timer's error: LeaseLost or LogClash."""
-        if self._lost is not None:
-            raise self._lost
+    @property
+    def move_is_due(self) -> bool:
+        return self.entries.next_index > self.lease.index and time.monotonic() >= self._due_s
 
     def finish(self) -> None:
-        """Make a postponed move: no more rows follow. It takes FINISH_WITHIN_S at most; after a failure
-        the cursor stays where it is."""
-        last = threading.Thread(target=self._finish, daemon=True)
-        last.start()
-        last.join(FINISH_WITHIN_S)
-
-    def _finish(self) -> None:
-        with self._lock:
-            self._cancel()
-            if self._lost is None and self.entries.next_index > self.lease.index >= 0:
-                with suppress(SourceError):
-                    self.lease.move(self.entries.next_index)
-
-    def _keep_up(self) -> None:
-        if self.entries.next_index <= self.lease.index:
-            return
-        left_s = self._due_s - time.monotonic()
-        if left_s <= 0:
-            self._move()
-        elif self._timer is None:
-            self._start_timer(left_s)
+        """Make a postponed move: no more rows follow. On a failure the cursor stays where it is."""
+        if self.entries.next_index > self.lease.index >= 0:
+            with suppress(SourceError):
+                self.lease.move(self.entries.next_index)
 
     def _move(self) -> None:
-        """Move the cursor; if the log cannot take the move now, it is repeated later. Raises as `write`."""
-        self._cancel()
+        """Move the cursor; if the log cannot take the move now, it is repeated later. Raises as `step`."""
         self._due_s = time.monotonic() + self._each_s
         try:
             self.lease.move(self.entries.next_index)
         except Unreachable:
-            self._start_timer(max(self._each_s, 1.0))
+            self._due_s = time.monotonic() + max(self._each_s, 1.0)
         except LeaseLost:
             self.entries.open()
             raise
-
-    def _start_timer(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self._late)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _late(self) -> None:
-        """The timer: make the postponed move."""
-        with self._lock:
-            if self._timer is not threading.current_thread():
-                return  # cancelled too late
-            self._timer = None
-            try:
-                self._keep_up()
-            except SourceError as error:
-                self._lost = error

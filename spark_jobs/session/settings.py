@@ -110,7 +110,7 @@ class Locations:
     tables: str | None = None
     """Folder or URL of the Delta tables, with one folder for each log; absent: the command line names it."""
     checkpoints: Path | None = None
-    """Folder for scratch data of the streams; absent: beside the tables."""
+    """Without effect, accepted for older files: the tables alone record the progress of the jobs."""
     __pydantic_config__: ClassVar = FILE
 
 

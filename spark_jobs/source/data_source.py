@@ -9,6 +9,7 @@ Spark imports this in a new process for each stream and each batch that it plans
 sink and the union with a table, is imported where it is used: 0.2 s of a processor each time.
 """
 
+import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -124,6 +125,13 @@ class RecordsBatchReader(DataSourceReader):
         self.bounds = Bounds()
 
     def partitions(self) -> list[InputPartition]:
+        if self.options.between is not None:
+            start, end = json.loads(self.options.between)
+            stream = RecordsStreamReader(self.options)
+            try:
+                return list(stream.partitions(start, end))
+            finally:
+                stream.stop()
         client = open_client(self.options)
         partitions: list[InputPartition] = []
         try:
@@ -176,11 +184,12 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Streams a log. An offset contains the log's id and the term before its next index, so a clash is
     detected."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, client: LogReads | None = None) -> None:
+        """client: of a reader that stays in this process; None to create one where it is used."""
         self.options = options
         self.target: int | None = None  # of Trigger.AvailableNow: exclusive end of the query
         self.latest: RecordsOffset | None = None
-        self._client: LogReads | None = None
+        self._client = client
         self._pace = SmallBatchPace(options.min_records_per_trigger, options.max_trigger_delay_s)
 
     @property
@@ -251,6 +260,12 @@ class RecordsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RecordsPartition)
         return read_records(self.options, partition)
+
+    def read_here(self, start: RecordsOffset, end: RecordsOffset) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a micro-batch that this reader has just planned, in this process."""
+        for partition in self.partitions(start.to_json(), end.to_json()):
+            assert isinstance(partition, RecordsPartition)
+            yield from read_records(self.options, partition, self.client)
 
     def stop(self) -> None:
         if self._client is not None:

@@ -54,6 +54,17 @@ class LogTail:
 
 
 @dataclass(frozen=True)
+class LogEnds:
+    """Ends of a log and its journal at one node, as that node knows them. next_index: one after the last
+    committed index. events: the next seq of the journal."""
+
+    log_id: str
+    next_index: int
+    term: int
+    events: int
+
+
+@dataclass(frozen=True)
 class Place:
     """Place of a record: its term, and the byte position of its batch."""
 
@@ -82,14 +93,20 @@ class EventPage:
 class LogReads:
     """One log, read from `endpoints` alone; the first is asked first; on failure the next endpoint is tried.
 
-    give_up_s: time for which a call is retried before it raises Unreachable. Not safe for use by two threads.
+    give_up_s: time for which a call is retried before it raises Unreachable. connection: to the endpoints,
+    of the caller, who closes it. Not safe for use by two threads, which may share a connection.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], log: str, token: str | None = None, give_up_s: float = GIVE_UP_S
+        self,
+        endpoints: Sequence[str],
+        log: str,
+        token: str | None = None,
+        give_up_s: float = GIVE_UP_S,
+        connection: ClusterConnection | None = None,
     ) -> None:
         self.log = log
-        self._connection = ClusterConnection(endpoints, token=token, give_up_s=give_up_s, learns_nodes=False)
+        self._connection = connection or connect(endpoints, token, give_up_s)
 
     def close(self) -> None:
         self._connection.close()
@@ -212,6 +229,22 @@ class LogReads:
         """Return the logs of the cluster."""
         answer = self._first_good(lambda endpoint: self._json(endpoint, "/v1/logs"))
         return [str(log["name"]) for log in answer["logs"]]
+
+    def ends(self, node_url: str) -> dict[str, LogEnds]:
+        """Return the ends of all logs of which one node serves a replica, by one call. Raises Unreachable,
+        RequestRefused."""
+        try:
+            answer = self._json(node_url, "/v1/logs", OWN_ANSWER, ends="true")
+            found = {str(log["name"]): (str(log["id"]), log["ends"]) for log in answer["logs"]}
+            return {
+                name: LogEnds(log_id, int(at["committed_index"]) + 1, int(at["term"]), int(at["events"]))
+                for name, (log_id, at) in found.items()
+                if at is not None
+            }
+        except ClientError as error:
+            raise source_error(self.log, error, 0, node_url) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unreachable(f"{node_url}: its answer lacks the ends of the logs ({error!r})") from error
 
     def limits(self) -> dict[str, int]:
         """Return the limits of the service (docs/api.md §3)."""
@@ -361,6 +394,11 @@ class LogReads:
 
     def _once(self, endpoint: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
         return self._connection.once("GET", endpoint, path, query=query, headers=headers, wait_s=READ_WAIT_S)
+
+
+def connect(endpoints: Sequence[str], token: str | None, give_up_s: float) -> ClusterConnection:
+    """Return a connection to these nodes alone, which many `LogReads` may share."""
+    return ClusterConnection(endpoints, token=token, give_up_s=give_up_s, learns_nodes=False)
 
 
 def source_error(log: str, error: ClientError, position: int = 0, node: str = "") -> SourceError:

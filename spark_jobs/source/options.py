@@ -30,6 +30,7 @@ NAMES = (
     "tail",
     "table",
 )
+BETWEEN = "between"  # for the job alone
 NOT_FOR_EVENTS = {  # by option: its field, whose default changes nothing
     "endingIndex": "ending_index",
     "maxBytesPerTrigger": "max_bytes_per_trigger",
@@ -57,7 +58,8 @@ class SourceOptions:
     or LATEST. min_records_per_trigger: a stream with fewer new records may wait for more, max_trigger_delay_s
     at most (planning.SmallBatchPace). data_folders: of nodes on this machine, whose files are read in place.
     union: read the Delta table, and newer records from the log; table: its location, None to get it from the
-    service.
+    service. between: of the job that writes the tables: the offsets of a micro-batch of a stream that the
+    job itself has planned, as JSON; a batch query reads it with the checks of a stream.
     """
 
     endpoints: tuple[str, ...]
@@ -77,6 +79,7 @@ class SourceOptions:
     data_folders: tuple[str, ...] = ()
     union: bool = False
     table: str | None = None
+    between: str | None = None
 
     def for_batch(self) -> "SourceOptions":
         """Return the options for a batch query, with its default start.
@@ -108,7 +111,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
 
     Raises OptionError with the details of the error.
     """
-    known = {name.lower(): name for name in NAMES}
+    known = {name.lower(): name for name in (*NAMES, BETWEEN)}
     values: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() not in known:
@@ -135,6 +138,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         data_folders=tuple(part.strip() for part in values.get("dataFolder", "").split(",") if part.strip()),
         union=_union(values),
         table=values.get("table"),
+        between=values.get(BETWEEN),
     )
     if stream == EVENTS:
         defaults = SourceOptions(endpoints=options.endpoints)
@@ -213,9 +217,14 @@ def _seconds(values: Mapping[str, str], name: str, default: float) -> float:
     """Return a time such as `10s`, `500ms` or `2m` in seconds."""
     if name not in values:
         return default
-    parts = _DURATION.fullmatch(values[name].strip())
+    return parse_seconds(name, values[name])
+
+
+def parse_seconds(name: str, text: str) -> float:
+    """Return a time above 0 such as `10s`, `500ms` or `2m` in seconds. Raises OptionError."""
+    parts = _DURATION.fullmatch(text.strip())
     if parts is None or float(parts[1]) == 0:
-        raise OptionError(f"{name} must be a time such as 10s, 500ms or 2m, got {values[name]!r}")
+        raise OptionError(f"{name} must be a time such as 10s, 500ms or 2m, got {text!r}")
     return float(parts[1]) * _UNITS_S[parts[2]]
 
 

@@ -77,12 +77,15 @@ def plan_partitions(
     ]
 
 
-def read_records(options: SourceOptions, partition: RecordsPartition) -> Iterator[pa.RecordBatch]:
+def read_records(
+    options: SourceOptions, partition: RecordsPartition, given: LogReads | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield the partition's rows, in order, each index of it once, or counted as lost.
 
-    Raises LogTrimmed (unless failOnDataLoss is false), LogClash, ShortRead, Refused, Unreachable.
+    given: reads the log, None for a connection of its own to the partition's endpoints. Raises LogTrimmed
+    (unless failOnDataLoss is false), LogClash, ShortRead, Refused, Unreachable.
     """
-    client = LogReads(partition.endpoints, options.log, options.token)
+    client = given or LogReads(partition.endpoints, options.log, options.token)
     first, until = partition.first, partition.until
     try:
         if partition.lost_from is not None:
@@ -102,7 +105,8 @@ def read_records(options: SourceOptions, partition: RecordsPartition) -> Iterato
                 yield from lost_rows(options, first, begin)
                 first = begin
     finally:
-        client.close()
+        if given is None:
+            client.close()
 
 
 def _checked_end(options: SourceOptions, partition: RecordsPartition, records: pa.Table, first: int) -> int:

@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark import __version__ as PYSPARK_VERSION
 from pyspark.sql.types import StructType
 
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaSnapshot
@@ -35,6 +36,9 @@ LONGEST_TEXT = 32  # of a string in statistics, as Delta cuts them; columns with
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 APPEND_ONLY = "delta.appendOnly"
 ENGINE = "commitlog"
+
+# Spark takes dates before 1900 in files of unknown writers for ones of an older calendar.
+CALENDAR = {"org.apache.spark.version": PYSPARK_VERSION}
 
 Action = Mapping[str, Mapping[str, Any]]
 
@@ -97,7 +101,10 @@ class LocalTable:
                 }
             },
         ]
-        (self.path / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
+        try:
+            (self.path / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NeedsSpark(f"{self.path}: {error}") from error
         return self._commit(0, actions)
 
     def append(
@@ -171,15 +178,17 @@ class LocalTable:
         name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
         place = self.path / name
         words = [field.name for field in rows.schema if pa.types.is_string(field.type)]
-        pq.write_table(
-            rows,
+        with pq.ParquetWriter(
             place,
+            rows.schema,
             compression="snappy",
             use_dictionary=words,
             write_statistics=list(statistics),
             store_schema=False,
-        )
-        _sync(place)
+        ) as writer:
+            writer.write_table(rows)
+            writer.add_key_value_metadata(CALENDAR)
+        _sync(place, self.path)
         found = place.stat()
         return {
             "add": {
@@ -208,6 +217,8 @@ class LocalTable:
             except FileExistsError:
                 # a network file system may have made the link and lost the answer
                 return temporary.stat().st_nlink > 1
+            with contextlib.suppress(OSError):  # the commit is made
+                _sync(folder)
             return True
         except OSError as error:
             raise NeedsSpark(f"{name}: {error}") from error
@@ -238,7 +249,7 @@ def _statistic(value: Any) -> Any:
     match value:
         case datetime():
             zone = "" if value.tzinfo is None else "Z"
-            return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1_000:03d}{zone}"
+            return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone
         case date():
             return value.isoformat()
         case bool() | bytes() | Decimal():
@@ -276,10 +287,15 @@ def _removed(path: str, size_bytes: int) -> Action:
     return {"remove": {**file, "partitionValues": {}, "size": size_bytes}}
 
 
-def _sync(place: Path) -> None:
-    """Make the content of a file durable before a commit names it."""
-    with place.open("rb") as file:
-        os.fsync(file.fileno())
+def _sync(*places: Path) -> None:
+    """Make the content of files and folders durable. A record that a commit has may be trimmed from its
+    log."""
+    for place in places:
+        opened = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def _now_ms() -> int:

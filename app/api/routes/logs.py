@@ -105,7 +105,8 @@ async def logs(call: Call, query: Annotated[LogsQuery, Query()]) -> Response:
     foreign = [
         each for name, each in broker.unsupported.items() if name not in broker.logs and caller.sees(name)
     ]
-    return json_answer({"logs": [*known, *(_unsupported_object(each.log) for each in foreign)]})
+    none = {"ends": None} if query.ends else {}
+    return json_answer({"logs": [*known, *({**_unsupported_object(each.log), **none} for each in foreign)]})
 
 
 @router.post(

@@ -61,7 +61,6 @@ FAMILIES: dict[str, Family] = {
     "torn-tails": Family(tails.tails, 2_400),
     "sim-controller": Family(simulated.controller_mode, 2_400),
     "spark-kill-driver": Family(materialized.kill_driver, 2_400),
-    "spark-checkpoint": Family(materialized.lose_checkpoint, 900),
     "spark-two-drivers": Family(materialized.two_drivers, 1_200),
     "spark-leader-killed": Family(materialized.kill_read_replica, 1_200),
     "spark-sink-kill": Family(sinks.kill_sink, 1_800),

@@ -1,18 +1,15 @@
-"""The real Spark job dies, loses its checkpoint, meets a second driver, and loses the replicas that it reads.
+"""The real Spark job dies, meets a second driver, and loses the replicas that it reads.
 
 Whatever happens, each committed record is in the table `entries` once, in place and with its values.
 """
 
 import asyncio
-import contextlib
-import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import psutil
 import pyarrow as pa
 
 from app.client import CommitlogClient
@@ -37,7 +34,6 @@ START_S = 10.0  # of a JVM
 BURST, BURSTS, PADDING = 10_000, 3, "x" * 1_000  # records of an append, appends, what makes a record long
 TRIGGER_S = 2
 HIT_WITHIN_S = 10.0
-TASKS = "pyspark.daemon"  # whose children run them
 
 
 async def kill_driver(world: World) -> None:
@@ -64,24 +60,6 @@ async def kill_driver(world: World) -> None:
             world.report.counts[f"killed at the point {point}"] += 1
             await job.compare(f"the kill at {point}")
         await session.progress(50)
-
-
-async def lose_checkpoint(world: World) -> None:
-    """The folder of Spark's checkpoints is deleted in mid-stream, 10 times."""
-    times = world.count(10, least=2)
-    async with filled(world) as (session, job):
-        driver = await job.start()
-        for number in range(times):
-            world.progress(number, times)
-            await job.working(driver)
-            await asyncio.sleep(world.chance.uniform(0, SOON_S))
-            await asyncio.to_thread(shutil.rmtree, job.tables / "_checkpoints", ignore_errors=True)
-            await session.progress(20)
-            await job.holds(session.workload.known_end, driver)
-            world.report.counts["checkpoints deleted"] += 1
-            await job.compare(f"checkpoint {number + 1} was deleted")
-        world.report.counts["queries started again"] += job.told()["restarts"]
-        await job.stop(driver)
 
 
 async def two_drivers(world: World) -> None:
@@ -139,35 +117,22 @@ async def kill_read_replica(world: World) -> None:
 
 async def lose_in_read(session: Session, job: Materializer, driver: Driver, victim: str, role: str) -> None:
     cluster, report = session.cluster, session.report
-    url, burst = cluster.url(victim), report.counts["bursts"]
-    known = set(connections(driver, url))
+    burst = report.counts["bursts"]
     feeding = asyncio.create_task(asyncio.to_thread(feed, session, burst))
     report.counts["bursts"] += 1
     hit = False
     give_up_at = time.monotonic() + HIT_WITHIN_S
     while not hit and time.monotonic() < give_up_at:
-        hit = driver.in_batch and not known.issuperset(connections(driver, url))
+        hit = (job.told().get("lag_records") or 0) > 0
         await asyncio.sleep(0)
     lost_at = time.monotonic()
     cluster.kill(victim)
     await feeding
     await session.progress(20)
     report.gap(f"{role} lost in mid-read", session.workload.longest_gap_s(lost_at))
-    report.counts[f"{role} killed {'while a task read from it' if hit else 'between reads'}"] += 1
+    report.counts[f"{role} killed {'while the job lagged' if hit else 'between reads'}"] += 1
     await job.holds(session.workload.known_end, driver)
     await session.restart(victim)
-
-
-def connections(driver: Driver, url: str) -> Iterator[tuple[str, int]]:
-    """The own ends of what Spark's tasks, which read, have open to one node."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(driver.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if TASKS in " ".join(child.cmdline()):
-                    for each in child.net_connections("tcp4"):
-                        if each.status == psutil.CONN_ESTABLISHED and each.raddr == (host, int(port)):
-                            yield each.laddr
 
 
 def feed(session: Session, burst: int) -> None:

@@ -29,8 +29,8 @@ JOB = "spark_jobs.run"
 MORTAL_JOB = "tests.spark.materialize.driver_to_kill"
 WAIT_S = 240.0  # a JVM starts in 5 to 10 s on two cores that do nothing else
 LOOK_S = 0.05
-STARTING, BETWEEN = "while it started", "between two micro-batches"
-READING, WRITING, WRITTEN = "in mid-read", "with files that no commit named", "after Delta's commit"
+STARTING, BETWEEN = "while it started", "between two commits"
+WRITING = "with files that no commit named"
 
 
 class Driver:
@@ -40,6 +40,7 @@ class Driver:
         self.tables = tables
         self.process = process
         self.started_at = time.monotonic()
+        self.first_version = DeltaLog(str(tables / LOG / "entries")).versions().stop
 
     @property
     def alive(self) -> bool:
@@ -63,44 +64,15 @@ class Driver:
             return await asyncio.to_thread(self.process.wait, WAIT_S)
         return None
 
-    def batches(self, of: str = "offsets") -> int:
-        """How many micro-batches of `entries` Spark has noted: `offsets` before one, `commits` after."""
-        pattern = f"{LOG}/entries-*-{self.process.pid}-*/{of}/*"
-        noted = [path for path in (self.tables / "_checkpoints").glob(pattern) if path.name.isdecimal()]
-        return len(noted)
-
-    @property
-    def in_batch(self) -> bool:
-        return self.batches() > self.batches("commits")
+    def batches(self) -> int:
+        """How many commits `entries` has had since this driver was started."""
+        return DeltaLog(str(self.tables / LOG / "entries")).versions().stop - self.first_version
 
     def where(self) -> str:
         """The current phase of the driver; of a driver that is dead or stopped, the last one."""
-        planned, done = self.batches(), self.batches("commits")
-        if planned == 0:
-            return STARTING
-        if planned == done:
-            return BETWEEN
-        if self._end_of_batch() <= self._end_of_table():
-            return WRITTEN
-        return WRITING if TableFiles(self.tables / LOG / "entries").unnamed() else READING
-
-    def _end_of_batch(self) -> int:
-        """One past the last index of the newest micro-batch, as Spark has noted it."""
-        pattern = f"{LOG}/entries-*-{self.process.pid}-*/offsets/*"
-        paths = [path for path in (self.tables / "_checkpoints").glob(pattern) if path.name.isdecimal()]
-        lines = max(paths, key=lambda path: (path.stat().st_mtime_ns, int(path.name))).read_text()
-        try:
-            return int(json.loads(lines.splitlines()[-1])["next_index"])
-        except (IndexError, ValueError):  # cut off while it was noted
-            return 1 << 62
-
-    def _end_of_table(self) -> int:
-        delta = DeltaLog(str(self.tables / LOG / "entries"))
-        for version in reversed(delta.versions()):
-            commit = delta.commit(version)
-            if commit is not None and "until_index" in commit.note:
-                return int(commit.note["until_index"])
-        return 0
+        if TableFiles(self.tables / LOG / "entries").unnamed():
+            return WRITING
+        return BETWEEN if self.batches() else STARTING
 
 
 class Materializer:
@@ -141,8 +113,8 @@ class Materializer:
         return driver
 
     async def working(self, driver: Driver, batches: int = 1) -> None:
-        """Until a driver has begun so many micro-batches."""
-        await until(lambda: driver.batches() >= batches, "a driver's micro-batch", driver, self.tables)
+        """Until a driver has made so many commits."""
+        await until(lambda: driver.batches() >= batches, "a driver's commit", driver, self.tables)
 
     async def holds(self, index: int, driver: Driver) -> None:
         """Wait until the table's rows and the job's reports of control records reach `index`."""

@@ -1,6 +1,6 @@
 """A materializer in a process of its own that kills itself, JVM and all, at a point of its work:
 `python -m tests.spark.materialize.driver_to_kill POINT ...`, with the arguments of the job; POINT `none`
-never comes.
+never comes, and `by-spark` only lets Spark write all batches.
 
 The points are in kill_points.py.
 """
@@ -8,23 +8,17 @@ The points are in kill_points.py.
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
-
-from app.tables.delta_log import DeltaLog
 from spark_jobs.materialize import entries, lease
 from spark_jobs.run import materialize, parse_arguments
+from spark_jobs.source.data_source import RecordsStreamReader
 from spark_jobs.tables.journal_table import JournalTable
-from spark_jobs.tables.table import EVENTS
+from spark_jobs.tables.local_commits import LocalTable
+from spark_jobs.tables.table import ENTRIES, EVENTS
+from spark_jobs.tables.table_writer import TableWriter
 from tests.spark.fast import fast_session
-
-PARQUET_END = b"PAR1"
-LOOK_S = 0.001
 
 
 def die() -> None:
@@ -42,36 +36,62 @@ def after(owner: Any, name: str) -> None:
     setattr(owner, name, last)
 
 
-def before_batch(batch_id: int, reached: Callable[[entries.EntriesJob], None]) -> None:
-    """Call `reached` when a micro-batch of `entries` is to be written, or a later one."""
-    whole = entries.EntriesJob.write
+def before_batch(number: int) -> None:
+    """Die when a batch of `entries` is planned, or a later one."""
+    whole = RecordsStreamReader.latestOffset
+    planned = 0
 
-    def write(job: entries.EntriesJob, records: DataFrame, number: int) -> None:
-        if number >= batch_id:
-            reached(job)
-        whole(job, records, number)
+    def plan(reader: RecordsStreamReader, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        nonlocal planned
+        end = whole(reader, start, limit)
+        if end != start:
+            planned += 1
+            if planned > number:
+                die()
+        return end
 
-    entries.EntriesJob.write = write  # type: ignore[assignment, method-assign]
-
-
-def watch_files(job: entries.EntriesJob) -> None:
-    """Die as soon as a whole file lies in the table's folder that no commit names."""
-    folder = Path(job.path)
-    snapshot = DeltaLog(job.path).snapshot()
-    assert snapshot is not None
-    known = {Path(file.path).name for file in snapshot.files.values()}
-    known |= {path.name for path in folder.glob("*.parquet")}  # and what other drivers have left
-
-    def watch() -> None:
-        while not any(is_whole(path) for path in folder.glob("*.parquet") if path.name not in known):
-            time.sleep(LOOK_S)
-        die()
-
-    threading.Thread(target=watch, daemon=True).start()
+    RecordsStreamReader.latestOffset = plan  # type: ignore[method-assign]
 
 
-def is_whole(path: Path) -> bool:
-    return path.read_bytes()[-len(PARQUET_END) :] == PARQUET_END
+def before_commit() -> None:
+    """Die when a whole file lies in the folder of `entries` that no commit names."""
+    whole = LocalTable._commit
+
+    def commit(table: LocalTable, version: int, actions: Any) -> bool:
+        if version > 0 and table.path.name == ENTRIES.name:
+            die()
+        return whole(table, version, actions)
+
+    LocalTable._commit = commit  # type: ignore[method-assign]
+
+
+def after_commit() -> None:
+    whole = TableWriter.append
+
+    def append(writer: TableWriter, rows: Any, **options: Any) -> Any:
+        last = whole(writer, rows, **options)
+        if writer.table is ENTRIES:
+            die()
+        return last
+
+    TableWriter.append = append  # type: ignore[method-assign]
+
+
+def after_step() -> None:
+    whole = lease.LeasedEntries.step
+
+    def step(job: lease.LeasedEntries) -> bool:
+        had_batch = whole(job)
+        if had_batch:
+            die()
+        return had_batch
+
+    lease.LeasedEntries.step = step  # type: ignore[method-assign]
+
+
+def by_spark() -> None:
+    """Let Spark read and write each batch, as it does a large one."""
+    entries.SMALL_BATCH_RECORDS = 0
 
 
 def tell_and_die() -> None:
@@ -90,11 +110,12 @@ ARRANGED: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "opened": lambda: after(entries.EntriesJob, "open"),
     "leased": lambda: after(lease.MaterializerLease, "take"),
-    "planned": lambda: before_batch(0, lambda _: die()),
-    "file-written": lambda: before_batch(0, watch_files),
-    "committed": lambda: after(entries, "append_once"),
-    "moved": lambda: after(lease.LeasedEntries, "write"),
-    "known": lambda: before_batch(1, lambda _: die()),
+    "by-spark": by_spark,
+    "planned": lambda: before_batch(0),
+    "file-written": before_commit,
+    "committed": after_commit,
+    "moved": after_step,
+    "known": lambda: before_batch(1),
     "told": tell_and_die,
 }
 

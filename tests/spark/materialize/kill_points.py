@@ -1,12 +1,12 @@
 """The named points at which a materializer is killed (driver_to_kill.py), in the order of its work.
 
 `opened`        `entries` exists, no job holds its log
-`leased`        the cursor is held, no query runs
-`planned`       Spark has noted where the first micro-batch ends, nothing of it is written
+`leased`        the cursor is held, no batch was planned
+`planned`       the job has decided where the first batch ends, nothing of it is written
 `file-written`  the rows lie in a whole file, which no commit of the table names as yet
-`committed`     Delta has the rows, neither the cursor nor Spark has
-`moved`         the cursor is after them, Spark does not know
-`known`         Spark knows, and has noted the next micro-batch
+`committed`     the table has the rows, the cursor is before them
+`moved`         the cursor is after them
+`known`         the job has decided where the next batch ends
 `told`          the rows of a range of events are in the other tables, `events` itself lacks them
 """
 

@@ -1,6 +1,5 @@
-"""Each index is in `entries` once, whatever happens to checkpoints and claims."""
+"""Each index is in `entries` once, whatever happens to claims."""
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,50 +10,12 @@ from pyspark.sql import functions as F
 
 from spark_jobs.errors import LogClash
 from spark_jobs.materialize.entries import EntriesJob
-from spark_jobs.materialize.progress import Progress
-from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.schemas import arrow_schema
 from spark_jobs.tables.table import ENTRIES, TableClash, append_once, create_table, identifier, read_table
-from spark_jobs.tables.transforms import index_check
-from tests.spark.conftest import Batch, endpoints
+from spark_jobs.tables.transforms import entries, index_check
+from tests.spark.conftest import Batch
 from tests.spark.source.log_server import FakeLog, FakeReplica
-from tests.spark.source.looks import DATA, await_materialized, indexes
-
-
-@pytest.fixture
-def config(tmp_path: Path, replicas: list[FakeReplica]) -> MaterializeConfig:
-    return MaterializeConfig(
-        endpoint=endpoints(replicas),
-        tables=tmp_path / "tables",
-        available_now=True,
-        max_records_per_trigger=60,
-    )
-
-
-def test_a_checkpoint_deleted_in_mid_stream_loses_and_doubles_nothing(
-    spark: SparkSession, config: MaterializeConfig, log: FakeLog
-) -> None:
-    """The folder goes while the queries run; one that fails is started again from where the table ends."""
-    stop = threading.Event()
-    running = MaterializeConfig(
-        endpoint=config.endpoint, tables=config.tables, trigger="200 milliseconds", events_trigger="1 minute"
-    )
-    ended: list[Progress] = []
-    job = threading.Thread(target=lambda: ended.append(materialize(running, spark=spark, stop=stop)))
-    job.start()
-    try:
-        await_materialized(config.tables, 101)
-        for _ in range(3):
-            for path in sorted((config.tables / "_checkpoints").rglob("*"), reverse=True):
-                if path.is_file():
-                    path.unlink(missing_ok=True)
-            log.append_many(10)
-            await_materialized(config.tables, log.next_index - 1)
-    finally:
-        stop.set()
-        job.join()
-    assert ended[0].state == "stopped"
-    assert indexes(spark, config.tables) == [*DATA, *range(102, 132)]
 
 
 @pytest.fixture
@@ -62,27 +23,25 @@ def job(spark: SparkSession, replicas: list[FakeReplica], tmp_path: Path) -> Cal
     """Drivers of one table, as two processes would hold them."""
 
     def make() -> EntriesJob:
-        client = LogReads([replica.url for replica in replicas], "default", give_up_s=2)
-        job = EntriesJob(spark, client, str(tmp_path / "entries"), {})
-        job.checkpoint = tmp_path / "checkpoint"
-        return job
+        urls = [replica.url for replica in replicas]
+        client = LogReads(urls, "default", give_up_s=2)
+        return EntriesJob(spark, client, str(tmp_path / "entries"), {"endpoint": ",".join(urls)})
 
-    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
     return make
 
 
 def write(job: EntriesJob, batch: Batch, until: int, first: int = 0) -> None:
-    """Spark's steps in a micro-batch that ends before `until`: record the end, then call the job."""
-    offset = {"next_index": until, "term": 1, "log_id": "test-default"}
-    (job.checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(offset)}")
-    job.write(batch(startingIndex=first, endingIndex=until - 1).load(), 0)
+    """One batch that ends before `until`."""
+    records = batch(startingIndex=first, endingIndex=until - 1).load()
+    job.write(entries(records).toArrow().cast(arrow_schema(ENTRIES.schema)), until)
 
 
 def test_a_driver_that_was_paused_finds_the_other_ones_rows(
     job: Callable[[], EntriesJob], batch: Batch, spark: SparkSession
 ) -> None:
     paused, other = job(), job()
-    assert paused.open().next_index == other.open().next_index == 0
+    paused.open(), other.open()
+    assert paused.next_index == other.next_index == 0
     write(other, batch, 40)
     write(paused, batch, 30)  # wholly there
     assert (paused.next_index, paused.rows) == (40, 39)
@@ -140,9 +99,11 @@ def test_a_table_without_rows_begins_where_the_log_does(
     """Two drivers saw it begin at different places: one is refused."""
     log.begin_index = 30
     early, late = job(), job()
-    assert early.open().next_index == 30
+    early.open()
+    assert early.next_index == 30
     log.begin_index = 35
-    assert late.open().next_index == 35
+    late.open()
+    assert late.next_index == 35
     assert "begins at index 35, as the log does now" in capsys.readouterr().err
     log.begin_index = 30
     write(early, batch, 60, 30)
@@ -161,7 +122,8 @@ def test_a_table_that_lost_rows_is_reported_and_left_alone(
     spark.sql(f"RESTORE TABLE {identifier(first.path)} TO VERSION AS OF 1")
     for restarted in (False, True):
         if restarted:
-            assert first.open().next_index == 40
+            first.open()
+            assert first.next_index == 40
         with pytest.raises(TableClash, match="RESTORE or DELETE"):
             write(first, batch, 60)
     assert read_table(spark, first.path).count() == 39

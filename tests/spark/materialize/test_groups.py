@@ -23,7 +23,7 @@ class FakeGroup:
     def start(self) -> None:
         self.state = "started"
 
-    def poll(self, *, final: bool = False) -> None:
+    def poll(self, *, final: bool = False, logs: int = 1) -> None:
         if self.error is not None:
             raise self.error
         self.state = "looked at"

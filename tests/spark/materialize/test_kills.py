@@ -87,7 +87,7 @@ def kill_in_mid_write(driver: Driver, config: MaterializeConfig, replicas: list[
     """Kill a driver that has a part of its first micro-batch in a file, and waits for the rest."""
     for replica in replicas:
         replica.stall_at = 50
-    killed = driver("none", "--max-records", "102", "--max-records-per-partition", "51")
+    killed = driver("by-spark", "--max-records", "102", "--max-records-per-partition", "51")
     entries = config.tables / "default" / "entries"
     await_true(
         lambda: any(replica.stalled.is_set() for replica in replicas) and any(entries.glob("*.parquet"))

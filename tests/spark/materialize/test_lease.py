@@ -85,40 +85,43 @@ class Table:
 
     def __init__(self) -> None:
         self.next_index = 0
+        self.more = 10  # rows of the next step
         self.opened = 0
-
-    def stream(self, checkpoint: Path) -> Any:
-        return None
-
-    def write(self, records: Any, batch_id: int) -> None:
-        self.next_index += 10
 
     def open(self) -> None:
         self.opened += 1
 
+    def step(self) -> bool:
+        self.next_index += self.more
+        return self.more > 0
+
 
 def leased(replicas: list[FakeReplica], each_s: float) -> LeasedEntries:
     job = LeasedEntries(cast(Any, Table()), lease(replicas), each_s)
-    job.stream(Path())
+    job.open()
     return job
 
 
-def write(job: LeasedEntries, times: int) -> None:
-    for number in range(times):
-        job.write(cast(Any, None), number)
+def step(job: LeasedEntries, times: int = 1, more: int = 10) -> None:
+    cast(Any, job.entries).more = more
+    for _ in range(times):
+        job.step()
 
 
 def test_a_steady_stream_moves_the_cursor_seldom(replicas: list[FakeReplica], log: FakeLog) -> None:
     """The first commit moves it at once, the next ones together when their time comes."""
     job = leased(replicas, each_s=0.5)
-    write(job, 1)
+    assert not job.move_is_due
+    step(job)
     assert where(log) == (10, True)
     version = log.cursors[CURSOR]["version"]
-    write(job, 20)
-    assert where(log) == (10, True)
-    await_true(lambda: where(log) == (210, True))
-    assert int(log.cursors[CURSOR]["version"].strip('"')) == int(version.strip('"')) + 1
-    write(job, 1)
+    step(job, 20)
+    moved = int(log.cursors[CURSOR]["version"].strip('"'))
+    await_true(lambda: job.move_is_due or where(log) == (210, True))
+    step(job, more=0)
+    assert where(log) == (210, True)
+    assert moved <= int(version.strip('"')) + 1
+    step(job)
     job.finish()
     assert where(log) == (220, True)
 
@@ -127,20 +130,13 @@ def test_a_job_that_lost_the_cursor_learns_it_without_another_commit(
     replicas: list[FakeReplica], log: FakeLog
 ) -> None:
     job = leased(replicas, each_s=0.3)
-    write(job, 1)
+    step(job)
     lease(replicas).take(30)
-    write(job, 1)
-
-    def found() -> bool:
-        try:
-            job.check()
-        except LeaseLost:
-            return True
-        return False
-
-    await_true(found)
+    cast(Any, job.entries).next_index = 20
+    await_true(lambda: job.move_is_due)
     with pytest.raises(LeaseLost, match="index 30"):
-        write(job, 1)
+        step(job, more=0)
+    assert cast(Any, job.entries).opened == 2  # it looks whether the log is still the table's
     assert where(log) == (30, True)
 
 
@@ -148,11 +144,13 @@ def test_a_move_that_the_log_cannot_take_is_made_later(replicas: list[FakeReplic
     job = leased(replicas, each_s=0.0)
     for replica in replicas:
         replica.refuse_moves = True
-    write(job, 1)
+    step(job)
     assert where(log) == (0, True)
     for replica in replicas:
         replica.refuse_moves = False
-    await_true(lambda: where(log) == (10, True))
+    await_true(lambda: job.move_is_due)
+    step(job, more=0)
+    assert where(log) == (10, True)
 
 
 def test_the_cursor_follows_the_table(

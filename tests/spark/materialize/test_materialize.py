@@ -1,8 +1,6 @@
 """The whole job: every table from one log, its progress, its end."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,8 +8,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from app.errors import ConfigError
 from app.tables.delta_log import DeltaLog
 from spark_jobs.errors import LogClash
+from spark_jobs.materialize.config import interval_s
 from spark_jobs.materialize.epochs import (
     Epoch,
     EpochClash,
@@ -21,7 +21,7 @@ from spark_jobs.materialize.epochs import (
     knowledge,
     news_of,
 )
-from spark_jobs.materialize.supervisor import owner, reason_of, remove_dead_checkpoints
+from spark_jobs.materialize.supervisor import reason_of
 from spark_jobs.run import MaterializeConfig, materialize, parse_arguments
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.snapshot import read_plain
@@ -199,24 +199,21 @@ def test_many_logs_in_one_job(spark: SparkSession, service: Cluster, tmp_path: P
 def test_arguments_become_a_configuration() -> None:
     given = ["--endpoint", "http://127.0.0.1:1", "--tables", "t", "--log", "a", "--log", "b,c-*"]
     config = parse_arguments([*given, "--give-up-s", "3"])
-    assert (config.logs, config.trigger, config.give_up_s, config.checkpoints_folder) == (
+    assert (config.logs, config.trigger_s, config.events_trigger_s, config.give_up_s) == (
         ("a", "b", "c-*"),
-        "1 second",
+        1.0,
+        10.0,
         3.0,
-        Path("t/_checkpoints").resolve(),
     )
-
-
-def test_scratch_of_dead_drivers_is_removed_and_of_living_ones_kept(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        dead.wait()
-    host = owner().rsplit("-", 1)[0]
-    for name in (f"entries-{host}-{dead.pid}-1", f"entries-{owner()}-2", "entries-elsewhere-1-1"):
-        (tmp_path / name).mkdir()
-    remove_dead_checkpoints(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [f"entries-{owner()}-2", "entries-elsewhere-1-1"]
-    )
+    for text, seconds in (
+        ("200 milliseconds", 0.2),
+        ("1 minute", 60.0),
+        ("500ms", 0.5),
+        ("2 hours", 7_200.0),
+    ):
+        assert interval_s("trigger", text) == seconds
+    with pytest.raises(ConfigError, match="trigger must be an interval such as '1 second'"):
+        parse_arguments([*given, "--trigger", "often"])
 
 
 def test_the_reason_of_a_failure_is_found_in_sparks_pages_of_text() -> None:

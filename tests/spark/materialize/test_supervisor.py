@@ -1,9 +1,11 @@
-"""The reaction of a job to a failed query, without Spark."""
+"""Steps of jobs in threads, and the reaction to a failed one, without Spark."""
 
-from pathlib import Path
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
 
 from app.errors import ConfigError
 from spark_jobs.errors import (
@@ -15,46 +17,118 @@ from spark_jobs.errors import (
     Unreachable,
     own_error,
 )
-from spark_jobs.materialize import supervisor
+from spark_jobs.materialize import workers as workers_module
 from spark_jobs.materialize.lease import LeaseLost
 from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
+from spark_jobs.materialize.workers import Workers
 from spark_jobs.run import exit_code
 
 
 class Failing:
-    """A job whose query never starts."""
+    """A job that never opens."""
 
     name = "entries"
+    is_large = done = False
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def stream(self, checkpoint: Path) -> DataFrame:
+    def open(self) -> None:
         raise self.error
 
-    def write(self, rows: DataFrame, batch_id: int) -> None:
-        raise AssertionError("nothing was read")
+    def step(self) -> bool:
+        raise AssertionError("nothing is open")
 
 
-def test_who_follows_a_log_waits_out_an_outage_and_gives_up_on_all_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "FAILURE_PAUSE_S", 0.0)
-    following = Supervisor(Failing(Unreachable("no replica")), tmp_path, "1 second")
+class SameThread(Workers):
+    """Work is done when it is submitted."""
+
+    def submit(self, work: Callable[[], Any], *, is_large: bool = False) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def attempt(supervisor: Supervisor) -> None:
+    """Begin a step, and note how it has ended."""
+    supervisor.ensure_running(due=True)
+    supervisor.start_at_s = float("inf")
+    supervisor.ensure_running(due=False)
+    supervisor.start_at_s = 0.0
+
+
+def test_who_follows_a_log_waits_out_an_outage_and_gives_up_on_all_else() -> None:
+    workers = SameThread()
+    following = Supervisor(Failing(Unreachable("no replica")), workers, follows=True)
     for _ in range(4 * MAX_FAILURES):
-        following.ensure_running()
+        attempt(following)
     assert following.starts == 4 * MAX_FAILURES
-    for error, trigger, starts in (
-        (Unreachable("no replica"), None, 1),
-        (OSError("full"), "1 second", MAX_FAILURES + 1),
-        (OSError(f"Python worker exited: {LogClash('default', 'full')}"), "1 second", 1),
+    for error, follows, starts in (
+        (Unreachable("no replica"), False, 1),
+        (OSError("full"), True, MAX_FAILURES + 1),
+        (OSError(f"Python worker exited: {LogClash('default', 'full')}"), True, 1),
     ):
-        ending = Supervisor(Failing(error), tmp_path, trigger)
+        ending = Supervisor(Failing(error), workers, follows=follows)
         for _ in range(starts - 1):
-            ending.ensure_running()
+            attempt(ending)
         with pytest.raises(MaterializeFailed, match=reason_of(error)):
-            ending.ensure_running()
+            attempt(ending)
         assert ending.starts == starts
+    workers.stop()
+
+
+class Counted:
+    """A job with so many batches."""
+
+    name = "entries"
+    is_large = False
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+        self.opened = 0
+
+    @property
+    def done(self) -> bool:
+        return self.batches == 0
+
+    def open(self) -> None:
+        self.opened += 1
+
+    def step(self) -> bool:
+        self.batches -= 1
+        return True
+
+
+def test_a_job_without_an_end_steps_when_it_is_due_and_another_one_until_it_is_done() -> None:
+    workers = SameThread()
+    job = Counted(10)
+    following = Supervisor(job, workers, follows=True)
+    following.open()
+    for due in (False, True, False, True, False):
+        following.ensure_running(due=due)
+    assert (job.batches, job.opened) == (8, 1)
+    ending = Supervisor(job, workers, follows=False)
+    while not ending.done:
+        ending.ensure_running(due=False)
+    assert (job.batches, job.opened, following.done) == (0, 2, False)
+    workers.stop()
+
+
+def test_a_backlog_leaves_the_other_threads_alone_and_a_stop_waits_for_it_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers_module, "STOP_WITHIN_S", 0.2)
+    interrupted = threading.Event()
+    workers = Workers(interrupted.set, threads=1)
+    backlog = workers.submit(lambda: interrupted.wait(60), is_large=True)
+    waiting = workers.submit(lambda: None, is_large=True)
+    assert workers.submit(lambda: 7).result(60) == 7
+    workers.stop()
+    assert backlog.result(60)
+    assert waiting.cancelled()
 
 
 def test_of_a_chain_of_errors_in_a_traceback_the_last_one_counts() -> None:

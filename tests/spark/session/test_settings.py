@@ -104,7 +104,7 @@ def test_command_lines_win_over_the_file_and_the_file_over_the_variable(
     with pytest.raises(ConfigError, match="cannot be used together"):
         settings.settings_of(given("--master", "local", "--remote", "sc://h:1"))
     config = run.parse_arguments(["--endpoint", "http://127.0.0.1:1", "--progress", "p"])
-    assert (config.tables_root, config.checkpoints_folder) == ("s3://b/t", tmp_path / "c")
+    assert (config.tables_root, config.checkpoints) == ("s3://b/t", tmp_path / "c")
     monkeypatch.delenv(settings.VARIABLE)
     assert settings.settings_of(given(), master="local[1]").session.master == "local[1]"
 
@@ -134,7 +134,7 @@ def test_jobs_say_what_they_lack_before_spark_is_started(
     assert run.main(["--endpoint", "http://127.0.0.1:1"]) == 2
     assert "set --tables, or locations.tables" in capsys.readouterr().err
     assert run.main(["--endpoint", "http://127.0.0.1:1", "--tables", "s3://b/t"]) == 2
-    assert "checkpoints: set a path; it is required if the tables are at a URL" in capsys.readouterr().err
+    assert "progress: set a path; it is required if the tables are at a URL" in capsys.readouterr().err
     assert upkeep.main(["--conf", str(tmp_path / "none.toml")]) == 2
     assert "none.toml: No such file" in capsys.readouterr().err
 

@@ -179,6 +179,7 @@ class FakeReplica:
         base = "/v1/logs/{log}"
         routes = [
             Route("/v1/cluster", self.cluster),
+            Route("/v1/logs", self.logs),
             Route(base, self.describe),
             Route(f"{base}/tail", self.tail),
             Route(f"{base}/records", self.read),
@@ -232,6 +233,11 @@ class FakeReplica:
             for peer in self.peers
         ]
         return JSONResponse({"id": self.log.cluster, "nodes": nodes, "logs": [self.log.name], "limits": {}})
+
+    async def logs(self, request: Request) -> Response:
+        ends = {"begin_index": self.log.begin_index, "committed_index": self.visible, "term": self.log.term}
+        log = {"name": self.log.name, "id": f"{self.log.cluster}-{self.log.name}"}
+        return JSONResponse({"logs": [{**log, "ends": {**ends, "events": len(self.journal)}}]})
 
     async def describe(self, request: Request) -> Response:
         return JSONResponse({"name": self.log.name, "id": f"{self.log.cluster}-{self.log.name}"})

@@ -1,6 +1,5 @@
 """`tail=union`: the table and the log beyond it, each index once, whatever a materializer does meanwhile."""
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,10 @@ from pyspark.sql import functions as F
 
 from spark_jobs.materialize.entries import EntriesJob
 from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.schemas import ENTRIES, arrow_schema
 from spark_jobs.tables.snapshot import read_snapshot
 from spark_jobs.tables.table import identifier, read_table
+from spark_jobs.tables.transforms import entries
 from tests.spark.conftest import Batch
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
@@ -26,16 +27,14 @@ def materialize(
     spark: SparkSession, replicas: list[FakeReplica], batch: Batch, tmp_path: Path
 ) -> Materialize:
     """Bring the table `entries` up to an exclusive end of the log; its path."""
-    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
-    client = LogReads([replica.url for replica in replicas], "default", give_up_s=2)
-    job = EntriesJob(spark, client, str(tmp_path / "entries"), {})
-    job.checkpoint = tmp_path / "checkpoint"
+    urls = [replica.url for replica in replicas]
+    client = LogReads(urls, "default", give_up_s=2)
+    job = EntriesJob(spark, client, str(tmp_path / "entries"), {"endpoint": ",".join(urls)})
     job.open()
 
     def to(until: int) -> str:
-        offset = {"next_index": until, "term": 1, "log_id": "test-default"}
-        (job.checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(offset)}")
-        job.write(batch(startingIndex=job.next_index, endingIndex=until - 1).load(), 0)
+        rows = entries(batch(startingIndex=job.next_index, endingIndex=until - 1).load()).toArrow()
+        job.write(rows.cast(arrow_schema(ENTRIES)), until)
         return job.path
 
     return to

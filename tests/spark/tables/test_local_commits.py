@@ -31,12 +31,17 @@ from spark_jobs.tables.table_writer import TableWriter
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC)
 
 
+LONG_AGO = datetime(1, 1, 1, 0, 0, 0, 1_000, UTC)
+
+
 def rows(first: int, until: int) -> pa.Table:
     headers = [{"name": "a", "value": b"1"}]
     told = [
         {"log": "l", "index": index, "term": 1, "offset": 100 * index, "timestamp": AT, "headers": headers}
         for index in range(first, until)
     ]
+    if first == 0:
+        told[0]["timestamp"] = LONG_AGO
     return pa.Table.from_pylist(
         [{**row, "key": b"k", "value": b"v%d" % row["index"]} for row in told], arrow_schema(ENTRIES.schema)
     )

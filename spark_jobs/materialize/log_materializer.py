@@ -1,0 +1,235 @@
+"""All tables of one log: which of its jobs is due, and their progress."""
+
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from app.client import CommitlogClient
+from app.client.connection import ClusterConnection
+from spark_jobs.errors import LogTrimmed, Unreachable
+from spark_jobs.materialize.config import MaterializeConfig
+from spark_jobs.materialize.entries import EntriesJob
+from spark_jobs.materialize.epochs import EpochsJob
+from spark_jobs.materialize.events import EventsJob
+from spark_jobs.materialize.lease import LeasedEntries, MaterializerLease
+from spark_jobs.materialize.news import JournalNews, LogNews
+from spark_jobs.materialize.progress import LogProgress
+from spark_jobs.materialize.supervisor import MAX_FAILURES, MaterializeFailed, Supervisor, reason_of
+from spark_jobs.materialize.typed import TypedTables
+from spark_jobs.materialize.workers import Workers
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.source.planning import SmallBatchPace
+from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, Table, table_path
+
+EPOCHS_EACH_S = 1.0  # least time between two looks at the epochs of a log while they change
+EPOCHS_SHARE_S = 0.05  # that time grows by this for each log of the job
+EPOCHS_IDLE_S = 60.0
+PROBE_EACH_S = 5.0  # a log of which no node reports an end
+FORGET_S = 3.0  # an answer of a node older than this does not count as knowledge of the log's end
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedParts:
+    """Parts that all logs of a job share.
+
+    patient, quick: connections to the endpoints, with the time limit of the configuration and with a short
+    one.
+    """
+
+    config: MaterializeConfig
+    spark: SparkSession
+    workers: Workers
+    news: LogNews
+    journals: JournalNews
+    patient: ClusterConnection
+    quick: ClusterConnection
+
+
+class LogMaterializer:
+    """The jobs of one log. All methods are called by one thread; the jobs run in those of the workers."""
+
+    def __init__(self, shared: SharedParts, log: str) -> None:
+        def path(table: Table) -> str:
+            return table_path(config.tables_root, log, table)
+
+        def client(connection: ClusterConnection) -> LogReads:
+            return LogReads(config.endpoints, log, config.token, connection=connection)
+
+        config, spark = shared.config, shared.spark
+        follows = not config.available_now
+        self.log = log
+        self.config = config
+        self._news, self._journals, self._workers = shared.news, shared.journals, shared.workers
+        self._status = client(shared.quick)
+        records = client(shared.patient)
+        self.entries = EntriesJob(
+            spark,
+            records,
+            path(ENTRIES),
+            entries_options(config, log),
+            follows=follows,
+            followers=(TypedTables(spark, records, path, follows=follows),),
+        )
+        self.events = EventsJob(
+            spark,
+            client(shared.patient),
+            path,
+            {**source_options(config, log), "failOnDataLoss": "false"},
+            follows=follows,
+        )
+        self.epochs = EpochsJob(spark, client(shared.quick), path(EPOCHS), path(EPOCH_FILES))
+        lease = MaterializerLease(CommitlogClient(config.endpoints, log=log, token=config.token))
+        self.leased = LeasedEntries(self.entries, lease, config.cursor_each_s if follows else 0.0)
+        self._records = Supervisor(self.leased, shared.workers, follows=follows)
+        self._journal = Supervisor(self.events, shared.workers, follows=follows)
+        self._pace = SmallBatchPace(config.min_records_per_trigger, config.max_delay_s)
+        self.committed_index: int | None = None
+        self.through_index = -1  # only control records are between the table's end and this index
+        self._look: Future[bool] | None = None  # at the epochs
+        self._looked_at_s = float("-inf")
+        self._looked_for: object = None  # what the nodes reported before the last look
+        self._epochs_failures = 0
+
+    def start(self) -> None:
+        """Open the jobs; nothing is created for a log that does not exist. Raises SourceError."""
+        for supervisor in (self._records, self._journal):
+            supervisor.open()
+        self.epochs.open()
+
+    def stop(self) -> None:
+        """Make the last move of the cursor, once no step runs any more."""
+        if not self._records.is_running:
+            self.leased.finish()
+
+    def poll(self, *, final: bool = False, logs: int = 1) -> None:
+        """Begin what is due. final: all records are in the tables; do what is left. logs: number of logs of
+        the job. Raises MaterializeFailed, SourceError."""
+        now_s = time.monotonic()
+        ends = self._news.ends(self.log, now_s - FORGET_S)
+        self.committed_index = None if ends is None else max(ends.next_index - 1, self.entries.covered_index)
+        self._records.ensure_running(due=self._records_are_due(now_s))
+        journals = self._journals.of(self.log)
+        is_time = now_s >= self._journal.begun_at_s + self.config.events_trigger_s
+        self._journal.ensure_running(
+            due=is_time and not self._journal.is_running and self.events.has_news(journals)
+        )
+        reported = (None if ends is None else ends.term, dict(journals))
+        self._poll_epochs(now_s, reported, logs)
+        if final:
+            self._finish()
+
+    def _records_are_due(self, now_s: float) -> bool:
+        supervisor, job = self._records, self.entries
+        is_time = job.has_more or now_s >= supervisor.begun_at_s + self.config.trigger_s
+        if supervisor.is_running or not is_time:
+            return False
+        if self.leased.move_is_due:
+            return True
+        ends = self._news.ends(self.log, supervisor.ended_at_s)
+        if ends is None:
+            return now_s >= supervisor.ended_at_s + PROBE_EACH_S
+        if ends.log_id != job.offset.log_id or ends.next_index < job.read_until:
+            return True  # another log, or a shorter one: the step finds out
+        job.waiting = ends.next_index - job.read_until
+        return job.waiting > 0 and self._pace.takes(job.waiting, now_s)
+
+    def _poll_epochs(self, now_s: float, reported: object, logs: int) -> None:
+        """Note how the last look at the epochs has ended, and begin the next one if it is due."""
+        if self._look is not None:
+            if not self._look.done():
+                return
+            look, self._look = self._look, None
+            if not look.cancelled():
+                self._note_look(look.exception())
+                if look.exception() is None and not look.result():
+                    self._looked_for = None  # a node did not answer, or its last epoch is not committed yet
+        has_changed = self._looked_for is None or reported != self._looked_for
+        each_s = max(EPOCHS_EACH_S, EPOCHS_SHARE_S * logs) if has_changed else EPOCHS_IDLE_S
+        if now_s >= self._looked_at_s + each_s and not self._workers.stopping.is_set():
+            self._looked_at_s, self._looked_for = now_s, reported
+            self._look = self._workers.submit(self.epochs.refresh)
+
+    def _note_look(self, error: BaseException | None) -> None:
+        """The next look repeats a failed one. Raises MaterializeFailed when that does not help, and every
+        other error."""
+        if error is None:
+            self._epochs_failures = 0
+            return
+        self._looked_for = None
+        if isinstance(error, Unreachable):
+            return
+        if not isinstance(error, (*SPARK_ERRORS, OSError)):
+            raise error
+        if "DELTA_CONCURRENT" in str(error):
+            return  # another driver wrote the same: the next look finds it there
+        self._epochs_failures += 1
+        reason = reason_of(error)
+        if self._epochs_failures > MAX_FAILURES:
+            raise MaterializeFailed(f"epochs: {reason}") from error
+        sys.stderr.write(f"epochs: {reason}; retrying\n")
+
+    def _finish(self) -> None:
+        """Write the last changes of the epochs, and learn what the table lacks."""
+        if self._look is not None:
+            look, self._look = self._look, None
+            self._note_look(look.exception())
+        for _ in range(MAX_FAILURES + 1):
+            error: BaseException | None = None
+            try:
+                self.epochs.refresh()
+                self._measure_lag()
+            except (*SPARK_ERRORS, OSError, Unreachable) as failure:
+                error = failure
+            self._note_look(error)
+            if error is None or isinstance(error, Unreachable):
+                break
+
+    def _measure_lag(self) -> None:
+        """Learn the end of the log, and whether the table lacks control records alone."""
+        covered = self.entries.covered_index
+        committed = self._status.tail(confirmed=False).next_index - 1
+        self.committed_index = committed
+        try:
+            if covered < committed and self._status.first_data_index(covered + 1, committed + 1) is None:
+                self.through_index = committed
+        except LogTrimmed:
+            self.entries.refresh()  # another driver may have written them
+            if self.entries.covered_index == covered:
+                raise
+
+    @property
+    def done(self) -> bool:
+        return self._records.done and self._journal.done
+
+    def progress(self) -> LogProgress:
+        return LogProgress(
+            entries_rows=self.entries.rows,
+            materialized_index=max(self.entries.covered_index, self.through_index),
+            committed_index=self.committed_index,
+            events_rows=self.events.events.rows,
+            watermarks_rows=self.events.watermarks.rows,
+            epochs_rows=len(self.epochs.committed),
+            restarts=sum(max(0, supervisor.starts - 1) for supervisor in (self._records, self._journal)),
+            last_batch=self.entries.last_batch,
+        )
+
+
+def source_options(config: MaterializeConfig, log: str) -> dict[str, str]:
+    options = {"endpoint": config.endpoint, "log": log}
+    return options if config.token is None else {**options, "token": config.token}
+
+
+def entries_options(config: MaterializeConfig, log: str) -> Mapping[str, str]:
+    options: dict[str, Any] = {
+        **source_options(config, log),
+        "maxRecordsPerTrigger": str(config.max_records_per_trigger),
+        "maxRecordsPerPartition": str(config.max_records_per_partition),
+    }
+    if config.data_folders:
+        options["dataFolder"] = ",".join(config.data_folders)
+    return options
