@@ -1,11 +1,12 @@
 """Appends of this project and of other systems, in alternating turns of one run.
 
     python -m tests.bench.compare [--rows single-64,ndjson-100] [--turns 5] [--seconds 3]
-                                  [--etcd BINARY] [--nats BINARY --natspub BINARY]
+                                  [--etcd BINARY] [--nats BINARY] | [--peers]
 
 Prints one JSON line a figure, and at the end one line a row: medians, ranges, and the ratio to each peer.
-Three nodes, fsync, records of 1 KiB; the client uses the same processors. Needs Go for tests/bench/loadgen.
-`cpu_us`: processor time of all servers for one record, less dependent than the rate on what else runs.
+Three nodes, records of 1 KiB; the client uses the same processors. Needs Go for tests/bench/loadgen.
+--peers fetches etcd and NATS (tests/bench/peers.py). `cpu_us`: processor time of all servers for one record,
+less dependent than the rate on what else runs; `leader_us` and `follower_us` are parts of it.
 """
 
 import argparse
@@ -15,17 +16,22 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench.local_cluster import pid_of, print_figure, running_cluster
-from tests.bench.peers import running_etcd, running_nats, version_of
+from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON
+from storage.format.batch import FIRST_CHAIN, stamp
+from storage.format.records import RecordColumns, encode_body
+from tests.bench.local_cluster import print_figure
+from tests.bench.peers import Peers, build_natspub, fetch_peers, running_etcd, running_nats, version_of
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, arrow_body, build_loadgen
+from tests.bench.setups import Setup, running_nodes
 
 Figure = dict[str, Any]
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -33,31 +39,42 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Row:
-    """One workload. in_flight: requests; kind: of the body; follower: sent to a node that does not lead."""
+    """One workload. in_flight: requests; kind: of the body; follower: sent to a node that does not lead;
+    peers: whether other systems have it."""
 
     name: str
     in_flight: int
     kind: str = "single"
     follower: bool = False
+    setup: Setup = Setup.FSYNC
+    peers: bool = True
 
     @property
     def records(self) -> int:
-        return 1 if self.kind == "single" else BATCH_RECORDS
+        return 1 if self.kind in ("single", "stream") else BATCH_RECORDS
 
 
 ROWS = (
     Row("single-1", 1),
     Row("single-64", 64),
     Row("single-256", 256),
-    Row("follower-64", 64, follower=True),
+    Row("follower-64", 64, follower=True, peers=False),
     Row("json-100", 8, "json"),
     Row("ndjson-100", 8, "ndjson"),
     Row("arrow-100", 8, "arrow"),
+    Row("packed-100", 8, "packed"),
+    Row("stream-4096", 4096, "stream"),
+    Row("tls-64", 64, setup=Setup.SECURE, peers=False),
+    Row("tls-256", 256, setup=Setup.SECURE, peers=False),
+    Row("replicated-256", 256, setup=Setup.REPLICATED, peers=False),
+    Row("replicated-arrow-100", 8, "arrow", setup=Setup.REPLICATED, peers=False),
+    Row("slow-disk-256", 256, setup=Setup.SLOW_DISK, peers=False),
 )
 CONTENT_TYPES = {
-    "json": "application/json",
-    "ndjson": "application/x-ndjson",
-    "arrow": "application/vnd.apache.arrow.stream",
+    "json": JSON,
+    "ndjson": NDJSON,
+    "arrow": ARROW_STREAM,
+    "packed": BATCHES,
 }
 
 
@@ -66,7 +83,25 @@ def bodies(folder: Path) -> dict[str, Path]:
     record = {"value": "v" * RECORD_BYTES}
     (folder / "json").write_text(json.dumps({"records": [record] * BATCH_RECORDS}))
     (folder / "ndjson").write_text((json.dumps(record) + "\n") * BATCH_RECORDS)
-    return {"json": folder / "json", "ndjson": folder / "ndjson", "arrow": arrow_body(folder)}
+    (folder / "packed").write_bytes(packed_batch([b"v" * RECORD_BYTES] * BATCH_RECORDS))
+    return {kind: folder / kind for kind in ("json", "ndjson", "packed")} | {"arrow": arrow_body(folder)}
+
+
+def packed_batch(values: list[bytes]) -> bytes:
+    """Return records as a stored batch, as a client that repeats what it has read sends it."""
+    columns = RecordColumns()
+    for value in values:
+        columns.add(value)
+    batch = stamp(
+        encode_body(columns),
+        log_id=0,
+        base_index=0,
+        term=0,
+        timestamp_ms=0,
+        offset=0,
+        previous_chain=FIRST_CHAIN,
+    )
+    return bytes(batch.data)
 
 
 def cpu_s(pids: list[int]) -> float:
@@ -78,42 +113,49 @@ def cpu_s(pids: list[int]) -> float:
     return total / TICKS_PER_S
 
 
-def run(command: list[str], pids: list[int], records: int) -> Figure:
-    """Run a load generator; pids: of the servers. records: in one request."""
-    before_s = cpu_s(pids)
-    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    used_us = (cpu_s(pids) - before_s) * 1e6
+def run(
+    command: list[str], pids: Sequence[int], records: int, environment: dict[str, str] | None = None
+) -> Figure:
+    """Run a load generator; records: in one request. environment: for this project, whose leader is the first
+    of pids; None: for another system."""
+    before_s = [cpu_s([pid]) for pid in pids]
+    done = subprocess.run(command, capture_output=True, env=os.environ | (environment or {}))
+    if done.returncode:
+        raise RuntimeError(f"{command[0]}: {done.stderr.decode()[-500:]}{done.stdout.decode()[-500:]}")
+    found = json.loads(done.stdout)
+    used_us = [(cpu_s([pid]) - before) * 1e6 for pid, before in zip(pids, before_s, strict=True)]
     figure = {name: found[name] for name in ("records_per_s", "p50_ms", "p99_ms", "errors") if name in found}
     sent = found.get("requests", found.get("records", 0) / records) * records
-    return {**figure, "cpu_us": round(used_us / max(1, sent), 1)}
+    costs = {"cpu_us": sum(used_us)}
+    if environment is not None:
+        costs = {"leader_us": used_us[0], "follower_us": max(used_us[1:], default=0.0), **costs}
+    return {**figure, **{name: round(us / max(1, sent), 1) for name, us in costs.items()}}
 
 
 @contextlib.contextmanager
 def this_project(
-    loadgen: Path, files: dict[str, Path], port: int, seconds: int
+    setup: Setup, loadgen: Path, files: dict[str, Path], seconds: int
 ) -> Iterator[Callable[[Row], Figure | None]]:
-    with running_cluster(3, port) as (folder, urls):
-        with urllib.request.urlopen(f"{urls[0]}/v1/logs/default/tail") as answer:
-            leader = answer.headers["Commitlog-Leader"]
-        pids = [pid_of(folder, f"n{number}") for number in (1, 2, 3)]
+    with running_nodes(setup) as nodes:
 
-        def measure(row: Row) -> dict[str, Any]:
-            target = next(url for url in urls if url != leader) if row.follower else leader
-            command = [
-                str(loadgen),
-                "-warmup",
-                "0s",
-                "-url",
-                f"{target}/v1/logs/default/records",
-                "-c",
-                str(row.in_flight),
-            ]
+        def measure(row: Row) -> Figure | None:
+            if row.setup is not setup:
+                return None
+            target = nodes.follower if row.follower else nodes.leader
+            if row.kind == "stream":
+                command = [sys.executable, "-m", "tests.bench.stream_load", "--url", target]
+                command += ["--window", str(row.in_flight), "--seconds", str(seconds)]
+                return run(command, nodes.pids, 1, nodes.environment)
+            command = [str(loadgen), "-warmup", "0s", "-url", f"{target}/v1/logs/default/records"]
+            command += ["-c", str(row.in_flight)]
+            for header in nodes.headers:
+                command += ["-H", header]
             if row.kind == "single":
                 command += ["-size", str(RECORD_BYTES)]
             else:
                 command += ["-body-file", str(files[row.kind]), "-content-type", CONTENT_TYPES[row.kind]]
                 command += ["-records", str(row.records)]
-            return run([*command, "-d", f"{seconds}s"], pids, row.records)
+            return run([*command, "-d", f"{seconds}s"], nodes.pids, row.records, nodes.environment)
 
         yield measure
 
@@ -130,7 +172,7 @@ def etcd_gateway(
         target = _etcd_leader(urls)
 
         def measure(row: Row) -> Figure | None:
-            if row.kind != "single" or row.follower:
+            if row.kind != "single" or not row.peers:
                 return None
             command = [
                 str(loadgen),
@@ -165,39 +207,37 @@ def nats_jetstream(
     with running_nats(binary, port) as (urls, pids):
 
         def measure(row: Row) -> Figure | None:
-            if row.follower:
+            if not row.peers:
                 return None
             how = ["sync", str(row.in_flight)] if row.kind == "single" else ["async", "4096"]
-            command = [str(natspub), "-urls", urls[0], "-size", str(RECORD_BYTES), "-d", f"{seconds}s"]
-            return run([*command, "-warmup", "0s", "-mode", how[0], "-c", how[1]], pids, 1)
+            command = [str(natspub), "-urls", ",".join(urls), "-size", str(RECORD_BYTES), "-d", f"{seconds}s"]
+            return run([*command, "-mode", how[0], "-c", how[1]], pids, 1)
 
         yield measure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rows", default=",".join(row.name for row in ROWS))
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=3)
-    parser.add_argument("--port", type=int, default=28101)
-    parser.add_argument("--etcd", type=Path)
-    parser.add_argument("--nats", type=Path)
-    parser.add_argument("--natspub", type=Path, help="client: -urls -mode -c -size -d, one JSON line")
-    options = parser.parse_args()
-    rows = [row for row in ROWS if row.name in options.rows.split(",")]
-    figures: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+def turns(
+    rows: Sequence[Row], count: int, seconds: int, port: int, peers: Peers
+) -> dict[str, dict[str, Any]]:
+    """Measure the rows by turns, print each figure, and return the summaries. port: of the peers."""
+    figures: dict[tuple[str, str], list[Figure]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder:
         scratch = Path(folder)
         loadgen, files = build_loadgen(scratch), bodies(scratch)
-        port, seconds = options.port, options.seconds
-        for turn in range(options.turns):
-            systems: list[tuple[str, Any]] = [("commitlog", this_project(loadgen, files, port, seconds))]
-            if options.etcd is not None:
-                name = f"etcd {version_of(options.etcd)}"
-                systems.append((name, etcd_gateway(options.etcd, loadgen, scratch, port + 200, seconds)))
-            if options.nats is not None:
-                name = f"nats {version_of(options.nats)}"
-                systems.append((name, nats_jetstream(options.nats, options.natspub, port + 300, seconds)))
+        natspub = build_natspub(scratch) if peers.nats is not None else None
+        for turn in range(count):
+            systems: list[tuple[str, Any]] = [
+                ("commitlog", this_project(setup, loadgen, files, seconds))
+                for setup in Setup
+                if any(row.setup is setup for row in rows)
+            ]
+            compared = any(row.peers for row in rows)
+            if peers.etcd is not None and compared:
+                name = f"etcd {version_of(peers.etcd)}"
+                systems.insert(1, (name, etcd_gateway(peers.etcd, loadgen, scratch, port, seconds)))
+            if peers.nats is not None and natspub is not None and compared:
+                name = f"nats {version_of(peers.nats)}"
+                systems.insert(1, (name, nats_jetstream(peers.nats, natspub, port + 100, seconds)))
             for system, running in systems:
                 with running as measure:
                     for row in rows:
@@ -205,7 +245,22 @@ def main() -> None:
                         if found is not None:
                             figures[row.name, system].append(found)
                             print_figure(row=row.name, system=system, turn=turn, **found)
-    for name, summary in summaries(figures).items():
+    return summaries(figures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", default=",".join(row.name for row in ROWS))
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=3)
+    parser.add_argument("--port", type=int, default=28101, help="first port of the peers")
+    parser.add_argument("--peers", action="store_true", help="fetch etcd and NATS, and compare with them")
+    parser.add_argument("--etcd", type=Path)
+    parser.add_argument("--nats", type=Path)
+    options = parser.parse_args()
+    rows = [row for row in ROWS if row.name in options.rows.split(",")]
+    peers = fetch_peers() if options.peers else Peers(options.etcd, options.nats)
+    for name, summary in turns(rows, options.turns, options.seconds, options.port, peers).items():
         print_figure(row=name, **summary)
 
 
@@ -218,7 +273,11 @@ def summaries(figures: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str,
             "records_per_s": round(statistics.median(rates)),
             "range": [round(min(rates)), round(max(rates))],
             "p50_ms": statistics.median(turn["p50_ms"] for turn in turns),
-            "cpu_us": statistics.median(turn["cpu_us"] for turn in turns),
+            **{
+                name: statistics.median(turn[name] for turn in turns)
+                for name in ("leader_us", "follower_us", "cpu_us")
+                if name in turns[0]
+            },
         }
     for systems in found.values():
         ours = systems["commitlog"]["records_per_s"]

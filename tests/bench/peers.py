@@ -1,14 +1,51 @@
-"""Clusters of three servers of other systems on this machine, for comparisons in one run."""
+"""Clusters of three servers of other systems on this machine, for comparisons in one run.
+
+`fetch_peers` takes etcd from the Debian package and NATS from the Go module, once, into .cache/bench.
+"""
 
 import contextlib
+import os
+import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 START_TIMEOUT_S = 60
+NATS = "github.com/nats-io/nats-server/v2@v2.15.2"
+CACHE = Path(__file__).parents[2] / ".cache" / "bench"
+NATSPUB = Path(__file__).parent / "natspub"
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Binaries of other systems; None: not compared."""
+
+    etcd: Path | None = None
+    nats: Path | None = None
+
+
+def fetch_peers() -> Peers:
+    """Return the binaries, fetched where they are missing; a peer that cannot be fetched is left out."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    etcd, nats = CACHE / "usr" / "bin" / "etcd", CACHE / "nats-server"
+    if not etcd.exists() and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "-qq", "download", "etcd-server"], cwd=CACHE)
+        for package in CACHE.glob("etcd-server*.deb"):
+            subprocess.run(["dpkg", "-x", package.name, "."], cwd=CACHE, check=True)
+    if not nats.exists():
+        subprocess.run(["go", "install", NATS], env={**os.environ, "GOBIN": str(CACHE)})
+    return Peers(etcd if etcd.exists() else None, nats if nats.exists() else None)
+
+
+def build_natspub(folder: Path) -> Path:
+    """Build the load generator for NATS."""
+    binary = folder / "natspub"
+    subprocess.run(["go", "build", "-o", str(binary), "."], cwd=NATSPUB, check=True)
+    return binary
 
 
 def version_of(binary: Path) -> str:

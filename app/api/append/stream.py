@@ -1,8 +1,8 @@
 """`POST …/records:stream`: appends one after the other on one connection, answered in order as they commit.
 
-Up to WINDOW appends are in flight; the log holds them in the order of the stream. After the first failure
-nothing more of the stream is stored, and its problem is the last line. A node that does not lead forwards the
-stream to the leader as it arrives.
+Up to OPEN_APPENDS_MAX appends are in flight; the log holds them in the order of the stream. After the first
+failure nothing more of the stream is stored, and its problem is the last line. A node that does not lead
+forwards the stream to the leader as it arrives.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
@@ -39,7 +40,8 @@ from app.settings.model import NodeSettings
 
 router = APIRouter(tags=["records"])
 
-WINDOW: Final = 256  # appends in flight
+OPEN_APPENDS_MAX: Final = 1_024  # appends in flight
+A_TURN: Final = 256  # appends that one stream begins in one turn of the event loop: heartbeats wait meanwhile
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 IN_ORDER_BYTES: Final = 128 * 1024  # a larger append is decoded in a thread: no other one is begun meanwhile
 _HEAD_TIMEOUT_S: Final = 2.0  # of a node that a stream is forwarded to
@@ -123,8 +125,22 @@ class _StreamResponse(StreamingResponse):
             await self.stream_response(send)
 
 
+class _OpenAppend:
+    """An append of a stream, and its answer once it has one. size: of its body, bytes."""
+
+    __slots__ = ("answer", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.answer: Answer | None = None
+
+
 class _AppendStream:
-    """One client's stream at the leader. Invariant: answers leave in the order of the appends."""
+    """One client's stream at the leader. Invariant: answers leave in the order of the appends.
+
+    All appends that arrive together begin in one turn of the event loop, and answers that are ready together
+    leave in one write.
+    """
 
     def __init__(
         self,
@@ -144,98 +160,111 @@ class _AppendStream:
         one = [(b"content-type", media_type.encode()), (NO_FORWARD, b"1")]
         self._head = AppendHead(log, self._path, b"", [*given, *one])
         self._parameters = parameters
+        self._later = replace(parameters, match_index=None, match_term=None)  # of all but the first append
         self._order = AppendStream()
-        self._open: deque[tuple[asyncio.Future[Answer], int]] = deque()
+        self._arrived: deque[bytes] = deque()  # not begun: the window is full
+        self._open: deque[_OpenAppend] = deque()
         self._open_bytes = 0
         self._count = 0
+        self._has_failed = False
+        self._changed = asyncio.Event()  # pieces have arrived, or the oldest append has its answer
 
-    async def lines(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def lines(self, pieces: AsyncIterator[list[bytes]]) -> AsyncIterator[bytes]:
         """Yield the answers, until the stream ends or an append fails."""
         problem: CommitlogError | None = None
-        piece: asyncio.Future[bytes | None] | None = None
+        incoming: asyncio.Future[list[bytes] | None] | None = None
+        has_ended = False
         try:
             while True:
-                piece = piece or asyncio.ensure_future(anext(pieces, None))
-                waiting: list[asyncio.Future[Any]] = [] if self._is_full else [piece]
-                if self._open:
-                    waiting.append(self._open[0][0])
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                while self._open and self._open[0][0].done():
-                    answer = self._take_answer()
-                    yield answer.body + b"\n"
-                    if answer.status >= 300:
-                        return
-                if piece.done() and not self._is_full:
-                    try:
-                        data = piece.result()
-                    except CommitlogError as error:
-                        problem, data = error, None
-                    piece = None
-                    if data is None:
-                        break
-                    self._begin(data)
-            while self._open:
-                await asyncio.wait([self._open[0][0]])
-                answer = self._take_answer()
-                yield answer.body + b"\n"
-                if answer.status >= 300:
+                self._changed.clear()
+                self._begin_arrived()
+                answers, is_last = self._take_answers()
+                if answers:
+                    yield answers
+                if is_last:
                     return
+                if self._arrived and not self._is_full:
+                    await asyncio.sleep(0)
+                    continue
+                if incoming is not None and incoming.done():
+                    try:
+                        found = incoming.result()
+                    except CommitlogError as error:
+                        problem, found = error, None
+                    incoming = None
+                    has_ended = found is None
+                    if not self._has_failed:
+                        self._arrived.extend(found or ())
+                    continue
+                if has_ended and not self._open:
+                    break
+                if incoming is None and not (has_ended or self._arrived or self._has_failed):
+                    incoming = asyncio.ensure_future(anext(pieces, None))
+                    incoming.add_done_callback(lambda _: self._changed.set())
+                await self._changed.wait()
             if problem is not None:
                 yield self._problem(problem).body + b"\n"
         finally:
             self._order.broken = True
-            if piece is not None:
-                piece.cancel()
+            if incoming is not None:
+                incoming.cancel()
 
     @property
     def _is_full(self) -> bool:
-        large = self._open and self._open[-1][1] > IN_ORDER_BYTES
-        return bool(large) or len(self._open) >= WINDOW or self._open_bytes >= WINDOW_BYTES
+        large = self._open and self._open[-1].size > IN_ORDER_BYTES
+        return bool(large) or len(self._open) >= OPEN_APPENDS_MAX or self._open_bytes >= WINDOW_BYTES
+
+    def _begin_arrived(self) -> None:
+        for _ in range(min(A_TURN, len(self._arrived))):
+            if self._is_full or not self._arrived:
+                return
+            self._begin(self._arrived.popleft())
 
     def _begin(self, data: bytes) -> None:
         """Let the next append enter the log after the one before."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._open.append((future, len(data)))
-        self._open_bytes += len(data)
+        append = _OpenAppend(len(data))
+        self._open.append(append)
+        self._open_bytes += append.size
         call = AppendCall(
-            self._head,
-            data,
-            self._request_id,
-            len(data),
-            self._next_parameters(),
-            self._order,
+            self._head, data, self._request_id, append.size, self._next_parameters(), self._order
         )
         try:
             if self._count > 1:  # the request itself has counted
                 self._caller.spend()
-            self._handler.in_flight.enter(len(data))
+            self._handler.in_flight.enter(append.size)
         except CommitlogError as error:
-            self._order.broken = True
-            future.set_result(self._problem(error))
+            self._answered(append, self._problem(error))
             return
+        self._handler.handle(call, partial(self._answered, append))
 
-        def answered(answer: Answer) -> None:
-            if answer.status >= 300:
-                self._order.broken = True
-            if not future.done():
-                future.set_result(answer)
-
-        self._handler.handle(call, answered)
+    def _answered(self, append: _OpenAppend, answer: Answer) -> None:
+        """Record an answer. After a failure no later append begins; the driver refuses those that have begun,
+        unless this one has not reached it: the earlier ones in its queue are good."""
+        if answer.status >= 300:
+            self._has_failed = True
+            self._arrived.clear()
+        append.answer = answer
+        if self._open and self._open[0] is append:
+            self._changed.set()
 
     def _next_parameters(self) -> AppendParameters:
-        parameters = self._parameters
+        parameters = self._later if self._count else self._parameters
         producer = parameters.producer
-        if self._count:
-            if producer is not None:
-                producer = replace(producer, sequence=producer.sequence + self._count)
-            parameters = replace(parameters, match_index=None, match_term=None, producer=producer)
+        if producer is not None and self._count:
+            producer = replace(producer, sequence=producer.sequence + self._count)
+            parameters = replace(parameters, producer=producer)
         self._count += 1
         return parameters
 
-    def _take_answer(self) -> Answer:
-        future, size = self._open.popleft()
-        self._open_bytes -= size
-        return future.result()
+    def _take_answers(self) -> tuple[bytes, bool]:
+        """Return the lines that can leave now, and whether the last one is a problem: it ends the stream."""
+        lines: list[bytes] = []
+        while self._open and (answer := self._open[0].answer) is not None:
+            self._open_bytes -= self._open.popleft().size
+            lines += (answer.body, b"\n")
+            if answer.status >= 300:
+                return b"".join(lines), True
+        return b"".join(lines), False
 
     def _problem(self, error: CommitlogError) -> Answer:
         return problem_response(error, instance=self._path, request_id=self._request_id)

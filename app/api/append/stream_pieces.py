@@ -1,5 +1,5 @@
 """Splits the body of `records:stream` into appends as it arrives: lines, Arrow record batches, stored
-batches."""
+batches. What arrives together is given together, so that it can share a batch of the log."""
 
 import asyncio
 import io
@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from app.errors import InvalidBody, TooLarge, UnsupportedMediaType
+from app.errors import CommitlogError, InvalidBody, TooLarge, UnsupportedMediaType
 from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON
 from storage.format.batch import HEADER_SIZE_BYTES, stored_size
 
@@ -18,9 +18,9 @@ STREAM_TYPES: Final = (NDJSON, ARROW_STREAM, BATCHES)
 
 def pieces_of(
     body: AsyncIterator[bytes], media_type: str, max_bytes: int
-) -> tuple[str, AsyncIterator[bytes]]:
-    """Return the Content-Type of one piece, and the pieces: each is the body of one append, at most
-    max_bytes.
+) -> tuple[str, AsyncIterator[list[bytes]]]:
+    """Return the Content-Type of one piece, and the pieces in lists, none empty: each piece is the body of
+    one append, at most max_bytes.
 
     The iterator raises TooLarge or InvalidBody. Raises UnsupportedMediaType.
     """
@@ -38,40 +38,44 @@ def _too_large(max_bytes: int) -> TooLarge:
     return TooLarge(f"an append in a stream may have at most {max_bytes} bytes, got more", max_bytes)
 
 
-async def _lines(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+async def _lines(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[list[bytes]]:
     rest = b""
     async for part in body:
         *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            if line and not line.isspace():
-                yield line
+        if found := [line for line in lines if line and not line.isspace()]:
+            yield found
         if len(rest) > max_bytes:
             raise _too_large(max_bytes)
     if rest and not rest.isspace():
-        yield rest
+        yield [rest]
 
 
-async def _batches(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+async def _batches(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[list[bytes]]:
     held = bytearray()
     async for part in body:
         held += part
-        while len(held) >= HEADER_SIZE_BYTES:
+        found: list[bytes] = []
+        problem: CommitlogError | None = None
+        while len(held) >= HEADER_SIZE_BYTES and problem is None:
             size = stored_size(held)
-            if not HEADER_SIZE_BYTES <= size <= max_bytes:
-                raise (
-                    _too_large(max_bytes)
-                    if size > max_bytes
-                    else InvalidBody("the stream contains a malformed packed batch")
-                )
-            if len(held) < size:
+            if size > max_bytes:
+                problem = _too_large(max_bytes)
+            elif size < HEADER_SIZE_BYTES:
+                problem = InvalidBody("the stream contains a malformed packed batch")
+            elif len(held) < size:
                 break
-            yield bytes(held[:size])
-            del held[:size]
+            else:
+                found.append(bytes(held[:size]))
+                del held[:size]
+        if found:
+            yield found
+        if problem is not None:
+            raise problem
     if held:
         raise InvalidBody("the stream ends in the middle of a batch")
 
 
-async def _arrow(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+async def _arrow(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[list[bytes]]:
     """Arrow's own reader blocks while it reads, so it runs in a separate thread."""
     loop = asyncio.get_running_loop()
     source = _BlockingBody(body, loop, max_bytes)
@@ -83,7 +87,7 @@ async def _arrow(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[by
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, batch.schema) as writer:
                     writer.write_batch(batch)
-                yield sink.getvalue().to_pybytes()
+                yield [sink.getvalue().to_pybytes()]
         except (pa.ArrowException, OSError, EOFError, ValueError) as error:
             if source.exceeded:
                 raise _too_large(max_bytes) from error

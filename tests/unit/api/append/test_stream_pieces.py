@@ -16,7 +16,7 @@ async def outcome_of(data: bytes) -> str:
 
     _, pieces = pieces_of(body(), ARROW_STREAM, 1 << 20)
     try:
-        return f"{len([piece async for piece in pieces])} appends"
+        return f"{sum([len(found) async for found in pieces])} appends"
     except InvalidBody:
         return "refused"
 

@@ -1,0 +1,115 @@
+"""A stream of appends: what arrives together begins together, and answers leave in order."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.api.append import stream as module
+from app.api.append.call import AppendCall
+from app.api.append.parameters import AppendParameters
+from app.api.http.in_flight_limit import InFlightLimit
+from app.api.http.messages import Response
+from app.log.contract import Producer
+
+
+class Handler:
+    """Answers each append one turn of the loop after the next one is asked for, the newest first."""
+
+    def __init__(self) -> None:
+        self.in_flight = InFlightLimit(100_000, 1 << 30)
+        self.calls: list[AppendCall] = []
+        self.turns: list[int] = []  # appends begun in each turn
+        self.broken: list[bool] = []  # the state of the stream when the driver takes an append
+        self._waiting: list[tuple[AppendCall, Callable[[Response], None]]] = []
+
+    def handle(self, call: AppendCall, done: Callable[[Response], None]) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_later(0, self._answer)
+        self._waiting.append((call, done))
+        self.calls.append(call)
+        if call.body == b"refused":
+            self._waiting.pop()
+            self.in_flight.leave(call.reserved_bytes)
+            done(Response(422, [], call.body))
+
+    def _answer(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self.turns.append(len(waiting))
+        for call, done in reversed(waiting):
+            self.in_flight.leave(call.reserved_bytes)
+            stream = call.stream
+            assert stream is not None
+            self.broken.append(stream.broken)
+            done(Response(412 if call.body == b"bad" else 200, [], call.body))
+
+
+def run(blocks: list[list[bytes]], parameters: AppendParameters | None = None) -> tuple[list[bytes], Handler]:
+    """Return the lines that a client gets, and the handler."""
+
+    async def whole() -> tuple[list[bytes], Handler]:
+        handler: Any = Handler()
+        request: Any = SimpleNamespace(
+            url=SimpleNamespace(path="/v1/logs/default/records:stream"), headers=SimpleNamespace(raw=[])
+        )
+
+        async def pieces() -> AsyncIterator[list[bytes]]:
+            for block in blocks:
+                await asyncio.sleep(0)
+                yield block
+
+        stream = module._AppendStream(
+            request, handler, "default", "application/json", parameters or AppendParameters()
+        )
+        async with asyncio.timeout(20):
+            lines = [line async for line in stream.lines(pieces())]
+        assert handler.in_flight.bytes == 0
+        return b"".join(lines).splitlines(), handler
+
+    return asyncio.run(whole())
+
+
+@pytest.fixture(autouse=True)
+def anyone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "caller_of", lambda _: SimpleNamespace(spend=lambda: None))
+    monkeypatch.setattr(module, "request_id_of", lambda _: b"id")
+
+
+def test_what_arrives_together_begins_in_one_turn() -> None:
+    records = [b"%d" % number for number in range(200)]
+    lines, handler = run([records[:150], records[150:]])
+    assert lines == records
+    assert len(handler.turns) <= 3
+    assert max(handler.turns) >= 150
+
+
+def test_a_long_block_is_begun_in_parts_within_the_window() -> None:
+    records = [b"%d" % number for number in range(3 * module.OPEN_APPENDS_MAX)]
+    lines, handler = run([records])
+    assert lines == records
+    assert max(handler.turns) <= module.OPEN_APPENDS_MAX
+
+
+def test_the_first_failure_is_the_last_line() -> None:
+    lines, handler = run([[b"a", b"bad", b"c"], [b"d"]])
+    assert lines == [b"a", b"bad"]
+    assert b"d" not in [call.body for call in handler.calls]
+
+
+def test_an_append_that_is_refused_at_once_leaves_the_earlier_ones_alone() -> None:
+    """The driver has not seen the earlier appends of this turn yet: their stream is not broken."""
+    lines, handler = run([[b"a", b"b", b"refused", b"c"], [b"d"]])
+    assert lines == [b"a", b"b", b"refused"]
+    assert [call.body for call in handler.calls] == [b"a", b"b", b"refused"]
+    assert handler.broken == [False, False]
+
+
+def test_only_the_first_append_has_the_conditions_and_sequences_rise() -> None:
+    first = AppendParameters(match_index=7, match_term=3, producer=Producer("p", 1, 10))
+    _, handler = run([[b"a", b"b"], [b"c"]], first)
+    given = [call.parameters for call in handler.calls]
+    assert [each and each.match_index for each in given] == [7, None, None]
+    assert [each and each.match_term for each in given] == [3, None, None]
+    assert [each and each.producer and each.producer.sequence for each in given] == [10, 11, 12]
