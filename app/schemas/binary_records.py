@@ -47,6 +47,10 @@ class BinaryReader:
             return None
         return list(zip(*rows, strict=True))
 
+    def check(self, value: bytes) -> None:
+        """Return if a record matches. Raises ValueInvalid."""
+        self.row(value)
+
     def row(self, value: bytes) -> tuple[Row, str | None]:
         """Return the row of a record, and its unknown fields as JSON. Raises ValueInvalid."""
         row, rescued = self._reader.row(value)

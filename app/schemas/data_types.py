@@ -45,19 +45,21 @@ class DecimalType:
 
 @dataclass(frozen=True, slots=True)
 class ListType:
-    """An array. element_nullable: an element may be null."""
+    """An array. element_nullable: an element may be null. rules: of the elements."""
 
     element: "DataType"
     element_nullable: bool = True
+    rules: str = dataclass_field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class MapType:
-    """A map; keys are never null. value_nullable: a value may be null."""
+    """A map; keys are never null. value_nullable: a value may be null. rules: of the values."""
 
     key: "DataType"
     value: "DataType"
     value_nullable: bool = True
+    rules: str = dataclass_field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,16 @@ def check_columns(columns: StructType) -> None:
         _check_names(path, fields)
 
 
+def is_column_name(name: str) -> bool:
+    """Return true if a field may have this name in a Delta table."""
+    return bool(name) and not _REFUSED_IN_NAMES.search(name)
+
+
 def _check_names(path: tuple[str, ...], fields: Sequence[Field]) -> None:
     seen: dict[str, str] = {}
     for field in fields:
         pointer = "/" + "/".join((*path, field.name))
-        if not field.name or _REFUSED_IN_NAMES.search(field.name):
+        if not is_column_name(field.name):
             raise SchemaInvalid(
                 pointer,
                 f"`{field.name}` cannot be the name of a column: the characters ' ,;{{}}()=', control "

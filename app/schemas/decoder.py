@@ -23,6 +23,9 @@ CHUNK_RECORDS: Final = 500
 class RecordReader(Protocol):
     """Reads the records of one format with one schema."""
 
+    def check(self, value: bytes) -> None:
+        """Return if a record matches. Raises ValueInvalid."""
+
     def accepts(self, values: Sequence[bytes]) -> bool:
         """Return true if all records are known to match. False: `row` decides about each."""
 
@@ -63,13 +66,13 @@ class RecordDecoder:
 
     def check(self, values: Sequence[bytes | memoryview | None]) -> Mismatch | None:
         """Return the first record that does not match, None when all do. None values (tombstones) match."""
-        records = [value if type(value) is bytes else bytes(value) for value in values if value is not None]
-        if self._reader.accepts(records):
+        records = values if None not in values else [value for value in values if value is not None]
+        if self._reader.accepts(records):  # type: ignore[arg-type]  # memoryviews of bytes are read as bytes
             return None
         for position, value in enumerate(values):
             if value is not None:
                 try:
-                    self._reader.row(bytes(value))
+                    self._reader.check(bytes(value))
                 except ValueInvalid as error:
                     return Mismatch(position, pointer_of(error.path), error.reason)
         return None

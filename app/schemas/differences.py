@@ -112,10 +112,7 @@ def _fields(path: str, old: Field, new: Field) -> Iterator[Difference]:
         yield Difference(path, "rules_changed", "Another rule for null and missing fields.")
     if old.number != new.number:
         yield Difference(path, "number_changed", f"The number was {old.number}, it is {new.number}.")
-    if old.rules != new.rules:
-        yield Difference(
-            path, "rules_changed", f"The rules were {old.rules or '{}'}, they are {new.rules or '{}'}."
-        )
+    yield from _rules(path, old.rules, new.rules)
 
 
 def _types(path: str, old: DataType, new: DataType) -> Iterator[Difference]:
@@ -125,13 +122,20 @@ def _types(path: str, old: DataType, new: DataType) -> Iterator[Difference]:
         case ListType(), ListType():
             yield from _types(f"{path}/element", old.element, new.element)
             yield from _nulls(f"{path}/element", old.element_nullable, new.element_nullable)
+            yield from _rules(f"{path}/element", old.rules, new.rules)
         case MapType(), MapType():
             yield from _types(f"{path}/key", old.key, new.key)
             yield from _types(f"{path}/value", old.value, new.value)
             yield from _nulls(f"{path}/value", old.value_nullable, new.value_nullable)
+            yield from _rules(f"{path}/value", old.rules, new.rules)
         case _ if old != new:
             kind = "widened" if widens(old, new) else "narrowed" if widens(new, old) else "type_changed"
             yield Difference(path, kind, f"The type was {ddl_of(old)}, it is {ddl_of(new)}.")
+
+
+def _rules(path: str, old: str, new: str) -> Iterator[Difference]:
+    if old != new:
+        yield Difference(path, "rules_changed", f"The rules were {old or '{}'}, they are {new or '{}'}.")
 
 
 def _nulls(path: str, old: bool, new: bool) -> Iterator[Difference]:

@@ -1,12 +1,12 @@
 """A JSON Schema proposed from sample records."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from app.schemas.data_types import Primitive
+from app.schemas.data_types import DECIMAL_DIGITS_MAX, RESERVED_NAMES, Primitive, is_column_name
 from app.schemas.errors import ValueInvalid
-from app.schemas.json_schema import DRAFT
+from app.schemas.json_schema import DRAFT, TYPE_KEYWORD
 from app.schemas.json_text import read_json
 from app.schemas.json_values import converter_of
 
@@ -14,6 +14,7 @@ _FORMATS: Final = {
     "date": converter_of(Primitive("date")),
     "date-time": converter_of(Primitive("timestamp")),
 }
+_BIGINT: Final = 1 << 63  # from here on an integer has more than 64 bits
 _NAMES: Final = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
 
 
@@ -38,7 +39,7 @@ def infer(values: Sequence[bytes]) -> str:
         if not isinstance(record, dict):
             raise SamplesUnusable(f"Sample {position} is not a JSON object.")
         shape.add(record)
-    schema = shape.schema()
+    schema = shape.schema(RESERVED_NAMES)
     if schema is None:
         raise SamplesUnusable("No field has one type in all samples.")
     return json.dumps({"$schema": DRAFT, **schema}, indent=2, ensure_ascii=False)
@@ -50,6 +51,7 @@ class _Shape:
     def __init__(self) -> None:
         self.types: set[str] = set()
         self.formats: set[str] = set(_FORMATS)
+        self.digits = 0  # of the longest integer beyond 64 bits
         self.objects = 0
         self.fields: dict[str, _Shape] = {}
         self.seen: dict[str, int] = {}
@@ -58,7 +60,10 @@ class _Shape:
     def add(self, value: Any) -> None:
         kind = "null" if value is None else _NAMES.get(type(value), "number")
         self.types.add(kind)
-        if kind == "string":
+        if kind == "integer":
+            if not -_BIGINT <= value < _BIGINT:
+                self.digits = max(self.digits, len(str(abs(value))))
+        elif kind == "string":
             self.formats = {name for name in self.formats if _matches(name, value)}
         elif kind == "array":
             self.element = self.element or _Shape()
@@ -70,24 +75,34 @@ class _Shape:
                 self.fields.setdefault(name, _Shape()).add(item)
                 self.seen[name] = self.seen.get(name, 0) + 1
 
-    def schema(self) -> dict[str, Any] | None:
-        """Return the schema of this place, None when it has no type of its own."""
+    def _columns(self, refused: frozenset[str]) -> Iterator[tuple[str, "_Shape"]]:
+        """Yield the fields whose names can be columns, of names that differ only in case the first one."""
+        seen = set(refused)
+        for name, shape in self.fields.items():
+            if is_column_name(name) and name.lower() not in seen:
+                seen.add(name.lower())
+                yield name, shape
+
+    def schema(self, refused: frozenset[str] = frozenset()) -> dict[str, Any] | None:
+        """Return the schema of this place, None without a type of its own. refused: names of no field."""
         kinds = self.types - {"null"}
-        if kinds == {"integer", "number"}:
-            kinds = {"number"}
+        if kinds == {"integer", "number"} or self.digits > DECIMAL_DIGITS_MAX:
+            kinds = kinds - {"integer"} | {"number"}
         if len(kinds) != 1:
             return None
         kind = kinds.pop()
         schema: dict[str, Any] = {"type": [kind, "null"] if "null" in self.types else kind}
         if kind == "string" and len(self.formats) == 1:
             schema["format"] = next(iter(self.formats))
+        elif kind == "integer" and self.digits:
+            schema[TYPE_KEYWORD] = f"decimal({DECIMAL_DIGITS_MAX},0)"
         elif kind == "array":
             items = self.element.schema() if self.element else None
             if items is None:
                 return None
             schema["items"] = items
         elif kind == "object":
-            properties = {name: part for name, shape in self.fields.items() if (part := shape.schema())}
+            properties = {name: part for name, shape in self._columns(refused) if (part := shape.schema())}
             if not properties:
                 return None
             schema["properties"] = properties

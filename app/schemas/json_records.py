@@ -8,7 +8,7 @@ from app.schemas.errors import ValueInvalid
 from app.schemas.fast_json import Unproved, fast_reader
 from app.schemas.json_schema import compile_validator
 from app.schemas.json_text import read_json, shown
-from app.schemas.json_values import has_unknown, rescued_of, struct_converter
+from app.schemas.json_values import has_unknown, rescuer_of, struct_converter
 from app.schemas.schema import LogSchema
 
 Row = tuple[Any, ...]
@@ -20,9 +20,10 @@ class JsonReader:
     def __init__(self, schema: LogSchema) -> None:
         self._kind = struct_of(schema)
         self._convert = struct_converter(self._kind)
+        self._rescue = rescuer_of(self._kind)
         document = document_of(schema)
         self._validator = compile_validator(document) if document is not None else None
-        self._fast = fast_reader(self._kind, document)
+        self._fast = fast_reader(self._kind, document, self._validator)
 
     def accepts(self, values: Sequence[bytes]) -> bool:
         """Return true if all records are known to match. False: `row` decides about each."""
@@ -43,6 +44,15 @@ class JsonReader:
         except Unproved:
             return None
 
+    def check(self, value: bytes) -> None:
+        """Return if a record matches. Raises ValueInvalid."""
+        if self._fast is not None:
+            try:
+                return self._fast.check_one(value)
+            except Unproved:
+                pass
+        self.exact_row(value)
+
     def row(self, value: bytes) -> tuple[Row, str | None]:
         """Return the row of a record, and its unknown fields as JSON. Raises ValueInvalid."""
         if self._fast is not None:
@@ -59,5 +69,5 @@ class JsonReader:
         if self._validator is not None:
             for error in self._validator.iter_errors(record):
                 raise ValueInvalid(shown(error.message)[1:-1], tuple(error.instance_path))
-        rescued = rescued_of(value, self._kind) if has_unknown(record, self._kind) else None
+        rescued = self._rescue(value) if has_unknown(record, self._kind) else None
         return tuple(row.values()), rescued

@@ -1,6 +1,7 @@
 """JSON Schema (draft 2020-12) to columns. Keywords that are not listed here are refused by name."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -236,7 +237,7 @@ class _Reader:
             if "items" not in schema:
                 raise SchemaInvalid(pointer, "An array needs `items`: the type of its elements.")
             element = self._field("element", schema["items"], f"{pointer}/items", required=True, refs=refs)
-            return ListType(element.type, element.nullable)
+            return ListType(element.type, element.nullable, element.rules)
         if json_type not in JSON_TYPES:
             raise SchemaInvalid(f"{pointer}/type", f"Unknown type {shown(json_type)}.")
         wanted = schema.get(TYPE_KEYWORD)
@@ -293,7 +294,7 @@ class _Reader:
             )
         if isinstance(others, dict):
             value = self._field("value", others, f"{pointer}/additionalProperties", required=True, refs=refs)
-            return MapType(Primitive("string"), value.type, value.nullable)
+            return MapType(Primitive("string"), value.type, value.nullable, value.rules)
         raise SchemaInvalid(
             pointer, "An object needs `properties` (columns), or a schema in `additionalProperties` (a map)."
         )
@@ -333,18 +334,18 @@ def _both(outer: str, inner: str) -> str:
     return "".join(text for text in (outer, inner) if text != "{}")
 
 
-def count_rules(document: object) -> int:
-    """Return how many keywords of VALIDATION a schema has, its definitions included."""
+def count_rules(document: object) -> Counter[str]:
+    """Return how often a schema has each keyword of VALIDATION, its definitions included."""
+    found: Counter[str] = Counter()
     if isinstance(document, list):
-        return sum(map(count_rules, document))
-    if not isinstance(document, dict):
-        return 0
-    count = 0
-    for key, value in document.items():
-        if key in VALIDATION:
-            count += 1
-        elif key in ("properties", "$defs", "definitions"):
-            count += count_rules(list(value.values()))
-        elif key not in ("default", "examples"):
-            count += count_rules(value)
-    return count
+        for item in document:
+            found += count_rules(item)
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            if key in VALIDATION:
+                found[key] += 1
+            elif key in ("properties", "$defs", "definitions"):
+                found += count_rules(list(value.values()))
+            elif key not in ("default", "examples"):
+                found += count_rules(value)
+    return found

@@ -30,7 +30,8 @@ _DATE_TIME: Final = re.compile(
 )
 _DECIMAL: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d{1,3})?", re.ASCII)
 _MISSING: Final = object()
-_RAW_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+RAW_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENCODE: Final = msgspec.json.Encoder().encode
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -283,42 +284,66 @@ def _expected(what: str, value: object) -> ValueInvalid:
     return ValueInvalid(f"Expected {what}, got {shown(value)}.")
 
 
-def rescued_of(value: bytes, kind: DataType) -> str | None:
-    """Return the fields of a record that its schema does not have as a JSON object, None without any.
+Rescue = Callable[[bytes], str | None]
 
-    The text of each is that of the record. Fields in nested objects have the same path there; elements of
-    arrays have their position as name: `{"items": {"0": {"colour": "red"}}}`.
+
+def rescuer_of(kind: StructType) -> Rescue:
+    """Return the function from a valid record to its fields that the schema does not have, as a JSON object.
+
+    It returns None without any. The text of each field is that of the record. Fields in nested objects have
+    the same path there; elements of arrays have their position as name: `{"items": {"0": {"hue": "red"}}}`.
     """
+    names = {field.name for field in kind.fields}
+    inner = {
+        field.name: rescue for field in kind.fields if (rescue := _inner_rescuer(field.type)) is not None
+    }
+
+    def rescued(value: bytes) -> str | None:
+        parts = {}
+        for name, raw in RAW_OBJECT.decode(value).items():
+            if name not in names:
+                parts[name] = str(bytes(raw), "utf-8")
+            elif name in inner and (text := inner[name](bytes(raw))) is not None:
+                parts[name] = text
+        return _object_of(parts)
+
+    return rescued
+
+
+def _inner_rescuer(kind: DataType) -> Rescue | None:
+    """Return the function for a nested value (which may be null), None for a type without structs."""
     match kind:
-        case StructType(fields):
-            if value.strip() == b"null":
-                return None
-            known = {field.name: field.type for field in fields}
-            parts = {}
-            for name, raw in _RAW_OBJECT.decode(value).items():
-                text = rescued_of(bytes(raw), known[name]) if name in known else str(bytes(raw), "utf-8")
-                if text is not None:
-                    parts[name] = text
-        case ListType(element) if _has_struct(element):
-            if value.strip() == b"null":
-                return None
-            found = enumerate(_RAW_LIST.decode(value))
-            parts = {
-                str(at): text for at, raw in found if (text := rescued_of(bytes(raw), element)) is not None
-            }
-        case MapType(_, item) if _has_struct(item):
-            if value.strip() == b"null":
-                return None
-            members = _RAW_OBJECT.decode(value).items()
-            parts = {
-                name: text for name, raw in members if (text := rescued_of(bytes(raw), item)) is not None
-            }
-        case _:
-            return None
+        case StructType():
+            of_struct = rescuer_of(kind)
+            return lambda value: None if _is_null(value) else of_struct(value)
+        case ListType(element):
+            of_element = _inner_rescuer(element)
+            if of_element is not None:
+                return lambda value: _rescued_parts(_RAW_LIST, value, of_element)
+        case MapType(_, item):
+            of_item = _inner_rescuer(item)
+            if of_item is not None:
+                return lambda value: _rescued_parts(RAW_OBJECT, value, of_item)
+    return None
+
+
+def _rescued_parts(decoder: msgspec.json.Decoder[Any], value: bytes, rescue: Rescue) -> str | None:
+    if _is_null(value):
+        return None
+    found = decoder.decode(value)
+    items = found.items() if isinstance(found, dict) else enumerate(found)
+    texts = ((str(key), rescue(bytes(raw))) for key, raw in items)
+    return _object_of({key: text for key, text in texts if text is not None})
+
+
+def _object_of(parts: dict[str, str]) -> str | None:
     if not parts:
         return None
-    names = ((msgspec.json.encode(name).decode(), text) for name, text in parts.items())
-    return "{" + ",".join(f"{name}:{text}" for name, text in names) + "}"
+    return "{" + ",".join(f"{str(_ENCODE(name), 'utf-8')}:{text}" for name, text in parts.items()) + "}"
+
+
+def _is_null(value: bytes) -> bool:
+    return value.strip() == b"null"
 
 
 def _has_struct(kind: DataType) -> bool:

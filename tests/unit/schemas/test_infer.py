@@ -1,0 +1,62 @@
+"""A JSON Schema proposed from samples."""
+
+import pytest
+
+from app.schemas import LogSchema, RecordDecoder, SamplesUnusable, columns_of, infer
+from tests.unit.schemas.support import schema_of
+
+
+def types_of(schema: LogSchema) -> dict[str, str]:
+    return {column.name: column.type for column in columns_of(schema)}
+
+
+def test_the_proposal_has_the_columns_of_the_samples() -> None:
+    samples = [
+        b'{"id":1,"ratio":1,"day":"2013-01-31","at":"2013-01-31T10:00:00Z","note":null,"to":{"zip":"1"},"tags":["a"]}',
+        b'{"id":2,"ratio":0.5,"day":"2013-02-01","at":"2013-01-31T10:00:00Z","note":"x","to":{"no":3},"tags":[]}',
+        b'{"id":3,"ratio":2,"day":"2013-02-02","at":"2013-01-31T10:00:00+01:00","note":"y","to":{},"none":null}',
+    ]
+    schema = schema_of(infer(samples))
+    assert [(column.name, column.type, column.nullable) for column in columns_of(schema)] == [
+        ("id", "bigint", False),
+        ("ratio", "double", False),
+        ("day", "date", False),
+        ("at", "timestamp", False),
+        ("note", "string", True),
+        ("to", "struct<zip:string,no:bigint>", False),
+        ("tags", "array<string>", True),
+    ]
+    assert RecordDecoder({1: schema}, 1).check(samples) is None
+
+
+def test_fields_without_one_type_are_left_out_and_rescued() -> None:
+    samples = [
+        b'{"a":1,"b":"x","c":[],"d":{},"day":"2013-01-31"}',
+        b'{"a":2,"b":1,"c":[],"d":{},"day":"soon"}',
+    ]
+    schema = schema_of(infer(samples))
+    assert [(column.name, column.type) for column in columns_of(schema)] == [
+        ("a", "bigint"),
+        ("day", "string"),
+    ]
+    assert RecordDecoder({1: schema}, 1).check(samples) is None
+
+
+def test_names_that_cannot_be_columns_are_left_out() -> None:
+    samples = [b'{"a":1,"b c":1,"":2,"_key":"k","A":2,"x":{"y":1,"Y":2,"_key":3},"z":{"":1}}']
+    schema = schema_of(infer(samples))
+    assert types_of(schema) == {"a": "bigint", "x": "struct<y:bigint,_key:bigint>"}
+    assert RecordDecoder({1: schema}, 1).check(samples) is None
+
+
+def test_integers_beyond_64_bits_are_exact() -> None:
+    samples = [b'{"a":18446744073709551616,"b":1e3}', b'{"a":1,"b":%d}' % 10**50]
+    schema = schema_of(infer(samples))
+    assert types_of(schema) == {"a": "decimal(38,0)", "b": "double"}
+    assert RecordDecoder({1: schema}, 1).check(samples) is None
+
+
+@pytest.mark.parametrize("samples", [[], [b"x"], [b"[]"], [b'{"a":null}'], [b'{"a":1}', b'{"a":"x"}']])
+def test_samples_without_a_column_are_refused(samples: list[bytes]) -> None:
+    with pytest.raises(SamplesUnusable):
+        infer(samples)
