@@ -1,7 +1,11 @@
 """Errors of the source and the sink; each message states the remedy."""
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # read by Spark's Python processes when they report an error
 _CODED = re.compile(r"\[(COMMITLOG_[A-Z_]+)\] (.*)")
 _KINDS: dict[str, type["SourceError"]] = {}  # by condition
 
@@ -36,6 +40,19 @@ def own_error(error: BaseException) -> tuple[type[SourceError], str] | None:
         return type(error), error.message
     found = [(_KINDS.get(each[1]), each[2].strip()) for each in _CODED.finditer(str(error))]
     return next(((kind, message) for kind, message in reversed(found) if kind is not None), None)
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """Let Spark report an error of this package in its planning process as one sentence, not as a traceback.
+
+    For code that Spark runs in a process of its own, for one plan: the setting is of the whole process.
+    """
+    try:
+        yield
+    except SourceError:
+        os.environ[HIDE_TRACEBACK] = "1"
+        raise
 
 
 class OptionError(SourceError):

@@ -23,6 +23,9 @@ CHECKPOINT = ".checkpoint.parquet"
 CHECKPOINT_ACTIONS = ("metaData", "protocol", "txn")
 FILE_ACTIONS = ("add", "remove")
 _OF_FILES = tuple(b'{"%s"' % name.encode() for name in FILE_ACTIONS)
+DELETION_VECTORS = "deletionVectors"  # a reader feature, as COLUMN_MAPPING is
+COLUMN_MAPPING = "columnMapping"
+MAPPING_PROPERTY = "delta.columnMapping.mode"
 MAX_LOOKS = 3  # a commit may be removed between the listing and the reading
 
 
@@ -42,6 +45,7 @@ class DataFile:
     rows: int | None
     least: Mapping[str, Any]
     most: Mapping[str, Any]
+    has_removed_rows: bool = False  # a deletion vector names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,8 @@ class DeltaSnapshot:
     """A table at one version.
 
     files: by path as the log has it; empty if the DeltaLog does not keep them. reader_features: beyond the
-    plain format. writer_features: None for a protocol without a list of them. transactions: the newest
-    version by application. partition_columns: names.
+    plain format, without those that are known to be unused. writer_features: None for a protocol without a
+    list of them. transactions: the newest version by application. partition_columns: names.
     """
 
     path: str
@@ -137,7 +141,7 @@ class DeltaLog:
                 self._version,
                 dict(self._added),
                 dict(self._properties),
-                self._features,
+                self._used_features(),
                 self._writer_features,
                 dict(self._transactions),
                 self._partition_columns,
@@ -173,8 +177,7 @@ class DeltaLog:
                 wanted = (*CHECKPOINT_ACTIONS, *(FILE_ACTIONS if self._keeps_files else ()))
                 parquet = pq.ParquetFile(file)
                 known = [name for name in wanted if name in parquet.schema_arrow.names]
-                for action in parquet.read(columns=known).to_pylist():
-                    self._apply(action)
+                self._apply_all(parquet.read(columns=known).to_pylist())
             self._version = _number(checkpoints[-1])
         for name in sorted(names):
             version = _number(name) if _is_commit(name) else -1
@@ -191,9 +194,14 @@ class DeltaLog:
             self._stamp = stamp
 
     def _take(self, version: int) -> None:
-        for action in self._read_commit(version, files=self._keeps_files):
-            self._apply(action)
+        self._apply_all(self._read_commit(version, files=self._keeps_files))
         self._version = version
+
+    def _apply_all(self, actions: list[Mapping[str, Any]]) -> None:
+        """Apply actions, those that add files last: a commit that only deletes rows of a file removes it and
+        adds it again with a deletion vector, in any order."""
+        for action in sorted(actions, key=lambda action: action.get("add") is not None):
+            self._apply(action)
 
     def _apply(self, action: Mapping[str, Any]) -> None:
         if (transaction := action.get("txn")) is not None:
@@ -207,9 +215,17 @@ class DeltaLog:
             self._partition_columns = tuple(metadata.get("partitionColumns") or ())
         if (protocol := action.get("protocol")) is not None:
             plain = int(protocol["minReaderVersion"]) == 1
-            self._features = () if plain else tuple(protocol.get("readerFeatures") or ("columnMapping",))
+            self._features = () if plain else tuple(protocol.get("readerFeatures") or (COLUMN_MAPPING,))
             listed = protocol.get("writerFeatures")
             self._writer_features = None if listed is None else tuple(listed)
+
+    def _used_features(self) -> tuple[str, ...]:
+        unused = set()
+        if self._keeps_files and not any(file.has_removed_rows for file in self._added.values()):
+            unused.add(DELETION_VECTORS)
+        if self._properties.get(MAPPING_PROPERTY, "none") == "none":
+            unused.add(COLUMN_MAPPING)
+        return tuple(name for name in self._features if name not in unused)
 
     # --- files
 
@@ -267,14 +283,13 @@ def _is_commit(name: str) -> bool:
 
 def _data_file(table: str, added: Mapping[str, Any]) -> DataFile:
     stats = json.loads(added["stats"]) if added.get("stats") else {}
-    rows = stats.get("numRecords")
-    if rows is not None:
-        rows -= int((added.get("deletionVector") or {}).get("cardinality", 0))
+    rows, removed = stats.get("numRecords"), added.get("deletionVector")
+    if rows is not None and removed:
+        rows -= int(removed.get("cardinality", 0))
     name = unquote(added["path"])
     where = name if name.startswith("/") or "://" in name else f"{table}/{name}"
-    return DataFile(
-        where, int(added["size"]), rows, stats.get("minValues") or {}, stats.get("maxValues") or {}
-    )
+    least, most = stats.get("minValues") or {}, stats.get("maxValues") or {}
+    return DataFile(where, int(added["size"]), rows, least, most, bool(removed))
 
 
 def _commit_of(table: str, version: int, actions: list[Mapping[str, Any]]) -> Commit:

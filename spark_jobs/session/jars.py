@@ -1,8 +1,8 @@
-"""Additional jars for Spark: two of Delta, downloaded and verified, and the log store, compiled.
+"""Additional jars for Spark: two of Delta, downloaded and verified, and our classes in Java, compiled.
 
 They are used from a folder, without network. Ivy downloads Delta's jars; it is part of pyspark and knows the
-central repository, so no registry address is needed. Janino compiles the log store; it is part of pyspark
-too, so a Java without a compiler is sufficient. `python -m spark_jobs.session.jars` creates the folder.
+central repository, so no registry address is needed. Janino compiles our classes; it is part of pyspark too,
+so a Java without a compiler is sufficient. `python -m spark_jobs.session.jars` creates the folder.
 """
 
 import argparse
@@ -25,10 +25,11 @@ from spark_jobs.session.java import CACHE_FOLDER, find_java
 DEFAULT_JARS_FOLDER = CACHE_FOLDER / "jars"
 FETCH_TIMEOUT_S = 600.0
 COMPILE_TIMEOUT_S = 100.0
-SOURCE = "LinkLogStore.java"
-LOG_STORE_CLASS = "commitlog.LinkLogStore"
+LOG_STORE_CLASS = "commitlog.LinkLogStore"  # commits on a local file system
+OBJECT_LOG_STORE_CLASS = "commitlog.ConditionalLogStore"  # commits in an object store
+CATALOG_CLASS = "commitlog.SessionCatalog"
+CLASSES = (LOG_STORE_CLASS, OBJECT_LOG_STORE_CLASS, CATALOG_CLASS, "commitlog.LogTable")
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
-COMPILER_JARS = ("janino-*.jar", "commons-compiler-*.jar", "hadoop-client-api-*.jar", "slf4j-api-*.jar")
 TRUSTSTORE_PASSWORD = "changeit"  # Java's own default; the store holds public certificates only
 
 
@@ -99,20 +100,24 @@ def ensure_jars(cache: Path = DEFAULT_JARS_FOLDER) -> list[Path]:
 
 
 def _our_jar(cache: Path) -> Path:
-    """Return the path of the log store's jar. Its name contains a digest of the source, hence its version."""
-    return cache / f"commitlog-java-{hashlib.sha256(_source()).hexdigest()[:12]}.jar"
+    """Return the path of our jar. Its name contains a digest of the sources, hence their version."""
+    return cache / f"commitlog-java-{hashlib.sha256(b''.join(_sources().values())).hexdigest()[:12]}.jar"
 
 
-def _source() -> bytes:
-    return files("spark_jobs.session").joinpath(SOURCE).read_bytes()
+def _sources() -> dict[str, bytes]:
+    """Return the content of each file of Java, by its name."""
+    names = [f"{each.rpartition('.')[2]}.java" for each in CLASSES]
+    return {name: files("spark_jobs.session").joinpath(name).read_bytes() for name in names}
 
 
 def _make_our_jar(folder: Path, cache: Path) -> Path:
-    """Compile the log store in `folder`, with Delta's jars in `cache`. Raises JarsUnavailable."""
-    source, target = folder / SOURCE, folder / "ours.jar"
-    source.write_bytes(_source())
+    """Compile our classes in `folder`, with Delta's jars in `cache`. Raises JarsUnavailable."""
+    target = folder / "ours.jar"
+    sources = _sources()
+    for name, content in sources.items():
+        (folder / name).write_bytes(content)
     delta = [cache / jar.file_name for jar in DELTA_JARS]
-    classes = os.pathsep.join(map(str, [*map(_pyspark_jar, COMPILER_JARS), *delta]))
+    classes = os.pathsep.join(map(str, [*pyspark_jars(), *delta]))
     command = [
         str(find_java()),
         "-cp",
@@ -122,11 +127,13 @@ def _make_our_jar(folder: Path, cache: Path) -> Path:
         str(folder),
         "-classpath",
         classes,
-        str(source),
+        *(str(folder / name) for name in sources),
     ]
-    output = _run(command, COMPILE_TIMEOUT_S, f"compiling {SOURCE}")
-    if not (folder / f"{LOG_STORE_CLASS.replace('.', '/')}.class").is_file():
-        raise JarsUnavailable(f"{SOURCE} does not compile:\n{output[-2_000:]}")
+    output = _run(command, COMPILE_TIMEOUT_S, f"compiling {', '.join(sources)}")
+    for each in CLASSES:
+        if not (folder / f"{each.replace('.', '/')}.class").is_file():
+            name = each.rpartition(".")[2]
+            raise JarsUnavailable(f"{name}.java does not compile:\n{output[-2_000:]}")
     with zipfile.ZipFile(target, "w") as archive:
         for path in sorted(folder.rglob("*.class")):
             archive.writestr(zipfile.ZipInfo(path.relative_to(folder).as_posix(), STAMP), path.read_bytes())

@@ -23,7 +23,13 @@ from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
 from spark_jobs.package import make_zip, package_root
-from spark_jobs.session.jars import LOG_STORE_CLASS, ensure_jars, jar_paths
+from spark_jobs.session.jars import (
+    CATALOG_CLASS,
+    LOG_STORE_CLASS,
+    OBJECT_LOG_STORE_CLASS,
+    ensure_jars,
+    jar_paths,
+)
 from spark_jobs.session.java import JavaNotFound, find_java
 from spark_jobs.session.settings import SparkSettings
 from spark_jobs.session.spark_home import spark_home
@@ -61,8 +67,10 @@ RUNTIME_SETTINGS = {  # settings that may be changed in a session that another p
 SETTINGS = {
     **RUNTIME_SETTINGS,
     "spark.sql.extensions": DELTA_EXTENSION,
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.catalog.spark_catalog": CATALOG_CLASS,  # SessionCatalog.java
     "spark.delta.logStore.file.impl": LOG_STORE_CLASS,  # LinkLogStore.java
+    "spark.delta.logStore.s3.impl": OBJECT_LOG_STORE_CLASS,  # ConditionalLogStore.java
+    "spark.delta.logStore.s3a.impl": OBJECT_LOG_STORE_CLASS,
     # otherwise a commit to a small table lists its files a second time, after a Spark job that finds them
     "spark.databricks.delta.allFilesInCrc.enabled": "false",
     # A table has no folders inside: more tasks that list its files would find nothing (Spark's default is

@@ -13,13 +13,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
-from app.tables.delta_log import DataFile, DeltaLog, DeltaLogError, DeltaSnapshot, file_system_of
+from app.tables.delta_log import (
+    COLUMN_MAPPING,
+    DELETION_VECTORS,
+    DataFile,
+    DeltaLog,
+    DeltaLogError,
+    DeltaSnapshot,
+    file_system_of,
+)
 from app.tables.names import BEGIN_PROPERTY
 from spark_jobs.errors import TableUnreadable
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.schemas import arrow_schema
 
 ROWS_AT_ONCE = 8_192
+_REMEDIES = {  # by reader feature
+    DELETION_VECTORS: "deletionVectors (rows were deleted; REORG TABLE ... APPLY (PURGE) rewrites the files)",
+    COLUMN_MAPPING: "columnMapping (the files name the columns differently)",
+}
 
 
 @dataclass(frozen=True)
@@ -122,8 +134,8 @@ def _plain_snapshot(path: str) -> DeltaSnapshot:
     if found is None:
         raise TableUnreadable(path, "it is not a Delta table")
     if found.reader_features:
-        wanted = ", ".join(found.reader_features)
-        raise TableUnreadable(path, f"requires reader features that only Spark supports: {wanted}")
+        reasons = "; ".join(_REMEDIES.get(name, name) for name in found.reader_features)
+        raise TableUnreadable(path, f"it uses features that only Spark's own reader knows: {reasons}")
     return found
 
 

@@ -146,7 +146,7 @@ def test_our_jar_is_made_where_it_is_not_or_is_of_other_sources(
     assert missing_jars(tmp_path) == [ours.name]
     assert ensure_jars(tmp_path)[-1].read_bytes() == ours.read_bytes()
     assert missing_jars(tmp_path) == []
-    monkeypatch.setattr(jars, "_source", lambda: b"class of no use {}")
+    monkeypatch.setattr(jars, "_sources", lambda: {"LinkLogStore.java": b"class of no use {}"})
     with pytest.raises(JarsUnavailable, match=r"LinkLogStore.java does not compile:\n.*expected"):
         ensure_jars(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(jar.name for jar in [*delta, ours])

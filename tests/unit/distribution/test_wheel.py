@@ -35,7 +35,12 @@ def test_the_wheel_has_one_package_and_the_registration_for_spark(installed: Pat
         "commitlog",
         "pyspark_commitlog",
     }
-    for name in ("py.typed", "api/routes/live/index.html", "spark/session/LinkLogStore.java", "cli/main.py"):
+    for name in (
+        "py.typed",
+        "api/routes/live/index.html",
+        "spark/session/SessionCatalog.java",
+        "cli/main.py",
+    ):
         assert (installed / "commitlog" / name).is_file()
 
 

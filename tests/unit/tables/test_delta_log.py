@@ -101,6 +101,26 @@ def test_a_reader_is_told_what_a_table_asks_of_it(tmp_path: Path) -> None:
     assert snapshot.rows is None
 
 
+def test_a_file_of_which_rows_are_deleted_stays_a_file_of_the_table(tmp_path: Path) -> None:
+    table = DeltaFiles(tmp_path / "entries")
+    table.commit(
+        {"protocol": {"minReaderVersion": 3, "readerFeatures": ["deletionVectors", "columnMapping"]}},
+        {"add": {"path": "a", "size": 1, "stats": '{"numRecords": 9}'}},
+    )
+    log = DeltaLog(str(table.folder))
+    snapshot = log.snapshot()
+    assert snapshot is not None
+    assert snapshot.reader_features == ()  # named, and not in use
+    vector = {"cardinality": 2}
+    table.commit(
+        {"add": {"path": "a", "size": 1, "stats": '{"numRecords": 9}', "deletionVector": vector}},
+        {"remove": {"path": "a"}},  # after the file with its vector, as Delta writes them
+    )
+    snapshot = log.snapshot()
+    assert snapshot is not None
+    assert (snapshot.rows, snapshot.reader_features) == (7, ("deletionVectors",))
+
+
 def test_tables_are_the_folders_with_a_log(tmp_path: Path) -> None:
     for name in ("events", "entries"):
         DeltaFiles(tmp_path / name)
