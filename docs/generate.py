@@ -1,4 +1,4 @@
-"""Generator of docs/configuration.md, docs/tables.md and of the tables of kinds in docs/operations.md and
+"""Generator of docs/configuration.md, docs/tables.md and of tables in docs/operations.md, docs/schemas.md and
 docs/api.md: `make docs` writes them, `--check` compares them.
 
 Descriptions are attribute docstrings: the string literal directly below a field or a constant. A setting
@@ -25,6 +25,8 @@ sys.path.insert(0, str(ROOT))
 import msgspec  # noqa: E402
 
 from app.log import control_records, events  # noqa: E402
+from app.schemas import avro, ddl, json_schema, protobuf  # noqa: E402
+from app.schemas.differences import ALLOWED_KINDS, REFUSED_KINDS  # noqa: E402
 from app.settings import file  # noqa: E402
 from spark_jobs.session.settings import Locations, SessionSettings  # noqa: E402
 from spark_jobs.tables import table as tables  # noqa: E402
@@ -250,12 +252,60 @@ def kinds_table(kinds: dict[str, Any], title: str) -> str:
 
 def with_section(path: Path, name: str, text: str) -> str:
     """Return the page at `path` with `text` between the comments that begin and end the section `name`."""
-    begin, end = f"<!-- {name}: written by `make docs` -->\n", f"\n<!-- end of {name} -->"
-    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
-    _, ended, after = rest.partition(end)
-    if not (found and ended):
-        raise MissingDescription(f"{path.name} has no section {name!r}")
-    return f"{before}{begin}{text}{end}{after}"
+    return with_sections(path, {name: text})
+
+
+def with_sections(path: Path, sections: dict[str, str]) -> str:
+    """Return the page at `path` with a text between the comments that begin and end each section."""
+    page = path.read_text(encoding="utf-8")
+    for name, text in sections.items():
+        begin, end = f"<!-- {name}: written by `make docs` -->\n", f"<!-- end of {name} -->"
+        before, found, rest = page.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (found and ended):
+            raise MissingDescription(f"{path.name} has no section {name!r}")
+        page = f"{before}{begin}{text}\n{end}{after}"
+    return page
+
+
+def schema_sections() -> dict[str, str]:
+    """Return the tables of docs/schemas.md by section."""
+    types = {f"type `{kind}`": _code(columns) for kind, columns in json_schema.JSON_TYPES.items()}
+    types["type `object`"] = "`struct` with `properties`, `map` with `additionalProperties`"
+    types["type `array`"] = "`array`"
+    keywords = {f"`{name}`": text for name, text in json_schema.STRUCTURE.items()}
+    keywords[_code(json_schema.VALIDATION)] = "refuse records, change no column"
+    keywords[_code(json_schema.ANNOTATIONS)] = "no effect, but `description` or `title` is the comment"
+    spellings: dict[str, list[str]] = {}
+    for name, kind in ddl.SPELLINGS.items():
+        spellings.setdefault(kind, []).append(name)
+    spellings["decimal(p,s)"] = ["decimal(p,s)", "dec(p,s)", "numeric(p,s)"]
+    spellings |= {"array<T>": ["array<T>"], "map<string,T>": ["map<string,T>"]}
+    spellings["struct<…>"] = ["struct<name: type, …>"]
+    of_avro = {f"`{name}`": f"`{kind}`" for name, kind in avro.PRIMITIVES.items()}
+    of_avro |= {f"`{name}` ({base})": f"`{kind}`" for name, (base, kind) in avro.LOGICAL_TYPES.items()}
+    of_avro["`decimal` (bytes, fixed)"] = "`decimal(precision,scale)`"
+    of_avro |= {"`array`": "`array`", "`map`": "`map<string,T>`", "`record`": "`struct`"}
+    of_protobuf = {f"`{name}`": f"`{kind}`" for name, kind in protobuf.PRIMITIVES.items()}
+    of_protobuf[f"`{protobuf.TIMESTAMP}`"] = "`timestamp`"
+    of_protobuf["wrappers such as `google.protobuf.StringValue`"] = "nullable column of the wrapped type"
+    of_protobuf |= {"`repeated`": "`array`", "`map<K, V>`": "`map`", "another message": "`struct`"}
+    kinds = {f"`{name}`": f"yes: {text}" for name, text in ALLOWED_KINDS.items()}
+    kinds |= {f"`{name}`": f"no: {text}" for name, text in REFUSED_KINDS.items()}
+    return {
+        "keywords": "\n\n".join(
+            (_two_columns("keyword", "meaning", keywords), _two_columns("JSON", "columns", types))
+        ),
+        "DDL": _two_columns("column", "in DDL", {f"`{k}`": _code(tuple(v)) for k, v in spellings.items()}),
+        "Avro": _two_columns("Avro", "column", of_avro),
+        "Protobuf": _two_columns("Protobuf", "column", of_protobuf),
+        "differences": _two_columns("difference", "allowed", kinds),
+    }
+
+
+def _two_columns(first: str, second: str, rows: dict[str, str]) -> str:
+    lines = [f"| {first} | {second} |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {text} |" for name, text in rows.items())])
 
 
 def _code(names: tuple[str, ...]) -> str:
@@ -271,6 +321,7 @@ def pages() -> dict[Path, str]:
     return {
         api: with_section(api, "control records", control),
         docs / "configuration.md": configuration_page(),
+        docs / "schemas.md": with_sections(docs / "schemas.md", schema_sections()),
         docs / "tables.md": tables_page(),
         operations: with_section(operations, "events", kinds_table(events.KINDS, "fields of `data`")),
     }

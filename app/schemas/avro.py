@@ -12,6 +12,7 @@ from app.schemas.data_types import (
     DataType,
     DecimalType,
     Field,
+    FieldCount,
     ListType,
     MapType,
     Primitive,
@@ -149,6 +150,7 @@ class _Walker:
     def __init__(self) -> None:
         self._named: dict[str, Mapping[str, Any]] = {}
         self._converts: dict[int, list[tuple[str, Convert]]] = {}
+        self._count = FieldCount()
 
     def converts_of(self, schema: Mapping[str, Any]) -> list[tuple[str, Convert]]:
         return self._converts[id(schema)]
@@ -166,6 +168,7 @@ class _Walker:
             raise SchemaInvalid(pointer, f"The record {name} has no fields.")
         fields, converts = [], []
         for at, part in enumerate(schema["fields"]):
+            self._count.add()
             place = f"{pointer}/fields/{at}"
             kind, nullable, convert = self._type(part["type"], f"{place}/type", (*parents, name))
             comment = str(part.get("doc") or "")

@@ -43,7 +43,7 @@ def columns_of(schema: LogSchema) -> tuple[Column, ...]:
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def struct_of(schema: LogSchema) -> StructType:
     """Return the fields of a schema. Raises SchemaInvalid, SchemaLibraryMissing."""
     columns = _struct_of_definition(schema)

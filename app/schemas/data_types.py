@@ -21,7 +21,7 @@ PRIMITIVES: Final = (
 )  # fmt: skip
 DECIMAL_DIGITS_MAX: Final = 38
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_REFUSED_IN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=\x00-\x1f\x7f]")
+_REFUSED_IN_NAMES: Final = re.compile(r"[ ,;{}()=\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,19 @@ def ddl_of(kind: DataType) -> str:
 def quoted(name: str) -> str:
     """Return a name for DDL, in backquotes where it needs them."""
     return name if _PLAIN_NAME.fullmatch(name) else f"`{name.replace('`', '``')}`"
+
+
+class FieldCount:
+    """Bound on the fields of a schema while it is read: definitions that refer to each other give many."""
+
+    def __init__(self) -> None:
+        self._left = FIELDS_MAX
+
+    def add(self) -> None:
+        """Count one field. Raises SchemaInvalid above FIELDS_MAX."""
+        self._left -= 1
+        if self._left < 0:
+            raise SchemaInvalid("", f"The schema has more than {FIELDS_MAX} fields.")
 
 
 def check_columns(columns: StructType) -> None:

@@ -11,6 +11,7 @@ from app.schemas.data_types import (
     DataType,
     DecimalType,
     Field,
+    FieldCount,
     ListType,
     MapType,
     Primitive,
@@ -18,7 +19,7 @@ from app.schemas.data_types import (
     ddl_of,
 )
 from app.schemas.ddl import type_of_ddl
-from app.schemas.errors import SchemaInvalid, SchemaLibraryMissing, ValueInvalid
+from app.schemas.errors import SchemaInvalid, SchemaLibraryMissing, ValueInvalid, pointer_of
 from app.schemas.json_text import read_json, shown
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -70,11 +71,29 @@ def read_json_schema(definition: str) -> tuple[StructType, dict[str, Any]]:
         raise SchemaInvalid("", f"The definition is not a JSON document: {error.reason}") from None
     if not isinstance(document, dict):
         raise SchemaInvalid("", "The definition must be a JSON object or a Spark DDL string.")
-    if document.get("$schema", DRAFT).rstrip("#") != DRAFT:
+    if str(document.get("$schema", DRAFT)).rstrip("#") != DRAFT:
         raise SchemaInvalid("/$schema", f"Only {DRAFT} is supported.")
+    _check_form(document)
     columns = _Reader(document).columns()
     compile_validator(document)
     return columns, document
+
+
+def _check_form(document: dict[str, Any]) -> None:
+    """Raise SchemaInvalid unless the keywords have values of the form that the draft defines."""
+    try:
+        import jsonschema_rs
+    except ImportError:
+        raise SchemaLibraryMissing("jsonschema-rs", "json") from None
+    try:
+        jsonschema_rs.meta.validate(document)
+    except jsonschema_rs.ValidationError as error:
+        place = pointer_of(error.instance_path)
+        if place.endswith("/type"):
+            raise SchemaInvalid(place, f"Unknown type {shown(error.instance)}.") from None
+        raise SchemaInvalid(place, f"Not valid as JSON Schema: {shown(error.message)}.") from None
+    except ValueError as error:
+        raise SchemaInvalid("", f"Not valid as JSON Schema: {shown(str(error))}.") from None
 
 
 def compile_validator(document: dict[str, Any]) -> Any:
@@ -91,8 +110,9 @@ def compile_validator(document: dict[str, Any]) -> Any:
             document, validate_formats=False, offline=True, pattern_options=jsonschema_rs.RegexOptions()
         )
     except jsonschema_rs.ValidationError as error:
-        path = "".join(f"/{part}" for part in error.instance_path)
-        raise SchemaInvalid(path, f"Not valid as JSON Schema: {shown(error.message)}.") from None
+        raise SchemaInvalid(
+            pointer_of(error.instance_path), f"Not valid as JSON Schema: {shown(error.message)}."
+        ) from None
     except ValueError as error:
         raise SchemaInvalid("", f"Not valid as JSON Schema: {shown(str(error))}.") from None
 
@@ -102,6 +122,7 @@ class _Reader:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
+        self._count = FieldCount()
 
     def columns(self) -> StructType:
         field = self._field("", self._document, "", required=True, refs=("#",))
@@ -114,6 +135,7 @@ class _Reader:
     def _field(
         self, name: str, schema: object, pointer: str, *, required: bool, refs: tuple[str, ...]
     ) -> Field:
+        self._count.add()
         if not isinstance(schema, dict):
             raise SchemaInvalid(pointer, f"Expected a schema (an object), got {shown(schema)}.")
         self._check_keywords(schema, pointer)

@@ -13,7 +13,7 @@ NESTING_MAX: Final = 64
 """Levels of arrays and objects in a record."""
 DIGITS_MAX: Final = 1_000
 """Digits, and the exponent, of a number that is kept exactly; a longer one is a double."""
-_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+_BRACKETS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _DOUBLE_MAX: Final = int(sys.float_info.max)
 _WHOLE_DIGITS_MAX: Final = 310  # with a sign: more are beyond a double

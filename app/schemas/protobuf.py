@@ -12,6 +12,7 @@ from app.schemas.data_types import (
     DataType,
     DecimalType,
     Field,
+    FieldCount,
     ListType,
     MapType,
     Primitive,
@@ -64,7 +65,7 @@ def struct_of_protobuf(definition: str, message: str | None) -> StructType:
 
     definition: base64 of a FileDescriptorSet, as `protoc --descriptor_set_out --include_imports` writes it.
     """
-    return _Message(_descriptor(definition, message), (), "").kind
+    return _Message(_descriptor(definition, message), (), "", FieldCount()).kind
 
 
 class ProtobufReader:
@@ -75,7 +76,7 @@ class ProtobufReader:
 
         descriptor = _descriptor(schema.definition, schema.message)
         self._class = message_factory.GetMessageClass(descriptor)
-        self._message = _Message(descriptor, (), "")
+        self._message = _Message(descriptor, (), "", FieldCount())
         self._error = message.DecodeError
 
     def row(self, value: bytes) -> tuple[Row, str | None]:
@@ -96,8 +97,9 @@ class ProtobufReader:
 class _Message:
     """Columns of one message type, and how its values are read."""
 
-    def __init__(self, descriptor: Any, parents: tuple[str, ...], pointer: str) -> None:
+    def __init__(self, descriptor: Any, parents: tuple[str, ...], pointer: str, count: FieldCount) -> None:
         name = descriptor.full_name
+        self._count = count
         if name in parents:
             raise SchemaInvalid(pointer, f"{name} contains itself; recursive messages have no columns.")
         if len(parents) > DEPTH_MAX:
@@ -109,6 +111,7 @@ class _Message:
         self._parts: list[tuple[str, bool, Get | None]] = []  # name, has presence, function
         fields = []
         for field in descriptor.fields:
+            count.add()
             kind, get = self._field(field, (*parents, name), f"{pointer}/{field.name}")
             has_presence = field.has_presence and not _is_repeated(field)
             self._parts.append((field.name, has_presence, get))
@@ -178,7 +181,7 @@ class _Message:
             if full_name in WRAPPERS:
                 kind, get = self._single(field.message_type.fields[0], parents, pointer, "")
                 return kind, (lambda value: value.value) if get is None else (lambda value: get(value.value))
-            nested = _Message(field.message_type, parents, pointer)
+            nested = _Message(field.message_type, parents, pointer, self._count)
             if place == "map":
                 self._maps.append((name, nested))
             else:
@@ -263,7 +266,7 @@ def _is_required(field: Any) -> bool:
     return bool(field.label == field.LABEL_REQUIRED if required is None else required)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _descriptor(definition: str, message: str | None) -> Any:
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool

@@ -167,3 +167,14 @@ def test_the_version_of_a_record() -> None:
     assert version_of({}, b"\x00\x00\x00\x00\x07", "json") is None
     assert version_of({}, b"\x00\x01\x00\x00\x07", "avro") is None
     assert version_of({}, None, "avro") is None
+
+
+def test_records_that_use_each_other_are_bounded() -> None:
+    inner: Any = "int"
+    for level in range(14):
+        name = f"R{level}"
+        again = inner if isinstance(inner, str) else inner["name"]
+        fields = [{"name": "a", "type": inner}, {"name": "b", "type": again}]
+        inner = {"type": "record", "name": name, "fields": fields}
+    with pytest.raises(SchemaInvalid, match="2000 fields"):
+        columns_of(avro_of(inner))

@@ -84,6 +84,14 @@ def with_field(**field: Any) -> dict[str, Any]:
         ({"type": "object"}, "", "needs `properties`"),
         ({"$schema": "http://json-schema.org/draft-07/schema#"}, "/$schema", "Only"),
         ('{"type": "object", "type": "array"}', "", "occurs twice"),
+        ({"$schema": 5}, "/$schema", "Only"),
+        ({"type": 5}, "/type", "Unknown type 5"),
+        ({"type": "object", "properties": 5}, "/properties", "Not valid as JSON Schema"),
+        ({**with_field(type="string"), "required": "a"}, "/required", "Not valid as JSON Schema"),
+        (with_field(enum=5), "/properties/a/enum", "Not valid as JSON Schema"),
+        (with_field(type="string", **{"x-type": 5}), "/properties/a/x-type", "expected a type"),
+        (with_field(type="integer", minimum="1"), "/properties/a/minimum", "Not valid as JSON Schema"),
+        (with_field(type="string", pattern="(a{999}){999}"), "/properties/a/pattern", "Not valid as JSON"),
     ],
 )
 def test_the_rest_is_refused_by_name(document: Any, pointer: str, reason: str) -> None:
@@ -91,3 +99,13 @@ def test_the_rest_is_refused_by_name(document: Any, pointer: str, reason: str) -
         columns_of(schema_of(document))
     assert refused.value.pointer == pointer
     assert reason in refused.value.reason
+
+
+def test_definitions_that_refer_to_each_other_are_bounded() -> None:
+    levels = 25
+    definitions: dict[str, Any] = {f"d{levels}": {"type": "string"}}
+    for level in range(levels):
+        ref = {"$ref": f"#/$defs/d{level + 1}"}
+        definitions[f"d{level}"] = {"type": "object", "properties": {"a": ref, "b": ref}}
+    with pytest.raises(SchemaInvalid, match="2000 fields"):
+        columns_of(schema_of({"$ref": "#/$defs/d0", "$defs": definitions}))
