@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from app.errors import ConfigError
 from spark_jobs.errors import OptionError, RequestRefused, SourceError, Unreachable, own_error
-from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, MaterializeConfig
+from spark_jobs.materialize.config import MAX_DELAY, MIN_RECORDS, TRIGGER, MaterializeConfig
 from spark_jobs.materialize.entries import BACKLOG_TAG
 from spark_jobs.materialize.groups import FAILURES as GROUP_FAILURES
 from spark_jobs.materialize.groups import Groups, split_names
@@ -140,7 +140,7 @@ def _follow(
 @click.option(
     "--available-now", is_flag=True, help="Stop when all records committed so far are in the tables."
 )
-@click.option("--trigger", default="1 second", show_default=True, help="Least interval of writes to entries.")
+@click.option("--trigger", default=TRIGGER, show_default=True, help="Least interval of writes to entries.")
 @click.option(
     "--events-trigger", default="10 seconds", show_default=True, help="Least interval of writes to events."
 )

@@ -11,6 +11,7 @@ from spark_jobs.session.settings import SparkSettings
 from spark_jobs.source.log_reads import GIVE_UP_S
 from spark_jobs.source.options import parse_endpoints, parse_seconds
 
+TRIGGER = "750 milliseconds"  # half of it, a look at the ends and a commit are within 0.6 s
 MIN_RECORDS = 100  # of a batch; fewer may wait for more
 MAX_DELAY = "5s"
 _INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
@@ -48,7 +49,7 @@ class MaterializeConfig:
     token: str | None = None
     checkpoints: Path | None = None
     available_now: bool = False
-    trigger: str = "1 second"
+    trigger: str = TRIGGER
     events_trigger: str = "10 seconds"
     max_records_per_trigger: int = 1_000_000
     max_records_per_partition: int = 100_000

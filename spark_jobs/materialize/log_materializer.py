@@ -28,7 +28,8 @@ from spark_jobs.tables.table import ENTRIES, EPOCH_FILES, EPOCHS, SPARK_ERRORS, 
 
 EPOCHS_EACH_S = 1.0  # least time between two looks at the epochs of a log while they change
 EPOCHS_SHARE_S = 0.05  # that time grows by this for each log of the job
-EPOCHS_IDLE_S = 60.0
+EPOCHS_RETRY_S = 15.0  # longest pause while a node does not answer
+EPOCHS_IDLE_S = 60.0  # without a change, for each 50 logs
 PROBE_EACH_S = 5.0  # a log of which no node reports an end
 FORGET_S = 3.0  # an answer of a node older than this does not count as knowledge of the log's end
 
@@ -92,7 +93,9 @@ class LogMaterializer:
         self.through_index = -1  # only control records are between the table's end and this index
         self._look: Future[bool] | None = None  # at the epochs
         self._looked_at_s = float("-inf")
-        self._looked_for: object = None  # what the nodes reported before the last look
+        self._looked_for: int | None = None  # the term before the last look, as reported
+        self._term: int | None = None  # as reported last
+        self._incomplete = 0  # looks one after the other that did not get the epochs of all nodes
         self._epochs_failures = 0
 
     def start(self) -> None:
@@ -118,8 +121,8 @@ class LogMaterializer:
         self._journal.ensure_running(
             due=is_time and not self._journal.is_running and self.events.has_news(journals)
         )
-        reported = (None if ends is None else ends.term, dict(journals))
-        self._poll_epochs(now_s, reported, logs)
+        self._term = self._term if ends is None else ends.term
+        self._poll_epochs(now_s, self._term, logs)
         if final:
             self._finish()
 
@@ -138,7 +141,7 @@ class LogMaterializer:
         job.waiting = ends.next_index - job.read_until
         return job.waiting > 0 and self._pace.takes(job.waiting, now_s)
 
-    def _poll_epochs(self, now_s: float, reported: object, logs: int) -> None:
+    def _poll_epochs(self, now_s: float, reported: int | None, logs: int) -> None:
         """Note how the last look at the epochs has ended, and begin the next one if it is due."""
         if self._look is not None:
             if not self._look.done():
@@ -146,10 +149,16 @@ class LogMaterializer:
             look, self._look = self._look, None
             if not look.cancelled():
                 self._note_look(look.exception())
-                if look.exception() is None and not look.result():
-                    self._looked_for = None  # a node did not answer, or its last epoch is not committed yet
-        has_changed = self._looked_for is None or reported != self._looked_for
-        each_s = max(EPOCHS_EACH_S, EPOCHS_SHARE_S * logs) if has_changed else EPOCHS_IDLE_S
+                # incomplete: a node did not answer, or its last epoch is not committed yet
+                is_complete = look.exception() is None and look.result()
+                self._incomplete = 0 if is_complete else self._incomplete + 1
+        least_s = max(EPOCHS_EACH_S, EPOCHS_SHARE_S * logs)
+        if reported != self._looked_for:
+            each_s = least_s
+        elif self._incomplete:
+            each_s = max(least_s, min(1.0 * self._incomplete, EPOCHS_RETRY_S))
+        else:
+            each_s = max(1, logs // 50) * EPOCHS_IDLE_S
         if now_s >= self._looked_at_s + each_s and not self._workers.stopping.is_set():
             self._looked_at_s, self._looked_for = now_s, reported
             self._look = self._workers.submit(self.epochs.refresh)
@@ -160,7 +169,6 @@ class LogMaterializer:
         if error is None:
             self._epochs_failures = 0
             return
-        self._looked_for = None
         if isinstance(error, Unreachable):
             return
         if not isinstance(error, (*SPARK_ERRORS, OSError)):

@@ -201,7 +201,7 @@ def test_arguments_become_a_configuration() -> None:
     config = parse_arguments([*given, "--give-up-s", "3"])
     assert (config.logs, config.trigger_s, config.events_trigger_s, config.give_up_s) == (
         ("a", "b", "c-*"),
-        1.0,
+        0.75,
         10.0,
         3.0,
     )
