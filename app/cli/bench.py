@@ -46,7 +46,13 @@ class Tally:
 @click.option("--acks", type=click.Choice(["leader", "quorum", "all"]), default="quorum", show_default=True)
 @target_options
 def bench_command(target: Target, seconds: float, in_flight: int, records: int, size: int, acks: str) -> None:
-    """Measure the throughput and latency of appends to a log. The records stay in the log."""
+    """Measure the throughput and latency of appends to a log. The records stay in the log.
+
+    \b
+    Examples:
+      commitlog bench --seconds 5 --size 100
+      commitlog bench --records 100 --in-flight 16 --json
+    """
     with target.client() as client:
         status = client.status()
         nodes = client.cluster()["nodes"]

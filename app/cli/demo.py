@@ -47,6 +47,11 @@ def demo_command(keep: bool, flights: int, data: Path, port: int, as_json: bool)
     """Run the demo: three nodes, Spark, the flights of 2013, a killed leader, and proofs.
 
     The exit code is 1 if a proof does not hold.
+
+    \b
+    Examples:
+      commitlog demo
+      commitlog demo --flights 20000 --keep
     """
     show = Show(Console(stderr=as_json, highlight=False))
     folder = data.resolve()

@@ -23,6 +23,11 @@ def doctor_command(port: int, nodes: int, data: Path | None, as_json: bool) -> N
     """Check Python, environment, packages, Java, jars, data set, ports, disk and memory.
 
     The exit code is 1 if a requirement is missing.
+
+    \b
+    Examples:
+      commitlog doctor
+      commitlog doctor --port 18101 --json
     """
     checks = check_machine(port, nodes, data)
     healthy = all(check.state is not State.MISSING for check in checks)

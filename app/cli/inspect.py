@@ -19,7 +19,13 @@ from app.cli.times import format_time
 )
 @target_options
 def epochs_command(target: Target, node: str | None) -> None:
-    """Show the epochs of a log: the leader and the first index of each."""
+    """Show the epochs of a log: the leader and the first index of each.
+
+    \b
+    Examples:
+      commitlog epochs --log orders
+      commitlog epochs --node n2 --json
+    """
     with target.client() as client:
         endpoint = None if node is None else url_of_node(client.cluster(), node)
         epochs = client.epochs(endpoint)
@@ -35,7 +41,12 @@ def epochs_command(target: Target, node: str | None) -> None:
 )
 @target_options
 def watermarks_command(target: Target, term: int | None) -> None:
-    """Show the last index that each peer has acknowledged, by term."""
+    """Show the last index that each peer has acknowledged, by term.
+
+    \b
+    Examples:
+      commitlog watermarks --term 3
+    """
     with target.client() as client:
         watermarks = client.watermarks(term)
     if target.as_json:
@@ -52,7 +63,12 @@ def watermarks_command(target: Target, term: int | None) -> None:
 )
 @target_options
 def ha_status_command(target: Target, node: str | None) -> None:
-    """Show the gap and the transfer rate of each slave."""
+    """Show the gap and the transfer rate of each slave.
+
+    \b
+    Examples:
+      commitlog ha-status --log payments
+    """
     with target.client() as client:
         node = node or client.ha_status()["master"]
         status = client.ha_status(None if node is None else url_of_node(client.cluster(), node))

@@ -57,7 +57,12 @@ def logs_command(ctx: click.Context, target: Target) -> None:
 @logs_command.command("list")
 @target_options
 def list_logs(target: Target) -> None:
-    """List the logs of the cluster."""
+    """List the logs of the cluster.
+
+    \b
+    Examples:
+      commitlog logs list --json | jq '.logs[].name'
+    """
     _list(target)
 
 
@@ -101,7 +106,13 @@ def create_log(
     learners: tuple[str, ...],
     **settings: Any,
 ) -> None:
-    """Create a log. If the log exists with the same settings, nothing changes."""
+    """Create a log. If the log exists with the same settings, nothing changes.
+
+    \b
+    Examples:
+      commitlog logs create orders --replicas 3 --retention-ms 604800000
+      commitlog logs create payments --replication controller --min-in-sync-replicas 2
+    """
     asked: dict[str, Any] = {"name": name, "learners": learners, **settings}
     if replicas is not None:
         asked["replicas"] = _replicas(replicas)
@@ -116,7 +127,12 @@ def create_log(
 @click.argument("name", shell_complete=complete_logs)
 @target_options
 def show_log(target: Target, name: str) -> None:
-    """Show the settings of a log."""
+    """Show the settings of a log.
+
+    \b
+    Examples:
+      commitlog logs show orders --json
+    """
     with target.client() as client:
         log = Operations(client).log(name)
     if target.as_json:
@@ -164,7 +180,12 @@ def show_log(target: Target, name: str) -> None:
 )
 @target_options
 def change_log(target: Target, name: str, wait_s: float, **settings: Any) -> None:
-    """Change settings of a log. Settings that are not named stay as they are."""
+    """Change settings of a log. Settings that are not named stay as they are.
+
+    \b
+    Examples:
+      commitlog logs change orders --retention-bytes 1073741824 --retention-ms none
+    """
     changes = {key: value for key, value in settings.items() if value not in (None, {})}
     if "replicas" in changes:
         changes["replicas"] = _replicas(changes["replicas"])
@@ -222,7 +243,12 @@ def _replicas(text: str) -> int | list[str]:
 @click.argument("name", shell_complete=complete_logs)
 @target_options
 def delete_log(target: Target, name: str) -> None:
-    """Delete a log: its nodes remove their replicas."""
+    """Delete a log: its nodes remove their replicas.
+
+    \b
+    Examples:
+      commitlog logs delete orders
+    """
     with target.client(writes=True) as client:
         log = Operations(client).delete_log(name)
     _show(target, log, f"log {name} is being deleted")
@@ -237,7 +263,13 @@ def delete_log(target: Target, name: str) -> None:
 )
 @target_options
 def elect_command(target: Target, candidate: str | None, unclean: bool) -> None:
-    """Elect the master of a log in controller mode."""
+    """Elect the master of a log in controller mode.
+
+    \b
+    Examples:
+      commitlog elect --log payments
+      commitlog elect --log payments --candidate n2
+    """
     with target.client(writes=True) as client:
         election = Operations(client).elect(candidate, unclean=unclean)
     _show(target, election, f"{election['master']} is master in epoch {election['epoch']}")

@@ -26,7 +26,14 @@ _force = click.option(
 @target_options
 @click.pass_context
 def members_command(ctx: click.Context, target: Target) -> None:
-    """List (the default), add, promote, demote, remove and clean nodes."""
+    """List (the default), add, promote, demote, remove and clean nodes.
+
+    \b
+    Examples:
+      commitlog members
+      commitlog members add n4 --url http://127.0.0.1:8104 --peer-address 127.0.0.1:9104
+      commitlog members promote n4 --wait-s 60
+    """
     if ctx.invoked_subcommand is None:
         _list(target)
 
@@ -34,7 +41,12 @@ def members_command(ctx: click.Context, target: Target) -> None:
 @members_command.command("list")
 @target_options
 def list_members(target: Target) -> None:
-    """List the nodes: voters and learners."""
+    """List the nodes: voters and learners.
+
+    \b
+    Examples:
+      commitlog members list --json
+    """
     _list(target)
 
 
@@ -50,7 +62,12 @@ def _list(target: Target) -> None:
 @_one_log
 @target_options
 def add_member(target: Target, node_id: str, url: str, peer_address: str, of: str | None) -> None:
-    """Add a running node as a learner: it receives the logs and does not vote."""
+    """Add a running node as a learner: it receives the logs and does not vote.
+
+    \b
+    Examples:
+      commitlog members add n4 --url http://127.0.0.1:8104 --peer-address 127.0.0.1:9104
+    """
     with target.client(writes=True) as client:
         _show(target, Operations(client).add_member(node_id, url, peer_address, of=of))
 
@@ -63,7 +80,12 @@ def add_member(target: Target, node_id: str, url: str, peer_address: str, of: st
 @_one_log
 @target_options
 def promote_member(target: Target, node_id: str, wait_s: float, of: str | None) -> None:
-    """Promote a learner that has caught up to voter."""
+    """Promote a learner that has caught up to voter.
+
+    \b
+    Examples:
+      commitlog members promote n4 --wait-s 60
+    """
     give_up_at = time.monotonic() + wait_s
     with target.client(writes=True) as client:
         while True:
@@ -83,7 +105,12 @@ def promote_member(target: Target, node_id: str, wait_s: float, of: str | None) 
 @click.option("--of", metavar="LOG", required=True, help="Log in controller mode.")
 @target_options
 def demote_member(target: Target, node_id: str, of: str) -> None:
-    """Make a replica of a log in controller mode a learner."""
+    """Make a replica of a log in controller mode a learner.
+
+    \b
+    Examples:
+      commitlog members demote n3 --of payments
+    """
     with target.client(writes=True) as client:
         _show(target, Operations(client).demote_member(node_id, of=of))
 
@@ -94,7 +121,12 @@ def demote_member(target: Target, node_id: str, of: str) -> None:
 @_force
 @target_options
 def remove_member(target: Target, node_id: str, of: str | None, force: bool) -> None:
-    """Remove a node. A leader transfers its leadership first."""
+    """Remove a node. A leader transfers its leadership first.
+
+    \b
+    Examples:
+      commitlog members remove n3
+    """
     with target.client(writes=True) as client:
         _show(target, Operations(client).remove_member(node_id, of=of, force=force))
 
@@ -105,7 +137,12 @@ def remove_member(target: Target, node_id: str, of: str | None, force: bool) -> 
 @_force
 @target_options
 def clean_member(target: Target, node_id: str, of: str | None, force: bool) -> None:
-    """Remove the metadata of a node that is gone from logs in controller mode."""
+    """Remove the metadata of a node that is gone from logs in controller mode.
+
+    \b
+    Examples:
+      commitlog members clean n3
+    """
     with target.client(writes=True) as client:
         done = Operations(client).clean_member(node_id, of=of, force=force)
     if target.as_json:
@@ -116,7 +153,12 @@ def clean_member(target: Target, node_id: str, of: str | None, force: bool) -> N
 
 @click.group("leader")
 def leader_command() -> None:
-    """Transfer the leadership of a log."""
+    """Transfer the leadership of a log.
+
+    \b
+    Examples:
+      commitlog leader transfer --to n2 --log orders
+    """
 
 
 @leader_command.command("transfer")
@@ -127,7 +169,13 @@ def leader_command() -> None:
 )
 @target_options
 def transfer_leader(target: Target, to: str | None) -> None:
-    """Transfer the leadership. Appends wait during the election; none is lost."""
+    """Transfer the leadership. Appends wait during the election; none is lost.
+
+    \b
+    Examples:
+      commitlog leader transfer
+      commitlog leader transfer --to n2 --log orders
+    """
     with target.client(writes=True) as client:
         done = Operations(client).transfer_leader(to)
     if target.as_json:
@@ -140,7 +188,13 @@ def transfer_leader(target: Target, to: str | None) -> None:
 @target_options
 @click.pass_context
 def controller_command(ctx: click.Context, target: Target) -> None:
-    """Show the active controller and the settings of the controllers (the default), or change them."""
+    """Show the active controller and the settings of the controllers (the default), or change them.
+
+    \b
+    Examples:
+      commitlog controller
+      commitlog controller set broker_timeout_ms=5000
+    """
     if ctx.invoked_subcommand is None:
         with target.client() as client:
             _show_controller(target, Operations(client).controller_settings())
@@ -150,7 +204,13 @@ def controller_command(ctx: click.Context, target: Target) -> None:
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @target_options
 def change_settings(target: Target, settings: Sequence[str]) -> None:
-    """Change settings at run time. VALUE is a number, true, false, or null for the configuration file's."""
+    """Change settings at run time. VALUE is a number, true, false, or null for the configuration file's.
+
+    \b
+    Examples:
+      commitlog controller set broker_timeout_ms=5000
+      commitlog controller set broker_timeout_ms=null
+    """
     changes = {}
     for each in settings:
         name, _, text = each.partition("=")

@@ -39,6 +39,10 @@ def rebuild_controllers_command(
     Changes that no copy contains are lost: the last committed elections and changes of SyncStateSets and
     logs. The command reports each log for which a node has recorded a newer master epoch. Compare the
     replicas of these logs before clients write again.
+
+    \b
+    Examples:
+      commitlog rebuild-controllers --config conf/controller.toml --folder n3=/mnt/n3/commitlog
     """
     from app.errors import ConfigError
     from app.node.metadata.rebuild import NodeFolder, rebuild

@@ -23,6 +23,10 @@ def serve_command(config: Path, node: str, as_json: bool) -> None:
 
     Log lines are written to standard error. With --json, one line on standard output reports that the node
     serves. Exit codes: 0 clean stop, 2 invalid configuration, 1 any other error.
+
+    \b
+    Examples:
+      commitlog serve --config conf/one_node.toml --node n1
     """
     from app.serve import serve  # the whole service: loaded only here
     from app.settings.model import Settings

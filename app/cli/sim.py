@@ -13,7 +13,13 @@ from app.setup.environment import ROOT
 @click.command("sim", context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def sim_command(arguments: tuple[str, ...]) -> None:
-    """Simulate a cluster under faults (--mode raft, controller, classic; --seed N; --help for more)."""
+    """Simulate a cluster under faults (--mode raft, controller, classic; --seed N; --help for more).
+
+    \b
+    Examples:
+      commitlog sim --seed 7
+      commitlog sim --mode controller --seeds 20
+    """
     if not (ROOT / "tests" / "simulation").is_dir():
         raise CommandFailed(
             f"the simulator is a part of the tests, which are not installed in {ROOT}: run this command in a "

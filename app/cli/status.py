@@ -26,7 +26,14 @@ ROLE_STYLES = {
 @click.option("--watch", is_flag=True, help="Refresh twice a second until Ctrl-C.")
 @target_options
 def status_command(target: Target, watch: bool) -> None:
-    """Show the role, term, indexes and followers of a log at each node."""
+    """Show the role, term, indexes and followers of a log at each node.
+
+    \b
+    Examples:
+      commitlog status
+      commitlog status --watch --log orders
+      commitlog status --json | jq '.nodes[].role'
+    """
     with target.client() as client:
         if not watch:
             views = node_views(client)

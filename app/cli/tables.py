@@ -49,7 +49,14 @@ def tables_command(
     at_epoch: int | None,
     tables: Path | None,
 ) -> None:
-    """Show the Delta tables of a log: their versions and their lag."""
+    """Show the Delta tables of a log: their versions and their lag.
+
+    \b
+    Examples:
+      commitlog tables --log orders
+      commitlog tables --wait 4999
+      commitlog tables --at-timestamp 2026-01-31T08:00+01:00
+    """
     points = {"index": at_index, "timestamp": at_timestamp, "epoch": at_epoch}
     point = {name: value for name, value in points.items() if value is not None}
     if len(point) + (wait is not None) + (tables is not None) > 1:
@@ -160,7 +167,13 @@ def verify_with_spark(target: Target) -> None:
 def materialize_command(
     target: Target, tables: str | None, checkpoints: str | None, spark_conf: Path | None, once: bool
 ) -> None:
-    """Run the Spark job that writes a log to Delta tables, in the foreground, until SIGTERM."""
+    """Run the Spark job that writes a log to Delta tables, in the foreground, until SIGTERM.
+
+    \b
+    Examples:
+      commitlog materialize --once --tables commitlog-data/tables --log orders
+      commitlog materialize --spark-conf conf/spark.toml
+    """
     if target.token is not None:
         os.environ["COMMITLOG_TOKEN"] = target.token  # an argument would show in the list of processes
     if spark_conf is None:

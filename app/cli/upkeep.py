@@ -38,6 +38,12 @@ def verify_command(
     """Compare all replicas of a log, batch by batch; or the log with its table.
 
     Exit codes: 0 all are equal, 1 one differs or is damaged, 5 one could not be compared.
+
+    \b
+    Examples:
+      commitlog verify --log orders
+      commitlog verify --from 1000 --until 2000 --deep --json
+      commitlog verify --tables
     """
     if tables:
         if deep or from_index is not None or until_index is not None:
@@ -106,7 +112,12 @@ def verdict(result: Mapping[str, Any]) -> str:
 @click.option("--force", is_flag=True, help="Trim even if a fencing cursor is before UNTIL_INDEX.")
 @target_options
 def trim_command(target: Target, until_index: int, force: bool) -> None:
-    """Remove the records below UNTIL_INDEX at every replica. The batch that contains it is kept."""
+    """Remove the records below UNTIL_INDEX at every replica. The batch that contains it is kept.
+
+    \b
+    Examples:
+      commitlog trim 100000 --log orders
+    """
     with target.client(writes=True) as client:
         result = Operations(client).trim(until_index, force=force)
     if target.as_json:

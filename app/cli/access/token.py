@@ -16,6 +16,10 @@ def token_command() -> None:
     """Make tokens for the tokens file of the nodes.
 
     The file holds a hash of each token. Nodes read it again when it changes.
+
+    \b
+    Examples:
+      commitlog token new --scope append --logs 'orders.*' --name shop
     """
 
 
@@ -50,7 +54,9 @@ def new(as_json: bool, **rights: Any) -> None:
 
     The token is not stored: it cannot be shown again.
 
-    Example: commitlog token new --scope append --logs 'orders.*' --name shop
+    \b
+    Examples:
+      commitlog token new --scope append --logs 'orders.*' --name shop
     """
     token = new_token()
     line = _line(token, **rights)
@@ -66,7 +72,9 @@ def new(as_json: bool, **rights: Any) -> None:
 def hash_of(as_json: bool, **rights: Any) -> None:
     """Read an existing token from standard input, and print its line for the tokens file.
 
-    Example: commitlog token hash --scope read < token.txt
+    \b
+    Examples:
+      commitlog token hash --scope read < token.txt
     """
     token = sys.stdin.readline().strip()
     if not token or len(token.split()) != 1:

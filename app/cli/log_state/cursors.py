@@ -29,7 +29,12 @@ def cursors_command() -> None:
 @click.argument("name")
 @target_options
 def show_cursor(target: Target, name: str) -> None:
-    """Show one cursor and its version."""
+    """Show one cursor and its version.
+
+    \b
+    Examples:
+      commitlog cursors show billing --json
+    """
     with target.client() as client:
         found = Operations(client).cursor(name)
     _show(target, found)
@@ -47,7 +52,13 @@ def show_cursor(target: Target, name: str) -> None:
 def set_cursor(
     target: Target, name: str, index: int, fence: bool, if_match: str | None, create: bool
 ) -> None:
-    """Create a cursor or move it to INDEX, the next index to read."""
+    """Create a cursor or move it to INDEX, the next index to read.
+
+    \b
+    Examples:
+      commitlog cursors set billing 1000 --fence --log orders
+      commitlog cursors set billing 1200 --if-match 7
+    """
     if create and if_match is not None:
         raise click.UsageError("--create and --if-match cannot be used together")
     with target.client(writes=True) as client:
@@ -61,7 +72,12 @@ def set_cursor(
 @click.option("--if-match", metavar="VERSION", help="Only if this is the version of the cursor.")
 @target_options
 def delete_cursor(target: Target, name: str, if_match: str | None) -> None:
-    """Delete a cursor. Its fence no longer keeps records."""
+    """Delete a cursor. Its fence no longer keeps records.
+
+    \b
+    Examples:
+      commitlog cursors delete billing --log orders
+    """
     with target.client(writes=True) as client:
         dropped = Operations(client).drop_cursor(name, if_match=_version(if_match))
     if target.as_json:

@@ -33,7 +33,12 @@ def _conditions(match_token: str | None, unset: bool) -> dict[str, str | None]:
 @click.option("--match-none", is_flag=True, help="Only if no token is set now.")
 @target_options
 def set_fence(target: Target, fencing_token: str, match_token: str | None, match_none: bool) -> None:
-    """Let the log accept only appends with FENCING_TOKEN."""
+    """Let the log accept only appends with FENCING_TOKEN.
+
+    \b
+    Examples:
+      commitlog fence set writer-2 --match-token writer-1 --log orders
+    """
     conditions = _conditions(match_token, match_none)
     with target.client(writes=True) as client:
         done = Operations(client).set_fence(fencing_token, **conditions)
@@ -47,7 +52,12 @@ def set_fence(target: Target, fencing_token: str, match_token: str | None, match
 @click.option("--match-token", help="Only if this token is set now.")
 @target_options
 def remove_fence(target: Target, match_token: str | None) -> None:
-    """Let the log accept appends without a token."""
+    """Let the log accept appends without a token.
+
+    \b
+    Examples:
+      commitlog fence remove --log orders
+    """
     with target.client(writes=True) as client:
         done = Operations(client).set_fence(None, **_conditions(match_token, False))
     if target.as_json:

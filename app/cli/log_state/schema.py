@@ -148,7 +148,13 @@ def _incompatible(document: Mapping[str, Any]) -> CommandFailed:
 @click.option("--definition", is_flag=True, help="Print the definition alone.")
 @target_options
 def show_schema(target: Target, version: int | None, definition: bool) -> None:
-    """Show one version of the schema and its columns."""
+    """Show one version of the schema and its columns.
+
+    \b
+    Examples:
+      commitlog schema show --log orders
+      commitlog schema show --log orders --version 1 --json
+    """
     with target.client() as client:
         found = client.schema(version)
     if target.as_json:
@@ -166,7 +172,12 @@ def show_schema(target: Target, version: int | None, definition: bool) -> None:
 @schema_command.command("list")
 @target_options
 def list_schemas(target: Target) -> None:
-    """List all versions of the schema, oldest first."""
+    """List all versions of the schema, oldest first.
+
+    \b
+    Examples:
+      commitlog schema list --log orders
+    """
     with target.client() as client:
         found = client.schemas()
     if target.as_json:

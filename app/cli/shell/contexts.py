@@ -38,7 +38,12 @@ def context_command(ctx: click.Context, as_json: bool) -> None:
 @context_command.command("list")
 @json_option
 def list_contexts(as_json: bool) -> None:
-    """List the contexts."""
+    """List the contexts.
+
+    \b
+    Examples:
+      commitlog context list
+    """
     _list(as_json)
 
 
@@ -46,7 +51,12 @@ def list_contexts(as_json: bool) -> None:
 @click.argument("name", required=False, shell_complete=complete_contexts)
 @json_option
 def show_context(name: str | None, as_json: bool) -> None:
-    """Show one context. Default: the one in use."""
+    """Show one context. Default: the one in use.
+
+    \b
+    Examples:
+      commitlog context show production
+    """
     known = _load()
     name = name or known.current
     if name is None:
@@ -73,7 +83,12 @@ def show_context(name: str | None, as_json: bool) -> None:
 def add_context(
     name: str, endpoint: tuple[str, ...], log: str | None, token_file: str | None, as_json: bool
 ) -> None:
-    """Add a context, or replace the one of this name. The first one is used at once."""
+    """Add a context, or replace the one of this name. The first one is used at once.
+
+    \b
+    Examples:
+      commitlog context add production -e https://n1.example.com:8101 --token-file token.txt
+    """
     if not name.isprintable() or not name or name.startswith("-"):
         raise click.BadParameter(f"must be printable and not begin with -, got {name!r}", param_hint="NAME")
     known = _load()
@@ -89,7 +104,12 @@ def add_context(
 @click.option("--none", is_flag=True, help="Use no context: the cluster of `commitlog up`.")
 @json_option
 def use_context(name: str | None, none: bool, as_json: bool) -> None:
-    """Let commands without --endpoint use this context."""
+    """Let commands without --endpoint use this context.
+
+    \b
+    Examples:
+      commitlog context use production
+    """
     if none == (name is not None):
         raise click.UsageError("either NAME or --none is required")
     known = _load()
@@ -104,7 +124,12 @@ def use_context(name: str | None, none: bool, as_json: bool) -> None:
 @click.argument("name", shell_complete=complete_contexts)
 @json_option
 def remove_context(name: str, as_json: bool) -> None:
-    """Remove a context."""
+    """Remove a context.
+
+    \b
+    Examples:
+      commitlog context remove production
+    """
     known = _load()
     _find(known, name)
     del known.contexts[name]

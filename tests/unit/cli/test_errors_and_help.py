@@ -1,8 +1,11 @@
 """Common behaviour of all commands: errors as JSON, suggestions, lazy help, contexts, completion."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -142,3 +145,44 @@ def test_times_are_iso_milliseconds_or_ages() -> None:
     for wrong in ("yesterday", "", "5 minutes"):
         with pytest.raises(ValueError, match=r"[Ii]nvalid isoformat"):
             parse_time(wrong)
+
+
+def commands(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield every command below the group, and the group itself, by its words."""
+    yield path, group
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            if isinstance(command, click.Group):
+                yield from commands(command, (*path, name))
+            else:
+                yield (*path, name), command
+
+
+def examples(command: click.Command) -> list[list[str]]:
+    """Return the arguments of `commitlog` in the examples of a command's help."""
+    text = (command.help or "").partition("Examples:")[2]
+    return [shlex.split(each) for each in re.findall(r"\bcommitlog ((?:(?!   |[|<>)]).)+)", text)]
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [each for each in commands(cli, ()) if each[0]], ids=lambda each: str(each)[:40]
+)
+def test_every_command_has_examples_that_its_options_accept(
+    path: tuple[str, ...], command: click.Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = examples(command)
+    assert found
+    for arguments in found:
+        parsed: click.Command = cli
+        while isinstance(parsed, click.Group) and arguments:
+            with click.Context(parsed) as context:
+                name, *rest = arguments
+                nested = parsed.get_command(context, name)
+            assert nested is not None, f"`{' '.join(arguments)}` names no command"
+            parsed, arguments = nested, rest
+        for option in parsed.params:
+            if isinstance(option.type, click.Path):
+                monkeypatch.setattr(option.type, "exists", False)
+        parsed.make_context(path[-1], list(arguments))
