@@ -125,8 +125,10 @@ class Connection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            too_large = isinstance(error.__context__, HeadTooLarge)
-            self._break_off(self._head_too_large() if too_large else BadRequest("this is not HTTP/1.1"))
+            refusal = error.__context__
+            if not isinstance(refusal, HeadTooLarge | BadRequest):
+                refusal = BadRequest("this is not HTTP/1.1")
+            self._break_off(refusal)
             return
         if self._in_head and self._head_bytes > self._listener.settings.max_head_bytes:
             self._break_off(self._head_too_large())
@@ -153,6 +155,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._parsing = True
         self._head_size = 0
+        self._hosts = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_size += len(name) + len(value)
@@ -161,11 +164,15 @@ class Connection(HttpToolsProtocol):
         name, value = name.lower(), value.strip(BLANKS)
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
+        elif name == b"host":
+            self._hosts += 1
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and any(name in BODY_HEADERS for name, _ in self.headers):
             raise BadRequest("a request with a body may not ask for another protocol")
+        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() != "1.0"):
+            raise BadRequest(f"a request needs exactly one Host header, got {self._hosts}")
         self._in_head = False
         if self.transport.is_closing():  # after an answer with `connection: close`
             return

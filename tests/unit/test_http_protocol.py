@@ -60,6 +60,10 @@ AMBIGUOUS = {  # what another server or a proxy may read in another way is refus
     "blank in the path": b"GET /e cho HTTP/1.1\r\nhost: x\r\n\r\n",
     "other version": b"GET /echo HTTP/3.7\r\nhost: x\r\n\r\n",
     "start of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "no host": b"GET /echo HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /echo HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+    "two equal hosts": b"GET /echo HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n",
+    "two hosts in HTTP/1.0": b"GET /echo HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n",
     "tunnel": b"CONNECT evil:443 HTTP/1.1\r\nhost: x\r\n\r\n",
 }
 UPGRADES = {
@@ -232,7 +236,7 @@ def test_junk_behind_a_request_does_not_replace_its_answer() -> None:
     async def test(server: Server) -> None:
         for junk in (
             b"\x00\x01junk\r\n\r\n",
-            b"POST /slow HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+            b"POST /slow HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         ):
             answer = await server.exchange(SLOW, junk)
             assert answer.startswith(b"HTTP/1.1 200")
@@ -288,6 +292,13 @@ def test_an_answer_that_is_not_read_is_given_up() -> None:
         await until(lambda: server.meter.connections == 1)
         await until(lambda: not server.meter.connections)
         writer.transport.abort()
+
+    run(test)
+
+
+def test_http_1_0_needs_no_host() -> None:
+    async def test(server: Server) -> None:
+        assert b" 200 " in (await server.exchange(b"GET /echo HTTP/1.0\r\n\r\n")).partition(b"\r\n")[0]
 
     run(test)
 

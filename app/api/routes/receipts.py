@@ -5,9 +5,9 @@ import re
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Path
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
-from app.api.http.dependencies import LogName, Nothing, body_answer
+from app.api.http.dependencies import LogName, Nothing
 from app.api.http.leader_headers import log_headers
 from app.api.http.log_call import Call
 from app.api.http.negotiation import negotiate
@@ -38,9 +38,9 @@ async def receipt(
 ) -> Response:
     broker, hosted = call.broker, call.broker.find(log)
     negotiate(call.request.headers.get("accept"), (ARROW_FILE,))
-    files = OsFileSystem()
     path = f"{broker.node.data.absolute()}/{FOLDER}/{hosted.name}/{name}"
-    if _NAME.fullmatch(name) is None or not await asyncio.to_thread(files.exists, path):
+    if _NAME.fullmatch(name) is None or not await asyncio.to_thread(OsFileSystem().exists, path):
         raise NotFound(f"{broker.node.id} has no receipt {name!r}")
-    body = await asyncio.to_thread(files.read, path)
-    return body_answer(body, ARROW_FILE, headers=log_headers(broker, hosted))
+    answer = FileResponse(path, media_type=ARROW_FILE)  # sent in pieces: a receipt has no size limit
+    answer.raw_headers.extend(log_headers(broker, hosted))
+    return answer
