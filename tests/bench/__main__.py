@@ -1,9 +1,9 @@
-"""`make bench`: every benchmark, one after the other; JSON lines on standard output."""
+"""`make bench`: every benchmark, one after the other; JSON lines and the table of ratios on stdout."""
 
 import subprocess
 import sys
 
-BENCHMARKS = ("storage_bench", "loop_cost", "compare", "failover", "log_to_delta")
+BENCHMARKS = ("storage_bench", "loop_cost", "table", "failover", "log_to_delta")
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.bench import table
 from tests.bench.backlog import MIB, Memory, MicroBatch, micro_batches, verdict
 from tests.bench.compare import summaries
 from tests.bench.kafka import maven
@@ -87,3 +88,27 @@ def test_a_comparison_gives_medians_ranges_and_ratios() -> None:
     assert found["row"]["commitlog"]["records_per_s"] == 20
     assert found["row"]["peer 1"]["range"] == [5, 40]
     assert found["row"]["ratio"] == {"peer 1": 2.0}
+
+
+def test_the_table_replaces_only_what_is_between_its_marks(tmp_path: Path) -> None:
+    ours = {
+        "records_per_s": 1_000,
+        "range": [900, 1_100],
+        "p50_ms": 1.5,
+        "leader_us": 9.0,
+        "follower_us": 3.0,
+    }
+    peer = {"records_per_s": 500, "range": [400, 600], "p50_ms": 2.0}
+    found = {
+        "a": {"commitlog": ours, "etcd 3": peer, "ratio": {"etcd 3": 2.0}},
+        "b": {"commitlog": ours, "ratio": {}},
+    }
+    lines = table.appends_table(found)
+    assert {line.count("|") for line in lines} == {lines[0].count("|")}
+    assert lines[2].endswith("| 500 (400 to 600) | 2.0 | 2.0 |")
+    assert lines[3].endswith("| - | - | - |")
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{table.BEGIN}\nold\n{table.END}\nbelow\n")
+    for _ in range(2):
+        table.write(page, "new\n")
+    assert page.read_text() == f"above\n{table.BEGIN}\nnew\n{table.END}\nbelow\n"

@@ -114,7 +114,7 @@ func publishAsync(js jetstream.JetStream, subject string, value []byte, window i
 		}
 	}()
 	for time.Now().Before(end) {
-		future, err := js.PublishAsync(subject, value)
+		future, err := js.PublishAsync(subject, value, jetstream.WithStallWait(30*time.Second))
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -1,0 +1,181 @@
+"""Rows of the table beside appends: idle nodes, the client, bulk reads, a large log, readers at the tail.
+
+    python -m tests.bench.service [--records 300000] [--fill-mib 512] [--seconds 3]
+
+One cluster of three nodes, fsync; one JSON line a row.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from app.client import CommitlogClient, RecordProducer
+from tests.bench.compare import CONTENT_TYPES, bodies, cpu_s
+from tests.bench.local_cluster import print_figure
+from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES, build_loadgen
+from tests.bench.setups import Nodes, Setup, running_nodes
+
+Figure = dict[str, Any]
+CLIENT_RECORD_BYTES = 100
+PAGE_RECORDS = 10_000
+IDLE_S = 8.0
+TAIL_READERS = 100
+TAIL_RATE = 1_000  # appends per second
+LOOKUPS = 200
+
+
+def idle(nodes: Nodes) -> Figure:
+    """Processor time and memory of nodes without clients."""
+    time.sleep(2)  # the start is over
+    before = [cpu_s([pid]) for pid in nodes.pids]
+    time.sleep(IDLE_S)
+    used = [cpu_s([pid]) - began for pid, began in zip(nodes.pids, before, strict=True)]
+    status = Path(f"/proc/{nodes.pids[0]}/status").read_text().split("VmRSS:")[1]
+    return {
+        "percent_of_a_core": round(100 * max(used) / IDLE_S, 2),
+        "leader_mib": round(int(status.split()[0]) / 1024),
+    }
+
+
+def producer(nodes: Nodes, records: int) -> Figure:
+    """One process with RecordProducer."""
+    value = b"v" * CLIENT_RECORD_BYTES
+    began, used = time.monotonic(), time.process_time()
+    with CommitlogClient(nodes.leader) as client, RecordProducer(client) as sender:
+        for _ in range(records):
+            sender.send(value)
+    return {
+        "records_per_s": round(records / (time.monotonic() - began)),
+        "per_client_cpu_s": round(records / (time.process_time() - used)),
+    }
+
+
+def reader(nodes: Nodes, from_index: int) -> Figure:
+    """One process that reads into Arrow."""
+    count, size, index, more = 0, 0, from_index, True
+    began = time.monotonic()
+    with CommitlogClient(nodes.leader) as client:
+        while more:
+            table, index, more = client.read_arrow(index, limit=PAGE_RECORDS, endpoint=nodes.leader)
+            count, size = count + table.num_rows, size + table.nbytes
+    took_s = time.monotonic() - began
+    return {"records_per_s": round(count / took_s), "mib_per_s": round(size / took_s / 2**20)}
+
+
+def load(loadgen: Path, nodes: Nodes, *arguments: str) -> Figure:
+    command = [str(loadgen), "-warmup", "0s", "-url", f"{nodes.leader}/v1/logs/default/records", *arguments]
+    found: Figure = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return found
+
+
+def by_size(loadgen: Path, batch: Path, nodes: Nodes, seconds: int, fill_mib: int) -> Figure:
+    """Appends and reads of a small log, then of the same log with `fill_mib` more."""
+    size = str(RECORD_BYTES)
+
+    def probe() -> tuple[float, float]:
+        rate = load(loadgen, nodes, "-c", "64", "-size", size, "-d", f"{seconds}s")["records_per_s"]
+        with CommitlogClient(nodes.leader) as client:
+            end = client.tail()["next_index"]
+            took = []
+            for _ in range(LOOKUPS):
+                began = time.monotonic()
+                client.read(from_index=random.randrange(end), limit=1, endpoint=nodes.leader)
+                took.append(time.monotonic() - began)
+        return rate, sorted(took)[LOOKUPS // 2] * 1e3
+
+    small = probe()
+    appends = fill_mib * 2**20 // (BATCH_RECORDS * RECORD_BYTES)
+    body = ["-body-file", str(batch), "-content-type", CONTENT_TYPES["arrow"]]
+    filled = load(loadgen, nodes, "-c", "8", *body, "-records", str(BATCH_RECORDS), "-n", str(appends))
+    large = probe()
+    return {
+        "fill_records_per_s": round(filled["records_per_s"]),
+        "append_ratio": round(large[0] / small[0], 2),
+        "read_p50_ms": [round(small[1], 2), round(large[1], 2)],
+    }
+
+
+def tail_readers(loadgen: Path, nodes: Nodes, seconds: int) -> Figure:
+    """Appends at a constant rate without readers, then with event streams at the tail."""
+    arguments = ["-c", "32", "-size", str(RECORD_BYTES), "-rate", str(TAIL_RATE), "-d", f"{seconds}s"]
+    alone = load(loadgen, nodes, *arguments)
+    stop = threading.Event()
+    received = [0]
+    thread = threading.Thread(target=lambda: asyncio.run(_read_tail(nodes, stop, received)), daemon=True)
+    thread.start()
+    time.sleep(1)
+    together = load(loadgen, nodes, *arguments)
+    stop.set()
+    thread.join(10)
+    return {
+        "readers": TAIL_READERS,
+        "append_p50_ms": [alone["p50_ms"], together["p50_ms"]],
+        "received_mib": round(received[0] / 2**20),
+    }
+
+
+async def _read_tail(nodes: Nodes, stop: threading.Event, received: list[int]) -> None:
+    place = urlsplit(nodes.follower)
+    request = (
+        b"GET /v1/logs/default/records?from=latest HTTP/1.1\r\nHost: n\r\nAccept: text/event-stream\r\n\r\n"
+    )
+
+    async def one() -> None:
+        source, sink = await asyncio.open_connection(place.hostname, place.port)
+        sink.write(request)
+        while data := await source.read(1 << 18):
+            received[0] += len(data)
+
+    tasks = [asyncio.create_task(one()) for _ in range(TAIL_READERS)]
+    await asyncio.to_thread(stop.wait)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def measure(records: int, fill_mib: int, seconds: int) -> dict[str, Figure]:
+    """Measure all rows, print each, and return them by name."""
+    found: dict[str, Figure] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="commitlog-bench-") as folder,
+        running_nodes(Setup.FSYNC) as nodes,
+    ):
+        loadgen, batch = build_loadgen(Path(folder)), bodies(Path(folder))["arrow"]
+        rows: dict[str, Callable[[], Figure]] = {
+            "idle": lambda: idle(nodes),
+            "tail-readers": lambda: tail_readers(loadgen, nodes, seconds),
+            "log-size": lambda: by_size(loadgen, batch, nodes, seconds, fill_mib),
+            "bulk-read": lambda: reader(nodes, 0),
+            "producer": lambda: producer(nodes, records),
+        }
+        for name, row in rows.items():
+            if name == "producer":
+                with CommitlogClient(nodes.leader) as client:
+                    begin = client.tail()["next_index"]
+            found[name] = row()
+            print_figure(row=name, **found[name])
+        found["reader"] = reader(nodes, begin)
+        print_figure(row="reader", **found["reader"])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--records", type=int, default=300_000)
+    parser.add_argument("--fill-mib", type=int, default=512)
+    parser.add_argument("--seconds", type=int, default=3)
+    options = parser.parse_args()
+    measure(options.records, options.fill_mib, options.seconds)
+
+
+if __name__ == "__main__":
+    main()
