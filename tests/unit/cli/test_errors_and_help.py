@@ -73,6 +73,16 @@ def test_help_and_version_import_neither_client_nor_arrow_nor_rich() -> None:
         assert done.stderr == "[]\n", arguments
 
 
+def test_the_client_imports_asyncio_and_producers_when_they_are_used() -> None:
+    program = (
+        "import sys, app.client; parts = ('asyncio', 'app.client.producer', 'app.client.consumer')\n"
+        "print([part for part in parts if part in sys.modules])\n"
+        "from app.client import *; print(AsyncCommitlogClient.__name__, hasattr(app.client, 'nothing'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "AsyncCommitlogClient False"]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_line_and_its_options_have_help(name: str) -> None:
     assert COMMANDS[name][1].endswith(".")
