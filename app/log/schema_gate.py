@@ -5,17 +5,22 @@ the log in their order. What is checked is the append at the head of the queue, 
 the newest one when it enters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from app.errors import SchemaMismatch
+from app.log.control_records import SchemaRecord
 from app.log.schemas import LogSchemas, SchemaVersion, as_log_schema
 from app.log.set_schema import REJECT
-from app.schemas import LogSchema, RecordDecoder, version_of
+from app.schemas import RecordDecoder, version_of
 from storage.format.records import Headers, RecordColumns, RecordTable
+from storage.units import NO_INDEX
 
 TURN_COST: Final = 512 * 1024  # checked in one turn of the loop, in bytes of values: a few milliseconds
 RECORD_COST: Final = 128  # of a record, besides its bytes
+PART_COST: Final = 32 * 1024  # checked between two looks at the clock
+TURN_MS: Final = 5  # then the next turn continues: records that need the exact rules take far longer
 _VALUE, _HEADERS = 2, 3  # columns of BODY_SCHEMA
 
 Values = Sequence[bytes | None]
@@ -32,13 +37,25 @@ class RecordCheck:
         self.refusal: SchemaMismatch | None = None
 
 
+@lru_cache(maxsize=64)
+def record_decoder(record: SchemaRecord) -> RecordDecoder:
+    """Return the decoder of a version. It is remembered: of a large definition it takes 0.1 s to build.
+
+    Raises SchemaInvalid, SchemaLibraryMissing.
+    """
+    schema = as_log_schema(SchemaVersion(NO_INDEX, record))
+    return RecordDecoder({schema.version: schema}, schema.version)
+
+
 class SchemaGate:
     """The checks of one log at its leader. `refresh` begins a turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic_ms: Callable[[], int]) -> None:
+        self._monotonic_ms = monotonic_ms
+        self._until_ms = 0  # of this turn
         self._schema: SchemaVersion | None = None  # that rejects
         self._seen: SchemaVersion | None = None
-        self._known: dict[int, LogSchema] = {}  # all versions
+        self._known: dict[int, SchemaRecord] = {}  # all versions
         self._decoders: dict[int, RecordDecoder] = {}
         self._left = 0  # of TURN_COST
 
@@ -48,10 +65,13 @@ class SchemaGate:
         if newest is not self._seen:
             self._seen = newest
             self._schema = newest if newest is not None and newest.record.on_invalid == REJECT else None
-            self._known = {each.version: as_log_schema(each) for each in schemas.versions}
+            self._known = {each.version: each.record for each in schemas.versions}
             self._decoders = {}
+        if self._schema is None:
+            return False
         self._left = TURN_COST
-        return self._schema is not None
+        self._until_ms = self._monotonic_ms() + TURN_MS
+        return True
 
     def check(
         self, records: RecordColumns | RecordTable, check: RecordCheck | None
@@ -67,9 +87,9 @@ class SchemaGate:
             check = RecordCheck(schema)
         record_cost = RECORD_COST + records.size_bytes // records.count
         while check.refusal is None and check.position < records.count:
-            if self._left <= 0:
+            if self._left <= 0 or self._monotonic_ms() >= self._until_ms:
                 return check, False
-            count = max(1, self._left // record_cost)
+            count = max(1, min(self._left, PART_COST) // record_cost)
             first, last = check.position, min(records.count, check.position + count)
             check.refusal = self._first_mismatch(schema, records, first, last)
             check.position = last
@@ -114,7 +134,7 @@ class SchemaGate:
             return None if held is None else SchemaMismatch(version, first + held, "", reason)
         try:
             if version not in self._decoders:
-                self._decoders[version] = RecordDecoder(self._known, version)
+                self._decoders[version] = record_decoder(self._known[version])
             found = self._decoders[version].check(values)
         except Exception as error:  # of a parser: within a turn of the driver it would stop the node
             reason = f"This node cannot check records with the schema: {error}"

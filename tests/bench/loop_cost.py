@@ -28,6 +28,8 @@ import uvloop
 from uvicorn.server import ServerState
 
 from app.http_protocol import Listener
+from app.log.control_records import SchemaRecord
+from app.log.set_schema import SetSchema
 from app.main import build_app
 from app.node.broker import Broker
 from app.settings.file import load
@@ -35,6 +37,13 @@ from tests.bench.local_cluster import print_figure
 from tests.bench.rest_append import BATCH_RECORDS, RECORD_BYTES
 from tests.support.cluster import configuration, free_ports
 
+OBJECTS, CHECKED_OBJECTS = "100 objects as NDJSON", "100 checked objects as NDJSON"
+SCHEMA = SchemaRecord(
+    version=0,
+    format="json",
+    definition="id BIGINT NOT NULL, time TIMESTAMP, price DOUBLE, tags ARRAY<STRING>, text STRING",
+    on_invalid="reject",
+)
 EXCHANGES = 5  # of every connection in a round
 
 
@@ -80,7 +89,19 @@ def requests() -> dict[str, tuple[int, bytes]]:
             8,
             _request("application/vnd.apache.arrow.stream", sink.getvalue().to_pybytes()),
         ),
+        OBJECTS: (8, _request("application/x-ndjson", _objects())),
+        CHECKED_OBJECTS: (8, _request("application/x-ndjson", _objects())),
     }
+
+
+def _objects() -> bytes:
+    """100 records of RECORD_BYTES that match SCHEMA."""
+    lines = []
+    for number in range(BATCH_RECORDS):
+        fields = {"id": number, "time": "2026-01-01T00:00:00Z", "price": 12.5, "tags": ["a", "b"], "text": ""}
+        fields["text"] = "x" * (RECORD_BYTES - len(json.dumps(fields)))
+        lines.append(json.dumps({"value": json.dumps(fields)}))
+    return "\n".join(lines).encode()
 
 
 def _request(content_type: str, body: bytes) -> bytes:
@@ -108,6 +129,12 @@ async def measure(folder: Path, rounds: int, kinds: list[str]) -> None:
     for kind, (count, request) in requests().items():
         if kind not in kinds:
             continue
+        if kind == CHECKED_OBJECTS:
+            driver = broker.find("default").driver
+            assert driver is not None
+            is_set = loop.create_future()
+            driver.command(SetSchema(SCHEMA), is_set.set_result)
+            await is_set
         connections: list[Any] = []
         for _ in range(count):
             given = {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": loop}

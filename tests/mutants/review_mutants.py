@@ -2,6 +2,7 @@
 
 from app.api.read.reader import Reader
 from app.api.read.selection import Consistency
+from app.log.schemas import LogSchemas
 from app.log.state import LogState
 from app.node.replica.read_index_queue import ReadGate
 from app.node.replica.state_keeper import StateKeeper
@@ -95,4 +96,22 @@ plant(
         "done(index)\n    waiter = self._when_committed(-1, lambda: None)",
     ),
     lambda _: test_planted_bugs.test_a_confirmed_read_waits_until_this_replica_has_its_index(),
+)
+plant(
+    "a_truncated_schema_stays",
+    "R-06",
+    (LogSchemas, "truncate_after", "self._versions[-1].index > index", "False"),
+    lambda _: test_log_state.test_a_schema_goes_with_its_record_and_readers_get_what_they_may_see(),
+)
+plant(
+    "a_snapshot_lacks_the_schemas",
+    "R-07",
+    (LogState, "capture", "schemas=list(self._schemas.versions)", "schemas=[]"),
+    lambda _: test_log_state.test_a_schema_goes_with_its_record_and_readers_get_what_they_may_see(),
+)
+plant(
+    "an_uncommitted_schema_is_shown",
+    "R-08",
+    (LogSchemas, "until", "[: bisect_right(self._versions, index, key=_INDEX)]", "[:]"),
+    lambda _: test_log_state.test_a_schema_goes_with_its_record_and_readers_get_what_they_may_see(),
 )

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, ParamSpec, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
@@ -21,8 +22,9 @@ from app.api.schemas.documents import SCHEMA_EXAMPLE, SchemaIn, check_valid, doc
 from app.errors import Forbidden, SchemaNotFound
 from app.log.commands import ABSENT
 from app.log.control_records import SchemaRecord
+from app.log.schema_gate import record_decoder
 from app.log.schemas import VERSIONS_MAX, SchemaVersion
-from app.log.set_schema import SetSchema, incompatibilities
+from app.log.set_schema import REJECT, SetSchema, incompatibilities
 
 router = APIRouter(tags=["schemas"])
 
@@ -84,6 +86,9 @@ def _prepare(asked: SchemaRecord, newest: SchemaVersion | None) -> None:
     check_valid(asked)
     if newest is not None:
         incompatibilities(newest.record, asked)
+    if asked.on_invalid == REJECT:
+        next_version = 1 if newest is None else newest.version + 1
+        record_decoder(msgspec.structs.replace(asked, version=next_version))
 
 
 def _expected(request: Request, newest: SchemaVersion | None) -> int | None:

@@ -65,7 +65,7 @@ class AppendQueue:
         self._queued_bytes = 0  # of self._appends
         self._commands: deque[OpenCommand] = deque()
         self._batch = Coalescing(services.driver.coalesce_max_bytes)
-        self._gate = SchemaGate()
+        self._gate = SchemaGate(services.clock.monotonic_ms)
         self._is_checking = False
         self._decided: list[ConfirmedAnswer] = []  # in this turn
         self._confirming: list[ConfirmedAnswer] = []  # their basis is not confirmed yet

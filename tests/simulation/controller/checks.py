@@ -194,6 +194,12 @@ class HaChecker:
             index = batch.next_index
         if rises:
             self._check_members(node, committed)
+        state = node.driver.state
+        if state.applied_index >= committed:
+            shown = [(each.index, each.version) for each in state.schemas.until(committed)]
+            if shown != [each for each in records.schemas if each[0] <= committed]:
+                raise Violation(f"{node.name} shows the schemas {shown}, confirmed are {records.schemas}")
+            self.counts["schemas shown"] += bool(shown)
 
     def _check_members(self, node: HaSimNode, index: int) -> None:
         log = self.truth.log(LOG_NAME)

@@ -20,6 +20,8 @@ from app.controller.state_machine import Metadata
 from app.ha.roles import acks_needed
 from app.log.commands import Trim
 from app.log.contract import NO_INDEX
+from app.log.control_records import SchemaRecord
+from app.log.set_schema import SetSchema
 from app.log.state import DAY_MS
 from app.node.metadata.rebuild import CONTROLLER_LOG, NodeFolder, rebuild
 from app.node.replica.checkpoints import load_state
@@ -73,6 +75,7 @@ EVENTS: Final = {
     "rebuilt controllers": 4,  # two or three of them have lost their disks
     "changed settings": 5,
     "late command": 2,  # an old command of an operator again
+    "set schema": 2,
 }
 
 
@@ -90,6 +93,7 @@ class Nemesis:
         self._old_copies: dict[str, Backup] = {}  # by node
         self._old_command: ElectMaster | ChangeLog | None = None
         self._changes = 0
+        self._schemas = 0
         self._strikes: dict[str, Callable[[HaSimNode, int], bool]] = {
             "elect": self._elect,
             "crash": lambda node, us: self.down(node, us, power=False),
@@ -114,6 +118,7 @@ class Nemesis:
             "rebuilt controllers": self._rebuild,
             "changed settings": self._change_settings,
             "late command": self._repeat_command,
+            "set schema": self._set_schema,
         }
         if self.active:
             self._world.after(1_000_000, self._strike)
@@ -402,6 +407,17 @@ class Nemesis:
         begin, end = max(master.log.begin_index, 0), master.driver.committed_index + 1
         until_index = end if everything else self._world.random.randint(begin, end)
         master.command(Trim(until_index), lambda _answer: None)
+        return True
+
+    def _set_schema(self, _node: HaSimNode, _lasting_us: int) -> bool:
+        master = next((each for each in self._cluster.brokers if each.acknowledges), None)
+        if master is None:
+            return False
+        self._schemas += 1
+        schema = SchemaRecord(
+            version=0, format="json", definition=f"a{self._schemas} INT", compatibility="none"
+        )
+        master.command(SetSchema(schema), lambda _answer: None)
         return True
 
     # --- the controllers ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Confirmed records, cursors and sequences of a log in controller mode: what answers are compared with."""
+"""Confirmed records, cursors, schemas and sequences in controller mode: what answers are compared with."""
 
 from storage.format.batch import Batch
 from storage.format.records import control_value
@@ -9,6 +9,10 @@ from tests.support.committed import values_of
 class ConfirmedRecords(KnownRecords):
     """Takes each confirmed batch in once, in the order of the log. Not for logs that an unclean election may
     cut: what they confirm may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schemas: list[tuple[int, int]] = []  # index and version of each schema
 
     def take(self, name: str, batch: Batch) -> None:
         """A replica has this batch as confirmed. Raises Violation."""
@@ -25,6 +29,10 @@ class ConfirmedRecords(KnownRecords):
             value = control_value(batch)
             if value["kind"] == "cursor":
                 self.cursors[batch.last_index] = value["name"], value["index"]
+            elif value["kind"] == "schema":
+                self.schemas.append((batch.last_index, value["version"]))
+                if value["version"] != len(self.schemas):
+                    raise Violation(f"schemas are confirmed in the order {self.schemas}")
         else:
             self._note_values(batch, values_of(batch))
             self._note_sequences(batch)

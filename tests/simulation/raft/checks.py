@@ -43,6 +43,7 @@ class SafetyChecker(KnownRecords):
     def __init__(self, members: Mapping[str, Member], sometimes: Sometimes) -> None:
         super().__init__()
         self.fence: str | None = None  # the token that committed appends must carry now
+        self.schemas: list[tuple[int, int]] = []  # index and version of the committed schemas
         self.elections = 0
         self.truncations = 0
         self._members = members
@@ -56,10 +57,13 @@ class SafetyChecker(KnownRecords):
         seen = self._seen[acted.name]
         log, driver = seen.log, seen.driver
         committed_index = driver.committed_index
+        changed = committed_index != seen.committed_index or log.last_chain != seen.last_chain
         if committed_index != seen.committed_index:
             self._check_commit(acted, seen, committed_index)
         if log.last_chain != seen.last_chain:
             self._check_log(acted, seen)
+        if changed:
+            self._check_schemas(acted, seen)
         leads = driver.role is Role.LEADER
         if leads:
             self._check_leader(acted, seen)
@@ -121,6 +125,18 @@ class SafetyChecker(KnownRecords):
             index = batch.next_index
         seen.committed_index = now
 
+    def _check_schemas(self, member: Member, seen: "_Seen") -> None:
+        """A replica shows the schemas that were committed up to its committed index.
+
+        A replica that has not received the state of its log shows none.
+        """
+        state, committed_index = seen.driver.state, seen.committed_index
+        if state.applied_index < committed_index:
+            return
+        shown = [(each.index, each.version) for each in state.schemas.until(committed_index)]
+        if shown != [each for each in self.schemas if each[0] <= committed_index]:
+            raise Violation(f"{member.name} shows the schemas {shown}, committed are {self.schemas}")
+
     def _check_majority(self, member: Member, seen: "_Seen", index: int) -> None:
         """Check that a new committed batch is durable on a majority of the current group (R-10, R-11).
 
@@ -168,6 +184,10 @@ class SafetyChecker(KnownRecords):
             self.fence = value["token"]
         elif value["kind"] == "cursor":
             self.cursors[batch.last_index] = value["name"], value["index"]
+        elif value["kind"] == "schema":
+            self.schemas.append((batch.last_index, value["version"]))
+            if value["version"] != len(self.schemas):
+                raise Violation(f"schemas are committed in the order {self.schemas}")
 
     def _note_records(self, batch: Batch) -> None:
         """Every record exists once, with the token of the fence; sequences of producers have no gaps."""

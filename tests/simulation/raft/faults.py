@@ -73,12 +73,14 @@ WEIGHTS = {
     "restore_copy": 3,  # of a disk, made some time before
     "reconfigure": 1,  # a rolling restart with other settings at each node
     "scrub": 3,  # of one node's log
+    "set_schema": 3,
 }
 # By an operator: no faults, but they come amid them.
 OPERATIONS = (
     "transfer",
     "trim",
     "fence",
+    "set_schema",
     "change",
     "trim_all",
     "trim_idle",
@@ -90,7 +92,7 @@ OPERATIONS = (
     "reconfigure",
     "scrub",
 )
-AT_LEADER = ("transfer", "trim", "fence", "change", "trim_all", "resize", "remove_leader")
+AT_LEADER = ("transfer", "trim", "fence", "change", "trim_all", "resize", "remove_leader", "set_schema")
 CLOCK_RATES = (0.95, 1.05)
 QUIET_US = 7_000_000  # longer than a snapshot of the log's state takes to come
 TRIM_TO_CRASH_US = 1_000_000

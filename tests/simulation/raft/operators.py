@@ -1,4 +1,4 @@
-"""A simulated operator: hands the lead over, changes the members, trims and fences, under load."""
+"""A simulated operator: hands the lead over, changes the members, trims, fences, sets schemas, under load."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,6 +8,8 @@ from typing import Protocol
 from app.errors import CommitlogError, Fenced
 from app.log.commands import ChangeMembers, Command, CommandResult, SetFence, Trim
 from app.log.contract import ChangeKind
+from app.log.control_records import SchemaRecord
+from app.log.set_schema import SetSchema
 from tests.simulation.raft.checks import SafetyChecker
 from tests.simulation.raft.sometimes import Sometimes
 from tests.simulation.world.world import World
@@ -63,7 +65,9 @@ class Operator:
             "trim_all": self._trim_all,
             "resize": self._resize,
             "remove_leader": self._remove_leader,
+            "set_schema": self._set_schema,
         }
+        self._schemas = 0  # that were asked for
         self._target: tuple[str, ...] | None = None  # voters of the resize that is under way
 
     def act(self, kind: str, random: Random) -> bool:
@@ -162,6 +166,13 @@ class Operator:
         leader = self._cluster.leading()
         if leader is not None:
             self._nodes[leader].command(SetFence(None), lambda _answer: None)
+
+    def _set_schema(self, node: Operated, _random: Random) -> None:
+        self._schemas += 1
+        schema = SchemaRecord(
+            version=0, format="json", definition=f"a{self._schemas} INT", compatibility="none"
+        )
+        self._command(node, SetSchema(schema), "schema-set")
 
     def _change(self, node: Operated, random: Random) -> None:
         voters, learners = self._cluster.group()

@@ -85,6 +85,7 @@ POINTS: dict[str, str] = {
     "command-refused": "R-10: a change or trim that may not be",
     "trimmed": "a trim was committed",
     "fenced": "a fence was set",
+    "schema-set": "a version of the schema was committed",
     "fence-refused": "an append without the token",
     "state-sent": "a replica whose log begins after the past got the state from its leader",
     "intent-finished": "storage: a cut that a crash had interrupted was finished at recovery",

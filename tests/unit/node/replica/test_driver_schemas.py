@@ -11,7 +11,7 @@ from app.errors import SchemaMismatch
 from app.log.commands import ABSENT, CommandResult, Trim
 from app.log.contract import AppendRequest, AppendStream
 from app.log.control_records import SchemaRecord
-from app.log.schema_gate import TURN_COST
+from app.log.schema_gate import PART_COST, TURN_COST
 from app.log.schemas import DEFINITION_MAX_BYTES, VERSIONS_MAX
 from app.log.set_schema import SetSchema
 from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable
@@ -170,6 +170,29 @@ def test_a_large_append_takes_several_turns_and_keeps_its_place(tmp_path: Path, 
     node.seams.run()
     first, second = map(result, answers)
     assert (first.count, second.first_index) == (len(values), first.last_index + 1)
+
+
+def test_slow_checks_end_the_turn(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock finds 3 ms more: a turn of the loop checks two parts."""
+    set_schema(node, schema("a", on_invalid="reject"))
+    looked = [0]
+
+    def later() -> int:
+        looked[0] += 3
+        return looked[0]
+
+    monkeypatch.setattr(node.driver._queue._gate, "_monotonic_ms", later)
+    value = json.dumps({"a": 1, "b": "x" * 1_000}).encode()
+    answers: list[Any] = []
+    node.driver.append(AppendRequest(columns(*[value] * (8 * PART_COST // len(value)))), answers.append)
+    turns = 0
+    while node.driver.log.end_index < 2:
+        node.seams.turn()
+        turns += 1
+        assert turns < 30
+    assert turns >= 7
+    node.seams.run()
+    assert result(answers[0]).first_index == 2
 
 
 def test_a_schema_that_changes_while_an_append_is_checked_decides(node: Node) -> None:
