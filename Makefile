@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo test check format docs docs-site rules sim mutants scenarios-rewrite chaos bench package sbom lock clean
+.PHONY: help s3 setup doctor demo test check format docs docs-site rules sim mutants scenarios-rewrite chaos bench package sbom lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -42,6 +42,13 @@ rules: setup  ## list the rules of app/RULES.md that no test proves
 
 sim: setup  ## simulate clusters under faults, full size; ARGS="--seed N" replays one seed
 	@$(BIN)/commitlog sim $(or $(ARGS),--full)
+
+s3: setup  ## prove tables in S3 with a real server: fetches versitygw and the jars of s3a (needs Go, Maven and the network once)
+	@test -x .cache/s3/bin/versitygw || GOBIN=$(CURDIR)/.cache/s3/bin go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+	@test -d .cache/s3/jars || mvn -q -B -f tests/support/s3/pom.xml dependency:copy-dependencies -DincludeScope=runtime \
+	  -DexcludeGroupIds=io.netty,org.slf4j,commons-logging,commons-codec,com.fasterxml.jackson.core \
+	  -DoutputDirectory=$(CURDIR)/.cache/s3/jars
+	@$(BIN)/python -m pytest -p no:cacheprovider tests/spark/tables/test_object_store.py $(ARGS)
 
 mutants: setup  ## plant bugs, and list the tests that detect them
 	@$(BIN)/python -m tests.mutants

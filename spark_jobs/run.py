@@ -32,6 +32,7 @@ from spark_jobs.materialize.news import JournalNews, LogNews
 from spark_jobs.materialize.progress import Progress, ProgressFile
 from spark_jobs.materialize.supervisor import MaterializeFailed
 from spark_jobs.materialize.workers import Workers
+from spark_jobs.session.exclusive import check_exclusive
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import (
     given_options,
@@ -44,10 +45,12 @@ from spark_jobs.session.settings import (
 from spark_jobs.session.spark_session import INTERPRETED, JavaNotFound, open_session
 from spark_jobs.source import CommitlogDataSource
 from spark_jobs.source.log_reads import GIVE_UP_S, LogReads, connect
+from spark_jobs.tables.catalog import CatalogTables, parse_catalog
 
 LOOK_EACH_S = 0.25  # without a change
 LEAST_PAUSE_S, SHARE = 0.01, 10  # after a look, and at least so many times the time that it took
 STATUS_GIVE_UP_S = 1.0
+CATALOG_EACH_S = 5.0
 FILE_PATH = click.Path(path_type=Path)
 # Plans are created often over few rows: to change them while they run, to compile them, or to spread a
 # table's log over several tasks costs more than it saves (entries.py compiles for many rows).
@@ -77,6 +80,7 @@ def materialize(
     file = ProgressFile(config.progress_file, report)
     own = partial(open_session, "commitlog-materialize", config.spark, SETTINGS)
     with own() if spark is None else nullcontext(spark) as session:
+        check_exclusive(session, config.tables_root, single_driver=config.single_driver)
         return _follow(session, config, stop, file)
 
 
@@ -99,7 +103,11 @@ def _follow(
     )
     workers, news = shared.workers, shared.news
     logs = Groups(config.logs, partial(LogMaterializer, shared), client.log_names, each=workers.each)
+    named = None
+    if config.catalog is not None:
+        named = CatalogTables(spark, parse_catalog(config.catalog), config.tables_root)
     state = "failed"
+    named_at_s = 0.0
     news.start()
     try:
         logs.start()
@@ -108,6 +116,9 @@ def _follow(
             shared.journals.ask_when_due(workers)
             logs.poll()
             file.write("running", logs.progress())
+            if named is not None and (logs.done or began_s >= named_at_s):
+                named.refresh(logs.progress())
+                named_at_s = time.monotonic() + CATALOG_EACH_S
             if logs.done:
                 break
             stop.wait(max(LEAST_PAUSE_S, SHARE * (time.monotonic() - began_s)))
@@ -188,6 +199,14 @@ def _follow(
     help="Minimum interval between moves of the log's cursor, seconds.",
 )
 @click.option("--json", is_flag=True, help="Print the progress in JSON, one object per line.")
+@click.option(
+    "--catalog", metavar="NAME", help="CATALOG or CATALOG.SCHEMA in which the tables get names as well."
+)
+@click.option(
+    "--single-driver",
+    is_flag=True,
+    help="No other driver writes these tables: start even if their store's commits are not exclusive.",
+)
 @spark_options
 @click.option("--driver-memory", help="Heap of the driver.  [default: 2g]")
 @click.option("--progress", type=FILE_PATH, help="JSON file of the progress.  [default: beside the tables]")
@@ -222,6 +241,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> MaterializeConfig
         progress=given.progress,
         as_json=given.json,
         spark=settings,
+        catalog=given.catalog,
+        single_driver=given.single_driver,
     )
 
 

@@ -10,6 +10,7 @@ from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.settings import SparkSettings
 from spark_jobs.source.log_reads import GIVE_UP_S
 from spark_jobs.source.options import parse_endpoints, parse_seconds
+from spark_jobs.tables.catalog import parse_catalog
 
 TRIGGER = "750 milliseconds"  # half of it, a look at the ends and a commit are within 0.6 s
 MIN_RECORDS = 100  # of a batch; fewer may wait for more
@@ -40,7 +41,9 @@ class MaterializeConfig:
     then starts again. cursor_each_s: least time between two moves of the log's cursor, each a record of the
     log; with available_now each commit moves it.
     data_folders: of nodes on this machine, read in place. progress: a JSON file kept up to date, None for
-    `progress.json` beside the tables. as_json: output format of `main`. spark: where it runs.
+    `progress.json` beside the tables. as_json: output format of `main`. spark: where it runs. catalog:
+    `CATALOG` or `CATALOG.SCHEMA` in which the tables have names, None for none. single_driver: no other
+    driver writes these tables, so their store need not refuse a second commit of one version.
     """
 
     endpoint: str
@@ -61,10 +64,14 @@ class MaterializeConfig:
     progress: Path | None = None
     as_json: bool = False
     spark: SparkSettings = field(default_factory=SparkSettings)
+    catalog: str | None = None
+    single_driver: bool = False
 
     def __post_init__(self) -> None:
         if is_url(self.tables_root) and self.progress is None:
             raise ConfigError("progress: set a path; it is required if the tables are at a URL")
+        if self.catalog is not None:
+            parse_catalog(self.catalog)
         interval_s("trigger", self.trigger)
         interval_s("events_trigger", self.events_trigger)
         parse_seconds("max_trigger_delay", self.max_trigger_delay)

@@ -70,6 +70,25 @@ public class ConditionalLogStore extends HadoopFileSystemLogStore {
         }
     }
 
+    /** Writes an object twice, and removes it. Returns the reason why commits are not exclusive, null if they are. */
+    public static String probe(Path path, Configuration configuration) throws IOException {
+        ConditionalLogStore store = new ConditionalLogStore(configuration);
+        FileSystem files = path.getFileSystem(configuration);
+        try {
+            store.write(path, Arrays.asList(new Object[] {"first"}).iterator(), Boolean.FALSE, configuration);
+            try {
+                store.write(path, Arrays.asList(new Object[] {"second"}).iterator(), Boolean.FALSE, configuration);
+            } catch (FileAlreadyExistsException refused) {
+                return null;
+            }
+            return "the store accepted an object in the place of another, although the request had If-None-Match";
+        } catch (FileAlreadyExistsException taken) {
+            return "the store refused a new object: " + taken.getMessage();
+        } finally {
+            files.delete(path, false);
+        }
+    }
+
     /** No object can be read before its request is complete. */
     public Boolean isPartialWriteVisible(Path path, Configuration configuration) {
         return Boolean.FALSE;

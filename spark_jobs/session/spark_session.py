@@ -216,6 +216,11 @@ def is_remote(session: SparkSession) -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
+def on_databricks() -> bool:
+    """Return whether this process runs on a cluster of Databricks."""
+    return "DATABRICKS_RUNTIME_VERSION" in os.environ
+
+
 def _was_given() -> bool:
     """Return whether another program has started Spark for this process."""
     named = {"PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION"}
@@ -226,7 +231,7 @@ def _adopt(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     """Configure a session that another program started. Raises ConfigError for settings that only its
     start can set."""
     extensions = session.conf.get("spark.sql.extensions", "") or ""
-    if "DATABRICKS_RUNTIME_VERSION" not in os.environ and DELTA_EXTENSION not in extensions:
+    if not on_databricks() and DELTA_EXTENSION not in extensions:
         raise ConfigError(
             "this Spark was started without Delta (spark.sql.extensions): start it with the settings that "
             "`python -m spark_jobs.package` writes"

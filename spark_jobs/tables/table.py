@@ -33,6 +33,7 @@ from spark_jobs.tables.snapshot import read_plain
 
 OBSERVED_WITHIN_S = 0.5
 TABLE_IS_THERE = "TABLE_OR_VIEW_ALREADY_EXISTS"
+NOT_EMPTY = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"  # in an object store, while its creator is running
 NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
 # Py4JError: a Java class without an equivalent in PySpark, such as Delta's error of conflicting commits.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
@@ -320,8 +321,9 @@ def create_table(
             )
             return True
         except AnalysisException as error:
-            if error.getCondition() != TABLE_IS_THERE:
+            if error.getCondition() not in (TABLE_IS_THERE, NOT_EMPTY):
                 raise
+            refusal = error
         if (is_here and DeltaLog(path).versions()) or is_table(spark, path):
             return False
         # A folder for its log without a commit: Spark refuses to create the table, since it exists, and to
@@ -329,6 +331,8 @@ def create_table(
         if time.monotonic() < clear_at_s:  # its creator may be running
             time.sleep(LOOK_EACH_S)
             continue
+        if refusal.getCondition() == NOT_EMPTY:
+            raise refusal
         log = f"{path}/{LOG_FOLDER}"
         if not can_clear:
             raise ConfigError(

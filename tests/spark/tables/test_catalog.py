@@ -1,0 +1,64 @@
+"""Names of the tables in a catalog, and stores whose commits are not exclusive."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.errors import ConfigError
+from spark_jobs.session.exclusive import check_exclusive
+from spark_jobs.tables.catalog import CatalogTables, parse_catalog
+from spark_jobs.tables.table import ENTRIES, EVENTS, create_table, table_path
+
+
+def test_names_are_quoted_and_follow_the_number_of_parts() -> None:
+    assert parse_catalog("cat.stream").name_of("a-b.c", "entries") == "`cat`.`stream`.`a-b_c_entries`"
+    assert parse_catalog("cat").name_of("a-b.c", "entries") == "`cat`.`a-b_c`.`entries`"
+
+
+@pytest.mark.parametrize("text", ["", "a.b.c", "a.", "a b", "a`b", "a/b"])
+def test_what_is_no_name_of_a_catalog_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"catalog must be CATALOG or CATALOG\.SCHEMA"):
+        parse_catalog(text)
+
+
+@pytest.fixture
+def schema(spark: SparkSession) -> Iterator[str]:
+    yield "spark_catalog.named_tables"
+    spark.sql("DROP SCHEMA IF EXISTS spark_catalog.named_tables CASCADE")
+
+
+def test_tables_are_registered_once_with_their_comments(
+    spark: SparkSession, schema: str, tmp_path: Path
+) -> None:
+    for table in (ENTRIES, EVENTS):
+        create_table(spark, table_path(tmp_path, "orders", table), table)
+    tables = CatalogTables(spark, parse_catalog(schema), str(tmp_path))
+    for _ in range(2):
+        tables.refresh(["orders"])
+    found = spark.sql(f"SHOW TABLES IN {schema}").collect()
+    assert sorted(row["tableName"] for row in found) == ["orders_entries", "orders_events"]
+    columns = {
+        row["col_name"]: row["comment"] for row in spark.sql(f"DESCRIBE {schema}.orders_entries").collect()
+    }
+    assert columns["index"] == ENTRIES.columns["index"]
+    assert spark.table(f"{schema}.orders_entries").count() == 0
+    create_table(spark, table_path(tmp_path / "other", "orders", ENTRIES), ENTRIES)
+    other = CatalogTables(spark, parse_catalog(schema), str(tmp_path / "other"))
+    with pytest.raises(ConfigError, match="the catalog cannot show"):
+        other.refresh(["orders"])
+
+
+def test_a_store_whose_commits_are_not_exclusive_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    check_exclusive(spark, str(tmp_path))
+    check_exclusive(spark, "hdfs://host/tables")
+    name = "spark.delta.logStore.s3a.impl"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "io.delta.storage.S3SingleDriverLogStore")
+    try:
+        with pytest.raises(ConfigError, match=r"S3SingleDriverLogStore are not exclusive.*--single-driver"):
+            check_exclusive(spark, "s3a://bucket/tables")
+        check_exclusive(spark, "s3a://bucket/tables", single_driver=True)
+    finally:
+        spark.conf.set(name, before)
