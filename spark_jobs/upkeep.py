@@ -20,6 +20,7 @@ import click
 from pyspark.sql import Row, SparkSession
 
 from app.errors import ConfigError
+from app.tables.catalog import is_typed
 from app.tables.delta_log import folders
 from spark_jobs.analytics.silver import DELAYS, LATE
 from spark_jobs.errors import OptionError
@@ -75,7 +76,10 @@ def keep_all_up(
 
     Yields the result of each when it is done. stop: set it to end before the next table.
     """
-    for path in [table_path(tables, log, table) for log in logs for table in (*TABLES, DELAYS, LATE)]:
+    paths = [table_path(tables, log, table) for log in logs for table in (*TABLES, DELAYS, LATE)]
+    root = location(str(tables)).rstrip("/")
+    paths += [f"{root}/{log}/{name}" for log in logs for name in folders(f"{root}/{log}") if is_typed(name)]
+    for path in paths:
         if stop is not None and stop.is_set():
             return
         if is_table(spark, path):

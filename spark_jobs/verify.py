@@ -3,7 +3,8 @@
 
 The service sums digests of its data records by blocks of 10 000 indexes, Spark does the same with the rows of
 `entries` (app/tables/digests.py). The first unequal block is compared record by record to find the first
-index that differs. Also compares `epoch_files` with `epochs`. Exit code 0: equal; 1: not equal, or Spark
+index that differs. Also compares `epoch_files` with `epochs`, and for a log with a schema the typed tables
+with `entries` (typed/law.py). Exit code 0: equal; 1: not equal, or Spark
 failed; 2: an invalid configuration; 4: no such table; 5: no node answers.
 """
 
@@ -21,21 +22,27 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from app.client import ClientError, CommitlogClient, NoAnswer, NotFound, Unavailable
-from app.client.tables import Tables
+from app.client.tables import MaterializedTable, Tables
 from app.errors import ConfigError
 from app.tables.digests import BLOCK, COLUMNS, BlockSum, block_sums, first_unequal
-from app.tables.names import ENTRIES, LOG_ID_PROPERTY
+from app.tables.names import DEAD_LETTERS, ENTRIES, LOG_ID_PROPERTY, RECORDS
 from spark_jobs.errors import OptionError
 from spark_jobs.materialize.groups import named
 from spark_jobs.session.jars import JarsUnavailable
 from spark_jobs.session.settings import given_options, settings_of, spark_options, token_option
 from spark_jobs.session.spark_session import JavaNotFound, open_session
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.source.options import parse_endpoints
 from spark_jobs.tables.table import EPOCH_FILES, EPOCHS, table_properties
 from spark_jobs.tables.transforms import epoch_differences
+from spark_jobs.typed.law import misplaced, outdated
+from spark_jobs.typed.layout import generations
+from storage.units import NO_INDEX
 
 SUMS = "first bigint, count bigint, high bigint, low bigint"
 HALF = 1 << 32
 TRIMMED = "index-trimmed"
+TOLD = 10  # differences of one table that are reported
 _ATTEMPTS = 5  # to compare before retention removes a part of it
 
 
@@ -44,7 +51,7 @@ class Verified:
     """Result of a comparison: indexes [from_index, until_index) of the log and of one version of `entries`.
 
     first_difference: the first index whose record differs, and the difference. epochs: contradictions of
-    epoch files, as text.
+    epoch files, as text. typed: the first differences of the typed tables, as text.
     """
 
     log: str
@@ -57,10 +64,11 @@ class Verified:
     first_difference: int | None
     difference: str | None
     epochs: tuple[str, ...]
+    typed: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
-        return self.first_difference is None and not self.epochs
+        return self.first_difference is None and not self.epochs and not self.typed
 
     def __str__(self) -> str:
         outcome = f"{self.records:,} records in {self.blocks:,} blocks are the same"
@@ -69,7 +77,7 @@ class Verified:
             outcome += f"{self.first_difference:,}: {self.difference}"
         span = f"indexes {self.from_index:,} to {self.until_index - 1:,}"
         first = f"log {self.log!r} against version {self.version} of entries, {span}: {outcome}"
-        return "\n".join([first, *self.epochs])
+        return "\n".join([first, *self.epochs, *self.typed])
 
 
 class TableChanged(RuntimeError):
@@ -90,12 +98,51 @@ def verify_tables(
             except NotFound as error:
                 if error.code != TRIMMED or attempt == _ATTEMPTS:
                     raise
-    differences = epoch_differences(*(spark.read.format("delta").load(path) for path in paths))
-    epochs = tuple(
-        f"epoch {row['epoch']} in the epoch file of {row['node']} against `epochs`: {row['difference']}"
-        for row in differences.orderBy("node", "epoch").collect()
-    )
-    return replace(compared, epochs=epochs)
+        differences = epoch_differences(*(spark.read.format("delta").load(path) for path in paths))
+        epochs = tuple(
+            f"epoch {row['epoch']} in the epoch file of {row['node']} against `epochs`: {row['difference']}"
+            for row in differences.orderBy("node", "epoch").collect()
+        )
+        typed = _typed_differences(spark, known, LogReads(parse_endpoints(endpoint), log, token))
+    return replace(compared, epochs=epochs, typed=typed)
+
+
+def _typed_differences(spark: SparkSession, known: Tables, reads: LogReads) -> tuple[str, ...]:
+    """Return the first differences of each typed table; a table that changes meanwhile is compared again."""
+    found: tuple[str, ...] = ()
+    for _ in range(_ATTEMPTS):
+        tables = {table.name: table for table in known.all()}
+        if RECORDS not in tables:
+            return ()
+        found = tuple(_typed_problems(spark, tables, reads))
+        if not found:
+            break
+    return found
+
+
+def _typed_problems(
+    spark: SparkSession, tables: Mapping[str, MaterializedTable], reads: LogReads
+) -> Iterator[str]:
+    def rows(name: str) -> DataFrame:
+        table = tables[name]
+        return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
+
+    entries = tables[ENTRIES]
+    assert entries.materialized_index is not None
+    layout = [each for each in generations(reads.schemas(NO_INDEX) or []) if each.records().name in tables]
+    ends = [tables[name].materialized_index for name in (RECORDS, DEAD_LETTERS)]
+    until = min(entries.materialized_index, max(NO_INDEX if end is None else end for end in ends)) + 1
+    records = [rows(each.records().name) for each in layout]
+    wrong = misplaced(rows(ENTRIES), records, rows(DEAD_LETTERS), until).orderBy("index").limit(TOLD)
+    for row in wrong.collect():
+        yield f"typed tables, index {row['index']:,}: {row['problem']}"
+    for each in layout:
+        table = tables.get(each.current().name)
+        if table is not None and table.materialized_index is not None:
+            held = rows(each.records().name), rows(table.name)
+            late = outdated(rows(ENTRIES), *held, each.keys, table.materialized_index + 1)
+            for row in late.orderBy("problem").limit(TOLD).collect():
+                yield f"{table.name}, {row['problem']}"
 
 
 def _compare(spark: SparkSession, client: CommitlogClient, known: Tables, log: str) -> Verified:

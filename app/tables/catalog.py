@@ -13,11 +13,14 @@ from typing import Final
 from app.tables.delta_log import Commit, DeltaLog, DeltaSnapshot, table_folders
 from app.tables.names import (
     COVERED_INDEX,
+    CURRENT,
+    DEAD_LETTERS,
     ENTRIES,
     EPOCH_TABLES,
     JOURNAL_TABLES,
     JOURNALS,
     LOG_ID_PROPERTY,
+    RECORDS,
 )
 
 KEY: Final = "index"
@@ -30,7 +33,8 @@ RESTORE: Final = "RESTORE"  # Delta's name for a commit that restores an earlier
 class TableState:
     """State of one table.
 
-    held_index: of `entries`, every data record up to it is a row; of the tables of the journals, the newest
+    held_index: of `entries`, every data record up to it is a row; of the typed tables, every one up to it was
+    read with the schema; of the tables of the journals, the newest
     committed index that their events report; inclusive, None if it is not recorded. last_epoch: of the tables
     of epochs, the newest one. log_id: the log of the records of `entries`, None if it is not recorded.
     """
@@ -58,6 +62,7 @@ class LogTables:
         self._folder = f"{root.rstrip('/')}/{log}"
         self._logs: dict[str, DeltaLog] = {}
         self._held = (NONE, NONE)  # the newest checked version of `entries`, and what it holds
+        self._ends: dict[str, tuple[int, int]] = {}  # of `records` and `dead_letters`: version, last index
         self._covered: tuple[int, int | None] = (NONE, None)  # the same of `events`
 
     def all(self) -> list[TableState]:
@@ -108,12 +113,35 @@ class LogTables:
             log_id = None if entries is None else entries.properties.get(LOG_ID_PROPERTY)
             covered = self._covered_index() if name in JOURNAL_TABLES else None
             last_epoch = largest(snapshot, EPOCH) if name in EPOCH_TABLES else None
+            if is_typed(name):
+                covered = self._typed_index(name, snapshot)
             return TableState(name, log.path, snapshot.version, covered, log_id, last_epoch)
         if self._held[0] != snapshot.version:
             held = max(largest(snapshot, KEY), _held(log, 0, snapshot.version))
             self._held = (snapshot.version, held)
         log_id = snapshot.properties.get(LOG_ID_PROPERTY)
         return TableState(name, log.path, snapshot.version, self._held[1], log_id)
+
+    def _typed_index(self, name: str, snapshot: DeltaSnapshot) -> int:
+        """Return the index up to which typed tables hold every record, NONE for none.
+
+        The last commit of a range in `records` or `dead_letters` records its end; that of `current` is the
+        transaction version of its last range.
+        """
+        if is_typed(name, CURRENT):
+            return snapshot.transactions.get(f"commitlog-{name}", 0) - 1
+        found = [each for each in table_folders(self._folder) if is_typed(each, RECORDS, DEAD_LETTERS)]
+        return max((self._noted(each) for each in found), default=NONE)
+
+    def _noted(self, name: str) -> int:
+        log = self._log(name)
+        snapshot = log.snapshot()
+        if snapshot is None:
+            return NONE
+        known = self._ends.get(name)
+        if known is None or known[0] != snapshot.version:
+            self._ends[name] = known = (snapshot.version, _held(log, 0, snapshot.version))
+        return known[1]
 
     def _covered_index(self) -> int | None:
         """Return the newest committed index that the rows of `events` report; None if it is not recorded."""
@@ -125,6 +153,13 @@ class LogTables:
                 covered = max(covered, before[1])  # the journal of a node that was down reports older ones
             self._covered = (snapshot.version, covered)
         return None if snapshot is None else self._covered[1]
+
+
+def is_typed(name: str, *kinds: str) -> bool:
+    """Return whether a table is one of the typed tables, or of these kinds of them: `records_v3` is one of
+    the kind `records`."""
+    kind, _, number = name.partition("_v")
+    return kind in (kinds or (RECORDS, DEAD_LETTERS, CURRENT)) and (kind == name or number.isdecimal())
 
 
 def largest(snapshot: DeltaSnapshot, column: str) -> int:

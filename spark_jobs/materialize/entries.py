@@ -150,6 +150,7 @@ class EntriesJob:
         self._reader.target = self.target
         for follower in self.followers:
             follower.open()
+            follower.extend(self.next_index)  # what was left when the driver before this one ended
 
     @property
     def read_until(self) -> int:

@@ -1,11 +1,15 @@
-"""The typed tables of a log with a schema: `records` and `dead_letters`, made from `entries`.
+"""The typed tables of a log with a schema: `records`, `dead_letters` and `current`, made from `entries`.
 
 They follow `entries`: what they lack is read from there. So recovery, a schema that is set on a log with
 history, and the records of the last micro-batch take one path. The rows of a range are written in this order:
 `dead_letters`, the records of older generations of the schema, those of the newest one. So each range before
-the last row of the newest generation is complete in all of them.
+the last row of the newest generation is complete in all of them. `current` follows `records`: at once in a
+job that does not follow the log, else every CURRENT_EACH_S.
 """
 
+import math
+import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
@@ -13,11 +17,14 @@ from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, Table
+from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, SPARK_ERRORS, Table
 from spark_jobs.typed.claimed_table import ClaimedTable
+from spark_jobs.typed.current import CurrentTable
 from spark_jobs.typed.decoding import COLUMNS, TypedDecoder
 from spark_jobs.typed.entries_rows import EntriesRows
 from spark_jobs.typed.layout import Generation, generations
+
+CURRENT_EACH_S = 5.0
 
 
 class TypedTables:
@@ -36,17 +43,24 @@ class TypedTables:
         self.path_of = path_of
         self.follows = follows
         self.next_index = 0
+        self.current: dict[int, CurrentTable] = {}
         self.decoder: TypedDecoder | None = None
         self.records: dict[int, ClaimedTable] = {}  # by the first version of their generation
         self.dead_letters = self._claimed(DEAD_LETTERS, "index")
         self._entries = EntriesRows(spark, path_of(ENTRIES))
         self._versions: Sequence[LogSchema] = ()
+        self._changed: set[int] = set()  # generations with records that may have a row in `current`
+        self._applying = threading.Lock()
+        self._noting = threading.Lock()  # protects next_index and _changed
+        self._timer: threading.Timer | None = None
+        self._applied_at_s = -math.inf
+        self._failed: Exception | None = None  # of the thread of the timer
 
     def open(self) -> None:
         """Forget what is known of the tables: the next write reads their progress. Other drivers may have
         written."""
-        self.decoder, self.records = None, {}
-        self._versions = ()
+        self.decoder, self.records, self.current = None, {}, {}
+        self._versions, self._failed = (), None
 
     def _claimed(self, table: Table, position: str) -> ClaimedTable:
         return ClaimedTable(self.spark, self.path_of(table), table, position, follows=self.follows)
@@ -56,13 +70,52 @@ class TypedTables:
 
         Raises TableClash, LogClash, SchemaInvalid, SchemaLibraryMissing, and the errors of `LogReads`.
         """
+        if self._failed is not None:
+            raise self._failed
         self._read_schemas(until)
         if self.decoder is None:
             return
         for end, rows in self._entries.pieces(self.next_index, until, COLUMNS):
             if rows.num_rows:
                 self._write_rows(self.decoder, rows, end)
-            self.next_index = end
+            has_keys = rows["key"].null_count < rows.num_rows
+            with self._noting:
+                self.next_index = end
+                self._changed |= {
+                    each.first
+                    for each in self.decoder.layout
+                    if has_keys or (rows.num_rows and each.key_columns)
+                }
+        if not self.follows:
+            self.apply()
+        elif self._changed and self._timer is None:
+            self._start_timer()
+
+    def apply(self) -> None:
+        """Bring `current` to the state of `records`. Raises SPARK_ERRORS."""
+        with self._applying:
+            with self._noting:
+                changed, self._changed = self._changed, set()
+                until, tables = self.next_index, dict(self.current)
+            for first in sorted(changed & tables.keys()):
+                tables[first].extend(until)
+
+    def _start_timer(self) -> None:
+        """Apply the changes some time after the last ones: a MERGE costs more than an append."""
+        pause_s = max(0.0, self._applied_at_s + CURRENT_EACH_S - time.monotonic())
+        self._timer = threading.Timer(pause_s, self._apply_late)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _apply_late(self) -> None:
+        try:
+            self.apply()
+        except (*SPARK_ERRORS, OSError) as error:
+            self._failed = error
+        self._applied_at_s = time.monotonic()
+        self._timer = None
+        if self._changed and self._failed is None:
+            self._start_timer()
 
     def _read_schemas(self, until: int) -> None:
         """Learn the versions of the schema that records before `until` may have."""
@@ -87,9 +140,26 @@ class TypedTables:
                 self.records[generation.first] = held
             elif held.table != table:
                 held.evolve(table)
+            self._open_current(generation, log_id)
         if is_first:
             ends = [self.records[generation.first].last_index for generation in layout]
             self.next_index = complete_before([each.from_index for each in layout], ends)
+
+    def _open_current(self, generation: Generation, log_id: str) -> None:
+        table = self.current.get(generation.first)
+        if table is not None and table.generation == generation:
+            return
+        with self._applying:
+            table = CurrentTable(
+                self.spark,
+                self.path_of(generation.current()),
+                self.path_of(generation.records()),
+                self.path_of(ENTRIES),
+            )
+            table.open(generation, self.client.log, log_id)
+        with self._noting:
+            self.current[generation.first] = table
+            self._changed.add(generation.first)
 
     def _write_rows(self, decoder: TypedDecoder, rows: pa.Table, until: int) -> None:
         typed = decoder.decode(rows)

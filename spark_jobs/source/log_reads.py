@@ -204,7 +204,9 @@ class LogReads:
         known: the newest version that the caller has, 0 for none: if it is still the newest one, the result
         is None. A service without schemas has none.
         """
-        headers = {"Accept": JSON, "Commitlog-Min-Index": str(min_index)}
+        headers = {"Accept": JSON}
+        if min_index >= 0:
+            headers["Commitlog-Min-Index"] = str(min_index)
         if known is not None:
             headers["If-None-Match"] = f'"{known}"'
 

@@ -244,18 +244,18 @@ DEAD_LETTERS = Table(
 )
 """Each data record of a log with a schema that does not match it. Key: `index`.
 
-Written by `spark_jobs/materialize/typed.py` from `entries`. `commitlog schema replay` reads them again with
-the newest version of the schema, and moves those that match to `records`.
+Written by `spark_jobs/materialize/typed.py` from `entries`. `python -m spark_jobs.replay` reads them again
+with the newest version of the schema, and moves those that match to `records`.
 """
 CURRENT = Table(
     "current",
     schemas.TYPED,
-    cluster_by=("_key",),
+    cluster_by=("_index",),
     statistics=("_index",),
     columns=TYPED_COLUMNS,
 )
 """The newest row of `records` of each key: of the schema's `key_columns`, else of `_key`. A tombstone removes
-the rows whose `_key` is its key. Records without a key are not in it.
+the rows whose `_key` is its key. Records without a key are not in it. Clustered by the `key_columns`.
 
 Written by `spark_jobs/materialize/typed.py` some seconds after `records`. Belongs to one table of records:
 `current_v{n}` to `records_v{n}`.

@@ -9,12 +9,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    MapType,
+    StructField,
+    StructType,
+)
 
 from app.schemas import LogSchema, arrow_schema_of, columns_of, incompatibilities
+from app.schemas.columns import CLUSTER_COLUMNS_MAX
 from app.tables.names import CURRENT, RECORDS
 from spark_jobs.tables import schemas
 from spark_jobs.tables.table import TYPED_COLUMNS, Table
+
+UNORDERED = (BinaryType, BooleanType)  # Delta has no statistics of their values, and does not cluster by them
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,10 @@ class Generation:
     def current(self) -> Table:
         return self._table(CURRENT, self.keys, ("_index",))
 
-    def _table(self, name: str, cluster_by: tuple[str, ...], statistics: tuple[str, ...]) -> Table:
+    def _table(self, name: str, wanted: tuple[str, ...], statistics: tuple[str, ...]) -> Table:
+        kinds = {each.name: each.dataType for each in self.schema}
+        ordered = [each for each in wanted if not isinstance(kinds[each], UNORDERED)]
+        cluster_by = tuple(ordered[:CLUSTER_COLUMNS_MAX]) or ("_index",)
         return Table(
             self.name_of(name),
             self.schema,

@@ -25,8 +25,8 @@ from app.api.http.query import Query as Parameters
 from app.api.read.query import Index, TimestampMs
 from app.errors import InvalidRequest, NoSuchCut, NotYetMaterialized, TableNotFound
 from app.node.replica.driver import LogDriver
-from app.tables.catalog import NONE, LogTables, TableState
-from app.tables.names import CURSOR, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES
+from app.tables.catalog import NONE, LogTables, TableState, is_typed
+from app.tables.names import CURRENT, CURSOR, DEAD_LETTERS, ENTRIES, EPOCH_TABLES, JOURNAL_TABLES, RECORDS
 from storage.format.records import MIN_TIMESTAMP_MS
 from storage.log.commitlog import Commitlog
 
@@ -49,6 +49,7 @@ CUT_EXAMPLE: Final[dict[str, Any]] = {
     "exact": True,
 }
 TableName = Annotated[str, Path(description="Name of a table of the log", examples=[ENTRIES])]
+TYPED: Final = (RECORDS, DEAD_LETTERS, CURRENT)
 FOLLOWING: Final = (ENTRIES, *EPOCH_TABLES, *JOURNAL_TABLES)
 Lag = tuple[int, int, int | None]  # as _lag returns it
 Result = TypeVar("Result")
@@ -128,9 +129,11 @@ async def tables(call: Call, log: LogName, query: Annotated[LookQuery, Query()])
 )
 async def wait(call: Call, log: LogName, table: TableName, query: Annotated[WaitQuery, Query()]) -> Response:
     here = await call.replica(log)
-    if table not in FOLLOWING:
+    if table not in FOLLOWING and not is_typed(table):
         await _found(call, log, table)
-        raise InvalidRequest(("/path/table", f"must be one of {', '.join(FOLLOWING)}, got {table!r}"))
+        raise InvalidRequest(
+            ("/path/table", f"must be one of {', '.join((*FOLLOWING, *TYPED))}, got {table!r}")
+        )
     broker = call.broker
     deadline_ms = broker.clock.monotonic_ms() + query.timeout_ms
     while True:
@@ -226,7 +229,9 @@ async def _table_object(
         if held not in known:
             known[held] = await _lag(here.driver, held)
         through, lag_records, oldest_ms = known[held]
-        held_index = through if state.name == ENTRIES else held  # no row is due for a control record
+        held_index = (
+            through if state.name == ENTRIES or is_typed(state.name) else held
+        )  # no row is due for a control record
         lag_ms = 0 if oldest_ms is None else max(0, here.broker.clock.now_ms() - oldest_ms)
     return {
         "name": state.name,
@@ -240,7 +245,7 @@ async def _table_object(
 
 def _held_index(here: Served, state: TableState) -> int | None:
     """Return the last index that the table covers; None if that is not known, or for another job's table."""
-    if state.name not in FOLLOWING:
+    if state.name not in FOLLOWING and not is_typed(state.name):
         return None
     if not _is_ours(here, state):
         return NONE

@@ -1,14 +1,20 @@
 """The typed tables of a log with a schema: `records` and `dead_letters`."""
 
+import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.run import MaterializeConfig, materialize
-from spark_jobs.tables.table import read_table
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.table import Table, read_table
+from spark_jobs.tables.table_writer import TableWriter
+from spark_jobs.typed.law import misplaced
 from tests.spark.conftest import endpoints
 from tests.spark.source.log_server import FakeLog, FakeReplica
 
@@ -38,8 +44,9 @@ def rows(spark: SparkSession, config: MaterializeConfig, table: str, order: str 
 
 
 def test_history_changes_of_the_schema_and_records_that_do_not_match(
-    spark: SparkSession, config: MaterializeConfig, log: FakeLog
+    spark: SparkSession, config: MaterializeConfig, log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    without_current(monkeypatch)
     log.set_schema(FIRST)  # index 4
     log.append(told(id=2, city="Thun", more=[1]), told(id="3"))
     materialize(config, spark=spark)
@@ -79,3 +86,66 @@ def test_history_changes_of_the_schema_and_records_that_do_not_match(
     assert [row["id"] for row in rows(spark, config, "records_v3")] == ["seven"]
     dead = rows(spark, config, "dead_letters", "index")
     assert [(row["index"], row["schema_version"]) for row in dead] == [(2, 1), (6, 1), (11, 3), (14, 3)]
+
+
+def without_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TypedTables, "apply", lambda *_: None)
+    monkeypatch.setattr(TypedTables, "_open_current", lambda *_: None)
+
+
+def path_in(folder: Path) -> Callable[[Table], str]:
+    return lambda table: str(folder / table.name)
+
+
+def test_each_record_is_once_in_the_tables_after_a_stop_at_any_point(
+    spark: SparkSession,
+    config: MaterializeConfig,
+    log: FakeLog,
+    replicas: list[FakeReplica],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two drivers that slept hold old ends of the tables, and wake at the end."""
+    log.set_schema("id INT")
+    for number in range(3):
+        log.append(told(id=number), b"no JSON", None)
+    log.set_schema("id STRING", compatibility="none")
+    for number in range(3):
+        log.append(told(id=str(number)), b"no JSON", told(id=1))
+    log.append(told(id=9), headers=(("schema-version", b"1"),))
+    with monkeypatch.context() as patched:
+        patched.setattr(TypedTables, "extend", lambda *_: None)
+        materialize(config, spark=spark)
+    folder = Path(config.tables) / "default"
+    without_current(monkeypatch)
+
+    def driver() -> TypedTables:
+        client = LogReads([replica.url for replica in replicas], "default")
+        tables = TypedTables(spark, client, path_in(folder), follows=False)
+        tables.open()
+        return tables
+
+    whole = TableWriter.append
+    slept = [driver() for _ in range(2)]
+    slept[0].extend(1)
+    slept[1].extend(1)
+    for until, stops in ((6, 0), (6, 1), (6, 2), (12, 3), (20, 1), (20, 2), (log.next_index, 3)):
+        left = [stops]
+
+        def append(writer: TableWriter, rows: object, left: list[int] = left, **told: object) -> int | None:
+            if left[0] == 0:
+                raise RuntimeError("killed")
+            left[0] -= 1
+            return whole(writer, rows, **told)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patched, contextlib.suppress(RuntimeError):
+            patched.setattr(TableWriter, "append", append)
+            driver().extend(until)
+        if until == 12:
+            slept[0].extend(10)
+    for tables in (*slept, driver()):
+        tables.extend(log.next_index)
+    entries, letters = (read_table(spark, str(folder / name)) for name in ("entries", "dead_letters"))
+    typed = [read_table(spark, str(folder / name)) for name in ("records", "records_v2")]
+    assert misplaced(entries, typed, letters, log.next_index).collect() == []
+    assert sum(table.count() for table in typed) == 8
+    assert letters.count() == 10

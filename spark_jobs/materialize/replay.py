@@ -1,0 +1,139 @@
+"""Replay of dead letters: read again with a version of the schema, those that match move to `records`.
+
+A letter is moved by three commits: to `records`, to `current`, out of `dead_letters`. A replay that was
+killed between them is repeated: a letter that is in `records` already is not added again.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_jobs.errors import OptionError
+from spark_jobs.materialize.typed import TypedTables
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.table import ENTRIES, SPARK_ERRORS, Table, identifier, read_table
+from spark_jobs.typed.claimed_table import ClaimedTable
+from spark_jobs.typed.current import ATTEMPTS, CONCURRENT_CHANGE
+
+PIECE_LETTERS: Final = 20_000
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Result of a replay. version: of the schema. moved, left: numbers of dead letters."""
+
+    version: int
+    moved: int
+    left: int
+
+
+class DeadLetterReplay:
+    """Replays the dead letters of one log. `entries` must exist."""
+
+    def __init__(self, spark: SparkSession, client: LogReads, path_of: Callable[[Table], str]) -> None:
+        self.spark = spark
+        self.client = client
+        self.path_of = path_of
+        self.tables = TypedTables(spark, client, path_of, follows=False)
+
+    def run(self, version: int | None = None) -> Replayed:
+        """version: to read with; None: the newest one.
+
+        Raises OptionError for a version that the log does not have, and the errors of `TypedTables.extend`.
+        """
+        until = self._end()
+        self.tables.open()
+        self.tables.extend(until)  # every dead letter before it is handled, whatever other drivers do
+        decoder = self.tables.decoder
+        if decoder is None:
+            raise OptionError(f"log {self.client.log!r} has no schema")
+        wanted = decoder.versions[-1].version if version is None else version
+        if wanted not in {each.version for each in decoder.versions}:
+            raise OptionError(f"version: log {self.client.log!r} has no schema version {wanted}")
+        moved = left = 0
+        for letters in self._pieces(until):
+            held = self._held(letters)
+            letters = letters.filter(pc.invert(pc.is_in(letters["index"], pa.array(held, pa.int64()))))
+            typed = decoder.decode(letters, wanted)
+            for first, rows in typed.records.items():
+                self._insert(self.tables.records[first], rows)
+                held |= dict.fromkeys(rows["_index"].to_pylist(), first)
+            self._settle(held, until)
+            moved += len(held)
+            left += typed.dead_letters.num_rows
+        return Replayed(wanted, moved, left)
+
+    def _pieces(self, until: int) -> Iterator[pa.Table]:
+        first = 0
+        while True:
+            letters = read_table(self.spark, self.tables.dead_letters.path)
+            due = letters.where((F.col("index") >= first) & (F.col("index") < until))
+            piece = due.orderBy("index").limit(PIECE_LETTERS).toArrow()
+            if piece.num_rows == 0:
+                return
+            yield piece
+            first = pc.max(piece["index"]).as_py() + 1
+
+    def _held(self, letters: pa.Table) -> dict[int, int]:
+        """Return the letters that are records already: the index, and the first version of the
+        generation."""
+        indexes = self.spark.createDataFrame(letters.select(["index"]).rename_columns(["_index"]))
+        return {
+            row["_index"]: first
+            for first, table in self.tables.records.items()
+            for row in read_table(self.spark, table.path)
+            .select("_index")
+            .join(F.broadcast(indexes), "_index", "left_semi")
+            .collect()
+        }
+
+    def _insert(self, table: ClaimedTable, rows: pa.Table) -> None:
+        bounds = pc.min_max(rows["_index"]).as_py()
+        self.spark.createDataFrame(rows, table.table.schema).createOrReplaceTempView("commitlog_replayed")
+        self._repeated(
+            f"MERGE INTO {identifier(table.path)} t USING commitlog_replayed s ON t._index = s._index "
+            f"AND t._index BETWEEN {bounds['min']} AND {bounds['max']} WHEN NOT MATCHED THEN INSERT *"
+        )
+
+    def _settle(self, moved: Mapping[int, int], until: int) -> None:
+        """Apply records that were dead letters to `current`, and remove the letters."""
+        if not moved:
+            return
+        end = until
+        for first in sorted(set(moved.values())):
+            current, path = self.tables.current[first], self.tables.records[first].path
+            own = [index for index, generation in moved.items() if generation == first]
+            indexes = current.session.createDataFrame(pa.table({"_index": own}))
+            rows = read_table(current.session, path).join(F.broadcast(indexes), "_index", "left_semi")
+            while True:
+                current.apply(rows, current.tombstones(min(own), end), None)
+                before, end = end, self._end()
+                if end == before:  # else a newer tombstone may have been applied before the rows were there
+                    break
+        self.spark.createDataFrame(pa.table({"index": list(moved)})).createOrReplaceTempView(
+            "commitlog_moved"
+        )
+        self._repeated(
+            f"MERGE INTO {identifier(self.tables.dead_letters.path)} t USING commitlog_moved s "
+            "ON t.index = s.index WHEN MATCHED THEN DELETE"
+        )
+
+    def _end(self) -> int:
+        """Return the index after the last row of `entries`."""
+        entries = read_table(self.spark, self.path_of(ENTRIES))
+        return int(entries.agg(F.coalesce(F.max("index") + 1, F.lit(0))).collect()[0][0])
+
+    def _repeated(self, statement: str) -> None:
+        """Run a statement; after a conflict with another writer, again."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self.spark.sql(statement).collect()
+                return
+            except SPARK_ERRORS as error:
+                if CONCURRENT_CHANGE not in str(error) or attempt == ATTEMPTS:
+                    raise

@@ -1,0 +1,112 @@
+"""Process that replays the dead letters of logs: `python -m spark_jobs.replay --endpoint URLS --tables DIR
+[--log NAME]`.
+
+Each dead letter is read again with the newest version of the log's schema, or with --version. Those that
+match move to `records`, each once (materialize/replay.py). Exit code 0: done; 1: Spark failed; 2: an invalid
+configuration, or a log without a schema; 5: no node answers.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import click
+
+from app.errors import ConfigError
+from app.schemas import SchemaInvalid, SchemaLibraryMissing
+from spark_jobs.errors import OptionError, SourceError, Unreachable
+from spark_jobs.materialize.groups import named
+from spark_jobs.materialize.replay import DeadLetterReplay
+from spark_jobs.session.jars import JarsUnavailable
+from spark_jobs.session.locations import location
+from spark_jobs.session.settings import (
+    given_options,
+    logs_option,
+    settings_of,
+    spark_options,
+    tables_option,
+    token_option,
+)
+from spark_jobs.session.spark_session import JavaNotFound, open_session
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.source.options import parse_endpoints
+from spark_jobs.tables.table import SPARK_ERRORS, table_path
+from spark_jobs.verify import log_names
+
+FAILURES = (
+    *SPARK_ERRORS,
+    SourceError,
+    SchemaInvalid,
+    SchemaLibraryMissing,
+    JarsUnavailable,
+    JavaNotFound,
+)
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  python -m spark_jobs.replay --endpoint http://127.0.0.1:8101 --tables commitlog-data/tables\n"
+    "  python -m spark_jobs.replay --endpoint URLS --tables DIR --log orders --version 3"
+)
+@click.option("--endpoint", required=True, metavar="URLS", help="Base URLs of nodes, comma-separated.")
+@tables_option
+@logs_option
+@token_option
+@click.option(
+    "--version", type=click.IntRange(1), help="Version of the schema to read with.  [default: newest]"
+)
+@click.option("--json", is_flag=True, help="Print JSON.")
+@spark_options
+def options(**given: Any) -> SimpleNamespace:
+    """Move the dead letters of logs that match the schema now to `records`."""
+    return SimpleNamespace(**given)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> SimpleNamespace:
+    """Return the options. Ends the process when they are invalid."""
+    found: SimpleNamespace = given_options(options, "spark_jobs.replay", arguments)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Replay, and print a line for each log. Return the exit code."""
+    given = parse_arguments(arguments)
+    try:
+        settings = settings_of(given)
+        tables = given.tables or settings.locations.tables
+        if tables is None:
+            raise ConfigError("set --tables, or locations.tables in the --conf file")
+        logs = named(given.log or ("default",), lambda: log_names(given.endpoint, given.token))
+        with open_session("commitlog-replay", settings) as spark:
+            for log in logs:
+                client = LogReads(parse_endpoints(given.endpoint), log, given.token)
+                path_of = partial(table_path, location(str(tables)), log)
+                done = DeadLetterReplay(spark, client, path_of).run(given.version)
+                told = f"{log}: {done.moved:,} dead letters moved to records with version {done.version}"
+                text = (
+                    json.dumps({"log": log, **asdict(done)}) if given.json else f"{told}, {done.left:,} left"
+                )
+                sys.stdout.write(f"{text}\n")
+                sys.stdout.flush()
+    except (ConfigError, OptionError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except (
+        *SPARK_ERRORS,
+        SourceError,
+        SchemaInvalid,
+        SchemaLibraryMissing,
+        JarsUnavailable,
+        JavaNotFound,
+    ) as error:
+        sys.stderr.write(f"{error}\n")
+        return 5 if isinstance(error, Unreachable) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

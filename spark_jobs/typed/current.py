@@ -1,0 +1,126 @@
+"""The table `current`: the newest row of `records` of each key, unless a tombstone removed it.
+
+A range of the log is applied by one MERGE, whose transaction version is the end of the range. Delta refuses a
+version that is not above the last one. A range that begins earlier than the last one ended gives the same
+table: each row is replaced only by a newer one, and the tombstones of the range are applied again.
+"""
+
+import threading
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from app.tables.delta_log import DeltaLog, DeltaLogError
+from spark_jobs.session.locations import is_url
+from spark_jobs.tables.table import SPARK_ERRORS, identifier, quoted_name, read_table
+from spark_jobs.typed.claimed_table import ClaimedTable
+from spark_jobs.typed.layout import Generation
+
+TXN_SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+CONCURRENT_CHANGE: Final = "DELTA_CONCURRENT"
+ATTEMPTS: Final = 5
+ONE_AT_A_TIME = threading.Lock()  # of all logs of the process: each takes all cores
+
+
+class CurrentTable:
+    """`current` of one generation. next_index: the records before it are applied. Not safe for use by two
+    threads."""
+
+    def __init__(self, spark: SparkSession, path: str, records_path: str, entries_path: str) -> None:
+        self.spark = spark
+        self.path = path
+        self.records_path = records_path
+        self.entries_path = entries_path
+        self.next_index = 0
+        self.generation: Generation | None = None
+        self._own: SparkSession | None = None  # its settings are of one MERGE at a time
+
+    def open(self, generation: Generation, log: str, log_id: str) -> None:
+        """Create the table if needed, change its columns if needed, and read its progress."""
+        table = ClaimedTable(self.spark, self.path, generation.current(), "_index")
+        table.open(log, log_id)
+        self.generation = generation
+        self.next_index = max(table.last_index + 1, self._applied())
+
+    def _applied(self) -> int:
+        """Return the end of the newest range that was applied; 0 where only Spark can read the table."""
+        try:
+            snapshot = None if is_url(self.path) else DeltaLog(self.path).snapshot()
+        except DeltaLogError:
+            return 0
+        return 0 if snapshot is None else snapshot.transactions.get(self._application, 0)
+
+    @property
+    def _application(self) -> str:
+        assert self.generation is not None
+        return f"commitlog-{self.generation.current().name}"
+
+    def extend(self, until: int) -> None:
+        """Apply the records before `until`, which are in `records` and `entries`."""
+        first = self.next_index
+        if until <= first:
+            return
+        inside = (F.col("_index") >= first) & (F.col("_index") < until)
+        rows = read_table(self.session, self.records_path).where(inside)
+        self.apply(rows, self.tombstones(first, until), until)
+        self.next_index = until
+
+    def tombstones(self, first: int, until: int) -> DataFrame:
+        """Return the newest tombstone of each key in a range: `_key` and `_removed_at`."""
+        entries = read_table(self.session, self.entries_path)
+        inside = (F.col("index") >= first) & (F.col("index") < until)
+        found = entries.where(inside & F.col("value").isNull() & F.col("key").isNotNull())
+        return found.groupBy(F.col("key").alias("_key")).agg(F.max("index").alias("_removed_at"))
+
+    def apply(self, rows: DataFrame, tombstones: DataFrame, until: int | None) -> None:
+        """Apply rows of `records`, and tombstones. until: the transaction version, None for none."""
+        assert self.generation is not None
+        session, keys = self.session, list(self.generation.keys)
+        held = read_table(session, self.path)
+        names = held.columns
+        known = rows.where(" AND ".join(f"{quoted_name(name)} IS NOT NULL" for name in keys))
+        row = F.max_by(F.struct(*(quoted_name(name) for name in known.columns)), "_index").alias("row")
+        newest = known.groupBy(*(quoted_name(name) for name in keys)).agg(row).select("row.*")
+        is_gone = F.coalesce(F.col("_removed_at") > F.col("_index"), F.lit(False)).alias("_is_gone")
+        changed = newest.join(F.broadcast(tombstones), "_key", "left")
+        changed = changed.select(*map(quoted_name, newest.columns), "_removed_at", is_gone)
+        removed = held.join(F.broadcast(tombstones), "_key").where("_removed_at > _index")
+        removed = removed.join(changed.select(*map(quoted_name, keys)), keys, "left_anti")
+        removed = removed.select(*map(quoted_name, names), "_removed_at", F.lit(True).alias("_is_gone"))
+        source = changed.unionByName(removed, allowMissingColumns=True)
+        self._merge(source, keys, until)
+
+    def _merge(self, source: DataFrame, keys: list[str], until: int | None) -> None:
+        source.createOrReplaceTempView("commitlog_changes")
+        matched = " AND ".join(f"t.{quoted_name(name)} = s.{quoted_name(name)}" for name in keys)
+        statement = (
+            f"MERGE INTO {identifier(self.path)} t USING commitlog_changes s ON {matched} "
+            "WHEN MATCHED AND s._is_gone AND t._index < s._removed_at THEN DELETE "
+            "WHEN MATCHED AND NOT s._is_gone AND t._index < s._index THEN UPDATE SET * "
+            "WHEN NOT MATCHED AND NOT s._is_gone THEN INSERT *"
+        )
+        for attempt in range(1, ATTEMPTS + 1):
+            session = self.session
+            for name, value in zip(TXN_SETTINGS, (self._application, str(until)), strict=True):
+                if until is None:
+                    session.conf.unset(name)
+                else:
+                    session.conf.set(name, value)
+            try:
+                with ONE_AT_A_TIME:
+                    session.sql(statement).collect()
+                return
+            except SPARK_ERRORS as error:
+                if CONCURRENT_CHANGE not in str(error) or attempt == ATTEMPTS:
+                    raise
+            finally:
+                for name in TXN_SETTINGS:
+                    session.conf.unset(name)
+
+    @property
+    def session(self) -> SparkSession:
+        """The session of this table's statements, with settings of its own."""
+        if self._own is None:
+            self._own = self.spark.newSession()
+        return self._own
