@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from decimal import Decimal
+from itertools import islice
 from typing import Any, Final, NoReturn
 
 from app.schemas.errors import ValueInvalid
@@ -13,7 +14,10 @@ NESTING_MAX: Final = 64
 """Levels of arrays and objects in a record."""
 DIGITS_MAX: Final = 1_000
 """Digits, and the exponent, of a number that is kept exactly; a longer one is a double."""
-_BRACKETS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
+_FIRST_TOKENS: Final = 1_000
+_LEVELS: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
+_TOKENS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
+_NO_BRACKETS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[^"\[\]{}]+', re.DOTALL)
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _DOUBLE_MAX: Final = int(sys.float_info.max)
 _WHOLE_DIGITS_MAX: Final = 310  # with a sign: more are beyond a double
@@ -31,7 +35,7 @@ def read_json(value: bytes) -> Any:
         text = str(value, "utf-8")
     except UnicodeDecodeError as error:
         raise ValueInvalid(f"The record is not valid UTF-8 at byte {error.start}.") from None
-    if text.count("[") + text.count("{") > NESTING_MAX and _depth(text) > NESTING_MAX:
+    if text.count("[") + text.count("{") > NESTING_MAX and _is_deep(text):
         raise ValueInvalid(f"The record is nested deeper than {NESTING_MAX} levels.")
     try:
         document = _DECODER.decode(text)
@@ -42,16 +46,19 @@ def read_json(value: bytes) -> Any:
     return document
 
 
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for token in _BRACKETS.finditer(text):
-        sign = token[0][0]
-        if sign in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif sign != '"':
-            depth -= 1
-    return deepest
+def _is_deep(text: str) -> bool:
+    """Return true if arrays and objects are nested deeper than NESTING_MAX."""
+    depth = end = 0
+    for token in islice(_TOKENS.finditer(text), _FIRST_TOKENS):  # a text that begins deep ends here
+        depth += _LEVELS.get(token[0], 0)
+        end = token.end()
+        if depth > NESTING_MAX:
+            return True
+    for bracket in _NO_BRACKETS.sub("", text[end:]):
+        depth += _LEVELS[bracket]
+        if depth > NESTING_MAX:
+            return True
+    return False
 
 
 def _check_surrogates(document: Any) -> None:
