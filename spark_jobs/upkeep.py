@@ -26,11 +26,11 @@ from spark_jobs.analytics.silver import DELAYS, LATE
 from spark_jobs.errors import OptionError
 from spark_jobs.materialize.groups import named
 from spark_jobs.session.jars import JarsUnavailable
-from spark_jobs.session.locations import location
+from spark_jobs.session.locations import is_url, location
 from spark_jobs.session.settings import given_options, logs_option, settings_of, spark_options, tables_option
 from spark_jobs.session.spark_session import SETTINGS as SESSION_SETTINGS
 from spark_jobs.session.spark_session import JavaNotFound, open_session
-from spark_jobs.tables.table import SPARK_ERRORS, TABLES, identifier, is_table, table_path
+from spark_jobs.tables.table import SPARK_ERRORS, TABLES, TYPED_TABLES, identifier, is_table, table_path
 
 _ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
@@ -76,9 +76,14 @@ def keep_all_up(
 
     Yields the result of each when it is done. stop: set it to end before the next table.
     """
+    logs = list(logs)
     paths = [table_path(tables, log, table) for log in logs for table in (*TABLES, DELAYS, LATE)]
     root = location(str(tables)).rstrip("/")
-    paths += [f"{root}/{log}/{name}" for log in logs for name in folders(f"{root}/{log}") if is_typed(name)]
+    if is_url(root):  # which Spark alone may be able to list
+        paths += [table_path(tables, log, table) for log in logs for table in TYPED_TABLES]
+    else:
+        found = ((log, name) for log in logs for name in folders(f"{root}/{log}"))
+        paths += [f"{root}/{log}/{name}" for log, name in found if is_typed(name)]
     for path in paths:
         if stop is not None and stop.is_set():
             return
