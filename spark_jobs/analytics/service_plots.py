@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from spark_jobs.analytics.plots import (
     CANCELLED,
@@ -293,6 +293,7 @@ def late_figure(late: Rows, on_time: int) -> Figure:
         ]
         axes.bar(hours, counts, color=color, width=0.8 if name == "flights" else 0.4, label=label)
     axes.set_xticks(hours, [f"{hour}" if hour < HOURS_SHOWN else f"{hour} or more" for hour in hours])
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))  # flights are counted: no label appears twice
     axes.yaxis.set_major_formatter(THOUSANDS)
     axes.set_xlabel("hours before the watermark (whole hours)")
     axes.set_ylabel("flights")

@@ -234,6 +234,13 @@ class Cluster:
 
     # --- conditions --------------------------------------------------------------------------------------
 
+    def restore(self) -> None:
+        """Start every node that does not run, and wait until all are ready: whole again for the next test."""
+        missing = [node for node in self.ids if node not in self.running]
+        if missing:
+            self.start(*missing)
+        self.wait_ready()
+
     def wait_ready(self, *nodes: str) -> None:
         for node in nodes or self.ids:
 

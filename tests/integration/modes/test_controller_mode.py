@@ -26,10 +26,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(nodes: Cluster) -> Cluster:
     """All nodes up and ready, whatever the test before has done to them."""
-    missing = [node for node in nodes.ids if node not in nodes.running]
-    if missing:
-        nodes.start(*missing)
-    nodes.wait_ready()
+    nodes.restore()
     return nodes
 
 

@@ -27,10 +27,7 @@ def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def own(breakable: Cluster) -> Cluster:
     """A cluster that a test may break: whole again for the next one. Each test has a log of its own."""
-    missing = [node for node in breakable.ids if node not in breakable.running]
-    if missing:
-        breakable.start(*missing)
-    breakable.wait_ready()
+    breakable.restore()
     return breakable
 
 

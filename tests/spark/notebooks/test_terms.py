@@ -116,3 +116,10 @@ def test_a_figure_of_little_or_much_is_readable(name: str) -> None:
     figure, title = FIGURES[name]
     assert title in " ".join(axes.get_title(loc="left") for axes in figure.axes)
     assert sum(len(axes.texts) for axes in figure.axes) <= 30
+
+
+def test_few_late_flights_have_no_label_twice() -> None:
+    figure = late_figure([{"hours_behind": 2, "flights": 1, "cancelled": 0}], 4)
+    figure.canvas.draw()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(labels) == len(set(labels)) > 1
