@@ -87,8 +87,8 @@ class SchemaGate:
             check = RecordCheck(schema)
         record_cost = RECORD_COST + records.size_bytes // records.count
         while check.refusal is None and check.position < records.count:
-            if self._left <= 0 or self._monotonic_ms() >= self._until_ms:
-                return check, False
+            if self._left < TURN_COST and (self._left <= 0 or self._monotonic_ms() >= self._until_ms):
+                return check, False  # each turn checks at least one part, however late it begins
             count = max(1, min(self._left, PART_COST) // record_cost)
             first, last = check.position, min(records.count, check.position + count)
             check.refusal = self._first_mismatch(schema, records, first, last)

@@ -11,7 +11,7 @@ from app.errors import SchemaMismatch
 from app.log.commands import ABSENT, CommandResult, Trim
 from app.log.contract import AppendRequest, AppendStream
 from app.log.control_records import SchemaRecord
-from app.log.schema_gate import PART_COST, TURN_COST
+from app.log.schema_gate import PART_COST, TURN_COST, TURN_MS
 from app.log.schemas import DEFINITION_MAX_BYTES, VERSIONS_MAX
 from app.log.set_schema import SetSchema
 from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable
@@ -173,12 +173,12 @@ def test_a_large_append_takes_several_turns_and_keeps_its_place(tmp_path: Path, 
 
 
 def test_slow_checks_end_the_turn(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the clock finds 3 ms more: a turn of the loop checks two parts."""
+    """Each look at the clock finds a turn's time gone: a turn of the loop checks one part, never none."""
     set_schema(node, schema("a", on_invalid="reject"))
     looked = [0]
 
     def later() -> int:
-        looked[0] += 3
+        looked[0] += TURN_MS + 1
         return looked[0]
 
     monkeypatch.setattr(node.driver._queue._gate, "_monotonic_ms", later)
