@@ -145,8 +145,8 @@ def test_tables_that_spark_alone_can_read_are_gone_on_with(
     for table in (ENTRIES, EVENTS, EPOCHS):
         path = f"{config.tables}/default/{table.name}"
         assert read_plain(path, table.schema, table.schema.names) is not None
-        vectors = "'delta.enableDeletionVectors' = 'true'"
-        spark.sql(f"ALTER TABLE {identifier(path)} SET TBLPROPERTIES ({vectors})")
+        feature = "'delta.enableTypeWidening' = 'true'"
+        spark.sql(f"ALTER TABLE {identifier(path)} SET TBLPROPERTIES ({feature})")
         assert read_plain(path, table.schema, table.schema.names) is None
     log.append_many(5)
     watermarks_event(replicas[0], 106, {"n1": 106})
