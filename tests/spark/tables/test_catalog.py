@@ -37,7 +37,7 @@ def test_tables_are_registered_once_with_their_comments(
     tables = CatalogTables(spark, parse_catalog(schema), str(tmp_path))
     for _ in range(2):
         tables.refresh(["orders"])
-    found = spark.sql(f"SHOW TABLES IN {schema}").collect()
+    found = spark.sql(f"SHOW TABLES IN {schema}").where("NOT isTemporary").collect()
     assert sorted(row["tableName"] for row in found) == ["orders_entries", "orders_events"]
     columns = {
         row["col_name"]: row["comment"] for row in spark.sql(f"DESCRIBE {schema}.orders_entries").collect()

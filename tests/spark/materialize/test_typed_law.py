@@ -1,0 +1,129 @@
+"""`current` by keys and tombstones, the replay of dead letters, and the law that finds each broken row."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.materialize.replay import DeadLetterReplay
+from spark_jobs.run import MaterializeConfig, materialize
+from spark_jobs.source.log_reads import LogReads
+from spark_jobs.tables.table import read_table
+from spark_jobs.typed.law import misplaced, outdated
+from tests.spark.conftest import endpoints
+from tests.spark.materialize.test_typed import path_in, told
+from tests.spark.source.log_server import FakeLog, FakeReplica
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+ENTRIES = "index LONG, term LONG, timestamp TIMESTAMP, key BINARY, value BINARY"
+RECORDS = "_index LONG, _term LONG, _timestamp TIMESTAMP, _key BINARY, id INT"
+LETTERS = "index LONG, term LONG, timestamp TIMESTAMP, key BINARY"
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    """A log without records."""
+    log = FakeLog()
+    log.open_term(1, "n1")
+    return log
+
+
+def record(index: int, key: str, number: int = 0, term: int = 1) -> tuple[object, ...]:
+    return (index, term, AT, key.encode(), number)
+
+
+def test_the_law_finds_rows_that_are_missing_doubled_or_moved(spark: SparkSession) -> None:
+    rows = [(index, 1, AT, b"k", b"v") for index in range(6)]
+    entries = spark.createDataFrame([*rows, (6, 1, AT, b"k", None), (7, 1, AT, b"k", None)], ENTRIES)
+    letters = spark.createDataFrame([(0, 1, AT, b"k"), (1, 1, AT, b"k")], LETTERS)
+    held = [record(1, "k"), record(2, "k"), record(3, "k", term=2), record(4, "other")]
+    records = [
+        spark.createDataFrame([*held, record(7, "k")], RECORDS),
+        spark.createDataFrame([record(2, "k"), record(9, "k"), record(100, "k")], RECORDS),
+    ]
+    found = {row["index"]: row["problem"] for row in misplaced(entries, records, letters, 50).collect()}
+    assert found == {
+        1: "it is 2 times in records and dead_letters",
+        2: "it is 2 times in records and dead_letters",
+        3: "its term, timestamp or key differs",
+        4: "its term, timestamp or key differs",
+        5: "it is in entries, and neither in records nor in dead_letters",
+        7: "a tombstone is in the typed tables",
+        9: "it is in the typed tables, and not in entries",
+    }
+
+
+@pytest.mark.parametrize("key", ["_key", "id"])
+def test_the_law_finds_rows_of_current_that_are_not_the_newest(spark: SparkSession, key: str) -> None:
+    entries = spark.createDataFrame([(20, 1, AT, b"5", None), (21, 1, AT, b"6", None)], ENTRIES)
+    rows = [record(index, str(number), number) for number in range(1, 7) for index in (number, number + 10)]
+    records = spark.createDataFrame([*rows, record(30, "6", 6), record(90, "1", 1)], RECORDS)
+    newest = {1: 11, 2: 2, 4: 14, 5: 15, 6: 30}  # 2: too old, 3: missing, 5: removed
+    held = [record(index, str(number), number) for number, index in newest.items()]
+    current = spark.createDataFrame([*held, record(14, "4", 4)], RECORDS)
+    problems = [row["problem"] for row in outdated(entries, records, current, [key], 50).collect()]
+    assert sorted(problem.partition(": ")[2] for problem in problems) == [
+        "it is of index 2, the newest is 12",
+        "it is there twice",
+        "the record at index 13 is missing",
+        "the record at index 15 is removed",
+    ]
+
+
+def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once(
+    spark: SparkSession, replicas: list[FakeReplica], log: FakeLog, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    config = MaterializeConfig(endpoint=endpoints(replicas), tables=tmp_path, available_now=True)
+    folder = tmp_path / "default"
+
+    def table(name: str) -> DataFrame:
+        return read_table(spark, str(folder / name))
+
+    def current() -> list[tuple[int, int]]:
+        return [(row["id"], row["_index"]) for row in table("current").orderBy("id").collect()]
+
+    def check() -> None:
+        whole = misplaced(table("entries"), [table("records")], table("dead_letters"), log.next_index)
+        assert whole.collect() == []
+        known = table("entries"), table("records"), table("current")
+        assert outdated(*known, ["id"], log.next_index).collect() == []
+
+    log.set_schema("id INT NOT NULL, city STRING", key_columns=["id"])
+    first = log.next_index
+    for number in (1, 2, 1, 3):
+        log.append(told(id=number), key=str(number).encode())
+    log.append(None, key=b"2")
+    log.append(told(id=4, city=7), told(id=5, city=7), key=b"late")  # dead letters
+    materialize(config, spark=spark)
+    assert current() == [(1, first + 2), (3, first + 3)]
+    log.append(told(id=2), key=b"2")
+    log.append(None, key=b"3")
+    log.append(told(id=5, city="Bern"), key=b"5")
+    log.set_schema("id INT NOT NULL, city INT", key_columns=["id"], compatibility="none")
+    end = log.next_index
+    materialize(config, spark=spark)
+    assert current() == [(1, first + 2), (2, first + 7), (5, first + 9)]
+    check()
+
+    def replay() -> tuple[int, int]:
+        client = LogReads([replica.url for replica in replicas], "default")
+        done = DeadLetterReplay(spark, client, path_in(folder)).run()
+        return done.moved, done.left
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeadLetterReplay, "_settle", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            replay()
+    assert replay() == (2, 0)
+    assert replay() == (0, 0)
+    assert table("dead_letters").count() == 0
+    typed = table("records_v2").select("_index", "id").orderBy("_index").collect()
+    assert [tuple(row) for row in typed] == [(first + 5, 4), (first + 6, 5)]
+    held = [table("records"), table("records_v2")]
+    assert misplaced(table("entries"), held, table("dead_letters"), end).collect() == []
+
+
+def killed(*_: object) -> None:
+    raise RuntimeError("killed")
