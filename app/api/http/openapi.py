@@ -195,7 +195,6 @@ _NULLABLE: Final = frozenset(
         "master",
         "materialized_index",
         "reason",
-        "schema_version",
         "sync_state_set",
         "token",
         "value",
@@ -203,6 +202,7 @@ _NULLABLE: Final = frozenset(
         "waits_for",
     )
 )  # fields whose example is a value, and that may be null
+_OPTIONAL: Final = frozenset(("schema_version",))
 _BY_NAME: Final = frozenset(("changed", "data", "failing", "limits", "peers", "priorities", "tables"))
 _INSTEAD: Final = {"key": ("key_base64",), "value": ("value_base64", "value_json")}  # of bytes
 
@@ -236,7 +236,9 @@ def _schema_of(example: Any, name: str) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {field: schema_of(value, field) for field, value in example.items()} | replaced,
-        "required": [field for field in example if not (replaced and field in _INSTEAD)],
+        "required": [
+            field for field in example if field not in _OPTIONAL and not (replaced and field in _INSTEAD)
+        ],
     }
 
 

@@ -339,14 +339,14 @@ def _unsupported_object(log: Log) -> dict[str, Any]:
         "sync_state_set": None,
         "set_epoch": None,
         "leaving": [],
-        "schema_version": None,
     }
 
 
 def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
     """The log as this node knows it. master to set_epoch: of controller mode as the controllers have it; of
     classic mode the master of the configuration, its epoch at a node that serves the log, and who is in sync
-    at the master alone. schema_version: of the committed records at a node that serves the log."""
+    at the master alone. schema_version: of the committed records at a node that serves the log, if it has a
+    schema."""
     settings, log = hosted.settings, _metadata_of(broker, hosted)
     found: dict[str, Any] = {
         "name": settings.name,
@@ -367,10 +367,11 @@ def _log_object(broker: Broker, hosted: HostedLog) -> dict[str, Any]:
         "sync_state_set": None,
         "set_epoch": None,
         "leaving": [],
-        "schema_version": None,
     }
-    if hosted.driver is not None:
-        found["schema_version"] = hosted.driver.state.schema_version(hosted.driver.committed_index)
+    if hosted.driver is not None and (
+        version := hosted.driver.state.schema_version(hosted.driver.committed_index)
+    ):
+        found["schema_version"] = version
     if settings.replication == "raft" and hosted.serving is not None:
         found["replicas"] = list(hosted.members)
         found["learners"] = list(hosted.group.learners)

@@ -213,6 +213,8 @@ async def tail(
         "next_index": driver.log.next_index,
         "term": driver.term,
         "leader": driver.leader_id,
-        "schema_version": driver.state.schema_version(reader.visible_end),
     }
+    schema_version = driver.state.schema_version(reader.visible_end)
+    if schema_version:  # a log without a schema has the answer of earlier versions
+        content["schema_version"] = schema_version
     return here.answer(content, headers=[_next_index(driver.log.next_index)])

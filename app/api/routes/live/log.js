@@ -199,7 +199,7 @@ function schemaTab(log) {
   return {
     element: h("section", {}, h("h2", {}, "Schema"), parts),
     async refresh() {
-      const { schema_version: version } = await call(`${pathOf(log)}/tail?consistency=committed`);
+      const { schema_version: version = 0 } = await call(`${pathOf(log)}/tail?consistency=committed`);
       if (version === shown) return;
       const { schemas } = await call(`${pathOf(log)}/schemas?consistency=committed`);
       shown = version;
