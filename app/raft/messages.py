@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from storage.format.batch import Batch
+from storage.format.epoch_file import Epoch
 
 
 class PushType(IntEnum):
@@ -171,21 +172,25 @@ class TimeoutNow(Message, frozen=True, array_like=True, tag=9):
 class StateRequest(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=10):
     """Request for the log's state, from a byte of it on, by a replica that lacks earlier records.
 
-    id: of the transfer, by which the pieces of one snapshot belong together.
+    id: of the transfer, by which the pieces of one snapshot belong together. begin_term: not 0 for a request
+    of the epoch of this term instead (app/node/replica/state_transfer.py). Older versions send the state.
     """
 
     id: int
     offset: Annotated[int, msgspec.Meta(ge=0)]
+    begin_term: int = 0
 
 
 class StateChunk(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=11):
-    """A piece of the state; `total`: bytes of all pieces, `crc`: CRC32C over all of them."""
+    """A piece of the state; `total`: bytes of all pieces, `crc`: CRC32C over all of them. epoch: the answer
+    to a request with a term, which has no state."""
 
     id: int
     offset: int
     total: int
     crc: int
     data: bytes
+    epoch: Epoch | None = None
 
 
 RaftMessage = (

@@ -19,6 +19,7 @@ from storage.format.records import control_value
 
 MAGIC: Final = b"CLEP"
 VERSION: Final = 1
+LEADER_MAX_BYTES: Final = 1_024
 _HEAD = struct.Struct("<4sHHII")
 _EPOCH = struct.Struct("<qqqqqH")
 _CRC = struct.Struct("<I")
@@ -34,6 +35,12 @@ class Epoch:
     start_index: int
     start_offset: int
     started_ms: int
+
+    def begins_before(self, index: int, offset: int) -> bool:
+        """Return whether it can be an epoch of a log that begins at `index` and `offset`, and fits into the
+        file: another node may have sent it."""
+        fits = 0 <= self.started_ms < 1 << 63 and len(self.leader.encode()) <= LEADER_MAX_BYTES
+        return fits and 0 <= self.start_index < index and 0 <= self.start_offset < offset
 
 
 def epoch_of(batch: Batch) -> Epoch | None:

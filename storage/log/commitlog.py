@@ -328,6 +328,19 @@ class Commitlog(LogView):
         epoch = self._epochs[0] if self._epochs and self._epochs[0].start_offset < entry.offset else None
         return TrimTicket(self, entry.base_index, entry.offset, epoch, segment, removed)
 
+    def adopt_begin_epoch(self, epoch: Epoch) -> TrimTicket | None:
+        """Record the epoch of the begin after a reset: it began before the begin, in another replica's log.
+
+        `TrimTicket.move_begin` makes it durable. None if the epoch is known, or another one. Raises
+        CorruptLog, DiskError; then nothing has changed.
+        """
+        if self.knows_begin_epoch or not epoch.begins_before(self._base_index, self._base_offset):
+            return None
+        if not epoch.epoch == epoch.term == self.term_at(self._base_index):
+            return None
+        self._epochs = (epoch, *self._epochs)
+        return TrimTicket(self, self._base_index, self._base_offset, epoch, self._segments[0], [])
+
     def carry_out_trim(self, ticket: TrimTicket) -> None:
         """Implement TrimTicket.run."""
         self.move_begin(ticket)

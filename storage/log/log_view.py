@@ -116,6 +116,13 @@ class LogView:
     def epochs(self) -> tuple[Epoch, ...]:
         return self._epochs
 
+    @property
+    def knows_begin_epoch(self) -> bool:
+        """False after a reset to a begin within an epoch, until `Commitlog.adopt_begin_epoch`."""
+        if self._last is None or self._base_offset == 0:
+            return True
+        return bool(self._epochs) and self._epochs[0].start_offset <= self._base_offset
+
     # --- reading
 
     def term_at(self, index: int) -> int:

@@ -427,9 +427,9 @@ class LogDriver:
 
     def _take(self, source: str, message: Any, now_ms: int) -> None:
         if isinstance(message, StateRequest):
-            self._state.transfer.serve(source, message)
+            self._state.serve(source, message)
         elif isinstance(message, StateChunk):
-            self._state.transfer.take(source, message, now_ms)
+            self._state.take(source, message, now_ms)
         else:
             self._core.step(source, message, now_ms)
 

@@ -17,11 +17,11 @@ from app.log.driver_interfaces import Clock
 from app.log.events import Corruption
 from app.log.state import Address, LogState, Membership
 from app.node.replica.checkpoints import Checkpointer
-from app.node.replica.state_transfer import StateTransfer
+from app.node.replica.state_transfer import BeginEpoch, StateTransfer
 from app.node.replica.syncing import JournalWriter
 from app.node.replica.trimming import Trimmer
 from app.node.services import NodeServices, ReplicaFiles
-from app.raft.messages import GroupNotice
+from app.raft.messages import GroupNotice, StateChunk, StateRequest
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class StateKeeper:
         self.transfer = StateTransfer(
             files.log_id, files.log, state, services.transport, self._become_whole, config.state_chunk_bytes
         )
+        self._begin_epoch = BeginEpoch(services.node_id, files.log_id, files.log, services.transport, disk)
         self._node_id = services.node_id
         self._log_name = files.log_name
         self._log = files.log
@@ -69,10 +70,26 @@ class StateKeeper:
         """Do what is due. now_ms: monotonic."""
         core = self._core
         self.transfer.tick(core.leader_id, now_ms, self._peers)
+        if self.transfer.is_whole:  # a leader of an earlier version would answer with the state
+            self._begin_epoch.tick(core.leader_id, now_ms)
         self.trimmer.trim()
         self.checkpointer.tick(self.state, core.committed_index, now_ms)
         self.state.pass_time(now_ms)
         self.state.expire()
+
+    def serve(self, source: str, request: StateRequest) -> None:
+        """Answer another replica that lacks the state, or the epoch of its begin."""
+        if request.begin_term:
+            self._begin_epoch.serve(source, request)
+        else:
+            self.transfer.serve(source, request)
+
+    def take(self, source: str, chunk: StateChunk, now_ms: int) -> None:
+        """Take a piece of the state, or the epoch of the log's begin. now_ms: monotonic."""
+        if chunk.id < 0:
+            self._begin_epoch.take(source, chunk)
+        else:
+            self.transfer.take(source, chunk, now_ms)
 
     @property
     def _peers(self) -> tuple[str, ...]:

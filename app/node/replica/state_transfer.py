@@ -11,9 +11,9 @@ blocks the loop.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from app.log.driver_interfaces import DriverConfig, Transport
+from app.log.driver_interfaces import Disk, DriverConfig, Transport
 from app.log.restoring import Restoring, WholeRestoring
 from app.log.snapshot import Capture
 from app.log.state import LogState
@@ -234,3 +234,55 @@ class StateTransfer:
                 state.apply(batch)
                 index = batch.next_index
         return index > log.end_index
+
+
+class BeginEpoch:
+    """Epoch of the log's begin, after a reset to a begin within an epoch: its record is before the begin.
+
+    The replica asks its leader. Both sides, for one log at one node. The ids of its requests are negative,
+    those of a state transfer positive.
+    """
+
+    def __init__(self, node_id: str, log_id: int, log: Commitlog, transport: Transport, disk: Disk) -> None:
+        self._node_id = node_id
+        self._log_id = log_id
+        self._log = log
+        self._transport = transport
+        self._disk = disk
+        self._id = 0  # of the open request; 0: none
+        self._asked_ms = 0
+        self._answered: tuple[str, int] | None = None  # leader, and generation of the log
+
+    def tick(self, leader_id: str | None, now_ms: int) -> None:
+        """Ask the leader if the epoch is missing, each second until it has answered. A leader that does not
+        know it, or is of an earlier version, is asked once. now_ms: monotonic."""
+        log = self._log
+        if log.knows_begin_epoch or leader_id in (None, self._node_id):
+            return
+        if self._answered == (leader_id, log.generation):
+            return
+        if not self._id or now_ms - self._asked_ms >= ASK_AGAIN_MS:
+            self._id, self._asked_ms = min(self._id - 1, -now_ms), now_ms
+            term = log.term_at(log.begin_index)
+            self._transport.send(leader_id, self._log_id, StateRequest(self._id, 0, term))
+
+    def serve(self, source: str, request: StateRequest) -> None:
+        """Answer with the epoch of the term, if this log knows it."""
+        known = [epoch for epoch in self._log.epochs if epoch.epoch == request.begin_term]
+        answer = StateChunk(request.id, 0, 0, 0, b"", known[0] if known else None)
+        self._transport.send(source, self._log_id, answer)
+
+    def take(self, source: str, answer: StateChunk) -> None:
+        """Adopt the epoch of an answer to the open request; an epoch that does not fit is ignored."""
+        log = self._log
+        if not self._id or answer.id != self._id:
+            return
+        self._id = 0
+        self._answered = (source, log.generation)
+        ticket = None if answer.epoch is None else log.adopt_begin_epoch(answer.epoch)
+        if ticket is not None:
+            self._disk.submit(ticket.move_begin, self._kept)
+
+    def _kept(self, _result: Any, error: BaseException | None) -> None:
+        if error is not None:  # known until a restart, which asks again; a trim saves it too
+            logger.warning("the epoch of the begin of log %d is not saved: %s", self._log_id, error)

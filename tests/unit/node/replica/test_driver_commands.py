@@ -7,8 +7,10 @@ import pytest
 from app.log.commands import ABSENT, CommandResult, DropCursor, MoveCursor, SetFence, Trim
 from app.log.contract import Producer
 from app.log.driver_interfaces import DriverConfig
+from app.node.network.wire import decode, encode
 from app.raft.messages import StateChunk, StateRequest
-from storage.log.commitlog import CommitlogConfig
+from storage.files import OsFileSystem
+from storage.log.commitlog import Commitlog, CommitlogConfig
 from tests.unit.node.replica.driver_support import Node, code, result
 
 SMALL = CommitlogConfig(segment_max_bytes=8 * 1024)
@@ -124,6 +126,51 @@ def test_a_log_that_begins_after_the_past_gets_its_state_and_does_not_lead_befor
     assert state.find_key("k") is not None
     assert state.cursors["etl"].position == 1
     assert state.applied_index == copy.driver.log.end_index
+
+
+def test_a_replica_that_was_reset_learns_the_epoch_of_its_begin(tmp_path: Path) -> None:
+    source = Node(tmp_path / "source")
+    for _ in range(8):
+        source.append()
+    [opened] = source.driver.log.epochs
+    copy = Node(tmp_path / "copy", "n1", "n2", "n3")
+    copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
+    copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20))
+    asking = copy.driver._state._begin_epoch
+    asking.tick("n2", 1_000)
+    [(_, request)] = copy.seams.sent[-1:]
+    assert isinstance(request, StateRequest)
+    source.driver._state.serve("n1", request)
+    [(_, chunk)] = source.seams.sent[-1:]
+    assert isinstance(chunk, StateChunk)
+    _, decoded = decode(memoryview(b"".join(encode(1, chunk))))
+    assert isinstance(decoded, StateChunk)
+    forged = StateChunk(chunk.id - 1, 0, 0, 0, b"", decoded.epoch)
+    copy.driver._state.take("n2", forged, 1_100)
+    assert copy.driver.log.epochs == ()
+    copy.driver._state.take("n2", decoded, 1_100)
+    assert copy.driver.log.epochs == (opened,)
+    copy.seams.run()
+    log = copy.driver.log
+    reopened = Commitlog.open(OsFileSystem(), log.folder, log_id=log.log_id)
+    assert reopened.epochs == (opened,)
+    reopened.close()
+
+
+def test_a_leader_that_does_not_know_the_epoch_of_a_begin_is_asked_once(tmp_path: Path) -> None:
+    source = Node(tmp_path / "source")
+    for _ in range(8):
+        source.append()
+    copy = Node(tmp_path / "copy", "n1", "n2", "n3")
+    copy.driver.log.reset(6, source.driver.log.batch_at(6).offset)
+    copy.driver.log.append(source.driver.log.read_batches(6, 1 << 20))
+    asking = copy.driver._state._begin_epoch
+    asking.tick("n2", 1_000)
+    [(_, request)] = copy.seams.sent[-1:]
+    asked = len(copy.seams.sent)
+    asking.take("n2", StateChunk(request.id, 0, 4, 1, b"none"))
+    asking.tick("n2", 9_000)
+    assert (len(copy.seams.sent), copy.driver.log.epochs) == (asked, ())
 
 
 def test_a_snapshot_of_what_may_still_be_taken_back_makes_no_trim_safe(tmp_path: Path) -> None:
