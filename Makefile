@@ -43,7 +43,7 @@ rules: setup  ## list the rules of app/RULES.md that no test proves
 sim: setup  ## simulate clusters under faults, full size; ARGS="--seed N" replays one seed
 	@$(BIN)/commitlog sim $(or $(ARGS),--full)
 
-s3: setup  ## prove tables in S3 with a real server: fetches versitygw and the jars of s3a (needs Go, Maven and the network once)
+s3: setup  ## test tables in S3 on a real server: fetches versitygw and the jars of s3a (needs Go, Maven and the network once)
 	@test -x .cache/s3/bin/versitygw || GOBIN=$(CURDIR)/.cache/s3/bin go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 	@test -d .cache/s3/jars || mvn -q -B -f tests/support/s3/pom.xml dependency:copy-dependencies -DincludeScope=runtime \
 	  -DexcludeGroupIds=io.netty,org.slf4j,commons-logging,commons-codec,com.fasterxml.jackson.core \
