@@ -43,7 +43,7 @@ def own_error(error: BaseException) -> tuple[type[SourceError], str] | None:
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """Let Spark report an error of this package in its planning process as one sentence, not as a traceback.
 
     For code that Spark runs in a process of its own, for one plan: the setting is of the whole process.

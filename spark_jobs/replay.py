@@ -86,9 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
                 client = LogReads(parse_endpoints(given.endpoint), log, given.token)
                 path_of = partial(table_path, location(str(tables)), log)
                 done = DeadLetterReplay(spark, client, path_of).run(given.version)
-                told = f"{log}: {done.moved:,} dead letters moved to records with version {done.version}"
+                line = f"{log}: {done.moved:,} dead letters moved to records with version {done.version}"
                 text = (
-                    json.dumps({"log": log, **asdict(done)}) if given.json else f"{told}, {done.left:,} left"
+                    json.dumps({"log": log, **asdict(done)}) if given.json else f"{line}, {done.left:,} left"
                 )
                 sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()

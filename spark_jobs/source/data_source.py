@@ -35,7 +35,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_jobs.errors import LogClash, LogTrimmed, OptionError, told_plainly
+from spark_jobs.errors import LogClash, LogTrimmed, OptionError, plain_errors
 from spark_jobs.source.events import EventsBatchReader, EventsStreamReader
 from spark_jobs.source.log_reads import LogReads, LogTail
 from spark_jobs.source.options import EVENTS, SourceOptions, parse_options
@@ -64,11 +64,11 @@ class CommitlogDataSource(DataSource):
     def name(cls) -> str:
         return "commitlog"
 
-    @told_plainly()
+    @plain_errors()
     def schema(self) -> StructType:
         return schemas.EVENTS if parse_options(self.options).stream == EVENTS else schemas.RECORDS
 
-    @told_plainly()
+    @plain_errors()
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse_options(self.options).for_batch()
         check_schema(self.schema(), schema)
@@ -76,13 +76,13 @@ class CommitlogDataSource(DataSource):
             return EventsBatchReader(options)
         return FilteringBatchReader(options) if filters_are_pushed() else RecordsBatchReader(options)
 
-    @told_plainly()
+    @plain_errors()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = parse_options(self.options).for_stream()
         check_schema(self.schema(), schema)
         return EventsStreamReader(options) if options.stream == EVENTS else RecordsStreamReader(options)
 
-    @told_plainly()
+    @plain_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_jobs.sink.options import check_columns, parse_sink_options
         from spark_jobs.sink.writer import CommitlogWriter
@@ -93,7 +93,7 @@ class CommitlogDataSource(DataSource):
         check_columns(schema)
         return CommitlogWriter(options)
 
-    @told_plainly()
+    @plain_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from spark_jobs.sink.options import check_columns, parse_sink_options
         from spark_jobs.sink.writer import CommitlogStreamWriter
@@ -129,7 +129,7 @@ class RecordsBatchReader(DataSourceReader):
         self.options = options
         self.bounds = Bounds()
 
-    @told_plainly()
+    @plain_errors()
     def partitions(self) -> list[InputPartition]:
         if self.options.between is not None:
             start, end = json.loads(self.options.between)

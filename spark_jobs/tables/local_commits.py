@@ -74,14 +74,14 @@ class LocalTable:
         for column in described["fields"]:
             column["metadata"] = {"comment": comments[column["name"]]}
         clustering = {"clusteringColumns": [[name] for name in cluster_by], "domainName": "delta.clustering"}
-        told = {
+        parameters = {
             "partitionBy": "[]",
             "clusterBy": _json(list(cluster_by)),
             "isManaged": "false",
             "properties": _json(dict(properties)),
         }
         actions: list[Action] = [
-            _commit_info("CREATE TABLE", told, isBlindAppend=True, operationMetrics={}),
+            _commit_info("CREATE TABLE", parameters, isBlindAppend=True, operationMetrics={}),
             {
                 "metaData": {
                     "id": str(uuid.uuid4()),
@@ -273,8 +273,8 @@ def _written(snapshot: DeltaSnapshot, added: Action, rows: int, note: Mapping[st
     )
 
 
-def _commit_info(operation: str, told: Mapping[str, str], **more: Any) -> Action:
-    info = {"timestamp": _now_ms(), "operation": operation, "operationParameters": told}
+def _commit_info(operation: str, parameters: Mapping[str, str], **more: Any) -> Action:
+    info = {"timestamp": _now_ms(), "operation": operation, "operationParameters": parameters}
     return {"commitInfo": {**info, "isolationLevel": "Serializable", "engineInfo": ENGINE, **more}}
 
 

@@ -49,7 +49,6 @@ def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--message", help="Full name of the Protobuf message."),
         click.option(
             "--format",
-            "format_name",
             type=click.Choice(["json", "avro", "protobuf"]),
             help="Default: by the suffix; avro for .avsc, protobuf for .desc, .pb and .binpb, else json.",
         ),
@@ -86,6 +85,12 @@ def _read(file: Path, format_name: str | None) -> tuple[str, str]:
         raise click.UsageError(f"{file} is not text; set --format protobuf for a descriptor set") from error
 
 
+def _asked(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the schema that `definition_options` describe."""
+    found, definition = _read(file, given["format"])
+    return {**given, "format": found, "definition": definition}
+
+
 @schema_command.command("set")
 @definition_options
 @click.option("--if-match", type=click.IntRange(0), help="Only if this is the newest version; 0: none.")
@@ -93,13 +98,8 @@ def _read(file: Path, format_name: str | None) -> tuple[str, str]:
 def set_schema(
     target: Target,
     file: Path,
-    format_name: str | None,
-    message: str | None,
-    key_columns: tuple[str, ...],
-    compatibility: str,
-    on_invalid: str,
-    cluster_by: tuple[str, ...],
     if_match: int | None,
+    **given: Any,
 ) -> None:
     """Set the next version of the schema from FILE.
 
@@ -113,19 +113,10 @@ def set_schema(
     """
     from app.client.errors import Problem
 
-    format_name, definition = _read(file, format_name)
+    asked = _asked(file, given)
     with target.client(writes=True) as client:
         try:
-            done = client.put_schema(
-                definition,
-                format=format_name,
-                message=message,
-                key_columns=key_columns,
-                compatibility=compatibility,
-                on_invalid=on_invalid,
-                cluster_by=cluster_by,
-                if_match=if_match,
-            )
+            done = client.put_schema(**asked, if_match=if_match)
         except Problem as problem:
             if problem.code == "schema-incompatible":
                 raise _incompatible(problem.document) from problem
@@ -206,13 +197,8 @@ def list_schemas(target: Target) -> None:
 def check_schema(
     target: Target,
     file: Path,
-    format_name: str | None,
-    message: str | None,
-    key_columns: tuple[str, ...],
-    compatibility: str,
-    on_invalid: str,
-    cluster_by: tuple[str, ...],
     last: int,
+    **given: Any,
 ) -> None:
     """Check what `set` would do with FILE, and how many of the newest records match it. Nothing is changed.
 
@@ -226,18 +212,7 @@ def check_schema(
     from app.client.errors import NotFound
     from app.schemas import SchemaInvalid, SchemaLibraryMissing, columns_of, incompatibilities
 
-    format_name, definition = _read(file, format_name)
-    asked = _log_schema(
-        {
-            "format": format_name,
-            "definition": definition,
-            "message": message,
-            "key_columns": key_columns,
-            "compatibility": compatibility,
-            "on_invalid": on_invalid,
-            "cluster_by": cluster_by,
-        }
-    )
+    asked = _log_schema(_asked(file, given))
     try:
         columns = columns_of(asked)
     except (SchemaInvalid, SchemaLibraryMissing) as error:
@@ -272,7 +247,7 @@ def check_schema(
         print_json(document)
     else:
         _show_check(document)
-    if mismatches or (differences and compatibility == "backward"):
+    if mismatches or (differences and asked.compatibility == "backward"):
         raise click.exceptions.Exit(int(ExitCode.FAILED))
 
 
