@@ -11,10 +11,8 @@ from app.raft.member_core import MemberCore
 class StaticGroup(MemberCore):
     """The part of ReplicationCore that is the same for all cores of HA."""
 
-    electable = True
     is_transferring = False
     pauses_appends = False
-    sound = True
     notice = None
     waiting_reads = 0
     knows_vote = True

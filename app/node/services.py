@@ -60,10 +60,6 @@ class NodeServices:
         """Return the folder of a log's replica: DATA/logs/NAME."""
         return f"{self.data_folder}/logs/{log_name}"
 
-    def journal_folder(self, log_name: str) -> str:
-        """Return the folder of the node's journal of a log: DATA/journal/NAME."""
-        return f"{self.data_folder}/journal/{log_name}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaFiles:

@@ -1,5 +1,4 @@
-"""Raft core of one log at one member: terms, votes and leadership; the other files of this folder do the
-rest.
+"""Raft core of one log at one member: terms, votes and leadership.
 
 Pure (app/log/contract.py describes how a driver runs it). Elections: a follower that misses its leader asks
 for pre-votes (R-03), then for votes (R-02); a leader that misses its majority stands down (R-04). Rules for a
@@ -9,7 +8,7 @@ member that may have lost data (`sound` is false): doubt.py.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.errors import CommitlogError, InvariantError, StorageFull, TransferFailed
+from app.errors import CommitlogError, InvariantError, TransferFailed
 from app.log.contract import (
     NO_INDEX,
     ChangeKind,
@@ -23,8 +22,6 @@ from app.log.contract import (
 )
 from app.log.control_records import TermRecord
 from app.log.core_start import CoreStart
-from app.log.events import Corruption
-from app.log.terms import is_plausible_term
 from app.raft.ballot import Ballot, grants
 from app.raft.config import RaftConfig
 from app.raft.doubt import Doubt
@@ -48,7 +45,7 @@ from app.raft.messages import (
 from app.raft.peers import Peers
 from app.raft.quorum import QuorumChecker
 from app.raft.reads import FollowerReads, LeaderReads, PeerReader
-from app.raft.refusals import refuse_older, refuse_push
+from app.raft.refusals import TermGuard, refuse_older, refuse_push
 from app.raft.standing import NO_NODES, Standing
 from app.raft.state import MemberState, committed_at_open
 from app.raft.transfer import Transfer
@@ -78,7 +75,6 @@ class RaftCore(MemberCore):
         """
         node_id, group, random = start.node_id, start.group, start.random
         self._config = config
-        self._random = random
         self._log = log
         super().__init__(
             MemberState(
@@ -93,6 +89,7 @@ class RaftCore(MemberCore):
             )
         )
         self._standing = Standing(self._member, self._outbox)
+        self._term_guard = TermGuard(self._member, self._outbox)
         self._quorum = QuorumChecker(self._member, log, self._outbox, config)
         self._peers = Peers(self._member, log, self._outbox, self._quorum, config)
         self._handler = EntryHandler(self._member, log, self._outbox, config, random.getrandbits(53))
@@ -107,7 +104,6 @@ class RaftCore(MemberCore):
         self._leader_heard_ms = -config.election_timeout_ms[1]
         self._timer = ElectionTimer(config, random)
         self._heartbeat_ms = 0
-        self._implausible_source: str | None = None  # the last one whose term was refused
 
     # --- what the driver asks ------------------------------------------------------------------------------
 
@@ -124,33 +120,12 @@ class RaftCore(MemberCore):
         return self._transfer.pauses_appends
 
     @property
-    def sound(self) -> bool:
-        return self._member.sound
-
-    @property
     def knows_vote(self) -> bool:
         return self._doubt is None or self._doubt.knows_vote
 
     @property
-    def electable(self) -> bool:
-        return self._member.electable
-
-    @electable.setter
-    def electable(self, electable: bool) -> None:
-        self._member.electable = electable
-
-    @property
     def refusal(self) -> CommitlogError | None:
-        """Refuse records for which no majority of the voters has space; the driver checks its own disk."""
-        has_room = self._peers.has_room
-        if False not in has_room.values():  # the usual case, asked for each append
-            return None
-        rooms = [has_room.get(voter, True) for voter in self._member.group.voters]
-        return None if sum(rooms) >= self._member.majority else StorageFull()
-
-    @property
-    def group(self) -> GroupConfig:
-        return self._member.group
+        return self._peers.refusal
 
     @property
     def leader_id(self) -> str | None:
@@ -181,17 +156,15 @@ class RaftCore(MemberCore):
             term=member.term,
             leader_id=self.leader_id,
             committed_index=member.committed_index,
-            peers=tuple(each.status() for each in self._peers.dispatchers.values()) if member.leads else (),
+            peers=self._peers.status() if member.leads else (),
             learners=member.group.learners,
             epoch=member.term,
         )
 
     def watermarks(self, term: int | None = None) -> dict[int, dict[str, int]]:
         """Watermarks by term and peer; only those of the current term are held, and only while leading."""
-        member = self._member
-        if not member.leads or (term is not None and term != member.term):
-            return {}
-        return {member.term: dict(self._quorum.watermarks)}
+        leads = self._member.leads and term in (None, self._member.term)
+        return {self._member.term: dict(self._quorum.watermarks)} if leads else {}
 
     # --- events --------------------------------------------------------------------------------------------
 
@@ -210,8 +183,8 @@ class RaftCore(MemberCore):
             message, (VoteRequest, PushRequest, Heartbeat, TimeoutNow)
         ):
             return
-        if not is_plausible_term(self._member.term, message.term):
-            self._refuse_term(source, message.term)
+        if not self._term_guard.allows(source, message.term):
+            self._announce()
             return
         if message.term > self._member.term and not self._adopt_term(message, now_ms):
             return
@@ -228,19 +201,11 @@ class RaftCore(MemberCore):
                 self._peers.dispatchers[source].answer(message, now_ms)
         elif isinstance(message, Heartbeat):
             if self._follow(source, message.leader_id, now_ms):
-                trusts = self._doubt is None or self._doubt.trusts_leader
-                self._outbox.send(
-                    source,
-                    HeartbeatAnswer(message.term, message.round, self.has_room, self._member.sound, trusts),
-                )
+                self._answer_heartbeat(source, message)
                 self._handler.adopt_committed(message.committed_index)
         elif isinstance(message, HeartbeatAnswer):
             if self._member.leads:
-                self._peers.hear(source, now_ms)
-                self._peers.set_trust(source, message.trusts, now_ms)
-                self._peers.has_room[source] = message.has_room
-                if not message.sound:  # only a push's answer of this session shows that it is one again
-                    self._quorum.set_sound(source, False)
+                self._peers.hear_answer(source, message, now_ms)
                 self._leader_reads.answered(source, message.round, sound=message.sound)
         elif isinstance(message, VoteRequest):
             self._vote(source, message, now_ms)
@@ -308,11 +273,7 @@ class RaftCore(MemberCore):
         self._settle(now_ms)
 
     def configure(
-        self,
-        group: GroupConfig,
-        index: int,
-        now_ms: int,
-        nodes: Mapping[str, tuple[str, str]] = NO_NODES,
+        self, group: GroupConfig, index: int, now_ms: int, nodes: Mapping[str, tuple[str, str]] = NO_NODES
     ) -> None:
         if group != self._member.group:
             self._member.group_index = index
@@ -405,14 +366,6 @@ class RaftCore(MemberCore):
         self._become_follower(message.term, now_ms)
         return True
 
-    def _refuse_term(self, source: str, term: int) -> None:
-        """Drop a message and report it, once in a row for each source."""
-        if source != self._implausible_source:
-            self._implausible_source = source
-            reason = f"term {term} is beyond any that the group can have reached"
-            self._outbox.record(self._member.term, Corruption(reason=reason, peer=source))
-        self._announce()
-
     def _hears_leader(self, now_ms: int) -> bool:
         if self._member.leads:
             return True
@@ -425,9 +378,7 @@ class RaftCore(MemberCore):
             self._close_term(now_ms)
         self._member.term, self._member.voted_for = term, None
         self._save(now_ms)
-        self._lose_leader()
-        self._member.role = self._standing.idle_role
-        self._restart_election_timer(now_ms)
+        self._rest(now_ms)
 
     def _idle(self) -> None:
         """Take the role of a member that neither leads nor campaigns; a leader continues."""
@@ -442,6 +393,10 @@ class RaftCore(MemberCore):
     def _stand_down(self, now_ms: int) -> None:
         """Stop leading without a newer term: the others will elect a leader."""
         self._close_term(now_ms)
+        self._rest(now_ms)
+
+    def _rest(self, now_ms: int) -> None:
+        """Neither follow nor lead until a leader is heard or elected."""
         self._lose_leader()
         self._member.role = self._standing.idle_role
         self._restart_election_timer(now_ms)
@@ -471,8 +426,7 @@ class RaftCore(MemberCore):
             self._count_votes(now_ms)
 
     def _campaign(self, now_ms: int, *, transfer: bool = False) -> None:
-        member = self._member
-        member.role = Role.CANDIDATE
+        (member := self._member).role = Role.CANDIDATE
         member.term, member.voted_for = member.term + 1, member.node_id
         self._save(now_ms)
         self._lose_leader()
@@ -508,10 +462,7 @@ class RaftCore(MemberCore):
         member.role, member.leader_id = Role.LEADER, member.node_id
         member.sound, self._doubt = True, None  # this leader's log is the log from now on
         self._handler.reset()
-        self._opening = TermRecord(leader=member.node_id)
-        if self._standing.index == NO_INDEX:
-            group = member.group  # the log's first group: no configuration changes it later (R-10)
-            self._opening = TermRecord(leader=member.node_id, voters=group.voters, learners=group.learners)
+        self._opening = self._standing.opening_record()
         self._peers.open_term(now_ms)
         self._transfer.open_term(now_ms)
         self._quorum.open_term(now_ms)
@@ -527,6 +478,11 @@ class RaftCore(MemberCore):
         heartbeat = Heartbeat(member.term, member.node_id, member.committed_index, number)
         for peer in self._peers.dispatchers:
             self._outbox.send(peer, heartbeat)
+
+    def _answer_heartbeat(self, source: str, heartbeat: Heartbeat) -> None:
+        trusts = self._doubt is None or self._doubt.trusts_leader
+        answer = HeartbeatAnswer(heartbeat.term, heartbeat.round, self.has_room, self._member.sound, trusts)
+        self._outbox.send(source, answer)
 
     def _follow(self, source: str, leader_id: str, now_ms: int) -> bool:
         """Return whether the sender is the leader of this term (D-21); if so, record that it was heard."""

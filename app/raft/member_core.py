@@ -1,6 +1,6 @@
 """Shared part of every core, whatever the replication mode. PURE."""
 
-from app.log.contract import Ready, Role
+from app.log.contract import GroupConfig, Ready, Role
 from app.log.events import RoleChanged, TermKnown
 from app.raft.state import MemberState, Outbox
 
@@ -30,6 +30,22 @@ class MemberCore:
     @property
     def leader_id(self) -> str | None:
         return self._member.leader_id
+
+    @property
+    def group(self) -> GroupConfig:
+        return self._member.group
+
+    @property
+    def sound(self) -> bool:
+        return self._member.sound
+
+    @property
+    def electable(self) -> bool:
+        return self._member.electable
+
+    @electable.setter
+    def electable(self, electable: bool) -> None:
+        self._member.electable = electable
 
     @property
     def committed_index(self) -> int:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-from app.log.contract import NO_INDEX, ReplicaLog
+from app.errors import StorageFull
+from app.log.contract import NO_INDEX, PeerStatus, ReplicaLog
 from app.raft.config import RaftConfig
 from app.raft.dispatcher import Dispatcher
 from app.raft.membership import GroupView
+from app.raft.messages import HeartbeatAnswer
 from app.raft.quorum import QuorumChecker, quorum_index
 from app.raft.state import MemberState, Outbox
 from storage.format.batch import Batch
@@ -85,6 +87,22 @@ class Peers:
         else:
             self._doubting_ms.setdefault(peer, now_ms)
 
+    def hear_answer(self, peer: str, answer: HeartbeatAnswer, now_ms: int) -> None:
+        """Record a peer's answer to a heartbeat of this term."""
+        self.hear(peer, now_ms)
+        self.set_trust(peer, answer.trusts, now_ms)
+        self.has_room[peer] = answer.has_room
+        if not answer.sound:  # only a push's answer of this session shows that it is one again
+            self._quorum.set_sound(peer, False)
+
+    @property
+    def refusal(self) -> StorageFull | None:
+        """Refuse records for which no majority of the voters has space; the driver checks its own disk."""
+        if False not in self.has_room.values():  # the usual case, asked for each append
+            return None
+        rooms = [self.has_room.get(voter, True) for voter in self._member.group.voters]
+        return None if sum(rooms) >= self._member.majority else StorageFull()
+
     def step(self, now_ms: int, batches: Sequence[Batch] = ()) -> None:
         for dispatcher in self.dispatchers.values():
             dispatcher.step(now_ms, batches)
@@ -97,6 +115,9 @@ class Peers:
         """
         heard = {**self.heard_ms, **self._doubting_ms, self._member.node_id: now_ms}
         return quorum_index(heard[voter] for voter in self._member.group.voters)
+
+    def status(self) -> tuple[PeerStatus, ...]:
+        return tuple(dispatcher.status() for dispatcher in self.dispatchers.values())
 
     def is_awake(self, peer: str, now_ms: int) -> bool:
         """Return whether it was heard within the shortest election timeout."""

@@ -9,6 +9,7 @@ its pre-vote with a GroupNotice.
 from collections.abc import Mapping
 
 from app.log.contract import NO_INDEX, GroupConfig, Role
+from app.log.control_records import TermRecord
 from app.log.events import GroupKnown
 from app.raft.messages import GroupNotice
 from app.raft.state import MemberState, Outbox
@@ -44,6 +45,13 @@ class Standing:
         group = self._member.group
         known = GroupKnown(voters=list(group.voters), learners=list(group.learners), index=self.index)
         self._outbox.record(self._member.term, known)
+
+    def opening_record(self) -> TermRecord:
+        """Return the first record of a term that this member leads (R-05)."""
+        if self.index != NO_INDEX:
+            return TermRecord(leader=self._member.node_id)
+        group = self._member.group  # the log's first group: no configuration changes it later (R-10)
+        return TermRecord(leader=self._member.node_id, voters=group.voters, learners=group.learners)
 
     @property
     def is_settled(self) -> bool:

@@ -1,7 +1,7 @@
 """Types of columns: the tree that the definitions of all formats are read into, and its Spark DDL."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Final
@@ -179,3 +179,17 @@ def _structs(kind: DataType, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
             yield from _structs(value, (*path, "value"))
         case _:
             yield path, ()
+
+
+def contains_type(kind: DataType, test: Callable[[DataType], bool]) -> bool:
+    """Return true if the type, or one inside it, passes the test."""
+    if test(kind):
+        return True
+    match kind:
+        case StructType(fields):
+            return any(contains_type(field.type, test) for field in fields)
+        case ListType(element):
+            return contains_type(element, test)
+        case MapType(_, value):
+            return contains_type(value, test)
+    return False

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime
 from decimal import Context, Decimal
 from operator import attrgetter
-from types import ModuleType
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -34,22 +33,12 @@ from app.schemas.data_types import (
     MapType,
     Primitive,
     StructType,
+    contains_type,
 )
 from app.schemas.json_schema import count_rules
-from app.schemas.json_text import NESTING_MAX
+from app.schemas.json_text import NESTING_MAX, count_colons, count_pairs, has_edge_times
 from app.schemas.json_values import FLOAT_MAX, RAW_OBJECT, rescuer_of
 
-try:
-    import numpy
-except ImportError:  # the client's installation; it checks few records
-    numpy: ModuleType | None = None  # type: ignore[no-redef]
-
-_COLON: Final = 0x3A
-_QUOTE_COLON: Final = 0x3A22  # `":` as a little-endian number of 2 bytes
-_SPACE_COLONS: Final = (0x3A20, 0x3A09, 0x3A0A, 0x3A0D)
-_SPACES: Final = (b" ", b"\t", b"\n", b"\r")
-_VECTOR_BYTES: Final = 1_024
-"""Bytes from which on numpy counts faster than Python."""
 _TIME_COLONS: Final = 2
 """Colons of a time, at least; one with an offset may have 3."""
 _ANY: Final = msgspec.json.Decoder()
@@ -156,7 +145,7 @@ class FastReader:
         else:
             pairs = sum(map(self._pairs, records))
         data = b"".join(values)
-        if self._has_times and at_edge(data):
+        if self._has_times and has_edge_times(data):
             raise Unproved
         if count_colons(data) != pairs + self._time_colons(records) and count_pairs(data) != pairs:
             raise Unproved
@@ -189,9 +178,12 @@ class FastReader:
         return record, found != pairs
 
     def _count(self, data: bytes) -> int:
-        if self._has_times and at_edge(data):
+        if self._has_times and has_edge_times(data):
             raise Unproved
-        return count_pairs(data)
+        pairs = count_pairs(data)
+        if pairs is None:
+            raise Unproved
+        return pairs
 
     def _check_unknown(self, value: bytes, pairs: int, found: int) -> None:
         """Return if the unknown fields of a record are all of the pairs that its text has more.
@@ -224,42 +216,6 @@ def fast_reader(kind: StructType, document: object, validator: Any) -> FastReade
     if rules.keys() <= TEXT_RULES:
         return FastReader(kind, validator)
     return None
-
-
-def at_edge(data: bytes) -> bool:
-    """Return true if a time in the text may be outside the years 1 to 9999 in UTC, or has escaped signs.
-
-    A part of each text, or the sign of the offset that is needed, is searched before it: that is faster.
-    """
-    return (
-        (b"+" in data and b"0001-01-01" in data)
-        or (b"9999" in data and b"9999-12-31" in data)
-        or (b"\\" in data and b"\\u003" in data)
-    )
-
-
-def count_colons(data: bytes) -> int:
-    """Return the number of colons in a text: at least that of the pairs, and those in times."""
-    if numpy is None or len(data) < _VECTOR_BYTES:
-        return data.count(b":")
-    return int(numpy.count_nonzero(numpy.frombuffer(data, "u1") == _COLON))
-
-
-def count_pairs(data: bytes) -> int:
-    """Return the number of `":` in the text of objects: at least that of the pairs in them.
-
-    Raises Unproved for white space before a colon.
-    """
-    if numpy is None or len(data) < _VECTOR_BYTES:
-        if b" :" in data or b"\t:" in data or b"\n:" in data or b"\r:" in data:
-            raise Unproved
-        return data.count(b'":')
-    spaces = [sign for space, sign in zip(_SPACES, _SPACE_COLONS, strict=True) if space in data]
-    views = [numpy.frombuffer(data, "<u2", (len(data) - start) // 2, start) for start in (0, 1)]
-    for sign in spaces:
-        if any((view == sign).any() for view in views):
-            raise Unproved
-    return sum(int(numpy.count_nonzero(view == _QUOTE_COLON)) for view in views)
 
 
 def _pairs_of(document: Any, levels: int) -> int:
@@ -315,29 +271,16 @@ def _has_pairs(kind: DataType) -> bool:
     return isinstance(kind, StructType | MapType) or (isinstance(kind, ListType) and _has_pairs(kind.element))
 
 
-def _any_type(kind: DataType, test: Callable[[DataType], bool]) -> bool:
-    if test(kind):
-        return True
-    match kind:
-        case StructType(fields):
-            return any(_any_type(field.type, test) for field in fields)
-        case ListType(element):
-            return _any_type(element, test)
-        case MapType(_, value):
-            return _any_type(value, test)
-    return False
-
-
 def _has_decimal(kind: DataType) -> bool:
-    return _any_type(kind, lambda each: isinstance(each, DecimalType))
+    return contains_type(kind, lambda each: isinstance(each, DecimalType))
 
 
 def _has_times(kind: DataType) -> bool:
-    return _any_type(kind, lambda each: each in _TIME_TYPES)
+    return contains_type(kind, lambda each: each in _TIME_TYPES)
 
 
 def _has_closed(kind: DataType) -> bool:
-    return _any_type(kind, lambda each: isinstance(each, StructType) and each.is_closed)
+    return contains_type(kind, lambda each: isinstance(each, StructType) and each.is_closed)
 
 
 def _struct_type(kind: StructType, *, is_strict: bool) -> Any:

@@ -24,7 +24,7 @@ from app.log.driver_interfaces import ReplicaStatus
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.links.links import REFUSALS as LINK_REFUSALS
-from app.node.network.ha_transport import REFUSALS
+from app.node.network.ha_connection import REFUSALS
 from app.node.repair.interfaces import RepairState
 from app.version import VERSION
 from storage.log.journal import Journal

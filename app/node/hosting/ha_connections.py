@@ -6,7 +6,8 @@ from app.log.driver_interfaces import Transport
 from app.node.hosted_log import HostedLog
 from app.node.links.links import Links
 from app.node.metadata.replica_managers import ReplicasManagers
-from app.node.network.ha_transport import HaLink, HaTransport, Protocol
+from app.node.network.ha_connection import Protocol
+from app.node.network.ha_transport import HaLink, HaTransport
 from app.node.network.peer_transport import PeerTransport
 from app.node.replica.driver import LogDriver
 from app.node.tasks import TaskSupervisor

@@ -24,8 +24,9 @@ from app.node.clock import LoopScheduler, SystemClock
 from app.node.disk import DiskThreads
 from app.node.links.handshake import Identity, Purpose
 from app.node.links.links import Links
-from app.node.network import ha_transport
-from app.node.network.ha_transport import UNIDENTIFIED_MAX, HaLink, HaTransport, Protocol
+from app.node.network import ha_connection
+from app.node.network.ha_connection import UNIDENTIFIED_MAX, Protocol
+from app.node.network.ha_transport import HaLink, HaTransport
 from app.node.opening.open_replica import LogIdentity, open_replica
 from app.node.opening.replica_modes import AutoSwitchMode, ClassicMode
 from app.node.replica.driver import LogDriver
@@ -386,9 +387,9 @@ def test_strangers_with_impossible_reports_do_not_fill_the_log(
                 writer.close()
             assert isinstance(await master.append(b"after all that"), AppendResult)
 
-    with caplog.at_level(logging.INFO, "app.node.network.ha_transport"):
+    with caplog.at_level(logging.INFO, "app.node.network.ha_connection"):
         asyncio.run(scenario())
-    told = [record for record in caplog.records if record.name == "app.node.network.ha_transport"]
+    told = [record for record in caplog.records if record.name == "app.node.network.ha_connection"]
     assert [record.message for record in told] == ["unidentified peers at the HA port"] * 7  # 1, 2, 4, … 64
 
 
@@ -411,8 +412,8 @@ def test_limits_grow_with_the_logs_and_refusals_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only those that have not introduced themselves share one limit."""
-    monkeypatch.setattr(ha_transport, "UNIDENTIFIED_MAX", 2)
-    monkeypatch.setattr(ha_transport, "OF_A_REPLICA_MAX", 1)
+    monkeypatch.setattr(ha_connection, "UNIDENTIFIED_MAX", 2)
+    monkeypatch.setattr(ha_connection, "OF_A_REPLICA_MAX", 1)
     logs = range(100, 120)
 
     async def scenario() -> None:
@@ -442,7 +443,7 @@ def test_limits_grow_with_the_logs_and_refusals_are_counted(
         assert ha.unidentified == 0
         await ha.stop()
 
-    with caplog.at_level(logging.WARNING, "app.node.network.ha_transport"):
+    with caplog.at_level(logging.WARNING, "app.node.network.ha_connection"):
         asyncio.run(scenario())
     assert [record.message for record in caplog.records] == ["HA connection refused"] * 2
 

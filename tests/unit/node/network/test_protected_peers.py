@@ -16,7 +16,8 @@ from app.node.links.credentials import LinkSecurity, Mode, load_link_security
 from app.node.links.handshake import Identity, Purpose
 from app.node.links.links import LinkedProtocol, Links
 from app.node.network import peer_transport as module
-from app.node.network.ha_transport import HaTransport, Protocol
+from app.node.network.ha_connection import Protocol
+from app.node.network.ha_transport import HaTransport
 from app.node.network.peer_host import PeerIdentity
 from app.node.network.peer_transport import PROTOCOL, PeerTransport
 from app.raft.messages import Heartbeat

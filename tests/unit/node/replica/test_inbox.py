@@ -9,7 +9,8 @@ from app.ha.messages import Closed, Opened
 from app.log.contract import NO_INDEX
 from app.node.links.handshake import Identity, Purpose
 from app.node.links.links import Links
-from app.node.network.ha_transport import HaTransport, Protocol
+from app.node.network.ha_connection import Protocol
+from app.node.network.ha_transport import HaTransport
 from app.node.replica.inbox import MESSAGES_MAX, Inbox
 from app.raft.messages import Heartbeat, PushRequest, PushType, VoteRequest
 from tests.unit.node.replica.driver_support import follower_of_n2
