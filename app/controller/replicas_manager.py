@@ -311,17 +311,17 @@ class ReplicasManager:
         if master_epoch > log.master_epoch:
             return
         self._lease = None
-        told = self._told
-        if isinstance(told, MasterRole) and told.master_epoch == master_epoch:
+        role = self._told
+        if isinstance(role, MasterRole) and role.master_epoch == master_epoch:
             actions.append(Tell(Lease(until_ms, master_epoch)))
 
     def _report_opening(self, log: Log, view: HaView, actions: list[Action]) -> None:
         """Speed up a new master: the controller learns that its epoch is open here, and grants no lease
         before that is in the metadata."""
-        told = self._told
-        if not isinstance(told, MasterRole) or told.master_epoch != log.master_epoch:
+        role = self._told
+        if not isinstance(role, MasterRole) or role.master_epoch != log.master_epoch:
             return
-        epoch = told.master_epoch
+        epoch = role.master_epoch
         if log.is_opening and self._has_opened_epoch < epoch <= view.log_epoch and view.max_offset > 0:
             self._has_opened_epoch = epoch
             actions.append(HeartbeatNow())

@@ -67,8 +67,8 @@ class DerivedTable(JournalTable):
 
     def append_from(self, events: pa.Table) -> None:
         """Add the rows of a range of events, except those that the table already has by its own positions."""
-        told = events.filter(pc.equal(events["kind"], self.kind)).to_pylist()
-        new = [event for event in told if event["seq"] >= self.positions.get(event["node"], 0)]
+        reported = events.filter(pc.equal(events["kind"], self.kind)).to_pylist()
+        new = [event for event in reported if event["seq"] >= self.positions.get(event["node"], 0)]
         rows = [row for event in new for row in self.rows_of({**event, "data": json.loads(event["data"])})]
         self.append(pa.Table.from_pylist(rows, self.schema))
 
@@ -103,8 +103,10 @@ class SyncStateSetsTable(DerivedTable):
         if key in self._known:
             return []
         self._known[key] = None  # after a failed append the next query reads the table again
-        told = {name: data[name] for name in ("epoch", "set_epoch", "master", "members", "confirm_offset")}
-        return [{**_place(event), **told, "timestamp": event["timestamp"]}]
+        part = {
+            name: data[name] for name in ("epoch", "set_epoch", "master", "members", "confirm_offset")
+        }
+        return [{**_place(event), **reported, "timestamp": event["timestamp"]}]
 
 
 class QuarantineTable(DerivedTable):
@@ -125,20 +127,20 @@ class QuarantineTable(DerivedTable):
                 raise
             sys.stderr.write(f"{self.table.name}: {event['node']} no longer has the receipt {receipt}\n")
             return []
-        told = {
+        reported = {
             **_place(event),
             "epoch": event["data"]["epoch"],
             "truncated": event["timestamp"],
             "receipt": receipt,
         }
-        return [{**record, **told} for record in records.to_pylist()]
+        return [{**record, **reported} for record in records.to_pylist()]
 
 
 def watermarks_of(event: Event) -> list[dict[str, Any]]:
     """Return one row per peer."""
     data = event["data"]
-    told = {name: data.get(name) for name in ("role", "begin_index", "end_index", "committed_index")}
-    row = {**_place(event), **told, "term": event["term"], "timestamp": event["timestamp"]}
+    reported = {name: data.get(name) for name in ("role", "begin_index", "end_index", "committed_index")}
+    row = {**_place(event), **reported, "term": event["term"], "timestamp": event["timestamp"]}
     return [{**row, "peer": peer, "watermark": mark} for peer, mark in data.get("peers", {}).items()]
 
 

@@ -148,13 +148,13 @@ def committed_epochs(file: Sequence[Epoch], committed_index: int) -> list[Epoch]
     return ended + [{**epoch, "end_index": None, "end_offset": None} for epoch in begun[-1:]]
 
 
-def news_of(told: Sequence[Epoch], known: Sequence[Epoch]) -> dict[int, Epoch]:
+def news_of(reported: Sequence[Epoch], known: Sequence[Epoch]) -> dict[int, Epoch]:
     """Return, by number, the epochs that are new and those that have ended since. An epoch that the nodes
     have trimmed is not a change, and neither is one that has not ended at a node that lags."""
     before = {epoch["epoch"]: epoch for epoch in known}
     return {
         epoch["epoch"]: epoch
-        for epoch in told
+        for epoch in reported
         if epoch["epoch"] not in before
         or (before[epoch["epoch"]]["end_index"] is None and epoch["end_index"] is not None)
     }

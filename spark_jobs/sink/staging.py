@@ -146,9 +146,9 @@ class Staging:
         """Return the list of a batch, None if there is none. Raises SinkError."""
         path = self.list_path(batch_id)
         try:
-            told = json.loads(path.read_text())
-            files = tuple(StagedFile(**file) for file in told["files"])
-            return StagedList(files, int(told["begin"]), str(told["query"]), bool(told["done"]))
+            staged = json.loads(path.read_text())
+            files = tuple(StagedFile(**file) for file in staged["files"])
+            return StagedList(files, int(staged["begin"]), str(staged["query"]), bool(staged["done"]))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

@@ -442,9 +442,9 @@ def piece(batch: Batch, first: int, until: int) -> pa.RecordBatch:
 
 
 def _schema(document: Mapping[str, Any]) -> LogSchema:
-    told = {each.name: document[each.name] for each in fields(LogSchema)}
-    names = {name: tuple(told[name]) for name in ("key_columns", "cluster_by")}
-    return LogSchema(**{**told, **names})
+    settings = {each.name: document[each.name] for each in fields(LogSchema)}
+    names = {name: tuple(settings[name]) for name in ("key_columns", "cluster_by")}
+    return LogSchema(**{**settings, **names})
 
 
 def _tail(answer: Mapping[str, Any], *, confirmed: bool) -> LogTail:

@@ -68,5 +68,5 @@ def outdated(
             F.concat(F.lit("it is of index "), held_text, F.lit(", the newest is "), due_text),
         )
     )
-    told = F.concat(F.lit("key "), key, F.lit(": "), problem)
-    return both.select(told.alias("problem")).where("problem IS NOT NULL")
+    finding = F.concat(F.lit("key "), key, F.lit(": "), problem)
+    return both.select(finding.alias("problem")).where("problem IS NOT NULL")

@@ -87,10 +87,10 @@ def _runs(files: FileSystem, folder: str, batches: Sequence[Batch]) -> list[tupl
     before it is extended. Raises PatchRefused for a batch that crosses into another segment.
     """
     begins = segment_offsets(files, folder)
-    told = [offset for offset in map(index_offset, files.list(folder)) if offset is not None]
+    indexed = [offset for offset in map(index_offset, files.list(folder)) if offset is not None]
     runs: list[tuple[int, int, int]] = []
     for position, batch in enumerate(batches):
-        if batch.offset in told or not any(offset <= batch.offset for offset in begins):
+        if batch.offset in indexed or not any(offset <= batch.offset for offset in begins):
             begins = sorted({*begins, batch.offset})
         base_offset = max(offset for offset in begins if offset <= batch.offset)
         if any(base_offset < offset < batch.next_offset for offset in begins):

@@ -246,13 +246,13 @@ def _remove_wrong_index(
     """
     if name not in files.sizes(folder):
         return False
-    told = index.encoded(0, index.count)
+    expected = index.encoded(0, index.count)
     try:
         found = files.read(f"{folder}/{name}")
     except DiskError:
         found = b""
-    size = min(len(found), len(told))
-    if found and not trimmed and found[:size] == told[:size]:
+    size = min(len(found), len(expected))
+    if found and not trimmed and found[:size] == expected[:size]:
         return False
     files.remove(f"{folder}/{name}")
     files.sync_folder(folder)
