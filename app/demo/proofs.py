@@ -85,7 +85,7 @@ def prove_epochs(
     leaders = [str(epoch["leader"]) for epoch in served]
     return [
         Proof(
-            "epochs: the table is what the nodes tell",
+            "epochs: the table equals the reports of the nodes",
             [_epoch(row) for row in found] == truth,
             f"{len(found)} epochs, led by {', '.join(leaders)}",
         ),

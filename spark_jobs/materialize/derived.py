@@ -103,10 +103,8 @@ class SyncStateSetsTable(DerivedTable):
         if key in self._known:
             return []
         self._known[key] = None  # after a failed append the next query reads the table again
-        part = {
-            name: data[name] for name in ("epoch", "set_epoch", "master", "members", "confirm_offset")
-        }
-        return [{**_place(event), **reported, "timestamp": event["timestamp"]}]
+        part = {name: data[name] for name in ("epoch", "set_epoch", "master", "members", "confirm_offset")}
+        return [{**_place(event), **part, "timestamp": event["timestamp"]}]
 
 
 class QuarantineTable(DerivedTable):
