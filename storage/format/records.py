@@ -119,7 +119,7 @@ class RecordColumns:
 
 
 class RecordTable:
-    """A client's own record batch of BODY_SCHEMA, validated: it stays one batch of the log.
+    """A client's own record batch of BODY_SCHEMA, validated. Its records stay in one batch of the log.
 
     size_bytes: of values, keys and headers together. packed_bytes: of its columns, including offsets.
     """
@@ -131,6 +131,13 @@ class RecordTable:
         self.size_bytes = size_bytes
         self.count = int(records.num_rows)
         self.packed_bytes = int(records.nbytes)
+
+
+def joined(tables: Sequence[RecordTable]) -> pa.RecordBatch:
+    """Return the records of at least one table, in order."""
+    if len(tables) == 1:
+        return tables[0].records
+    return pa.concat_batches([table.records for table in tables])
 
 
 @lru_cache(maxsize=1024)

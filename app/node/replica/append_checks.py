@@ -19,8 +19,8 @@ from app.log.contract import AppendRequest, Producer
 from app.log.driver_interfaces import AppendLimits
 from app.log.state import LogState
 from app.node.replica.open_appends import OpenAppend
-from storage.format.batch import AppendMark
-from storage.format.records import RecordColumns, RecordTable
+from storage.format.batch import AppendMark, EncodedBody
+from storage.format.records import RecordColumns, RecordTable, encode_body, joined
 
 
 class Coalescing:
@@ -33,7 +33,8 @@ class Coalescing:
     def start(self) -> None:
         """Begin the next batch."""
         self.appends: list[OpenAppend] = []
-        self.records: RecordColumns | RecordTable | None = None
+        self._columns: RecordColumns | None = None
+        self._tables: list[RecordTable] = []  # a batch has either columns or tables
         self.marks: list[AppendMark] = []
         self.count = 0
         self._packed_bytes = 0
@@ -41,11 +42,11 @@ class Coalescing:
         self._producers: dict[str, Producer] = {}  # the last claim of each in this batch
 
     def has_room_for(self, request: AppendRequest) -> bool:
-        """Return whether the append may share this batch: a table shares none, and no batch exceeds its
-        maximum."""
-        if self.records is None:
+        """Return whether the append may share this batch: columns share none with tables, and no batch
+        exceeds its maximum."""
+        if not self.appends:
             return True
-        if isinstance(self.records, RecordTable) or isinstance(request.records, RecordTable):
+        if isinstance(request.records, RecordTable) != bool(self._tables):
             return False
         return self._packed_bytes + request.records.packed_bytes <= self._max_bytes
 
@@ -83,14 +84,20 @@ class Coalescing:
         self.appends.append(append)
         self.count += records.count
         self._packed_bytes += records.packed_bytes
-        if isinstance(records, RecordTable) or self.records is None:
-            self.records = records
+        if isinstance(records, RecordTable):
+            self._tables.append(records)
+        elif self._columns is None:
+            self._columns = records
         else:
             if len(self.appends) == 2:  # the first one's columns are its client's, not ours to extend
                 own = RecordColumns()
-                own.extend(_columns(self.records))
-                self.records = own
-            _columns(self.records).extend(records)
+                own.extend(self._columns)
+                self._columns = own
+            self._columns.extend(records)
+
+    def body(self) -> EncodedBody:
+        """Return the encoded records of at least one append."""
+        return encode_body(self._columns or joined(self._tables))
 
     def _mark(self, request: AppendRequest) -> None:
         producer = request.producer
@@ -113,12 +120,6 @@ class Coalescing:
                 request.digest,
             )
         self.marks.append(mark)
-
-
-def _columns(records: RecordColumns | RecordTable | None) -> RecordColumns:
-    if not isinstance(records, RecordColumns):
-        raise TypeError("a table shares no batch")
-    return records
 
 
 def check_repeat(state: LogState, request: AppendRequest, batch: Coalescing) -> Claim | None:

@@ -39,7 +39,7 @@ from app.node.replica.confirmed_answers import ConfirmedAnswer
 from app.node.replica.open_appends import CommandDone, Done, OpenAppend, OpenCommand
 from app.node.replica.ready_executor import ReadyExecutor, ReplicaParts
 from storage.format.batch import BATCH_MAX_BYTES
-from storage.format.records import encode_body, encode_control
+from storage.format.records import encode_control
 
 APPEND_MAX_BYTES = BATCH_MAX_BYTES - 1024 * 1024  # encoded; the rest is for header and marks
 COMMAND_TIMEOUT_MS = 5_000
@@ -304,7 +304,7 @@ class AppendQueue:
     def _flush(self) -> None:
         """Write the batch of this turn, if there is one."""
         batch = self._batch
-        if batch.records is None:
+        if not batch.appends:
             return
         try:
             self._check_leads()
@@ -314,7 +314,7 @@ class AppendQueue:
             for append in appends:
                 self._open.refuse(append, refusal)
             return
-        appends, body, marks = batch.appends, encode_body(batch.records), batch.marks
+        appends, body, marks = batch.appends, batch.body(), batch.marks
         batch.start()
         self._proposer.propose(body, appends, marks=marks)
         self._executor.carry_out()

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from app.api.append.bodies import read_append
 from app.api.append.call import AppendCall, AppendHead, media_type_of
-from app.api.append.json_bodies import _lines_one_by_one, compact_json, decode_lines
+from app.api.append.json_bodies import (
+    _lines_one_by_one,
+    add_record,
+    compact_json,
+    decode_append,
+    decode_lines,
+    records_of,
+)
 from app.api.append.parameters import AppendParameters, parse_append_query, parse_idempotency_key
 from app.api.http.compression import unpack
 from app.errors import CommitlogError, InvalidBody, InvalidRequest, TooLarge, UnsupportedMediaType
@@ -335,3 +342,39 @@ def test_lines_decoded_at_once_give_what_they_give_one_by_one(seed: int) -> None
         return {name: getattr(columns, name) for name in type(columns).__slots__}
 
     assert outcome(decode_lines) == outcome(_lines_one_by_one)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_taken_at_once_give_what_they_give_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    kinds = ({"value": "a"}, {"value": None, "key": "k\u00e9"}, {"value": "", "timestamp": 5})
+    rare = (
+        {"value_json": {"a": 1}},
+        {"value_base64": "/w=="},
+        {"value": "a", "key_base64": "/w=="},
+        {"value": "a", "headers": [["n", "v"]]},
+        {"value": "a", "headers": []},
+        {"value": "a", "value_json": 1},
+        {"key": "k"},
+        {"value": "x" * 300},
+    )
+    share = chance.choice((0.0, 0.1))
+    records = [chance.choice(rare if chance.random() < share else kinds) for _ in range(20)]
+    limits = Limits(max_record_bytes=256)
+
+    def one_by_one() -> RecordColumns:
+        found, decoded = RecordColumns(), decode_append(json.dumps({"records": records}).encode())
+        assert isinstance(decoded.records, list)
+        for position, record in enumerate(decoded.records):
+            add_record(found, record, f"/records/{position}", limits)
+        return found
+
+    def outcome(decode: Callable[[], RecordColumns]) -> Any:
+        try:
+            columns = decode()
+        except CommitlogError as error:
+            return error.problem("", "")
+        return {name: getattr(columns, name) for name in type(columns).__slots__}
+
+    at_once = outcome(lambda: records_of(decode_append(json.dumps({"records": records}).encode()), limits))
+    assert at_once == outcome(one_by_one)

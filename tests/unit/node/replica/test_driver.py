@@ -21,7 +21,7 @@ from app.raft.messages import (
     PushType,
 )
 from storage.files import OsFileSystem
-from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable
+from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable, read_columns
 from storage.log.checkpoint import CheckpointFile
 from tests.unit.node.replica.driver_support import (
     Limits,
@@ -85,18 +85,40 @@ def test_overhead_counts_towards_the_cap_of_a_batch(tmp_path: Path) -> None:
     assert max(len(batch.body) for batch in batches) <= 100_000
 
 
-def test_a_table_stays_a_batch_of_its_own(node: Node) -> None:
+def table(*values: bytes, key: bytes | None = None) -> RecordTable:
+    count = len(values)
     rows = pa.RecordBatch.from_pydict(
-        {"timestamp": [None] * 3, "key": [None] * 3, "value": [b"1", b"2", b"3"], "headers": [None] * 3},
+        {"timestamp": [None] * count, "key": [key] * count, "value": values, "headers": [None] * count},
         schema=BODY_SCHEMA,
     )
+    return RecordTable(rows, sum(map(len, values)))
+
+
+def test_tables_share_a_batch_with_tables_only(node: Node) -> None:
     answers: list[AppendResult | CommitlogError] = []
     node.ask(b"before")
-    node.driver.append(AppendRequest(RecordTable(rows, 3)), answers.append)
+    for each in (table(b"1", b"2", b"3"), table(b"4", key=b"k"), table(b"5", b"6")):
+        node.driver.append(AppendRequest(each), answers.append)
     node.ask(b"behind")
     node.seams.run()
-    assert [batch.count for batch in node.driver.log.read_batches(1, 1 << 20)] == [1, 3, 1]
-    assert (result(answers[0]).first_index, result(answers[0]).last_index) == (2, 4)
+    batches = node.driver.log.read_batches(1, 1 << 20)
+    assert [batch.count for batch in batches] == [1, 6, 1]
+    assert [(result(each).first_index, result(each).last_index) for each in answers] == [
+        (2, 4), (5, 5), (6, 7),
+    ]  # fmt: skip
+    assert {result(each).first_offset for each in answers} == {batches[1].offset}
+    rows = read_columns(batches[1])
+    assert rows.column("value").to_pylist() == [b"1", b"2", b"3", b"4", b"5", b"6"]
+    assert rows.column("key").to_pylist() == [None, None, None, b"k", None, None]
+
+
+def test_tables_that_share_a_batch_are_capped_in_bytes(tmp_path: Path) -> None:
+    node = Node(tmp_path, config=DriverConfig(coalesce_max_bytes=300))
+    for _ in range(4):
+        node.driver.append(AppendRequest(table(b"x" * 100)), lambda _: None)
+    node.driver.append(AppendRequest(table(b"y" * 400)), lambda _: None)
+    node.seams.run()
+    assert [batch.count for batch in node.driver.log.read_batches(1, 1 << 20)] == [2, 2, 1]
 
 
 def test_what_is_no_append_is_the_callers_mistake(node: Node) -> None:
