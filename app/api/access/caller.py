@@ -99,6 +99,10 @@ class Caller:
         """Return whether lists of logs contain that log for this caller."""
         return self.may(ALL_SCOPES, log)
 
+    @property
+    def has_rate_limit(self) -> bool:
+        return self.grant.requests_per_s is not None
+
     def spend(self) -> None:
         """Count one request against the rate limit. Raises RateLimited: it does not count."""
         rate = self.grant.requests_per_s

@@ -39,7 +39,9 @@ def read_append(call: AppendCall, limits: Limits) -> AppendRequest:
         raise too_large(limits.max_request_bytes)
     records: RecordColumns | RecordTable
     stated: AppendIn | None = None
-    if media_type == OCTETS:
+    if call.records is not None:
+        records = call.records
+    elif media_type == OCTETS:
         records = _one_record(body, heads, limits)
     elif media_type == JSON:
         stated = decode_append(body)

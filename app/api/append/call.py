@@ -8,6 +8,7 @@ from app.api.http.messages import RawHeaders
 from app.errors import UnsupportedMediaType
 from app.log.contract import AppendStream
 from app.media_types import ARROW_STREAM, BATCHES, JSON, NDJSON, OCTETS
+from storage.format.records import RecordColumns
 
 MEDIA_TYPES: Final = (JSON, NDJSON, OCTETS, ARROW_STREAM, BATCHES)
 _AS_SENT: Final = {media_type.encode(): media_type for media_type in MEDIA_TYPES}
@@ -63,7 +64,8 @@ class AppendCall:
     """An append as it arrived, from the lane, the plain route or a stream of appends.
 
     body: as sent, not yet unpacked. reserved_bytes: reserved in the in-flight limit for it. parameters:
-    instead of those in the query. stream: the stream it belongs to.
+    instead of those in the query. stream: the stream it belongs to. records: decoded already, instead of the
+    body.
     """
 
     head: AppendHead
@@ -72,3 +74,4 @@ class AppendCall:
     reserved_bytes: int = 0
     parameters: AppendParameters | None = None
     stream: AppendStream | None = None
+    records: RecordColumns | None = None

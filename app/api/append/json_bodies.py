@@ -117,10 +117,10 @@ def decode_lines(body: bytes, limits: Limits) -> RecordColumns:
 
     Raises InvalidJson, InvalidRequest or TooLarge.
     """
-    return _plain_lines(body, limits) or _lines_one_by_one(body, limits)
+    return plain_lines(body, limits) or _lines_one_by_one(body, limits)
 
 
-def _plain_lines(body: bytes, limits: Limits) -> RecordColumns | None:
+def plain_lines(body: bytes, limits: Limits) -> RecordColumns | None:
     """Return the records if all are plain and within the limits; the other way finds what is not."""
     if not body:
         return None

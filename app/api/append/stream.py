@@ -23,6 +23,7 @@ from app.api.append.call import AppendCall, AppendHead, media_type_of
 from app.api.append.handler import AppendHandler
 from app.api.append.openapi import STREAM_EXTRA, STREAM_RESPONSES
 from app.api.append.parameters import AppendParameters, parse_append_query
+from app.api.append.stream_groups import answers_of_group, records_of_group, take_group
 from app.api.append.stream_pieces import pieces_of
 from app.api.http.dependencies import LogName, Node, request_id_of, target_of
 from app.api.http.leader_headers import log_headers
@@ -31,12 +32,14 @@ from app.api.http.messages import Response as Answer
 from app.api.http.messages import problem_response
 from app.errors import CommitlogError, InvalidRequest, NoLeader, NotLeader
 from app.log.contract import AppendStream
-from app.media_types import NDJSON
+from app.log.set_schema import REJECT
+from app.media_types import JSON, NDJSON
 from app.node.broker import Broker
 from app.node.hosted_log import HostedLog
 from app.node.network.http_forwarder import NO_FORWARD, Lost, NotSent
 from app.node.replica.driver import LogDriver
-from app.settings.model import NodeSettings
+from app.settings.model import Limits, NodeSettings
+from storage.format.records import RecordColumns
 
 router = APIRouter(tags=["records"])
 
@@ -73,7 +76,8 @@ async def append_stream(request: Request, broker: Node, log: LogName) -> Respons
     async def here(_: LogDriver) -> Response:
         piece_type, pieces = pieces_of(request.stream(), media_type, limit)
         handler: AppendHandler = request.app.state.appends
-        stream = _AppendStream(request, handler, hosted.name, piece_type, parameters)
+        groups = broker.settings.limits if piece_type == JSON else None
+        stream = _AppendStream(request, handler, hosted, piece_type, parameters, groups)
         return _StreamResponse(stream.lines(pieces), media_type=NDJSON, headers=_text(broker, hosted))
 
     async def there(node: NodeSettings) -> Response:
@@ -126,12 +130,13 @@ class _StreamResponse(StreamingResponse):
 
 
 class _OpenAppend:
-    """An append of a stream, and its answer once it has one. size: of its body, bytes."""
+    """An append of a stream, or a group of them, and its answer once it has one. size: of its body, bytes."""
 
-    __slots__ = ("answer", "size")
+    __slots__ = ("answer", "count", "size")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, count: int) -> None:
         self.size = size
+        self.count = count
         self.answer: Answer | None = None
 
 
@@ -146,11 +151,14 @@ class _AppendStream:
         self,
         request: Request,
         handler: AppendHandler,
-        log: str,
+        hosted: HostedLog,
         media_type: str,
         parameters: AppendParameters,
+        groups: Limits | None = None,
     ) -> None:
+        """groups: limits of appends; None: each piece is an append, never a part of one."""
         self._handler = handler
+        self._hosted = hosted
         self._path = request.url.path
         self._caller = caller_of(request)
         self._request_id = request_id_of(request)
@@ -158,13 +166,15 @@ class _AppendStream:
             (name.lower(), value) for name, value in request.headers.raw if name.lower() != b"content-type"
         ]
         one = [(b"content-type", media_type.encode()), (NO_FORWARD, b"1")]
-        self._head = AppendHead(log, self._path, b"", [*given, *one])
+        self._head = AppendHead(hosted.name, self._path, b"", [*given, *one])
         self._parameters = parameters
         self._later = replace(parameters, match_index=None, match_term=None)  # of all but the first append
+        self._groups = groups if parameters.producer is None and not self._caller.has_rate_limit else None
         self._order = AppendStream()
         self._arrived: deque[bytes] = deque()  # not begun: the window is full
         self._open: deque[_OpenAppend] = deque()
         self._open_bytes = 0
+        self._open_count = 0  # appends in self._open
         self._count = 0
         self._has_failed = False
         self._changed = asyncio.Event()  # pieces have arrived, or the oldest append has its answer
@@ -212,22 +222,45 @@ class _AppendStream:
     @property
     def _is_full(self) -> bool:
         large = self._open and self._open[-1].size > IN_ORDER_BYTES
-        return bool(large) or len(self._open) >= OPEN_APPENDS_MAX or self._open_bytes >= WINDOW_BYTES
+        return bool(large) or self._open_count >= OPEN_APPENDS_MAX or self._open_bytes >= WINDOW_BYTES
 
     def _begin_arrived(self) -> None:
-        for _ in range(min(A_TURN, len(self._arrived))):
-            if self._is_full or not self._arrived:
-                return
-            self._begin(self._arrived.popleft())
+        left = A_TURN
+        while left > 0 and self._arrived and not self._is_full:
+            limits = self._groups if self._may_group else None
+            if limits is None:
+                left -= 1
+                self._begin(self._arrived.popleft())
+                continue
+            group = take_group(self._arrived, min(left, OPEN_APPENDS_MAX - self._open_count), limits)
+            left -= len(group)
+            records = records_of_group(group, limits) if len(group) > 1 else None
+            if records is not None:
+                self._begin(b"", sum(map(len, group)), records)
+                continue
+            for data in group:
+                if self._has_failed:
+                    return
+                self._begin(data)
 
-    def _begin(self, data: bytes) -> None:
-        """Let the next append enter the log after the one before."""
-        append = _OpenAppend(len(data))
+    @property
+    def _may_group(self) -> bool:
+        """Return whether the next lines may be one append: what could refuse one of them would refuse all."""
+        if not self._count and self._later != self._parameters:
+            return False
+        driver = self._hosted.driver
+        newest = None if driver is None else driver.state.schemas.newest
+        return newest is None or newest.record.on_invalid != REJECT
+
+    def _begin(self, data: bytes, size: int | None = None, records: RecordColumns | None = None) -> None:
+        """Let the next append, or the next group of lines, enter the log after the one before. size: None:
+        of the data."""
+        append = _OpenAppend(len(data) if size is None else size, 1 if records is None else records.count)
         self._open.append(append)
         self._open_bytes += append.size
-        call = AppendCall(
-            self._head, data, self._request_id, append.size, self._next_parameters(), self._order
-        )
+        self._open_count += append.count
+        parameters = self._next_parameters(append.count)
+        call = AppendCall(self._head, data, self._request_id, append.size, parameters, self._order, records)
         try:
             if self._count > 1:  # the request itself has counted
                 self._caller.spend()
@@ -247,23 +280,26 @@ class _AppendStream:
         if self._open and self._open[0] is append:
             self._changed.set()
 
-    def _next_parameters(self) -> AppendParameters:
+    def _next_parameters(self, count: int) -> AppendParameters:
+        """Return the parameters of the next append, or group of `count` lines."""
         parameters = self._later if self._count else self._parameters
         producer = parameters.producer
         if producer is not None and self._count:
             producer = replace(producer, sequence=producer.sequence + self._count)
             parameters = replace(parameters, producer=producer)
-        self._count += 1
+        self._count += count
         return parameters
 
     def _take_answers(self) -> tuple[bytes, bool]:
         """Return the lines that can leave now, and whether the last one is a problem: it ends the stream."""
         lines: list[bytes] = []
         while self._open and (answer := self._open[0].answer) is not None:
-            self._open_bytes -= self._open.popleft().size
-            lines += (answer.body, b"\n")
+            append = self._open.popleft()
+            self._open_bytes -= append.size
+            self._open_count -= append.count
             if answer.status >= 300:
-                return b"".join(lines), True
+                return b"".join((*lines, answer.body, b"\n")), True
+            lines += (answer.body, b"\n") if append.count == 1 else (answers_of_group(answer.body),)
         return b"".join(lines), False
 
     def _problem(self, error: CommitlogError) -> Answer:

@@ -46,6 +46,13 @@ class Handler:
             done(Response(412 if call.body == b"bad" else 200, [], call.body))
 
 
+def hosted(on_invalid: str | None = None) -> Any:
+    """on_invalid: of the newest schema of the log, None: it has no schema."""
+    newest = None if on_invalid is None else SimpleNamespace(record=SimpleNamespace(on_invalid=on_invalid))
+    state = SimpleNamespace(schemas=SimpleNamespace(newest=newest))
+    return SimpleNamespace(name="default", driver=SimpleNamespace(state=state))
+
+
 def run(blocks: list[list[bytes]], parameters: AppendParameters | None = None) -> tuple[list[bytes], Handler]:
     """Return the lines that a client gets, and the handler."""
 
@@ -61,7 +68,7 @@ def run(blocks: list[list[bytes]], parameters: AppendParameters | None = None) -
                 yield block
 
         stream = module._AppendStream(
-            request, handler, "default", "application/json", parameters or AppendParameters()
+            request, handler, hosted(), "application/json", parameters or AppendParameters()
         )
         async with asyncio.timeout(20):
             lines = [line async for line in stream.lines(pieces())]
@@ -73,7 +80,9 @@ def run(blocks: list[list[bytes]], parameters: AppendParameters | None = None) -
 
 @pytest.fixture(autouse=True)
 def anyone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "caller_of", lambda _: SimpleNamespace(spend=lambda: None))
+    monkeypatch.setattr(
+        module, "caller_of", lambda _: SimpleNamespace(spend=lambda: None, has_rate_limit=False)
+    )
     monkeypatch.setattr(module, "request_id_of", lambda _: b"id")
 
 
