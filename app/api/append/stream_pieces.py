@@ -79,21 +79,22 @@ async def _arrow(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[li
     """Arrow's own reader blocks while it reads, so it runs in a separate thread."""
     loop = asyncio.get_running_loop()
     source = _BlockingBody(body, loop, max_bytes)
-    with ThreadPoolExecutor(1, "arrow stream") as thread:
-        try:
-            reader = await loop.run_in_executor(thread, pa.ipc.open_stream, source)
-            while (batch := await loop.run_in_executor(thread, _next_batch, reader)) is not None:
-                source.unread_bytes = 0
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, batch.schema) as writer:
-                    writer.write_batch(batch)
-                yield [sink.getvalue().to_pybytes()]
-        except (pa.ArrowException, OSError, EOFError, ValueError) as error:
-            if source.exceeded:
-                raise _too_large(max_bytes) from error
-            raise InvalidBody(f"the body is not a valid Arrow stream: {error}") from error
-        finally:
-            source.abandon()
+    thread = ThreadPoolExecutor(1, "arrow stream")
+    try:
+        reader = await loop.run_in_executor(thread, pa.ipc.open_stream, source)
+        while (batch := await loop.run_in_executor(thread, _next_batch, reader)) is not None:
+            source.unread_bytes = 0
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            yield [sink.getvalue().to_pybytes()]
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+        if source.exceeded:
+            raise _too_large(max_bytes) from error
+        raise InvalidBody(f"the body is not a valid Arrow stream: {error}") from error
+    finally:
+        source.abandon()
+        thread.shutdown(wait=False)  # the thread may still wait for this loop to give it the end
 
 
 def _next_batch(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:

@@ -1,6 +1,8 @@
-"""A stream of appends that is cut or damaged ends with a refusal, never with an exception."""
+"""A stream of appends that is cut or damaged ends with a refusal, never with an exception; one that nobody
+reads any more ends at once."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pyarrow as pa
@@ -38,3 +40,36 @@ def test_an_arrow_stream_may_end_anywhere() -> None:
             await outcome_of(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
 
     asyncio.run(run())
+
+
+def test_an_arrow_stream_that_is_given_up_stops_neither_the_loop_nor_its_thread() -> None:
+    """An append of the stream was refused while the client sends nothing: the thread of Arrow's reader waits
+    for bytes that the event loop has to give it."""
+    batch = pa.record_batch({"value": ["a", "b"]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    begun = sink.getvalue().to_pybytes()[:-8]  # without the mark of its end
+    returned = threading.Event()
+
+    async def run() -> None:
+        is_silent = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield begun
+            is_silent.set()
+            await asyncio.Event().wait()
+
+        _, pieces = pieces_of(body(), ARROW_STREAM, 1 << 20)
+        assert len(await anext(pieces)) == 1
+        incoming = asyncio.ensure_future(anext(pieces, None))
+        await is_silent.wait()
+        incoming.cancel()
+        await asyncio.wait([incoming])
+        while any(thread.name.startswith("arrow stream") for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)
+        returned.set()
+
+    loop = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
+    loop.start()
+    assert returned.wait(20)
