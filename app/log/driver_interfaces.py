@@ -57,6 +57,15 @@ class Lanes(Protocol):
         ...
 
 
+class WorkerPool(Protocol):
+    """Threads for work that takes the processor for long."""
+
+    def run(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        """Run `work` beside the loop, then `then(result, error)` on the owner's loop. Pieces of work run in
+        any order, several at a time."""
+        ...
+
+
 class SpaceReserve(Protocol):
     """Disk space that the node holds back (app/node/reserve.py)."""
 

@@ -36,6 +36,7 @@ from app.node.services import NodeServices
 from app.node.tasks import TaskSupervisor
 from app.node.timer import NodeTimer
 from app.node.upkeep import NodeUpkeep
+from app.node.workers import WorkerThreads
 from app.raft.messages import PushRequest
 from app.settings.model import LogSettings, NodeSettings, Settings
 from app.telemetry import Meter
@@ -69,6 +70,7 @@ class Broker:
         self._data = DataFolder(settings, disk_bytes)
         self.reserve = self._data.reserve
         self._disk = DiskThreads(self._loop, self._fail, settings.disk.threads)
+        self._workers = WorkerThreads(self._loop, self._fail)
         links = load_links(settings, self.nodes.host_of)
         self.transport = PeerTransport(
             PeerIdentity.of(settings),
@@ -92,6 +94,7 @@ class Broker:
             random=random.SystemRandom(),
             fail=self._fail,
             reserve=self.reserve,
+            workers=self._workers,
         )
         journals = LogJournals(services, settings.journal.segment_max_bytes)
         self.metadata = MetadataService(
@@ -150,6 +153,7 @@ class Broker:
             self._metadata_logs.follow_known(controller)
         opened += await self._node_logs.open_all(configured, settings.disk.threads)
         self._disk.start()
+        self._workers.start()
         await self.forwarder.start()
         await self.transport.start()
         self._node_logs.serve_all(opened)
@@ -183,6 +187,7 @@ class Broker:
         await self.transport.stop()
         await self.forwarder.stop()
         self._disk.stop(_STOP_TIMEOUT_S)
+        self._workers.stop()
         for driver in drivers:
             driver.log.close()
         for hosted in logs:

@@ -13,7 +13,9 @@ from app.log.driver_interfaces import (
     Scheduler,
     SpaceReserve,
     Transport,
+    WorkerPool,
 )
+from app.node.workers import InPlace
 from storage.errors import CorruptLog
 from storage.file_system import FileSystem
 from storage.log.checkpoint import CheckpointFile, SnapshotFile
@@ -38,7 +40,8 @@ class NodeServices:
 
     data_folder: absolute path of DATA. version: of this program, for the journals. random: seeded by chance,
     so that no two incarnations of a node draw the same numbers. fail(what, error): stop the node at once
-    (R-11). driver: timing of all drivers. reserve: space for a full disk; None: no reserve.
+    (R-11). driver: timing of all drivers. reserve: space for a full disk; None: no reserve. workers: for work
+    that takes the processor for long.
     """
 
     node_id: str
@@ -55,6 +58,7 @@ class NodeServices:
     fail: Callable[[str, BaseException], None]
     driver: DriverConfig = field(default_factory=DriverConfig)
     reserve: SpaceReserve | None = None
+    workers: WorkerPool = field(default_factory=InPlace)
 
     def log_folder(self, log_name: str) -> str:
         """Return the folder of a log's replica: DATA/logs/NAME."""

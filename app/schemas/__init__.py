@@ -11,7 +11,7 @@ infer.py        a JSON Schema proposed from samples
 Pure: no clock, file or socket. pyarrow and the packages of the formats are imported when they are needed.
 """
 
-from app.schemas.columns import arrow_schema_of, columns_of
+from app.schemas.columns import arrow_schema_of, check_new, columns_of
 from app.schemas.data_types import RESERVED_NAMES
 from app.schemas.decoder import Decoded, RecordDecoder
 from app.schemas.differences import ALLOWED_KINDS, Difference, differences, incompatibilities
@@ -34,6 +34,7 @@ __all__ = [
     "SchemaInvalid",
     "SchemaLibraryMissing",
     "arrow_schema_of",
+    "check_new",
     "columns_of",
     "differences",
     "incompatibilities",

@@ -20,6 +20,8 @@ class RowReader(Protocol):
 class BinaryReader:
     """Reads records with one schema of a binary format: columns that are never null have values."""
 
+    is_slow = False
+
     def __init__(self, schema: LogSchema, reader: RowReader) -> None:
         fields = struct_of(schema).fields
         self._reader = reader

@@ -18,7 +18,7 @@ from app.schemas.data_types import (
 )
 from app.schemas.ddl import struct_of_ddl
 from app.schemas.errors import SchemaInvalid
-from app.schemas.json_schema import count_rules, read_json_schema
+from app.schemas.json_schema import check_patterns, count_rules, read_json_schema
 from app.schemas.protobuf import struct_of_protobuf
 from app.schemas.schema import FORMATS, Column, LogSchema
 
@@ -85,6 +85,13 @@ def document_of(schema: LogSchema) -> dict[str, Any] | None:
         return None
     document = read_json_schema(schema.definition)[1]
     return document if count_rules(document) else None
+
+
+def check_new(schema: LogSchema) -> None:
+    """Check that a valid schema is within the limits for a new one. Raises SchemaInvalid."""
+    document = document_of(schema)
+    if document is not None:
+        check_patterns(document)
 
 
 def _check_map_keys(kind: DataType, pointer: str) -> None:

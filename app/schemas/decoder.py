@@ -26,6 +26,9 @@ class RecordReader(Protocol):
     def check(self, value: bytes) -> None:
         """Return if a record matches. Raises ValueInvalid."""
 
+    is_slow: bool
+    """True if a byte of a record may take far longer to check than with most schemas."""
+
     def accepts(self, values: Sequence[bytes]) -> bool:
         """Return true if all records are known to match. False: `row` decides about each."""
 
@@ -63,6 +66,7 @@ class RecordDecoder:
             raise SchemaInvalid("", f"Schema version {version} is not known.")
         self.schema = schemas[version]
         self._reader = reader_of(self.schema)
+        self.is_slow = self._reader.is_slow
 
     def check(self, values: Sequence[bytes | memoryview | None]) -> Mismatch | None:
         """Return the first record that does not match, None when all do. None values (tombstones) match."""

@@ -88,6 +88,7 @@ class FastReader:
         plain = ((at, _plain_of(field.type, field.nullable)) for at, field in enumerate(kind.fields))
         self._plain = [(at, convert) for at, convert in plain if convert is not None]
         self._checked = [(at, convert) for at, convert in self._plain if _has_decimal(kind.fields[at].type)]
+        self.has_decimals = bool(self._checked)
 
     def columns(self, values: Sequence[bytes]) -> list[Sequence[Any]]:
         """Return the columns of records that all match and have no unknown fields. Raises Unproved."""

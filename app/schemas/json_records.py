@@ -6,7 +6,7 @@ from typing import Any
 from app.schemas.columns import document_of, struct_of
 from app.schemas.errors import ValueInvalid
 from app.schemas.fast_json import Unproved, fast_reader
-from app.schemas.json_schema import compile_validator
+from app.schemas.json_schema import compile_validator, count_rules
 from app.schemas.json_text import read_json, shown
 from app.schemas.json_values import has_unknown, rescuer_of, struct_converter
 from app.schemas.schema import LogSchema
@@ -24,6 +24,8 @@ class JsonReader:
         document = document_of(schema)
         self._validator = compile_validator(document) if document is not None else None
         self._fast = fast_reader(self._kind, document, self._validator)
+        has_pattern = document is not None and count_rules(document)["pattern"] > 0
+        self.is_slow = self._fast is None or self._fast.has_decimals or has_pattern
 
     def accepts(self, values: Sequence[bytes]) -> bool:
         """Return true if all records are known to match. False: `row` decides about each."""

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -51,6 +51,13 @@ ANNOTATIONS: Final = (
     "$schema", "$id", "contentMediaType",
 )  # fmt: skip
 """Keywords without effect, except `description` (or `title`): the comment of the column."""
+PATTERN_MAX_BYTES: Final = 1024 * 1024
+"""Size of one compiled pattern of a new schema."""
+SMALL_PATTERN_MAX_BYTES: Final = 128 * 1024
+"""Size of a compiled pattern that a new schema may have in any number."""
+LARGE_PATTERNS_MAX: Final = 20
+"""Larger patterns of a new schema."""
+_NO_SCHEMAS: Final = ("default", "examples", "enum", "const")  # keywords with values of records
 JSON_TYPES: Final = {
     "boolean": ("boolean",),
     "integer": ("bigint", "int", "smallint", "tinyint", "decimal"),
@@ -96,9 +103,10 @@ def _check_form(document: dict[str, Any]) -> None:
         raise SchemaInvalid("", f"Not valid as JSON Schema: {shown(str(error))}.") from None
 
 
-def compile_validator(document: dict[str, Any]) -> Any:
+def compile_validator(document: dict[str, Any], pattern_bytes: int = 10 * 1024 * 1024) -> Any:
     """Return the validator of jsonschema-rs: without network, regular expressions in linear time.
 
+    pattern_bytes: limit of the size of each compiled regular expression.
     Raises SchemaInvalid for a document that is not a JSON Schema, SchemaLibraryMissing.
     """
     try:
@@ -107,7 +115,10 @@ def compile_validator(document: dict[str, Any]) -> Any:
         raise SchemaLibraryMissing("jsonschema-rs", "json") from None
     try:
         return jsonschema_rs.Draft202012Validator(
-            document, validate_formats=False, offline=True, pattern_options=jsonschema_rs.RegexOptions()
+            document,
+            validate_formats=False,
+            offline=True,
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=pattern_bytes),
         )
     except jsonschema_rs.ValidationError as error:
         raise SchemaInvalid(
@@ -371,3 +382,55 @@ def count_rules(document: object) -> Counter[str]:
             elif key not in ("default", "examples"):
                 found += count_rules(value)
     return found
+
+
+def check_patterns(document: dict[str, Any]) -> None:
+    """Check the size of the regular expressions of a valid schema: it decides about the time and memory to
+    compile them, and about the time to match them. Raises SchemaInvalid.
+
+    Matching is linear in the text, with the size of the compiled expression as a factor: `a[ab]{5000}c` takes
+    50 s for 1 MiB of text. The limits apply to a schema that is set, not to one that a log has.
+    """
+    large = 0
+    seen: set[str] = set()
+    for pointer, pattern in _patterns_of(document, ""):
+        if pattern in seen or _fits(pattern, SMALL_PATTERN_MAX_BYTES):
+            continue
+        seen.add(pattern)
+        large += 1
+        if not _fits(pattern, PATTERN_MAX_BYTES):
+            raise SchemaInvalid(
+                pointer,
+                f"The pattern {shown(pattern)} has more than {PATTERN_MAX_BYTES} bytes when it is compiled. "
+                "For the length of a string use `maxLength` instead of a repetition.",
+            )
+        if large > LARGE_PATTERNS_MAX:
+            raise SchemaInvalid(
+                pointer,
+                f"More than {LARGE_PATTERNS_MAX} patterns have more than {SMALL_PATTERN_MAX_BYTES} bytes "
+                "when they are compiled. For the length of a string use `maxLength` instead of a repetition.",
+            )
+
+
+def _patterns_of(schema: Any, pointer: str) -> Iterator[tuple[str, str]]:
+    """Yield (pointer, pattern) for each pattern of a schema and its definitions."""
+    if isinstance(schema, list):
+        for at, item in enumerate(schema):
+            yield from _patterns_of(item, f"{pointer}/{at}")
+    elif isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "pattern" and isinstance(value, str):
+                yield f"{pointer}/{key}", value
+            elif key in ("properties", "$defs", "definitions") and isinstance(value, dict):
+                for name, child in value.items():
+                    yield from _patterns_of(child, f"{pointer}/{key}/{name}")
+            elif key not in _NO_SCHEMAS:
+                yield from _patterns_of(value, f"{pointer}/{key}")
+
+
+def _fits(pattern: str, size_bytes: int) -> bool:
+    try:
+        compile_validator({"pattern": pattern}, pattern_bytes=size_bytes)
+    except SchemaInvalid:
+        return False
+    return True

@@ -10,7 +10,7 @@ from app.api.http.json_decoding import Name
 from app.errors import InvalidRequest
 from app.log.control_records import SchemaRecord
 from app.log.schemas import SchemaVersion, as_log_schema
-from app.schemas import Column, SchemaInvalid, SchemaLibraryMissing, columns_of
+from app.schemas import Column, SchemaInvalid, SchemaLibraryMissing, check_new, columns_of
 from storage.units import NO_INDEX
 
 _COLUMNS_MAX: Final = 1_000  # in key_columns and in cluster_by
@@ -56,9 +56,10 @@ def _text_of(definition: msgspec.Raw) -> str:
 
 
 def check_valid(record: SchemaRecord) -> None:
-    """Raise InvalidRequest for a definition that cannot be mapped to columns."""
+    """Raise InvalidRequest for a definition that cannot be mapped to columns, or takes too much to check."""
     try:
         _columns(record)
+        check_new(as_log_schema(SchemaVersion(NO_INDEX, record)))
     except SchemaInvalid as error:
         of_request = error.pointer.startswith(_OWN_POINTERS)
         pointer = error.pointer if of_request else f"/definition{error.pointer}"

@@ -1,8 +1,8 @@
 """Schema of a log: the newest version is set here, and all versions are read (docs/api.md §5)."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request
@@ -29,7 +29,6 @@ from app.log.set_schema import REJECT, SetSchema, incompatibilities
 router = APIRouter(tags=["schemas"])
 
 BODY_MAX_BYTES: Final = 1024 * 1024  # a definition as a JSON string may double its size
-_IN_PLACE_CHARACTERS: Final = 8 * 1024  # of definitions; more are parsed in a thread
 _NO_VERSION: Final = 0  # in the ETag of the versions of a log without a schema
 _READS: Final = ("schema-not-found", "read-index-unavailable", "not-yet-replicated")
 Version = Annotated[int, Path(ge=1, le=VERSIONS_MAX, description="Version of the schema", examples=[1])]
@@ -37,8 +36,6 @@ Consistent = Annotated[ConsistencyQuery, Query()]
 _UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
     304: {"description": "The client holds the newest version: `If-None-Match` names its ETag"}
 }
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
 
 @router.put(
@@ -74,7 +71,7 @@ async def set_schema(call: Call, log: LogName, query: Nothing) -> Response:
 
     async def act(here: Served) -> Response:
         newest = here.driver.state.schemas.newest
-        await _parsed(len(asked.definition), _prepare, asked, newest)
+        await asyncio.to_thread(_prepare, asked, newest)
         result = await here.commit(SetSchema(asked, _expected(call.request, newest)))
         return await _answer(here, here.driver.state.schemas.until(result.index)[-1])
 
@@ -82,7 +79,11 @@ async def set_schema(call: Call, log: LogName, query: Nothing) -> Response:
 
 
 def _prepare(asked: SchemaRecord, newest: SchemaVersion | None) -> None:
-    """Check the definition, and compute in advance what the decision at the leader needs."""
+    """Check the definition, and compute in advance what the decision at the leader needs.
+
+    Even a small definition may take 0.5 s: it may have large patterns, or definitions that refer to each
+    other.
+    """
     check_valid(asked)
     if newest is not None:
         incompatibilities(newest.record, asked)
@@ -144,7 +145,7 @@ async def all_schemas(call: Call, log: LogName, query: Consistent, min_index: Mi
         return _unchanged(here, etag)
     size = sum(len(each.record.definition) for each in versions)
     reserve(call.request, size)
-    documents = await _parsed(size, documents_of, versions)
+    documents = await asyncio.to_thread(documents_of, versions)
     return here.answer({"schemas": documents}, headers=[(b"etag", etag)])
 
 
@@ -173,19 +174,12 @@ async def _answer_read(request: Request, here: Served, version: SchemaVersion) -
 
 
 async def _answer(here: Served, version: SchemaVersion) -> Response:
-    document = await _parsed(len(version.record.definition), document_of, version)
+    document = await asyncio.to_thread(document_of, version)
     return here.answer(document, headers=[(b"etag", _etag(version.version))])
 
 
 def _unchanged(here: Served, etag: bytes) -> Response:
     return ExactResponse(Answer(304, [*log_headers(here.broker, here.hosted), (b"etag", etag)], b""))
-
-
-async def _parsed(size: int, work: Callable[P, Result], *given: P.args, **named: P.kwargs) -> Result:
-    """Return work(*given), which parses definitions of `size` characters in all."""
-    if size <= _IN_PLACE_CHARACTERS:
-        return work(*given, **named)
-    return await asyncio.to_thread(work, *given, **named)
 
 
 def _etag(version: int) -> bytes:

@@ -49,7 +49,8 @@ COMMANDS_MAX = 1_000
 class AppendQueue:
     """Owned by one driver."""
 
-    def __init__(self, parts: ReplicaParts, executor: ReadyExecutor) -> None:
+    def __init__(self, parts: ReplicaParts, executor: ReadyExecutor, ask_turn: Callable[[], None]) -> None:
+        """ask_turn(): let a turn of the driver come soon."""
         services = parts.services
         self._executor = executor
         self._node_id = services.node_id
@@ -65,7 +66,7 @@ class AppendQueue:
         self._queued_bytes = 0  # of self._appends
         self._commands: deque[OpenCommand] = deque()
         self._batch = Coalescing(services.driver.coalesce_max_bytes)
-        self._gate = SchemaGate(services.clock.monotonic_ms)
+        self._gate = SchemaGate(services.clock.monotonic_ms, services.workers, ask_turn)
         self._is_checking = False
         self._decided: list[ConfirmedAnswer] = []  # in this turn
         self._confirming: list[ConfirmedAnswer] = []  # their basis is not confirmed yet
@@ -103,11 +104,22 @@ class AppendQueue:
 
     @property
     def is_checking(self) -> bool:
-        """True if the records of the next append are not completely checked yet: a turn is due."""
+        """True if the next append is not completely checked yet, and not by the workers: a turn is due."""
+        return self._waits_for_check and not self._is_checked_aside
+
+    @property
+    def _waits_for_check(self) -> bool:
         return self._is_checking and bool(self._appends)
+
+    @property
+    def _is_checked_aside(self) -> bool:
+        check = self._appends[0].check if self._appends else None
+        return check is not None and check.runs_aside
 
     def refuse_all(self, refusal: CommitlogError) -> None:
         for append in (*self._batch.appends, *self._appends):
+            if append.check is not None:
+                append.check.is_dropped = True
             self._open.refuse(append, refusal)
         for command in self._commands:
             answer(command.done, refusal)
@@ -129,6 +141,8 @@ class AppendQueue:
             refusal = LeaderTransferring
         elif self._executor.is_busy:
             refusal = partial(NoLeader, "the disk is writing a term or a truncation: nothing was applied")
+        elif self._waits_for_check:
+            refusal = partial(LeaderPendingFull, "earlier records are checked against the schema of the log")
         else:
             return
         appends, commands = self._appends, self._commands
@@ -137,6 +151,8 @@ class AppendQueue:
         for append in appends:
             if append.deadline_ms <= now_ms:
                 self._queued_bytes -= append.request.records.size_bytes
+                if append.check is not None:
+                    append.check.is_dropped = True
                 self._open.refuse(append, refusal())
         for command in commands:
             if command.deadline_ms <= now_ms:

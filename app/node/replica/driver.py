@@ -109,7 +109,7 @@ class LogDriver:
         self._executor = ReadyExecutor(
             parts, disk_done=self._disk_done, healed=None if core.sound else events.healed
         )
-        self._queue = AppendQueue(parts, self._executor)
+        self._queue = AppendQueue(parts, self._executor, self._ask_turn)
         note = partial(files.clean_stop.opened, acks_unsynced=True)
         self._loosening = Loosening(log_name, durability, disk, note, self._loosened, self._fail)
         self._inbox = Inbox()

@@ -1,5 +1,5 @@
-"""A stream of appends that is cut or damaged ends with a refusal, never with an exception; one that nobody
-reads any more ends at once."""
+"""A stream of appends that is cut or damaged ends with a refusal, never with an exception; one that is not
+read any more ends at once."""
 
 import asyncio
 import threading
@@ -66,8 +66,9 @@ def test_an_arrow_stream_that_is_given_up_stops_neither_the_loop_nor_its_thread(
         await is_silent.wait()
         incoming.cancel()
         await asyncio.wait([incoming])
-        while any(thread.name.startswith("arrow stream") for thread in threading.enumerate()):
-            await asyncio.sleep(0.01)
+        for thread in threading.enumerate():
+            if thread.name.startswith("arrow stream"):
+                await asyncio.to_thread(thread.join)
         returned.set()
 
     loop = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)

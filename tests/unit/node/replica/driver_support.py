@@ -21,6 +21,7 @@ from app.node.opening.open_replica import LogIdentity, open_replica
 from app.node.opening.replica_modes import RaftMode
 from app.node.replica.driver import LogDriver
 from app.node.services import NodeServices
+from app.node.workers import InPlace
 from app.raft.config import RaftConfig
 from app.raft.messages import Heartbeat, HeartbeatAnswer, PushRequest, PushType, VoteAnswer
 from storage.files import OsFileSystem
@@ -133,6 +134,7 @@ class Node:
             fail=seams.fail,
             driver=self.options.get("config") or DriverConfig(),
             reserve=self.options.get("reserve"),
+            workers=self.options.get("workers") or InPlace(),
         )
         mode = RaftMode(
             configured=GroupConfig(voters=self.voters),

@@ -1,6 +1,8 @@
 """Schemas at a driver: versions in the order of the log, and appends that they reject."""
 
 import json
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,25 @@ from app.errors import SchemaMismatch
 from app.log.commands import ABSENT, CommandResult, Trim
 from app.log.contract import AppendRequest, AppendStream
 from app.log.control_records import SchemaRecord
-from app.log.schema_gate import PART_COST, TURN_COST, TURN_MS
+from app.log.schema_gate import ASIDE_COST, PART_COST, TURN_COST, TURN_MS
 from app.log.schemas import DEFINITION_MAX_BYTES, VERSIONS_MAX
 from app.log.set_schema import SetSchema
 from storage.format.records import BODY_SCHEMA, RecordColumns, RecordTable
 from tests.unit.node.replica.driver_support import Limits, Node, code, result
+
+
+class SlowWorkers:
+    """Workers that do a piece of work when a test lets them."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Callable[[], None]] = deque()
+
+    def run(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        self.waiting.append(lambda: then(work(), None))
+
+    def next(self, node: Node) -> None:
+        self.waiting.popleft()()
+        node.seams.run()
 
 
 def schema(*names: str, kind: str = "integer", **fields: Any) -> SchemaRecord:
@@ -232,4 +248,81 @@ def test_a_schema_that_cannot_be_read_refuses_and_does_not_stop_the_node(tmp_pat
     assert code(node.command(SetSchema(schema("a")))) == "invalid-request"
     assert set_schema(node, schema("a", compatibility="none")).changed
     assert result(append(node, b"free")).count == 1
+    assert node.seams.failures == []
+
+
+def asked(node: Node, *values: bytes | None, **options: Any) -> list[Any]:
+    """Ask for an append, and do everything but the work of the workers; the list gets the answer."""
+    answers: list[Any] = []
+    node.driver.append(AppendRequest(columns(*values), digest=b"d" * 16, **options), answers.append)
+    node.seams.run()
+    return answers
+
+
+def test_what_takes_long_is_checked_beside_the_loop_and_appends_keep_their_order(tmp_path: Path) -> None:
+    """The loop neither builds a decoder nor checks a large record, and takes no turns meanwhile."""
+    workers = SlowWorkers()
+    node = Node(tmp_path, workers=workers)
+    set_schema(node, schema("a", on_invalid="reject"))
+    large = json.dumps({"a": 1, "b": "x" * ASIDE_COST}).encode()
+    first, second, third = asked(node, b"{}"), asked(node, large), asked(node, b'{"a": "x"}')
+    assert (first, second, third) == ([], [], [])
+    assert not node.seams.soon
+    workers.next(node)  # the decoder
+    assert (result(first[0]).first_index, second, third) == (2, [], [])
+    workers.next(node)
+    assert (result(second[0]).first_index, code(third[0])) == (3, "schema-mismatch")
+    assert not workers.waiting
+    assert code(asked(node, b'{"a": "x"}')[0]) == "schema-mismatch"  # the decoder is known
+
+
+def test_a_large_record_among_many_small_ones_is_checked_beside_the_loop(tmp_path: Path) -> None:
+    workers = SlowWorkers()
+    node = Node(tmp_path, workers=workers)
+    set_schema(node, schema("a", on_invalid="reject"))
+    asked(node, b"{}")
+    workers.next(node)
+    large = json.dumps({"b": "x" * ASIDE_COST}).encode()
+    answers = asked(node, *[b"{}"] * 200, large, b'{"a": "x"}')
+    assert answers == []
+    workers.next(node)
+    assert (code(answers[0]), answers[0].record) == ("schema-mismatch", 201)
+
+
+def test_a_check_that_takes_too_long_refuses_what_waits_for_it(tmp_path: Path) -> None:
+    workers = SlowWorkers()
+    node = Node(tmp_path, workers=workers)
+    set_schema(node, schema("a", on_invalid="reject"))
+    end_index = node.driver.log.end_index
+    hasty, patient = asked(node, b'{"a": "x"}', timeout_ms=50), asked(node, b"{}", timeout_ms=5_000)
+    node.tick(60)
+    assert (code(hasty[0]), patient, node.driver.log.end_index) == ("leader-pending-full", [], end_index)
+    workers.next(node)  # for nobody: it does nothing
+    assert patient == []
+    workers.next(node)
+    assert result(patient[0]).first_index == end_index + 1
+    assert hasty[1:] == []
+
+
+def test_the_result_for_an_older_schema_does_not_count(tmp_path: Path) -> None:
+    workers = SlowWorkers()
+    node = Node(tmp_path, workers=workers)
+    set_schema(node, schema("a", on_invalid="reject"))
+    answers = asked(node, b'{"a": 1}')
+    set_schema(node, schema("a", kind="string", compatibility="none", on_invalid="reject"))
+    assert answers == []
+    workers.next(node)
+    assert answers == []
+    workers.next(node)
+    assert (code(answers[0]), answers[0].version) == ("schema-mismatch", 2)
+
+
+def test_workers_that_fail_refuse_the_append_and_do_not_stop_the_node(tmp_path: Path) -> None:
+    class Failing:
+        def run(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+            then(None, MemoryError("no memory"))
+
+    node = Node(tmp_path, workers=Failing())
+    set_schema(node, schema("a", on_invalid="reject"))
+    assert code(append(node, b"{}")) == "schema-mismatch"
     assert node.seams.failures == []
