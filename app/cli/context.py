@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # `--help` imports neither
 PIPE_WIDTH = 10_000  # columns; tables in a pipe are not squeezed
 
 ADVICE = "start a local cluster with `commitlog up`, or set --endpoint"
+UNKNOWN = "the outcome is unknown: the service may have carried it out, or may still do so"
 GIVE_UP_S = 10.0
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -86,6 +87,8 @@ def failure_of(error: "ClientError", *, writes: bool, note: str = "") -> Command
     code = exit_code_of(error, writes=writes)
     never_reached = isinstance(error, NoAnswer) and error.outcome == "not_applied"
     advice = f"\n{ADVICE}" if never_reached and error.retryable else ""
+    if code is ExitCode.OUTCOME_UNKNOWN:
+        advice = f"\n{UNKNOWN}"
     if isinstance(error, Problem):
         problem = {**error.document, "code": error.code, "detail": error.detail, "outcome": error.outcome}
     else:

@@ -123,4 +123,8 @@ def trim_command(target: Target, until_index: int, force: bool) -> None:
     if target.as_json:
         print_json(result)
     else:
-        click.echo(f"log {target.log} begins at index {result['begin_index']:,}")
+        begin = result["begin_index"]
+        reason = "" if begin == until_index else "; only whole batches of committed records are removed"
+        if begin > until_index:
+            reason = "; it began there before"
+        click.echo(f"log {target.log} begins at index {begin:,}{reason}")

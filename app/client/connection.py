@@ -189,6 +189,10 @@ class ClusterConnection:
                 raise Untrusted(
                     f"the certificate of {endpoint} is not trusted ({_reason(error)}); {advice}"
                 ) from error
+            if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+                raise NoAnswer(
+                    f"{endpoint} did not answer within {wait_s + SLACK_S:g} s", sent=True
+                ) from error
             raise NoAnswer(
                 f"{endpoint} closed the connection before it answered ({_reason(error)})", sent=True
             ) from error

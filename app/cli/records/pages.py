@@ -35,8 +35,13 @@ def pages(client: "CommitlogClient", limit: int | None, **query: Any) -> Iterato
         query = {"until_index": end, **query, "from_index": page.next_index, "wait_ms": 0}
 
 
-def tables(client: "CommitlogClient", limit: int | None, **query: Any) -> Iterator["pa.Table"]:
-    """Yield the records that `pages` yields as Arrow tables, at least one."""
+def tables(
+    client: "CommitlogClient", limit: int | None, **query: Any
+) -> Iterator[tuple["pa.Table", int, bool]]:
+    """Yield the records that `pages` yields as Arrow tables, at least one.
+
+    Each with the index after it, and true if committed records follow.
+    """
     query = {name: value for name, value in query.items() if value is not None}
     first = client.read(limit=1, **query)
     at = first.records[0]["index"] if first.records else first.next_index
@@ -47,7 +52,7 @@ def tables(client: "CommitlogClient", limit: int | None, **query: Any) -> Iterat
     while True:
         room = LARGEST_PAGE if left is None else min(left, LARGEST_PAGE)
         table, at, has_more = client.read_arrow(at, limit=room, **query)
-        yield table
+        yield table, at, has_more
         if left is not None:
             left -= table.num_rows
         if not has_more or left == 0:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -24,6 +24,8 @@ from app.cli.records.pages import STARTS, last_matching, pages, tables
 from app.cli.times import Time
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from app.client import CommitlogClient, Page
 
 ONE_PAGE = 1_000
@@ -122,18 +124,29 @@ def read_command(
                 query["from_index"] = last_matching(client, query.pop("last"), **query)
         with output_file(output) as file:
             if form in TABLE_FORMATS:
-                with ExitStack() as stack:
-                    writer = TableOutput(form, file, stack)
-                    for table in tables(client, most, **query):
-                        writer.write(table)
-                return
-            found = pages(client, most, **query)
-            filtered = query["key"] is not None or query["term"] is not None
-            if not (everything or limit or filtered or query.get("last")):
-                found = islice(found, 1)  # one page, as the API limits it
-            last = _write(form, found, file, whole=everything)
-    if last.has_more and form == "text" and not everything:
-        click.echo(f"more from index {last.next_index}: --from-index {last.next_index}", err=True)
+                written = _write_tables(form, tables(client, most, **query), file)
+            else:
+                found = pages(client, most, **query)
+                filtered = query["key"] is not None or query["term"] is not None
+                if not (everything or limit or filtered or query.get("last")):
+                    found = islice(found, 1)  # one page, as the API limits it
+                written = _write(form, found, file, whole=everything)
+    if output is not None and not target.as_json:
+        click.echo(
+            f"{output}: {written.records:,} {'record' if written.records == 1 else 'records'}", err=True
+        )
+    if written.has_more and form != "json" and not everything:
+        click.echo(
+            f"more from index {written.next_index}: --from-index {written.next_index}, or --all", err=True
+        )
+
+
+class _Written(NamedTuple):
+    """Records that were written; where the next ones begin, if there are more."""
+
+    records: int
+    next_index: int
+    has_more: bool
 
 
 def _format(target: Target, form: str | None, output: Path | None) -> str:
@@ -148,17 +161,30 @@ def _format(target: Target, form: str | None, output: Path | None) -> str:
     return form
 
 
-def _write(form: str, found: Iterable["Page"], file: IO[bytes], *, whole: bool) -> "Page":
-    """Write the records of all pages, and return the last page."""
+def _write_tables(form: str, found: "Iterable[tuple[pa.Table, int, bool]]", file: IO[bytes]) -> _Written:
+    written = _Written(0, 0, False)
+    with ExitStack() as stack:
+        writer = TableOutput(form, file, stack)
+        for table, next_index, has_more in found:
+            writer.write(table)
+            written = _Written(written.records + table.num_rows, next_index, has_more)
+    return written
+
+
+def _write(form: str, found: Iterable["Page"], file: IO[bytes], *, whole: bool) -> _Written:
+    """Write the records of all pages."""
     page: Page | None = None
+    count = 0
     if form != "json":
         emit = emitter(form, file)
         for page in found:
+            count += len(page.records)
             for record in page.records:
                 emit(record)
     elif whole:  # page after page: the document may be larger than the memory
         separator = b'{"records": ['
         for page in found:
+            count += len(page.records)
             for record in page.records:
                 file.write(separator + json_line(record).encode())
                 separator = b", "
@@ -171,9 +197,10 @@ def _write(form: str, found: Iterable["Page"], file: IO[bytes], *, whole: bool) 
         for page in found:
             records += page.records
         assert page is not None
+        count = len(records)
         file.write(json_line({**page.document, "records": records}).encode() + b"\n")
     assert page is not None
-    return page
+    return _Written(count, page.next_index, page.has_more)
 
 
 @click.command("tail")

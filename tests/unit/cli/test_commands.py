@@ -1,6 +1,7 @@
 """The commands against a scripted node: what they print, and with which exit code they end."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli.main import COMMANDS, cli
+from app.client import connection
 from tests.unit.cli.fake_service import Asked, Told, committed, fake_service, problem
 from tests.unit.cli.test_client import closed_url
 
@@ -52,7 +54,7 @@ def test_exit_codes_of_an_append(told: Told, exit_code: int) -> None:
     assert result.exit_code == exit_code
     if exit_code:
         assert result.stderr.startswith(f"commitlog: {told.document['code']}: ")
-        assert result.stderr.count("\n") == 1
+        assert result.stderr.count("\n") == (2 if exit_code == 6 else 1)
 
 
 def test_no_node_at_all_is_unavailable() -> None:
@@ -114,6 +116,38 @@ def test_read_prints_lines_or_the_page() -> None:
     assert json.loads(document.stdout) == page
     assert node.asked[0].query == {"from_index": "4", "limit": "1000", "wait_ms": "0"}
     assert node.asked[1].query["last"] == "1"
+
+
+def test_an_output_file_is_reported_with_the_rest_that_it_lacks(tmp_path: Path) -> None:
+    page = {"records": [RECORD], "next_index": 5, "has_more": True, "committed_index": 9}
+    with answering(Told(200, page)) as node:
+        result = run("read", "-o", str(tmp_path / "a.csv"), url=node.url)
+    assert result.stdout == ""
+    assert f"{tmp_path / 'a.csv'}: 1 record\n" in result.stderr
+    assert "more from index 5: --from-index 5, or --all" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("begin", "reason"), [(100, ""), (92, "; only whole batches"), (120, "; it began there before")]
+)
+def test_trim_explains_where_the_log_begins(begin: int, reason: str) -> None:
+    with answering(Told(200, {"log": "default", "begin_index": begin})) as node:
+        result = run("trim", "100", url=node.url)
+    assert result.stdout.startswith(f"log default begins at index {begin}{reason}")
+
+
+def test_an_append_without_an_answer_has_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SLACK_S", -4.8)  # the service may take 5 s
+
+    def answer(asked: Asked) -> Told:
+        time.sleep(0.4)
+        return Told(0)
+
+    with fake_service(answer) as node:
+        result = run("append", "v", "--give-up-s", "0.1", url=node.url)
+    assert result.exit_code == 6
+    assert f"{node.url} did not answer within 0.2 s\n" in result.stderr
+    assert "the outcome is unknown" in result.stderr
 
 
 def test_read_wants_one_start() -> None:
