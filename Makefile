@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help s3 setup doctor demo test check format docs docs-site rules sim mutants scenarios-rewrite chaos bench package sbom lock clean
+.PHONY: help s3 setup doctor demo test check format docs docs-site deploy-check rules sim mutants scenarios-rewrite chaos bench package sbom lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -36,6 +36,13 @@ docs: setup  ## generate docs/configuration.md and docs/tables.md from the docst
 docs-site:  ## build the documentation for /docs/ of the nodes (needs the network once, for mkdocs-material)
 	@test -x .cache/mkdocs/bin/mkdocs || ($(PYTHON) -m venv .cache/mkdocs && .cache/mkdocs/bin/pip install --quiet mkdocs-material)
 	@.cache/mkdocs/bin/mkdocs build --quiet --strict
+
+deploy-check: setup  ## validate conf/deploy by schemas (needs Go and the network once) and by promtool (Debian: prometheus)
+	@test -x .cache/deploy/bin/compose || (GOBIN=$(CURDIR)/.cache/deploy/bin go install \
+	  github.com/compose-spec/compose-go/v2/cmd@v2.16.2 && mv .cache/deploy/bin/cmd .cache/deploy/bin/compose)
+	@test -x .cache/deploy/bin/kubernetes-validate || (test -x .cache/deploy/bin/python || $(PYTHON) -m venv .cache/deploy; \
+	  .cache/deploy/bin/pip install --quiet 'kubernetes-validate==1.37.*')
+	@$(BIN)/python -m pytest -p no:cacheprovider -rs tests/integration/operations/test_deployment.py $(ARGS)
 
 rules: setup  ## list the rules of app/RULES.md that no test proves
 	@$(BIN)/python -m tests.rules

@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +120,57 @@ def expressions() -> Iterator[tuple[str, str]]:
             assert rule["labels"]["severity"] in ("warning", "critical")
             assert rule["annotations"]["summary"]
             yield rule["alert"], rule["expr"]
+
+
+def tool(name: str) -> str:
+    """Path of a validator, from `make deploy-check` or the machine; the test is skipped without it."""
+    own = ROOT / ".cache" / "deploy" / "bin" / name
+    found = str(own) if own.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed: make deploy-check")
+    return found
+
+
+def validate(*command: str | Path) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_every_alert_fires_in_its_case_and_no_other() -> None:
+    promtool = tool("promtool")
+    validate(promtool, "check", "rules", DEPLOY / "alerts.yaml")
+    cases = Path(__file__).with_name("alert_rules_test.yaml")
+    validate(promtool, "test", "rules", cases)
+    alerts = re.findall(r"- alert: (\w+)", (DEPLOY / "alerts.yaml").read_text())
+    assert sorted(alerts) == sorted(re.findall(r'alertname="(\w+)"', cases.read_text()))
+
+
+def test_the_metrics_follow_the_conventions_of_prometheus(cluster: Cluster) -> None:
+    text = httpx.get(f"http://127.0.0.1:{cluster.rest_ports['n1']}/metrics", timeout=30).text
+    done = subprocess.run(
+        [tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, timeout=60
+    )
+    assert "error" not in done.stderr, done.stderr
+
+
+def test_the_objects_of_kubernetes_match_its_schema() -> None:
+    files = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    validate(tool("kubernetes-validate"), "--strict", *files)
+
+
+def test_the_compose_file_matches_its_specification(tmp_path: Path) -> None:
+    folder = tmp_path / "conf" / "deploy"
+    shutil.copytree(DEPLOY, folder)
+    (folder / "cluster.secret").write_text("0" * 64)
+    document = yaml.safe_load(validate(tool("compose"), folder / "compose.yaml"))
+    assert sorted(document["services"]) == ["n1", "n2", "n3"]
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = (DEPLOY / "commitlog@.service").read_text()
+    (tmp_path / "commitlog@.service").write_text(unit.replace("/opt/commitlog/bin/commitlog", sys.executable))
+    assert "commitlog@" not in validate(tool("systemd-analyze"), "verify", tmp_path / "commitlog@.service")
 
 
 @pytest.mark.parametrize("path", ["grafana_dashboard.json", "alerts.yaml"])
