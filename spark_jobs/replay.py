@@ -95,14 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, OptionError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    except (
-        *SPARK_ERRORS,
-        SourceError,
-        SchemaInvalid,
-        SchemaLibraryMissing,
-        JarsUnavailable,
-        JavaNotFound,
-    ) as error:
+    except FAILURES as error:
         sys.stderr.write(f"{error}\n")
         return 5 if isinstance(error, Unreachable) else 1
     return 0

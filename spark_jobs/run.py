@@ -207,6 +207,9 @@ def _follow(
     is_flag=True,
     help="No other driver writes these tables: start even if their store's commits are not exclusive.",
 )
+@click.option(
+    "--change-data-feed", is_flag=True, help="Record the changes of the rows of `current` (Delta's CDF)."
+)
 @spark_options
 @click.option("--driver-memory", help="Heap of the driver.  [default: 2g]")
 @click.option("--progress", type=FILE_PATH, help="JSON file of the progress.  [default: beside the tables]")
@@ -243,6 +246,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> MaterializeConfig
         spark=settings,
         catalog=given.catalog,
         single_driver=given.single_driver,
+        change_data_feed=given.change_data_feed,
     )
 
 

@@ -18,7 +18,10 @@ COMMANDS = {
     "logs": ("app.cli.logs", "List, show, create, change and delete logs."),
     "cursors": ("app.cli.log_state.cursors", "Show, set and delete the cursors of a log."),
     "fence": ("app.cli.log_state.fence", "Set or remove the fencing token of a log."),
-    "schema": ("app.cli.log_state.schema", "Set, show, check and infer the schema of a log."),
+    "schema": (
+        "app.cli.log_state.schema",
+        "Set, show, check and infer the schema of a log.",
+    ),
     "events": ("app.cli.log_state.events", "Show the journal of events of a node."),
     "backup": ("app.cli.backup.backup", "Copy the committed records of a log into a folder."),
     "restore": ("app.cli.backup.restore", "Restore a backup into a new log."),

@@ -13,12 +13,11 @@ from rich.table import Table as View
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
 from app.cli.times import Time
 from app.client.tables import Cut, MaterializedTable, Tables
-from app.local.spark_job import JOB, VERIFY_JOB, job_arguments
+from app.local.spark_job import DEFAULT_TABLES, JOB, VERIFY_JOB, job_arguments
 from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
 from app.tables.names import ENTRIES
 from storage.units import MIB
 
-DEFAULT_TABLES = Path("commitlog-data/tables")
 DEFAULT_CHECKPOINTS = Path("commitlog-data/checkpoints")
 DEPTH = 2  # TABLES/LOG/TABLE
 folder = click.Path(file_okay=False, path_type=Path)

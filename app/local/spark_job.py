@@ -11,8 +11,10 @@ from app.local.processes import ChildProcess
 STOP_GRACE_S = 5.0  # a kill does no harm: the tables stay correct (spark_jobs/README.md)
 
 
+DEFAULT_TABLES = Path("commitlog-data/tables")
 JOB = "spark_jobs.run"
 VERIFY_JOB = "spark_jobs.verify"
+REPLAY_JOB = "spark_jobs.replay"
 
 
 def job_arguments(

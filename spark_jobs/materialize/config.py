@@ -44,6 +44,7 @@ class MaterializeConfig:
     `progress.json` beside the tables. as_json: output format of `main`. spark: where it runs. catalog:
     `CATALOG` or `CATALOG.SCHEMA` in which the tables have names, None for none. single_driver: no other
     driver writes these tables, so their store need not refuse a second commit of one version.
+    change_data_feed: of `current`, from now on; once set, it stays.
     """
 
     endpoint: str
@@ -66,6 +67,7 @@ class MaterializeConfig:
     spark: SparkSettings = field(default_factory=SparkSettings)
     catalog: str | None = None
     single_driver: bool = False
+    change_data_feed: bool = False
 
     def __post_init__(self) -> None:
         if is_url(self.tables_root) and self.progress is None:

@@ -68,13 +68,16 @@ class LogMaterializer:
         self._news, self._journals, self._workers = shared.news, shared.journals, shared.workers
         self._status = client(shared.quick)
         records = client(shared.patient)
+        self.typed = TypedTables(
+            spark, records, path, follows=follows, change_data_feed=config.change_data_feed
+        )
         self.entries = EntriesJob(
             spark,
             records,
             path(ENTRIES),
             entries_options(config, log),
             follows=follows,
-            followers=(TypedTables(spark, records, path, follows=follows),),
+            followers=(self.typed,),
         )
         self.events = EventsJob(
             spark,
@@ -224,6 +227,7 @@ class LogMaterializer:
             epochs_rows=len(self.epochs.committed),
             restarts=sum(max(0, supervisor.starts - 1) for supervisor in (self._records, self._journal)),
             last_batch=self.entries.last_batch,
+            typed=self.typed.progress(),
         )
 
 

@@ -17,7 +17,8 @@ class LogProgress:
 
     materialized_index: every data record up to it is in `entries`. committed_index: of the log, None when no
     replica answered. restarts: of queries, after failures. last_batch: the newest micro-batch of `entries`:
-    its id, the number of records read, and the milliseconds by part; None before the first.
+    its id, the number of records read, and the milliseconds by part; None before the first. typed: of the
+    typed tables, as of `TypedTables.progress`; None without a schema.
     """
 
     entries_rows: int
@@ -28,6 +29,7 @@ class LogProgress:
     epochs_rows: int
     restarts: int
     last_batch: Mapping[str, Any] | None = None
+    typed: Mapping[str, Any] | None = None
 
     @property
     def lag_records(self) -> int | None:
@@ -62,9 +64,15 @@ class Progress:
         parts = []
         for name, log in self.logs.items():
             lag = "unknown" if log.lag_records is None else f"{log.lag_records:,}"
+            typed = log.typed
+            typed_part = (
+                ""
+                if typed is None
+                else f", typed through {typed['typed_index']:,} of {typed['target_index']:,}"
+            )
             parts.append(
                 f"{name}: {log.entries_rows:,} entries through index {log.materialized_index:,}, lag {lag}, "
-                f"{log.events_rows:,} events, {log.epochs_rows} epochs"
+                f"{log.events_rows:,} events, {log.epochs_rows} epochs{typed_part}"
             )
         return f"{self.state}: {'; '.join(parts)}; {self.records_per_s:,.0f} records/s"
 

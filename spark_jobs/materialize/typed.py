@@ -8,14 +8,17 @@ job that does not follow the log, else every CURRENT_EACH_S.
 """
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from app.schemas import LogSchema
+from spark_jobs.materialize.supervisor import MAX_FAILURES
 from spark_jobs.source.log_reads import LogReads
 from spark_jobs.tables.table import DEAD_LETTERS, ENTRIES, SPARK_ERRORS, Table
 from spark_jobs.typed.claimed_table import ClaimedTable
@@ -35,14 +38,23 @@ class TypedTables:
     """
 
     def __init__(
-        self, spark: SparkSession, client: LogReads, path_of: Callable[[Table], str], *, follows: bool = True
+        self,
+        spark: SparkSession,
+        client: LogReads,
+        path_of: Callable[[Table], str],
+        *,
+        follows: bool = True,
+        change_data_feed: bool = False,
     ) -> None:
-        """client: of the log. path_of: returns the folder or URL of a table. follows: as of `EntriesJob`."""
+        """client: of the log. path_of: returns the folder or URL of a table. follows: as of `EntriesJob`.
+        change_data_feed: as of `CurrentTable`."""
         self.spark = spark
         self.client = client
         self.path_of = path_of
         self.follows = follows
+        self.change_data_feed = change_data_feed
         self.next_index = 0
+        self.until_index = 0  # of the last call of `extend`
         self.current: dict[int, CurrentTable] = {}
         self.decoder: TypedDecoder | None = None
         self.records: dict[int, ClaimedTable] = {}  # by the first version of their generation
@@ -55,12 +67,13 @@ class TypedTables:
         self._timer: threading.Timer | None = None
         self._applied_at_s = -math.inf
         self._failed: Exception | None = None  # of the thread of the timer
+        self._failures = 0  # of that thread, in a row
 
     def open(self) -> None:
         """Forget what is known of the tables: the next write reads their progress. Other drivers may have
         written."""
         self.decoder, self.records, self.current = None, {}, {}
-        self._versions, self._failed = (), None
+        self._versions, self._failed, self._failures = (), None, 0
 
     def _claimed(self, table: Table, position: str) -> ClaimedTable:
         return ClaimedTable(self.spark, self.path_of(table), table, position, follows=self.follows)
@@ -75,6 +88,7 @@ class TypedTables:
         self._read_schemas(until)
         if self.decoder is None:
             return
+        self.until_index = until
         for end, rows in self._entries.pieces(self.next_index, until, COLUMNS):
             if rows.num_rows:
                 self._write_rows(self.decoder, rows, end)
@@ -97,8 +111,13 @@ class TypedTables:
             with self._noting:
                 changed, self._changed = self._changed, set()
                 until, tables = self.next_index, dict(self.current)
-            for first in sorted(changed & tables.keys()):
-                tables[first].extend(until)
+            try:
+                for first in sorted(changed & tables.keys()):
+                    tables[first].extend(until)
+            except Exception:
+                with self._noting:
+                    self._changed |= changed  # what was applied already is found by its transaction
+                raise
 
     def _start_timer(self) -> None:
         """Apply the changes some time after the last ones: a MERGE costs more than an append."""
@@ -108,14 +127,36 @@ class TypedTables:
         self._timer.start()
 
     def _apply_late(self) -> None:
+        """Apply the changes. An error is repeated here, so that the other tables of the log go on."""
         try:
             self.apply()
+            self._failures = 0
         except (*SPARK_ERRORS, OSError) as error:
-            self._failed = error
+            self._failures += 1
+            if self._failures > MAX_FAILURES:
+                self._failed = error
+            else:
+                reason = str(error).strip().partition("\n")[0][:500]
+                sys.stderr.write(f"{self.client.log}: current: {reason}; trying again\n")
         self._applied_at_s = time.monotonic()
         self._timer = None
         if self._changed and self._failed is None:
             self._start_timer()
+
+    def progress(self) -> dict[str, Any] | None:
+        """Return how far the tables are, also while `extend` is running; None without a schema.
+
+        typed_index: every record up to it is in the tables or a tombstone, -1 for none. target_index: up to
+        which they are being written. records_rows, dead_letters_rows: numbers of their rows.
+        """
+        if self.decoder is None:
+            return None
+        return {
+            "typed_index": self.next_index - 1,
+            "target_index": max(self.until_index, self.next_index) - 1,
+            "records_rows": sum(table.rows for table in list(self.records.values())),
+            "dead_letters_rows": self.dead_letters.rows,
+        }
 
     def _read_schemas(self, until: int) -> None:
         """Learn the versions of the schema that records before `until` may have."""
@@ -155,6 +196,7 @@ class TypedTables:
                 self.path_of(generation.current()),
                 self.path_of(generation.records()),
                 self.path_of(ENTRIES),
+                change_data_feed=self.change_data_feed,
             )
             table.open(generation, self.client.log, log_id)
         with self._noting:

@@ -41,6 +41,7 @@ MADE_WITHIN_S = 5.0  # the table exists, once its folder exists
 LOOK_EACH_S = 0.2
 MAX_REFUSALS = 3  # retries of one claim that the table still gives
 
+STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
 PROPERTIES = {
     "delta.checkpointInterval": "100",
     "delta.logRetentionDuration": "interval 7 days",  # as for files: each known version can be read
@@ -244,7 +245,7 @@ DEAD_LETTERS = Table(
 )
 """Each data record of a log with a schema that does not match it. Key: `index`.
 
-Written by `spark_jobs/materialize/typed.py` from `entries`. `python -m spark_jobs.replay` reads them again
+Written by `spark_jobs/materialize/typed.py` from `entries`. `commitlog schema replay` reads them again
 with the newest version of the schema, and moves those that match to `records`.
 """
 CURRENT = Table(
@@ -291,7 +292,7 @@ def settings_of_table(table: Table, properties: Mapping[str, str] | None = None)
     """Return the properties of a new table. properties: beside the common ones."""
     return {
         **PROPERTIES,
-        "delta.dataSkippingStatsColumns": ",".join(table.statistics),
+        STATISTICS_PROPERTY: ",".join(table.statistics),
         **(properties or {}),
     }
 

@@ -1,36 +1,146 @@
-"""The tables of a log by name, for SQL: temporary views, including one of the present watermarks."""
+"""The tables of a log by name, for SQL: temporary views, including one of the present watermarks.
 
+The typed tables of a schema with incompatible versions have several generations: `records`, `records_v3`. The
+views `records` and `current` are over all of them; `records_v3` is one generation.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+)
 
 from app.errors import ConfigError
-from spark_jobs.session.locations import location
-from spark_jobs.tables.table import TABLES, WATERMARKS, is_table, read_table, table_path
+from app.tables.catalog import is_typed
+from app.tables.delta_log import table_folders
+from app.tables.names import CURRENT, KEYS_PROPERTY, RECORDS
+from spark_jobs.session.locations import is_url, location
+from spark_jobs.tables.table import (
+    TABLES,
+    TYPED_TABLES,
+    WATERMARKS,
+    is_table,
+    quoted_name,
+    read_table,
+    table_path,
+    table_properties,
+)
 from spark_jobs.tables.transforms import latest_watermarks
 
 LATEST_WATERMARKS = "latest_watermarks"
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+_NESTED = (StructType, ArrayType, MapType)
 
 
 def create_views(spark: SparkSession, tables: Path | str, log: str = "default") -> list[str]:
     """Create a view of each existing table, and `latest_watermarks`. Return their names.
 
-    tables: folder or URL; a relative path starts at the current folder. Raises ConfigError when it contains
-    no table of the log.
+    tables: folder or URL; a relative path starts at the current folder. At a URL, generations of the typed
+    tables after the first are not found. Raises ConfigError when it contains no table of the log.
     """
-    names = []
-    for table in TABLES:
-        path = table_path(tables, log, table)
-        if is_table(spark, path):
-            read_table(spark, path).createOrReplaceTempView(table.name)
-            names.append(table.name)
-    if not names:
+    paths = {table.name: table_path(tables, log, table) for table in (*TABLES, *TYPED_TABLES)}
+    folder = f"{location(str(tables)).rstrip('/')}/{log}"
+    if not is_url(folder):
+        paths |= {name: f"{folder}/{name}" for name in table_folders(folder) if is_typed(name)}
+    found = {name: read_table(spark, path) for name, path in paths.items() if is_table(spark, path)}
+    if not found:
         raise ConfigError(
             f"{location(str(tables))} contains no table of log {log!r}: set the folder that the job writes "
             "to (`commitlog up` and `commitlog materialize`: commitlog-data/tables, `commitlog demo`: "
             "demo-data/tables)"
         )
-    if WATERMARKS.name in names:
-        latest_watermarks(spark.table(WATERMARKS.name)).createOrReplaceTempView(LATEST_WATERMARKS)
-        names.append(LATEST_WATERMARKS)
-    return names
+    if WATERMARKS.name in found:
+        found[LATEST_WATERMARKS] = latest_watermarks(found[WATERMARKS.name])
+    views = dict(found)
+    records, current = (_generations(found, kind) for kind in (RECORDS, CURRENT))
+    if records:
+        views[RECORDS] = united(list(records.values()))
+    if current:
+        newest = table_properties(spark, paths[list(current)[-1]])
+        views[CURRENT] = newest_rows(
+            list(current.values()), json.loads(newest.get(KEYS_PROPERTY, '["_key"]'))
+        )
+    for name, rows in views.items():
+        rows.createOrReplaceTempView(name)
+    return list(views)
+
+
+def _generations(found: Mapping[str, DataFrame], kind: str) -> dict[str, DataFrame]:
+    """Return the tables of one kind, oldest generation first."""
+    names = (name for name in found if is_typed(name, kind))
+    return {name: found[name] for name in sorted(names, key=lambda name: int(name.partition("_v")[2] or 0))}
+
+
+def united(generations: Sequence[DataFrame]) -> DataFrame:
+    """Return the rows of all generations of a table, oldest generation first, by the names of the columns.
+
+    A column that has several types is a bigint if all of them are integers, a double for float and double,
+    else a string: JSON for nested types, base64 for binary.
+    """
+    kinds: dict[str, list[DataType]] = {}
+    names: dict[str, str] = {}
+    for rows in reversed(generations):
+        for each in rows.schema:
+            kinds.setdefault(each.name.lower(), []).append(each.dataType)
+            names.setdefault(each.name.lower(), each.name)
+    wanted = {name: _common(found) for name, found in kinds.items()}
+    pieces = [
+        rows.select(
+            *(
+                _as(F.col(quoted_name(each.name)), each.dataType, wanted[each.name.lower()]).alias(
+                    names[each.name.lower()]
+                )
+                for each in rows.schema
+            )
+        )
+        for rows in generations
+    ]
+    return reduce(lambda rows, more: more.unionByName(rows, allowMissingColumns=True), pieces)
+
+
+def newest_rows(generations: Sequence[DataFrame], keys: Sequence[str]) -> DataFrame:
+    """Return the newest row of each key over all generations of `current`. keys: of the newest generation; a
+    row that lacks one is of an older generation with other keys, and stays."""
+    rows = united(generations)
+    if len(generations) == 1:
+        return rows
+    own = [F.col(quoted_name(name)) for name in keys]
+    place = F.row_number().over(Window.partitionBy(*own).orderBy(F.desc("_index"))).alias("_place")
+    lacks = reduce(Column.__or__, (key.isNull() for key in own))
+    return rows.select("*", place).where((F.col("_place") == 1) | lacks).drop("_place")
+
+
+def _common(kinds: Sequence[DataType]) -> DataType:
+    if all(kind == kinds[0] for kind in kinds):
+        return kinds[0]
+    for wanted, accepted in ((LongType(), _INTEGERS), (DoubleType(), (FloatType, DoubleType))):
+        if all(isinstance(kind, accepted) for kind in kinds):
+            return wanted
+    return StringType()
+
+
+def _as(column: Column, kind: DataType, wanted: DataType) -> Column:
+    if kind == wanted:
+        return column
+    if isinstance(wanted, StringType):
+        if isinstance(kind, _NESTED):
+            return F.to_json(column)
+        if isinstance(kind, BinaryType):
+            return F.base64(column)
+    return column.cast(wanted)

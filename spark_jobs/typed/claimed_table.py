@@ -6,7 +6,8 @@ lower index: Delta refuses it. Its rows below the new end of the table are left 
 Rows that other programs insert below the end of the table change no claim.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,12 +16,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampNTZType
 
 from app.tables.delta_log import DeltaLog, DeltaLogError, DeltaSnapshot
-from app.tables.names import LOG_ID_PROPERTY
+from app.tables.names import CLUSTERING_PROPERTY, LOG_ID_PROPERTY
 from spark_jobs.errors import LogClash
 from spark_jobs.session.locations import is_url
 from spark_jobs.tables.table import (
     MAX_REFUSALS,
     SPARK_ERRORS,
+    STATISTICS_PROPERTY,
     Table,
     TableClash,
     create_table,
@@ -29,6 +31,7 @@ from spark_jobs.tables.table import (
     quoted_name,
     read_table,
     set_properties,
+    settings_of_table,
     sql_type,
     table_properties,
 )
@@ -57,19 +60,25 @@ class ClaimedTable:
         self.rows = 0
         self._commits = None if is_url(path) else DeltaLog(path)
 
-    def open(self, log: str, log_id: str) -> None:
-        """Create the table if needed, change its columns if needed, and read its progress.
+    def open(self, log: str, log_id: str, properties: Mapping[str, str] | None = None) -> None:
+        """Create the table if needed, change its columns and clustering if needed, and read its progress.
 
-        Raises LogClash if it holds another log's records.
+        properties: of the table, beside the common ones. Raises LogClash if it holds another log's records.
         """
-        if self._create({LOG_ID_PROPERTY: log_id}):
+        own = {**(properties or {}), CLUSTERING_PROPERTY: self._clustering}
+        if self._create({LOG_ID_PROPERTY: log_id, **own}):
             self.last_index, self.rows = NO_INDEX, 0
             return
         snapshot = self._snapshot()
         known = table_properties(self.spark, self.path) if snapshot is None else snapshot.properties
         if known.get(LOG_ID_PROPERTY, log_id) != log_id:
             raise LogClash(log, f"{self.path} holds the records of the log with id {known[LOG_ID_PROPERTY]}")
-        self.evolve(self.table)
+        self._add_columns()
+        changed = {name: text for name, text in own.items() if known.get(name) != text}
+        if CLUSTERING_PROPERTY in changed:
+            self._cluster()
+        if changed:
+            self._repeated(lambda: set_properties(self.spark, self.path, changed))
         self.refresh()
 
     def _create(self, properties: Mapping[str, str]) -> bool:
@@ -81,19 +90,51 @@ class ClaimedTable:
         self.table = table
         self._writer = TableWriter(self.spark, self.path, table, follows=self._follows)
 
+    @property
+    def _clustering(self) -> str:
+        return json.dumps(self.table.cluster_by)
+
     def evolve(self, table: Table) -> None:
-        """Add the columns of `table` that are missing, and widen types; the files stay as they are."""
+        """Add the columns of `table` that are missing, widen types, and change the clustering of later files;
+        the present files stay as they are."""
+        before = self._clustering
         self._write_as(table)
+        self._add_columns()
+        if self._clustering != before:
+            self._cluster()
+            set_clustering = {CLUSTERING_PROPERTY: self._clustering}
+            self._repeated(lambda: set_properties(self.spark, self.path, set_clustering))
+
+    def _add_columns(self) -> None:
+        self._repeated(self._change_columns)
+
+    def _change_columns(self) -> None:
+        held = read_table(self.spark, self.path).schema
+        due = list(changes(held, self.table.schema))
+        if any(not each.is_new for each in due):
+            set_properties(self.spark, self.path, WIDENING)
+        for each in due:
+            self.spark.sql(f"ALTER TABLE {identifier(self.path)} {self._clause(each)}")
+
+    def _cluster(self) -> None:
+        """Cluster by the columns of `table`, of which Delta then needs statistics."""
+        settings = settings_of_table(self.table)
+        statistics = {name: text for name, text in settings.items() if name == STATISTICS_PROPERTY}
+        names = ", ".join(map(quoted_name, self.table.cluster_by))
+
+        def change() -> None:
+            set_properties(self.spark, self.path, statistics)
+            self.spark.sql(f"ALTER TABLE {identifier(self.path)} CLUSTER BY ({names})")
+
+        self._repeated(change)
+
+    def _repeated(self, change: Callable[[], None]) -> None:
+        """Change the table; after a conflict, which may be another driver's same change, again."""
         for attempt in range(1, MAX_REFUSALS + 1):
-            held = read_table(self.spark, self.path).schema
-            due = list(changes(held, self.table.schema))
             try:
-                if any(not each.is_new for each in due):
-                    set_properties(self.spark, self.path, WIDENING)
-                for each in due:
-                    self.spark.sql(f"ALTER TABLE {identifier(self.path)} {self._clause(each)}")
+                change()
                 return
-            except SPARK_ERRORS as error:  # another driver made the same change
+            except SPARK_ERRORS as error:
                 if attempt == MAX_REFUSALS or not any(text in str(error) for text in CHANGED_MEANWHILE):
                     raise
 

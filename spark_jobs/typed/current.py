@@ -5,6 +5,7 @@ version that is not above the last one. A range that begins earlier than the las
 table: each row is replaced only by a newer one, and the tombstones of the range are applied again.
 """
 
+import json
 import threading
 from typing import Final
 
@@ -12,12 +13,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from app.tables.delta_log import DeltaLog, DeltaLogError
+from app.tables.names import KEYS_PROPERTY
 from spark_jobs.session.locations import is_url
-from spark_jobs.tables.table import SPARK_ERRORS, identifier, quoted_name, read_table
+from spark_jobs.tables.table import (
+    SPARK_ERRORS,
+    identifier,
+    quoted_name,
+    read_table,
+    set_properties,
+    table_properties,
+)
 from spark_jobs.typed.claimed_table import ClaimedTable
 from spark_jobs.typed.layout import Generation
 
 TXN_SETTINGS: Final = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
 CONCURRENT_CHANGE: Final = "DELTA_CONCURRENT"
 ATTEMPTS: Final = 5
 ONE_AT_A_TIME = threading.Lock()  # of all logs of the process: each takes all cores
@@ -27,11 +37,21 @@ class CurrentTable:
     """`current` of one generation. next_index: the records before it are applied. Not safe for use by two
     threads."""
 
-    def __init__(self, spark: SparkSession, path: str, records_path: str, entries_path: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: str,
+        records_path: str,
+        entries_path: str,
+        *,
+        change_data_feed: bool = False,
+    ) -> None:
+        """change_data_feed: record the changes of rows from now on; False leaves the table as it is."""
         self.spark = spark
         self.path = path
         self.records_path = records_path
         self.entries_path = entries_path
+        self._has_feed = change_data_feed
         self.next_index = 0
         self.generation: Generation | None = None
         self._own: SparkSession | None = None  # its settings are of one MERGE at a time
@@ -39,7 +59,9 @@ class CurrentTable:
     def open(self, generation: Generation, log: str, log_id: str) -> None:
         """Create the table if needed, change its columns if needed, and read its progress."""
         table = ClaimedTable(self.spark, self.path, generation.current(), "_index")
-        table.open(log, log_id)
+        table.open(log, log_id, {KEYS_PROPERTY: json.dumps(generation.keys)})
+        if self._has_feed and CHANGE_DATA_FEED.items() - table_properties(self.spark, self.path).items():
+            set_properties(self.spark, self.path, CHANGE_DATA_FEED)
         self.generation = generation
         self.next_index = max(table.last_index + 1, self._applied())
 

@@ -1,6 +1,8 @@
-"""`commitlog schema`: the schema of a log, set from a file, shown, checked and inferred."""
+"""`commitlog schema`: the schema of a log, set from a file, shown, checked, inferred; dead letters again."""
 
 import base64
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_table, target_options
+from app.local.spark_job import DEFAULT_TABLES, REPLAY_JOB
 
 if TYPE_CHECKING:
     from app.client import CommitlogClient
@@ -60,7 +63,7 @@ def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group("schema")
 def schema_command() -> None:
-    """Set, show, check and infer the schema of a log.
+    """Set, show, check and infer the schema of a log; replay its dead letters.
 
     A schema describes the records of a log: JSON by a JSON Schema or Spark DDL, Avro or Protobuf. The
     Spark job writes records that match to typed columns. Versions are in the log, in order with its records.
@@ -71,6 +74,7 @@ def schema_command() -> None:
       commitlog schema check orders.json --log orders
       commitlog schema set orders.json --key id --on-invalid reject --log orders
       commitlog schema show --log orders
+      commitlog schema replay --log orders
     """
 
 
@@ -279,6 +283,46 @@ def infer_schema(target: Target, last: int) -> None:
         click.echo(infer(values))
     except SamplesUnusable as error:
         raise CommandFailed(f"no schema follows from the records of {target.log}: {error}") from error
+
+
+@schema_command.command("replay")
+@click.option(
+    "--tables",
+    envvar="COMMITLOG_TABLES",
+    show_envvar=True,
+    help=f"Folder or URL of the Delta tables.  [default: {DEFAULT_TABLES}]",
+)
+@click.option("--version", type=click.IntRange(1), help="Version to read with. Default: the newest.")
+@click.option(
+    "--spark-conf",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    envvar="COMMITLOG_SPARK_CONF",
+    show_envvar=True,
+    help="Settings file of Spark, with the default of --tables; see conf/spark.toml.",
+)
+@target_options
+def replay_dead_letters(
+    target: Target, tables: str | None, version: int | None, spark_conf: Path | None
+) -> None:
+    """Read the dead letters again, and move those that match the schema now to `records`.
+
+    The Spark job that follows the log may run meanwhile. A killed replay can be repeated: each record is
+    moved once.
+
+    \b
+    Examples:
+      commitlog schema set orders.json --log orders && commitlog schema replay --log orders
+      commitlog schema replay --version 2 --tables s3://bucket/tables --json --log orders
+    """
+    if target.token is not None:
+        os.environ["COMMITLOG_TOKEN"] = target.token
+    if tables is None and spark_conf is None:
+        tables = str(DEFAULT_TABLES)
+    command = [sys.executable, "-P", "-m", REPLAY_JOB, "--endpoint", ",".join(target.endpoints)]
+    command += ["--log", target.log, *(["--json"] if target.as_json else [])]
+    for name, given in (("--tables", tables), ("--version", version), ("--conf", spark_conf)):
+        command += [] if given is None else [name, str(given)]
+    os.execv(command[0], command)
 
 
 def _newest_values(client: "CommitlogClient", last: int) -> list[tuple[int, bytes]]:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from spark_jobs.materialize import typed
+from spark_jobs.materialize.supervisor import MAX_FAILURES
 from spark_jobs.materialize.typed import TypedTables
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import Table, read_table
+from spark_jobs.tables.table import Table, identifier, read_table
 from spark_jobs.tables.table_writer import TableWriter
 from spark_jobs.typed.law import misplaced
 from tests.spark.conftest import endpoints
@@ -63,7 +65,7 @@ def test_history_changes_of_the_schema_and_records_that_do_not_match(
     log.append(told(id=4))
     second = FIRST.replace("id INT", "id BIGINT").replace("x: INT", "x: BIGINT, y: STRING")
     second = second.replace("n: INT", "n: BIGINT, m: DOUBLE") + ", price DECIMAL(10,2)"
-    log.set_schema(second)  # index 8
+    log.set_schema(second, cluster_by=["city", "id"])  # index 8
     log.append(told(id=2**40, at={"x": 2**41, "y": "z"}, tags=[{"n": 2**42, "m": 0.5}], price=1.25))
     log.append(told(id=5, at={"x": 1}), headers=(("schema-version", b"1"),))
     log.append(told(id=6), headers=(("schema-version", b"3"),))
@@ -83,6 +85,8 @@ def test_history_changes_of_the_schema_and_records_that_do_not_match(
     assert found[3]["at"] == Row(x=2**41, y="z")
     assert found[3]["tags"] == [Row(n=2**42, m=0.5)]
     assert found[4]["at"] == Row(x=1, y=None)
+    detail = spark.sql(f"DESCRIBE DETAIL {identifier(f'{config.tables}/default/records')}").collect()[0]
+    assert detail["clusteringColumns"] == ["city", "id"]
     assert [row["id"] for row in rows(spark, config, "records_v3")] == ["seven"]
     dead = rows(spark, config, "dead_letters", "index")
     assert [(row["index"], row["schema_version"]) for row in dead] == [(2, 1), (6, 1), (11, 3), (14, 3)]
@@ -145,7 +149,43 @@ def test_each_record_is_once_in_the_tables_after_a_stop_at_any_point(
     for tables in (*slept, driver()):
         tables.extend(log.next_index)
     entries, letters = (read_table(spark, str(folder / name)) for name in ("entries", "dead_letters"))
-    typed = [read_table(spark, str(folder / name)) for name in ("records", "records_v2")]
-    assert misplaced(entries, typed, letters, log.next_index).collect() == []
-    assert sum(table.count() for table in typed) == 8
+    of_generations = [read_table(spark, str(folder / name)) for name in ("records", "records_v2")]
+    assert misplaced(entries, of_generations, letters, log.next_index).collect() == []
+    assert sum(table.count() for table in of_generations) == 8
     assert letters.count() == 10
+
+
+def test_a_failed_merge_of_current_is_repeated_and_stops_no_other_table(
+    spark: SparkSession,
+    tmp_path: Path,
+    replicas: list[FakeReplica],
+    log: FakeLog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(typed, "CURRENT_EACH_S", 0.0)
+    monkeypatch.setattr(TypedTables, "_start_timer", lambda *_: None)
+    applied: list[int] = []
+    errors = [OSError("no space"), OSError("no space")]
+
+    class Current:
+        def extend(self, until: int) -> None:
+            if errors:
+                raise errors.pop()
+            applied.append(until)
+
+    client = LogReads([replica.url for replica in replicas], "default")
+    tables = TypedTables(spark, client, path_in(tmp_path))
+    tables.current = {1: Current()}  # type: ignore[dict-item]
+    tables._changed, tables.next_index = {1}, 7
+    for _ in range(3):
+        tables._apply_late()
+        tables.extend(0)  # does not raise
+    assert applied == [7]
+    assert capsys.readouterr().err.count("current: no space; trying again") == 2
+    tables._changed = {1}
+    errors += [OSError("no space")] * 10
+    for _ in range(MAX_FAILURES + 1):
+        tables._apply_late()
+    with pytest.raises(OSError, match="no space"):
+        tables.extend(0)

@@ -1,5 +1,6 @@
 """`current` by keys and tombstones, the replay of dead letters, and the law that finds each broken row."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs.materialize.replay import DeadLetterReplay
 from spark_jobs.run import MaterializeConfig, materialize
 from spark_jobs.source.log_reads import LogReads
-from spark_jobs.tables.table import read_table
+from spark_jobs.tables.table import identifier, read_table
+from spark_jobs.tables.views import create_views
 from spark_jobs.typed.law import misplaced, outdated
 from tests.spark.conftest import endpoints
 from tests.spark.materialize.test_typed import path_in, told
@@ -123,6 +125,23 @@ def test_current_follows_keys_and_tombstones_and_a_replay_moves_each_letter_once
     assert [tuple(row) for row in typed] == [(first + 5, 4), (first + 6, 5)]
     held = [table("records"), table("records_v2")]
     assert misplaced(table("entries"), held, table("dead_letters"), end).collect() == []
+
+    with_feed = replace(config, change_data_feed=True)
+    log.append(told(id=2, city=2002), key=b"2")
+    named = (("schema-version", b"1"),)
+    log.append(told(id=9, city=9), told(id=1, city="Bern"), key=b"1", headers=named)
+    materialize(with_feed, spark=spark)
+    names = set(create_views(spark, tmp_path))
+    assert names >= {"records", "records_v2", "current", "current_v2", "dead_letters", "entries"}
+    everywhere = spark.table("records").orderBy("_index").select("id", "city").collect()
+    assert len(everywhere) == table("records").count() + table("records_v2").count()
+    assert [tuple(row) for row in everywhere[-3:]] == [(5, "Bern"), (2, "2002"), (1, "Bern")]
+    seen = spark.table("current").orderBy("id").select("id", "city").collect()
+    assert [tuple(row) for row in seen] == [(1, "Bern"), (2, "2002"), (4, "7"), (5, "Bern")]
+    last = spark.sql(f"DESCRIBE HISTORY {identifier(f'{folder}/current_v2')}").first()["version"]
+    feed = spark.read.option("readChangeFeed", "true").option("startingVersion", last)
+    changed = feed.format("delta").load(f"{folder}/current_v2").select("id", "_change_type").collect()
+    assert [tuple(row) for row in changed] == [(2, "insert")]
 
 
 def killed(*_: object) -> None:

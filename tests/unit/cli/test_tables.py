@@ -50,3 +50,21 @@ def test_log_and_table_are_compared_by_a_job_of_its_own(monkeypatch: pytest.Monk
     job = ["-P", "-m", "spark_jobs.verify", "--endpoint", "http://h:1,http://h:2", "--log", "a", "--json"]
     assert became == [(sys.executable, [sys.executable, *job])]
     assert CliRunner().invoke(cli, [*options, "--deep"]).exit_code == 2
+
+
+def test_dead_letters_are_replayed_by_a_job_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[Any] = []
+
+    def become(_: str, arguments: list[str]) -> None:
+        became.append(arguments[4:])
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", become)
+    options = ["schema", "replay", "--log", "a", "-e", "http://h:1"]
+    assert CliRunner().invoke(cli, options).exit_code == 0
+    assert CliRunner().invoke(cli, [*options, "--tables", "T", "--version", "2", "--json"]).exit_code == 0
+    log = ["--endpoint", "http://h:1", "--log", "a"]
+    assert became == [
+        [*log, "--tables", "commitlog-data/tables"],
+        [*log, "--json", "--tables", "T", "--version", "2"],
+    ]
