@@ -7,7 +7,6 @@ grouped within a lane: while one round runs, every request joins the next round 
 
 import asyncio
 import logging
-import queue
 import threading
 import time
 import weakref
@@ -25,6 +24,7 @@ THREADS: Final = 16
 LANE_MAX: Final = 256  # pieces of work, and requests to sync one source, that wait in one lane
 
 Then = Callable[[Any, BaseException | None], None]
+Job = tuple[Callable[[], Any], Then]
 
 
 class DiskThreads:
@@ -44,7 +44,7 @@ class DiskThreads:
         self.loop = loop
         self.failed = False
         self._fail = fail
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Then] | None] = queue.SimpleQueue()
+        self._jobs = _JobQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"disk-{number}", daemon=True)
             for number in range(1, threads + 1)
@@ -64,7 +64,7 @@ class DiskThreads:
     @property
     def waiting(self) -> int:
         """Number of pieces of work that no thread has started yet, over all lanes."""
-        return self._jobs.qsize() + sum(lane.waiting for lane in self._lanes.values())
+        return self._jobs.waiting + sum(lane.waiting for lane in self._lanes.values())
 
     async def drain(self) -> None:
         """Wait until every lane has answered everything submitted so far."""
@@ -96,7 +96,8 @@ class DiskThreads:
     # --- on the threads
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        place = _Place()
+        while (job := self._jobs.take(place)) is not None:
             work, then = job
             result: Any = None
             problem: BaseException | None = None
@@ -117,6 +118,52 @@ class DiskThreads:
             then(result, problem)
         except Exception as error:
             self.stop_node("answer of the disk", error)
+
+
+class _Place:
+    """The place of one waiting thread. Invariant: `filled` is locked while the thread has no job."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self.filled = threading.Lock()
+        self.filled.acquire()
+
+
+class _JobQueue:
+    """Jobs in order for threads that wait, each at a place of its own.
+
+    A job wakes one thread, the one that became idle last. A shared queue wakes a second thread for each job,
+    which takes the interpreter from the event loop only to find the queue empty.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: deque[Job | None] = deque()
+        self._idle: list[_Place] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self._jobs)
+
+    def put(self, job: Job | None) -> None:
+        """Give the job to an idle thread, otherwise keep it until a thread asks."""
+        with self._lock:
+            if not self._idle:
+                self._jobs.append(job)
+                return
+            place = self._idle.pop()
+        place.job = job
+        place.filled.release()
+
+    def take(self, place: _Place) -> Job | None:
+        """Return the oldest job; wait for one if there is none."""
+        with self._lock:
+            if self._jobs:
+                return self._jobs.popleft()
+            self._idle.append(place)
+        place.filled.acquire()
+        job, place.job = place.job, None
+        return job
 
 
 class DiskLane:

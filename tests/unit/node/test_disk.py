@@ -277,3 +277,33 @@ def test_requests_to_sync_the_journal_do_not_pile_up_while_the_disk_hangs() -> N
     assert len(requested) == 1
     requested.pop()()
     assert requested == []
+
+
+def test_jobs_beyond_the_threads_wait_in_order_and_each_runs_once() -> None:
+    async def test(lane: DiskLane, failures: list[str]) -> None:
+        threads, gate = lane._threads, threading.Event()
+        started: list[int] = []
+        answered: list[int] = []
+
+        def job(number: int) -> Callable[[], int]:
+            def work() -> int:
+                started.append(number)
+                assert gate.wait(10)
+                return number
+
+            return work
+
+        for number in range(40):  # two threads
+            threads.run(job(number), lambda result, _error: answered.append(result))
+        while len(started) < 2:  # noqa: ASYNC110  # a thread sets it, and the test has a time limit
+            await asyncio.sleep(0.001)
+        assert threads.waiting == 38
+        gate.set()
+        while len(answered) < 40:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert sorted(started[:2]) == [0, 1]
+        assert sorted(started) == sorted(answered) == list(range(40))
+        assert threads.waiting == 0
+        assert failures == []
+
+    run(test)
