@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from app.api.append.bodies import read_append
+from app.api.append.bodies import decodes_in_place, read_append
 from app.api.append.call import AppendCall
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.leader_headers import log_headers, not_leader
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 Done = Callable[[Response], None]
 
 _GRACE_MS: Final = 1_000  # the leader's own timeout comes first, with the more precise answer
-_IN_PLACE_BYTES: Final = 256 * 1024  # of a body that is decoded on the loop: heartbeats wait meanwhile
 
 
 class AppendAnswer(msgspec.Struct, frozen=True):
@@ -117,7 +116,7 @@ class _OneAppend:
         limits = self._broker.settings.limits
         if self._stays and not hosted.leads:
             self._finish(self._problem(not_leader(self._broker, hosted), hosted))
-        elif len(call.body) <= _IN_PLACE_BYTES and b"content-encoding" not in head.fields:
+        elif decodes_in_place(call):
             self._request = read_append(call, limits)
             self._enter()
         else:

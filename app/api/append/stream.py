@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.api.access.rules import caller_of
+from app.api.append.bodies import decodes_in_place
 from app.api.append.call import AppendCall, AppendHead, media_type_of
 from app.api.append.handler import AppendHandler
 from app.api.append.openapi import STREAM_EXTRA, STREAM_RESPONSES
@@ -46,7 +47,7 @@ router = APIRouter(tags=["records"])
 OPEN_APPENDS_MAX: Final = 1_024  # appends in flight
 A_TURN: Final = 256  # appends that one stream begins in one turn of the event loop: heartbeats wait meanwhile
 WINDOW_BYTES: Final = 16 * 1024 * 1024
-IN_ORDER_BYTES: Final = 128 * 1024  # a larger append is decoded in a thread: no other one is begun meanwhile
+TURN_BYTES: Final = 128 * 1024  # of these appends: once that is reached no more are begun
 _HEAD_TIMEOUT_S: Final = 2.0  # of a node that a stream is forwarded to
 
 
@@ -130,13 +131,17 @@ class _StreamResponse(StreamingResponse):
 
 
 class _OpenAppend:
-    """An append of a stream, or a group of them, and its answer once it has one. size: of its body, bytes."""
+    """An append of a stream, or a group of them, and its answer once it has one.
 
-    __slots__ = ("answer", "count", "size")
+    size: of its body, bytes. is_decoded_aside: by a thread, so no other one begins before its answer.
+    """
+
+    __slots__ = ("answer", "count", "is_decoded_aside", "size")
 
     def __init__(self, size: int, count: int) -> None:
         self.size = size
         self.count = count
+        self.is_decoded_aside = False
         self.answer: Answer | None = None
 
 
@@ -221,25 +226,30 @@ class _AppendStream:
 
     @property
     def _is_full(self) -> bool:
-        large = self._open and self._open[-1].size > IN_ORDER_BYTES
-        return bool(large) or self._open_count >= OPEN_APPENDS_MAX or self._open_bytes >= WINDOW_BYTES
+        is_decoded_aside = bool(self._open) and self._open[-1].is_decoded_aside
+        return is_decoded_aside or self._open_count >= OPEN_APPENDS_MAX or self._open_bytes >= WINDOW_BYTES
 
     def _begin_arrived(self) -> None:
-        left = A_TURN
-        while left > 0 and self._arrived and not self._is_full:
+        left, left_bytes = A_TURN, TURN_BYTES
+        while left > 0 and left_bytes > 0 and self._arrived and not self._is_full:
             limits = self._groups if self._may_group else None
             if limits is None:
                 left -= 1
+                left_bytes -= len(self._arrived[0])
                 self._begin(self._arrived.popleft())
                 continue
             group = take_group(self._arrived, min(left, OPEN_APPENDS_MAX - self._open_count), limits)
             left -= len(group)
+            left_bytes -= sum(map(len, group))
             records = records_of_group(group, limits) if len(group) > 1 else None
             if records is not None:
                 self._begin(b"", sum(map(len, group)), records)
                 continue
-            for data in group:
+            for number, data in enumerate(group):
                 if self._has_failed:
+                    return
+                if self._is_full:
+                    self._arrived.extendleft(reversed(group[number:]))
                     return
                 self._begin(data)
 
@@ -264,6 +274,7 @@ class _AppendStream:
         try:
             if self._count > 1:  # the request itself has counted
                 self._caller.spend()
+            append.is_decoded_aside = not decodes_in_place(call)
             self._handler.in_flight.enter(append.size)
         except CommitlogError as error:
             self._answered(append, self._problem(error))

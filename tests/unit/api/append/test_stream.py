@@ -13,6 +13,7 @@ from app.api.append.parameters import AppendParameters
 from app.api.http.in_flight_limit import InFlightLimit
 from app.api.http.messages import Response
 from app.log.contract import Producer
+from app.settings.model import Limits
 
 
 class Handler:
@@ -122,3 +123,41 @@ def test_only_the_first_append_has_the_conditions_and_sequences_rise() -> None:
     assert [each and each.match_index for each in given] == [7, None, None]
     assert [each and each.match_term for each in given] == [3, None, None]
     assert [each and each.producer and each.producer.sequence for each in given] == [10, 11, 12]
+
+
+@pytest.mark.parametrize("groups", [None, Limits()])
+def test_an_append_that_a_thread_decodes_holds_the_later_ones_back(groups: Limits | None) -> None:
+    """The thread may take long: a later append, decoded at once, would enter the log before it."""
+    slow = b'{"value_json":[' + b",".join([b'"x"'] * 20_000) + b"]}"
+    handler: Any = Handler()
+    begun: list[list[bytes]] = []
+
+    async def pieces() -> AsyncIterator[list[bytes]]:
+        yield [b'{"value_json":1}', slow, b'{"value_json":2}']
+
+    async def whole() -> list[bytes]:
+        request: Any = SimpleNamespace(
+            url=SimpleNamespace(path="/v1/logs/default/records:stream"), headers=SimpleNamespace(raw=[])
+        )
+        stream = module._AppendStream(
+            request, handler, hosted(), "application/json", AppendParameters(), groups
+        )
+        answer = handler._answer
+
+        def noted() -> None:
+            begun.append([call.body for call, _ in handler._waiting])
+            answer()
+
+        handler._answer = noted
+        async with asyncio.timeout(20):
+            return [line async for line in stream.lines(pieces())]
+
+    assert b"".join(asyncio.run(whole())).splitlines() == [b'{"value_json":1}', slow, b'{"value_json":2}']
+    assert begun == [[b'{"value_json":1}', slow], [b'{"value_json":2}']]
+
+
+def test_one_turn_begins_a_limited_number_of_bytes() -> None:
+    records = [b"%06d" % number + b" " * 50_000 for number in range(20)]
+    lines, handler = run([records])
+    assert lines == records
+    assert max(handler.turns) <= 2 * (module.TURN_BYTES // 50_000 + 1)  # the handler answers each second turn
