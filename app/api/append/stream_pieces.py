@@ -39,15 +39,19 @@ def _too_large(max_bytes: int) -> TooLarge:
 
 
 async def _lines(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[list[bytes]]:
-    rest = b""
+    rest = bytearray()  # not copied with each part: a long line may arrive byte by byte
     async for part in body:
-        *lines, rest = (rest + part).split(b"\n")
+        first, *lines = part.split(b"\n")
+        rest += first
+        if lines:
+            lines.insert(0, bytes(rest))
+            rest = bytearray(lines.pop())
         if found := [line for line in lines if line and not line.isspace()]:
             yield found
         if len(rest) > max_bytes:
             raise _too_large(max_bytes)
     if rest and not rest.isspace():
-        yield [rest]
+        yield [bytes(rest)]
 
 
 async def _batches(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[list[bytes]]:
@@ -113,7 +117,7 @@ class _BlockingBody(io.RawIOBase):
         self._body = body
         self._loop = loop
         self._max_bytes = max_bytes
-        self._held = b""
+        self._held = bytearray()
         self._abandoned = asyncio.Event()
 
     def readable(self) -> bool:
@@ -135,7 +139,8 @@ class _BlockingBody(io.RawIOBase):
                 break
         if size < 0:
             size = len(self._held)
-        data, self._held = self._held[:size], self._held[size:]
+        data = bytes(memoryview(self._held)[:size])
+        del self._held[:size]
         return data
 
     async def _next_part(self) -> bytes:

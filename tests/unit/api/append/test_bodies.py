@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -191,6 +192,17 @@ def test_a_bomb_is_not_unpacked() -> None:
             unpack(packed, encoding, 1024)
     with pytest.raises(UnsupportedMediaType):
         unpack(b"", b"deflate", 1024)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_many_members_take_no_time_for_what_follows_them(encoding: str) -> None:
+    """Each member must not copy the rest of the body: 16 MiB of empty ones would take minutes."""
+    pack = gzip.compress if encoding == "gzip" else zstandard.compress
+    assert unpack(pack(b"a") * 5_000, encoding.encode(), 5_000) == b"a" * 5_000
+    begun_s = time.thread_time()
+    with pytest.raises(InvalidBody, match="more than 10000"):
+        unpack(pack(b"") * (4_000_000 // len(pack(b""))), encoding.encode(), 5_000)
+    assert time.thread_time() - begun_s < 2
 
 
 # --- conditions ------------------------------------------------------------------------------------------
