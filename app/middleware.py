@@ -40,7 +40,7 @@ _APPEND: Final = frozenset((TokenScope.APPEND,))
 
 
 class TokenRevoked(Exception):
-    """The token of a call was removed while its answer was being sent."""
+    """The token of a call was removed, or lost rights, while its answer was being sent."""
 
 
 class HttpMiddleware:
@@ -150,6 +150,7 @@ class HttpMiddleware:
             scope = {**scope, "method": "GET", "commitlog.head": True}
         status = 0
         caller: Caller = scope[CALLER]
+        granted = caller.grant
         observation = observed(scope, receive)
         if observation is not None:
             receive = observation.receive
@@ -161,7 +162,7 @@ class HttpMiddleware:
                 names = [name.lower() for name, _ in message["headers"]]
                 if REQUEST_ID not in names:
                     message = {**message, "headers": [*message["headers"], (REQUEST_ID, request_id)]}
-            elif caller.revoked and message.get("more_body"):  # a stream may last for days
+            elif message.get("more_body") and not caller.holds(granted):  # a stream may last for days
                 raise TokenRevoked
             elif head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
@@ -173,8 +174,11 @@ class HttpMiddleware:
             await self._inner(scope, receive, send_on)
         except Exception:
             extra = {"method": method, "path": scope["path"], "request_id": request_id.decode("ascii")}
-            if caller.revoked and status:
-                logger.info("stream ended: its token was removed", extra={**extra, "caller": caller.name})
+            if status and not caller.holds(granted):
+                logger.info(
+                    "stream ended: its token was removed or lost rights",
+                    extra={**extra, "caller": caller.name},
+                )
             else:
                 logger.exception("request failed", extra=extra)
             if status == 0:

@@ -81,6 +81,13 @@ class Caller:
             return False
         return grant.covers(log) if log is not None else "*" in grant.logs
 
+    def holds(self, before: Grant) -> bool:
+        """Return whether the token still has the rights of an earlier grant: a call may last for days."""
+        now = self.grant
+        if now is before:
+            return not self.revoked
+        return not self.revoked and now.scopes >= before.scopes and now.logs in (before.logs, ALL_LOGS)
+
     def require(self, scopes: frozenset[Scope], log: str | None) -> None:
         """Raises Forbidden if `may` is false."""
         if self.may(scopes, log):

@@ -31,7 +31,7 @@ from app.api.http.leader_headers import log_headers
 from app.api.http.leader_proxy import LeaderProxy
 from app.api.http.messages import Response as Answer
 from app.api.http.messages import problem_response
-from app.errors import CommitlogError, InvalidRequest, NoLeader, NotLeader
+from app.errors import CommitlogError, InvalidRequest, NoLeader, NotLeader, Unauthenticated
 from app.log.contract import AppendStream
 from app.log.set_schema import REJECT
 from app.media_types import JSON, NDJSON
@@ -166,6 +166,7 @@ class _AppendStream:
         self._hosted = hosted
         self._path = request.url.path
         self._caller = caller_of(request)
+        self._granted = self._caller.grant
         self._request_id = request_id_of(request)
         given = [
             (name.lower(), value) for name, value in request.headers.raw if name.lower() != b"content-type"
@@ -272,6 +273,8 @@ class _AppendStream:
         parameters = self._next_parameters(append.count)
         call = AppendCall(self._head, data, self._request_id, append.size, parameters, self._order, records)
         try:
+            if not self._caller.holds(self._granted):
+                raise Unauthenticated("the token was removed or has lost rights since the stream began")
             if self._count > 1:  # the request itself has counted
                 self._caller.spend()
             append.is_decoded_aside = not decodes_in_place(call)

@@ -187,6 +187,16 @@ def test_tokens_are_rotated_while_the_node_runs(tmp_path: Path) -> None:
         after.enter()
 
 
+def test_a_token_that_changes_keeps_or_loses_the_rights_of_calls_in_progress(tmp_path: Path) -> None:
+    tokens = tokens_of(tmp_path, "a read append logs=x", "b read logs=x", "c read logs=x", "d read")
+    callers = [tokens.caller("/v1/logs", b"Bearer " + name) for name in (b"a", b"b", b"c", b"d")]
+    granted = [caller.grant for caller in callers]
+    (tmp_path / "tokens").write_text("a read logs=x\nb read append logs=x rate=5\nc read\n")
+    asyncio.run(tokens.refresh())
+    held = [caller.holds(before) for caller, before in zip(callers, granted, strict=True)]
+    assert held == [False, True, True, False]
+
+
 def test_a_broken_file_leaves_the_tokens_as_they_were(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.api.access.caller import ANYONE, Caller, Grant, Scope
 from app.api.append import stream as module
 from app.api.append.call import AppendCall
 from app.api.append.parameters import AppendParameters
@@ -81,9 +82,7 @@ def run(blocks: list[list[bytes]], parameters: AppendParameters | None = None) -
 
 @pytest.fixture(autouse=True)
 def anyone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        module, "caller_of", lambda _: SimpleNamespace(spend=lambda: None, has_rate_limit=False)
-    )
+    monkeypatch.setattr(module, "caller_of", lambda _: Caller(ANYONE))
     monkeypatch.setattr(module, "request_id_of", lambda _: b"id")
 
 
@@ -161,3 +160,37 @@ def test_one_turn_begins_a_limited_number_of_bytes() -> None:
     lines, handler = run([records])
     assert lines == records
     assert max(handler.turns) <= 2 * (module.TURN_BYTES // 50_000 + 1)  # the handler answers each second turn
+
+
+@pytest.mark.parametrize("change", ["removed", "narrowed", "moved to another log"])
+def test_a_stream_stores_nothing_more_once_its_token_has_lost_rights(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it sends no answer meanwhile: the check is before each append, not before each answer."""
+    caller = Caller(Grant(name="writer", scopes=frozenset((Scope.APPEND,)), logs=("default",)))
+    monkeypatch.setattr(module, "caller_of", lambda _: caller)
+    handler: Any = Handler()
+    request: Any = SimpleNamespace(
+        url=SimpleNamespace(path="/v1/logs/default/records:stream"), headers=SimpleNamespace(raw=[])
+    )
+
+    async def pieces() -> AsyncIterator[list[bytes]]:
+        yield [b"a", b"b"]
+        if change == "removed":
+            caller.revoked = True
+        elif change == "narrowed":
+            caller.grant = Grant(name="writer", scopes=frozenset((Scope.READ,)), logs=("default",))
+        else:
+            caller.grant = Grant(name="writer", scopes=frozenset((Scope.APPEND,)), logs=("other",))
+        yield [b"c"]
+
+    async def whole() -> list[bytes]:
+        stream = module._AppendStream(request, handler, hosted(), "application/json", AppendParameters())
+        async with asyncio.timeout(20):
+            return [line async for line in stream.lines(pieces())]
+
+    lines = b"".join(asyncio.run(whole())).splitlines()
+    assert [call.body for call in handler.calls] == [b"a", b"b"]
+    assert lines[:2] == [b"a", b"b"]
+    assert b"/problems/unauthenticated" in lines[2]
+    assert handler.in_flight.bytes == 0
