@@ -24,8 +24,9 @@ from app.node.metadata.service import MetadataService, controller_log
 from app.node.network.audit_messages import AuditMessage
 from app.node.network.http_forwarder import Forwarder
 from app.node.network.node_directory import Directory
+from app.node.network.peer_connections import RetryConfig
 from app.node.network.peer_host import PeerIdentity
-from app.node.network.peer_transport import PeerTransport, RetryConfig
+from app.node.network.peer_transport import PeerTransport
 from app.node.network.repair_messages import PeerCall
 from app.node.opening.opener import LogOpener
 from app.node.repair.rollbacks import RollBacks

@@ -1,7 +1,10 @@
 """Framed TCP between the nodes of one cluster.
 
-Every node keeps one outgoing connection to each peer and sends on it alone; messages of the peer arrive on
-the peer's own connection. A frame is its length (u32, little-endian) and that many bytes:
+Every node keeps two outgoing connections to each peer and sends on them alone; messages of the peer arrive on
+the peer's own connections. Records, of which one message may have many megabytes, leave on the second one, so
+that no heartbeat, vote or acknowledgement waits behind them; the second one is open only while the first one
+is, and while it is not open, all messages leave on the first one. A frame is its length (u32, little-endian)
+and that many bytes:
 
     first frame out     hello: JSON {"protocol", "cluster", "from", "to", "address", "version"}
     first frame back    welcome: the same of the other side, or {"refused": reason}; nothing else goes back
@@ -20,23 +23,27 @@ for a timer of seconds.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
-import socket
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
 from app.node.links.handshake import Identity, Purpose
-from app.node.links.links import LinkedProtocol, Links
+from app.node.links.links import Links
 from app.node.network import wire
-from app.node.network.frame_reader import LENGTH, FrameReader
+from app.node.network.frame_reader import LENGTH
+from app.node.network.peer_connections import (
+    HELLO_TIMEOUT_S,
+    Hello,
+    OutgoingConnection,
+    PeerConnection,
+    PeerRefusal,
+    RecordConnection,
+    RetryConfig,
+)
 from app.node.network.peer_host import PeerHost, PeerIdentity
-from app.raft.config import RaftConfig
 from app.settings.addresses import split_address
 from app.version import VERSION
 from storage.units import MIB
@@ -45,53 +52,8 @@ logger = logging.getLogger(__name__)
 
 PROTOCOL: Final = 2
 FRAME_MAX_BYTES: Final = 80 * MIB  # the largest batch, and the head of its push
-HELLO_MAX_BYTES: Final = 4096
-SEND_MAX_BYTES: Final = 128 * MIB  # waiting for one peer; beyond it messages are dropped
-HELLO_TIMEOUT_S: Final = 5.0
-RETRY_FIRST_S: Final = 0.05
-RETRY_LAST_S: Final = 1.0
-KEPT_MESSAGES: Final = 256  # for a peer without a connection
-KEPT_MESSAGE_MAX_BYTES: Final = 4096
-KEPT_S: Final = 3.0
 OF_A_PEER_MAX: Final = 4  # incoming connections of one peer; a newer one closes the oldest
 UNKNOWN_PEERS_MAX: Final = 32  # peers known by their hello alone that are members of no log
-UNACKNOWLEDGED_TIMEOUT_MS: Final = 5_000  # a peer that does not answer for this time: connect again
-
-Buffer = bytes | memoryview
-
-
-class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sender and receiver. `to` detects an address that now belongs to another node.
-
-    address: host:port at which the other nodes reach the sender. ha_address: where it accepts slaves.
-    """
-
-    protocol: int
-    cluster: str
-    source: str = msgspec.field(name="from")
-    target: str = msgspec.field(name="to")
-    address: str
-    version: str
-    ha_address: str | None = None
-
-
-class PeerRefusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    refused: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetryConfig:
-    """Calls to a peer that is not a member of any log, in seconds: longest pause, and total time."""
-
-    removed_retry_s: float = 30.0
-    removed_forget_s: float = 300.0
-
-    @classmethod
-    def of(cls, raft: RaftConfig) -> "RetryConfig":
-        """Return what the settings ask for."""
-        return cls(
-            removed_retry_s=raft.removed_retry_ms / 1000, removed_forget_s=raft.removed_forget_ms / 1000
-        )
 
 
 class PeerTransport:
@@ -117,7 +79,7 @@ class PeerTransport:
         self._chance = chance
         self.retry = retry or RetryConfig()
         self._incoming: dict[_Incoming, None] = {}  # in order of arrival
-        self._outgoing: dict[str, _Outgoing] = {}
+        self._outgoing: dict[str, OutgoingConnection] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._server: asyncio.Server | None = None
         self.closing = False
@@ -130,15 +92,24 @@ class PeerTransport:
         """Keep a connection to one more node; no effect for a known one. Raises ValueError."""
         if peer_id == self.node_id or peer_id in self._outgoing:
             return
-        peer = self._outgoing[peer_id] = _Outgoing(self, peer_id, split_address(address), self._chance)
+        peer = self._outgoing[peer_id] = OutgoingConnection(
+            self, peer_id, split_address(address), self._chance
+        )
         if self._started:
             self._connect(peer)
 
-    def _connect(self, peer: "_Outgoing") -> None:
+    def _connect(self, peer: "OutgoingConnection") -> asyncio.Task[None]:
         loop = asyncio.get_running_loop()
         task = loop.create_task(peer.keep_connected(), name=f"connect {peer.peer_id}")
         self._tasks[task] = None
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
+        return task
+
+    def connect_for_records(self, peer_id: str, address: tuple[str, int]) -> "RecordConnection":
+        """Keep a connection for records to a peer whose first connection is open, until it is ended."""
+        second = RecordConnection(self, peer_id, address, self._chance)
+        second.task = self._connect(second)
+        return second
 
     def is_member(self, peer_id: str) -> bool:
         """Return whether the peer is a member of any log here: only then is it called often."""
@@ -237,42 +208,7 @@ class PeerTransport:
         return [connection.source for connection in self._incoming if connection.source is not None]
 
 
-class _PeerConnection(LinkedProtocol):
-    """Common part of both ends: incoming frames, and a broken connection that never raises."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader(HELLO_MAX_BYTES)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for frame in self._reader.feed(data):
-                if self._transport is None or self._transport.is_closing():
-                    return
-                self.frame_received(frame)
-        except wire.CorruptFrame as error:
-            self.refused(error.reason)
-            self.close()
-        except Exception:
-            logger.exception("peer connection closed: a message could not be handled")
-            self.close()
-
-    def frame_received(self, frame: memoryview) -> None:
-        raise NotImplementedError
-
-    def refused(self, reason: str) -> None:
-        """Report why the connection is closed."""
-        logger.warning("peer connection closed", extra={"reason": reason})
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-
-class _Incoming(_PeerConnection):
+class _Incoming(PeerConnection):
     """A peer's connection to us: hello, then messages."""
 
     def __init__(self, owner: PeerTransport) -> None:
@@ -357,144 +293,3 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-class _Outgoing(_PeerConnection):
-    """Our connection to one peer, restored after each loss; `version` is set while it is open."""
-
-    def __init__(
-        self, owner: PeerTransport, peer_id: str, address: tuple[str, int], chance: random.Random
-    ) -> None:
-        super().__init__()
-        self.peer_id = peer_id
-        self.version: str | None = None
-        self.ha_address: str | None = None
-        self._owner = owner
-        self._address = address
-        self._chance = chance
-        self._queue: list[Buffer] = []
-        self._queued_bytes = 0
-        self._dropped = 0
-        self._kept: deque[tuple[float, list[Buffer]]] = deque(maxlen=KEPT_MESSAGES)  # (when, message)
-        self._lost = asyncio.Event()
-        self._hurry = asyncio.Event()
-
-    async def keep_connected(self) -> None:
-        """Connect, wait until the connection is lost, pause, and repeat, until cancelled.
-
-        A peer that is not a member is called rarely (when it starts, it calls itself), and not permanently.
-        """
-        loop, retry = asyncio.get_running_loop(), self._owner.retry
-        delay_s, reached_s = RETRY_FIRST_S, loop.time()
-        host, port = self._address
-        while True:
-            self._lost.clear()
-            self._hurry.clear()
-            self._reader = FrameReader(HELLO_MAX_BYTES)
-            try:
-                async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    await self._owner.links.connect(lambda: self, host, port, self.peer_id)
-            except (OSError, TimeoutError):
-                pass  # the peer is down: expected, and visible in /v1/cluster
-            else:
-                timer = loop.call_later(HELLO_TIMEOUT_S, self._welcome_is_late)
-                await self._lost.wait()
-                timer.cancel()
-                if self.version is not None:
-                    delay_s, reached_s = RETRY_FIRST_S, loop.time()
-                    logger.info("peer lost", extra={"peer": self.peer_id})
-                self.version = None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay_s * self._chance.uniform(0.5, 1.0)):
-                    await self._hurry.wait()
-            member = self._owner.is_member(self.peer_id)
-            delay_s = min(delay_s * 2, RETRY_LAST_S if member else retry.removed_retry_s)
-            if member:
-                reached_s = loop.time()
-            elif loop.time() - reached_s > retry.removed_forget_s and self._owner.drop(self.peer_id):
-                return
-
-    def hurry(self) -> None:
-        self._hurry.set()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        hello = self._owner.hello_to(self.peer_id)
-        assert self._transport is not None
-        self._transport.set_write_buffer_limits(high=MIB)
-        _bound_silence(self._transport)
-        self._transport.write(LENGTH.pack(len(hello)) + hello)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._forget_queue()
-        self._lost.set()
-
-    def _welcome_is_late(self) -> None:
-        if self.version is None:
-            self.close()
-
-    def frame_received(self, frame: memoryview) -> None:
-        if self.version is not None:
-            raise wire.CorruptFrame("a message on a connection that carries none back")
-        try:
-            answer = msgspec.json.decode(frame, type=Hello)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise wire.CorruptFrame(f"{self.peer_id} refused: {bytes(frame[:200])!r}") from None
-        if answer.cluster != self._owner.cluster_id or answer.source != self.peer_id:
-            raise wire.CorruptFrame(f"{self._address} is not {self.peer_id} of this cluster")
-        self.version = answer.version
-        self.ha_address = answer.ha_address
-        logger.info("peer connected", extra={"peer": self.peer_id})
-        oldest = asyncio.get_running_loop().time() - KEPT_S
-        for when, buffers in self._kept:
-            if when >= oldest:
-                self._enqueue(buffers, sum(map(len, buffers)))
-        self._kept.clear()
-
-    def send(self, log_id: int, message: Any) -> None:
-        try:
-            buffers = wire.encode(log_id, message)
-        except Exception:
-            logger.exception("a message could not be encoded", extra={"peer": self.peer_id})
-            return
-        size = sum(map(len, buffers))
-        transport = self._transport
-        if transport is None or self.version is None:
-            if size <= KEPT_MESSAGE_MAX_BYTES:
-                self._kept.append((asyncio.get_running_loop().time(), buffers))
-            return
-        if self._queued_bytes + size + transport.get_write_buffer_size() > SEND_MAX_BYTES:
-            self._dropped += 1
-            if self._dropped & (self._dropped - 1) == 0:
-                logger.warning("messages dropped", extra={"peer": self.peer_id, "count": self._dropped})
-            return
-        self._enqueue(buffers, size)
-
-    def _enqueue(self, buffers: list[Buffer], size: int) -> None:
-        if not self._queue:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._queue.append(LENGTH.pack(size))
-        self._queue.extend(buffers)
-        self._queued_bytes += size
-
-    def _flush(self) -> None:
-        transport = self._transport
-        if transport is not None and self._queue:
-            transport.writelines(self._queue)
-        self._forget_queue()
-
-    def _forget_queue(self) -> None:
-        self._queue = []
-        self._queued_bytes = 0
-
-
-def _bound_silence(transport: asyncio.Transport) -> None:
-    """Let the system give up a connection whose bytes are not acknowledged, where it can.
-
-    Otherwise a connection that survived a long partition continues only after TCP's doubled timers.
-    """
-    door = transport.get_extra_info("socket")
-    option = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if door is not None and option is not None:
-        door.setsockopt(socket.IPPROTO_TCP, option, UNACKNOWLEDGED_TIMEOUT_MS)

@@ -12,12 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.node.network import peer_transport as module
+from app.node.network import peer_connections as module
 from app.node.network.frame_reader import FrameReader
+from app.node.network.peer_connections import RetryConfig
 from app.node.network.peer_host import PeerIdentity
-from app.node.network.peer_transport import PeerTransport, RetryConfig
+from app.node.network.peer_transport import PeerTransport
 from app.node.network.wire import CorruptFrame
-from app.raft.messages import Heartbeat
+from app.raft.messages import Heartbeat, PushRequest, PushType
+from storage.format.batch import FIRST_CHAIN, stamp
+from storage.format.records import RecordColumns, encode_body
+from storage.units import MIB
 from tests.support.cluster import free_ports
 
 HEARTBEAT = Heartbeat(3, "n1", 7, 1)
@@ -67,7 +71,7 @@ class Pair:
 
         def deliver(source: str, log_id: int, message: Any) -> None:
             self.received.append((name, source, log_id, message))
-            if message.round == 13:
+            if isinstance(message, Heartbeat) and message.round == 13:
                 raise ZeroDivisionError
 
         host = Host(deliver=deliver, peer_lost=lambda peer: self.lost.append((name, peer)))
@@ -137,6 +141,73 @@ def test_a_message_that_cannot_be_handled_costs_the_connection_only() -> None:
         await until(lambda: pair.received[-1][3] == HEARTBEAT)
         for node in pair.nodes:
             await node.stop()
+
+    run(test)
+
+
+def push(number: int, size: int = 0) -> PushRequest:
+    """A push of one record of that size; without a size a COMMIT."""
+    if not size:
+        return PushRequest(3, PushType.COMMIT, "n1", 0, 1, 0, number, 3, 0, False, ())
+    records = RecordColumns()
+    records.add(bytes(size))
+    stamped = {"log_id": 5, "base_index": number, "term": 3, "timestamp_ms": 0, "offset": 0}
+    batch = stamp(encode_body(records), **stamped, previous_chain=FIRST_CHAIN)
+    return PushRequest(3, PushType.APPEND, "n1", 0, 1, 0, number - 1, 3, 0, False, (batch,))
+
+
+@pytest.mark.rule("R-04")
+def test_no_heartbeat_waits_behind_records() -> None:
+    """The link takes no records: those of 16 MiB wait, and heartbeats arrive all the same."""
+
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        for node in pair.nodes:
+            await node.start()
+        await until(lambda: len(second.connected()) == len(first.connected()) == 2)
+        await until(lambda: first._outgoing["n2"].records_apart)
+        *_, with_records = second._incoming  # the newest
+        assert with_records._transport is not None
+        with_records._transport.pause_reading()
+        for number in range(1, 5):
+            first.send("n2", 5, push(number, 16 * MIB))
+            first.send("n2", 5, push(number))
+        for number in range(100, 104):
+            first.send("n2", 5, Heartbeat(3, "n1", 7, number))
+        await until(lambda: len(pair.received) == 4)
+        assert [entry[3].round for entry in pair.received] == [100, 101, 102, 103]
+        with_records._transport.resume_reading()
+        await until(lambda: len(pair.received) == 12)
+        pushes = [entry[3] for entry in pair.received[4:]]
+        assert [(each.type, each.index) for each in pushes] == [
+            found for k in range(1, 5) for found in ((PushType.APPEND, k - 1), (PushType.COMMIT, k))
+        ]
+        for node in pair.nodes:
+            await node.stop()
+
+    run(test)
+
+
+def test_without_the_second_connection_records_leave_on_the_first() -> None:
+    async def test() -> None:
+        pair = Pair()
+        first, second = pair.nodes
+        for node in pair.nodes:
+            await node.start()
+        await until(lambda: first._outgoing["n2"].records_apart)
+        *_, with_records = second._incoming
+        with_records.close()
+        await until(lambda: not first._outgoing["n2"].records_apart)
+        first.send("n2", 5, push(1, 1000))
+        await until(lambda: len(pair.received) == 1)
+        await until(lambda: first._outgoing["n2"].records_apart)
+        assert first.peer_version("n2")
+        assert not pair.lost
+        await second.stop()
+        await until(lambda: first.peer_version("n2") is None)
+        await until(lambda: len(first._tasks) == 1)  # the second connection is not sought alone
+        await first.stop()
 
     run(test)
 
