@@ -19,7 +19,7 @@ from app.schemas import RecordDecoder, version_of
 from storage.format.records import Headers, RecordColumns, RecordTable
 from storage.units import NO_INDEX
 
-TURN_COST: Final = 512 * 1024  # checked in one turn of the loop, in bytes of values: a few milliseconds
+TURN_COST: Final = 1024 * 1024  # checked in one turn of the loop, in bytes of values: a few milliseconds
 RECORD_COST: Final = 128  # of a record, besides its bytes
 PART_COST: Final = 32 * 1024  # checked between two looks at the clock
 ASIDE_COST: Final = 48 * 1024  # a part with more, e.g. one large record, is left to the workers

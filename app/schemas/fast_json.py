@@ -41,6 +41,8 @@ from app.schemas.json_values import FLOAT_MAX, RAW_OBJECT, rescuer_of
 
 _TIME_COLONS: Final = 2
 """Colons of a time, at least; one with an offset may have 3."""
+_EDGE_YEARS: Final = frozenset({1, 9999})
+"""Years with times that an offset may lead out of the calendar."""
 _ANY: Final = msgspec.json.Decoder()
 _UNREAD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _BIG: Final = 1 << 63
@@ -80,6 +82,9 @@ class FastReader:
         self._pairs = _pair_counter(kind)
         self._is_flat = not any(_has_pairs(field.type) for field in kind.fields)
         self._has_times = _has_times(kind)
+        self._has_inner_times = any(
+            _has_times(field.type) for field in kind.fields if field.type not in _TIME_TYPES
+        )
         self._times = [
             (attrgetter(f"f{at}"), field.required and not field.nullable)
             for at, field in enumerate(kind.fields)
@@ -146,21 +151,25 @@ class FastReader:
         else:
             pairs = sum(map(self._pairs, records))
         data = b"".join(values)
-        if self._has_times and has_edge_times(data):
+        time_colons, years = self._times_in(records)
+        is_usual = not self._has_inner_times and _EDGE_YEARS.isdisjoint(years) and b"\\" not in data
+        if self._has_times and not is_usual and has_edge_times(data):
             raise Unproved
-        if count_colons(data) != pairs + self._time_colons(records) and count_pairs(data) != pairs:
+        if count_colons(data) != pairs + time_colons and count_pairs(data) != pairs:
             raise Unproved
         if self._validator is not None and not all(map(self._is_valid, values)):
             raise Unproved
         return records, is_strict
 
-    def _time_colons(self, records: Sequence[Any]) -> int:
-        """Return how many colons the times in columns of their own have at least."""
-        colons = 0
+    def _times_in(self, records: Sequence[Any]) -> tuple[int, set[int]]:
+        """Return how many colons the times in columns of their own have at least, and their years."""
+        count, years = 0, set()
         for get, is_always in self._times:
-            held = len(records) if is_always else sum(isinstance(get(record), datetime) for record in records)
-            colons += _TIME_COLONS * held
-        return colons
+            found = list(map(get, records))
+            times = found if is_always else [time for time in found if isinstance(time, datetime)]
+            count += len(times)
+            years |= {time.year for time in times}
+        return _TIME_COLONS * count, years
 
     def _is_valid(self, value: bytes) -> bool:
         return bool(self._validator.is_valid(_ANY.decode(value)))
