@@ -87,7 +87,7 @@ class StateKeeper:
     def take(self, source: str, chunk: StateChunk, now_ms: int) -> None:
         """Take a piece of the state, or the epoch of the log's begin. now_ms: monotonic."""
         if chunk.id < 0:
-            self._begin_epoch.take(source, chunk)
+            self._begin_epoch.take(chunk)
         else:
             self.transfer.take(source, chunk, now_ms)
 

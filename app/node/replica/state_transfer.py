@@ -251,18 +251,20 @@ class BeginEpoch:
         self._disk = disk
         self._id = 0  # of the open request; 0: none
         self._asked_ms = 0
-        self._answered: tuple[str, int] | None = None  # leader, and generation of the log
+        self._asked: tuple[str, int] | None = None  # by the newest request: leader, and generation of the log
+        self._answered: tuple[str, int] | None = None
 
     def tick(self, leader_id: str | None, now_ms: int) -> None:
         """Ask the leader if the epoch is missing, each second until it has answered. A leader that does not
         know it, or is of an earlier version, is asked once. now_ms: monotonic."""
         log = self._log
-        if log.knows_begin_epoch or leader_id in (None, self._node_id):
+        if log.knows_begin_epoch or leader_id is None or leader_id == self._node_id:
             return
-        if self._answered == (leader_id, log.generation):
+        asked = (leader_id, log.generation)
+        if self._answered == asked:
             return
-        if not self._id or now_ms - self._asked_ms >= ASK_AGAIN_MS:
-            self._id, self._asked_ms = min(self._id - 1, -now_ms), now_ms
+        if not self._id or now_ms - self._asked_ms >= ASK_AGAIN_MS or self._asked != asked:
+            self._id, self._asked_ms, self._asked = min(self._id - 1, -now_ms), now_ms, asked
             term = log.term_at(log.begin_index)
             self._transport.send(leader_id, self._log_id, StateRequest(self._id, 0, term))
 
@@ -272,13 +274,13 @@ class BeginEpoch:
         answer = StateChunk(request.id, 0, 0, 0, b"", known[0] if known else None)
         self._transport.send(source, self._log_id, answer)
 
-    def take(self, source: str, answer: StateChunk) -> None:
+    def take(self, answer: StateChunk) -> None:
         """Adopt the epoch of an answer to the open request; an epoch that does not fit is ignored."""
         log = self._log
         if not self._id or answer.id != self._id:
             return
         self._id = 0
-        self._answered = (source, log.generation)
+        self._answered = self._asked  # the log may have been reset since to another begin
         ticket = None if answer.epoch is None else log.adopt_begin_epoch(answer.epoch)
         if ticket is not None:
             self._disk.submit(ticket.move_begin, self._kept)

@@ -168,9 +168,31 @@ def test_a_leader_that_does_not_know_the_epoch_of_a_begin_is_asked_once(tmp_path
     asking.tick("n2", 1_000)
     [(_, request)] = copy.seams.sent[-1:]
     asked = len(copy.seams.sent)
-    asking.take("n2", StateChunk(request.id, 0, 4, 1, b"none"))
+    asking.take(StateChunk(request.id, 0, 4, 1, b"none"))
     asking.tick("n2", 9_000)
     assert (len(copy.seams.sent), copy.driver.log.epochs) == (asked, ())
+
+
+def test_an_answer_about_an_earlier_begin_is_not_one_about_the_present_one(tmp_path: Path) -> None:
+    source = Node(tmp_path / "source")
+    for _ in range(8):
+        source.append()
+    copy = Node(tmp_path / "copy", "n1", "n2", "n3")
+    batches = source.driver.log.read_batches(6, 1 << 20)
+    copy.driver.log.reset(6, batches[0].offset)
+    copy.driver.log.append(batches)
+    asking = copy.driver._state._begin_epoch
+    asking.tick("n2", 1_000)
+    [(_, request)] = copy.seams.sent[-1:]
+    copy.driver.log.reset(7, batches[1].offset)
+    asking.take(StateChunk(request.id, 0, 0, 0, b""))  # it knows no epoch of the term asked for
+    copy.driver.log.append(batches[1:])
+    asking.tick("n2", 1_100)
+    [(_, request)] = copy.seams.sent[-1:]
+    source.driver._state.serve("n1", request)
+    [(_, chunk)] = source.seams.sent[-1:]
+    asking.take(chunk)
+    assert copy.driver.log.epochs == source.driver.log.epochs
 
 
 def test_a_snapshot_of_what_may_still_be_taken_back_makes_no_trim_safe(tmp_path: Path) -> None:
