@@ -61,6 +61,12 @@ def controller_mode_metrics(broker: Broker) -> Iterator[Metric]:
         ("log", "reason"),
         [(labels, float(count)) for labels, count in metadata.server.refused_elections.items()],
     )
+    yield telemetry.counter(
+        telemetry.CONTROLLER_DROPPED,
+        "Requests that this node dropped as active controller because too many were open",
+        (),
+        [((), float(metadata.server.dropped_requests))],
+    )
     yield telemetry.gauge(
         telemetry.CONTROLLER_ACTIVE,
         "1 at the active controller",

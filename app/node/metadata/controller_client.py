@@ -24,6 +24,7 @@ from app.log.driver_interfaces import Clock
 
 Answered = Callable[[Done | Refusal | None], None]
 HeartbeatAnswered = Callable[[BrokerHeartbeatAnswer, int], None]
+MAX_OPEN_COMMANDS: Final = 1_024  # of one node
 _REMEMBERED_HEARTBEATS: Final = 64
 _FOLLOWED_A_TICK: Final = 4
 
@@ -76,8 +77,14 @@ class ControllerClient:
         self.silent = False  # send no heartbeats for now: this node is not a member of the cluster
 
     def ask(self, command: AnyCommand, answered: Answered, timeout_ms: int) -> None:
-        """Repeat the request until it is answered; answered(None) after timeout_ms: the outcome is
-        unknown."""
+        """Repeat the request until it is answered; answered(None) after timeout_ms: the outcome is unknown.
+
+        While MAX_OPEN_COMMANDS are open the oldest ends that way at once, so that a new one is never lost to
+        old ones that no controller answers.
+        """
+        if len(self._asked) >= MAX_OPEN_COMMANDS:
+            oldest = self._asked.pop(next(iter(self._asked)))
+            oldest.answered(None)
         now_ms = self._clock.monotonic_ms()
         id = self._random.getrandbits(53)
         asked = self._asked[id] = _Asked(command, answered, now_ms + timeout_ms, now_ms)

@@ -25,6 +25,7 @@ from app.controller.messages import (
     CommandRequest,
 )
 from app.controller.metadata import LogSpec
+from app.controller.senders import only_sender_of
 from app.errors import CommitlogError, Outcome
 from app.log.commands import Trim
 from app.log.contract import AppendRequest, AppendResult, Role
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _KNOWN_WITHIN_MS: Final = 1_000
 _ROUND_TIMEOUT_MS: Final = 60_000
+MAX_OPEN_REQUESTS: Final = 4_096  # of all nodes; a node repeats what gets no answer
 _NOT_ACTIVE: Final = Refusal(Reason.NOT_ACTIVE, "this controller is not active")
 Token = tuple[str, int]  # asking node, id of its request
 
@@ -74,6 +76,7 @@ class ControllerServer:
         self._scheduler = scheduler
         self._active: ActiveController | None = None
         self.refused_elections: Counter[tuple[str, str]] = Counter()  # (log, reason), since the start
+        self.dropped_requests = 0  # since the start: the sender repeats them
         self._lead: tuple[LogDriver, int] | None = None  # driver and term of `_active`
         self._lost_history: tuple[LogDriver, int] | None = None  # the lead in which that was proved
         self._open: dict[Token, None] = {}
@@ -104,9 +107,27 @@ class ControllerServer:
         elif isinstance(message, BrokerHeartbeat):
             self._confirm(active, source, message)
         elif (source, message.id) not in self._open:
-            self._open[(source, message.id)] = None
-            active.ask((source, message.id), message.command)
-            self._ask_turn()
+            self._queue(active, source, message)
+
+    def _queue(self, active: ActiveController, source: str, request: CommandRequest) -> None:
+        """Let the next round decide about a command; drop it while MAX_OPEN_REQUESTS wait for their answers.
+
+        So nothing that the controller keeps for open requests grows beyond that number.
+        """
+        if len(self._open) >= MAX_OPEN_REQUESTS:
+            self.dropped_requests += 1
+            return
+        assert self._lead is not None
+        sender = only_sender_of(_state_of(self._lead[0]).metadata, request.command)
+        if sender not in (None, source):
+            logger.error("node %s sent a command for a copy of node %s", source, sender)
+            detail = f"node {source} must not speak for a copy of node {sender}"
+            self._send(source, CommandAnswer(request.id, None, Refusal(Reason.INVALID, detail)))
+            return
+        token = (source, request.id)
+        self._open[token] = None
+        active.ask(token, request.command)
+        self._ask_turn()
 
     def _check_history(self, source: str, metadata_index: int) -> None:
         """A node knows more than what is committed here: another controller leads by now, or this group of

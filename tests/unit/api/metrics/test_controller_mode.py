@@ -28,7 +28,9 @@ def test_what_an_operator_sees() -> None:
     metadata = SimpleNamespace(
         client=SimpleNamespace(missed_heartbeats=4),
         elections=Counter({("a", "unclean", "operator"): 1}),
-        server=SimpleNamespace(refused_elections=Counter({("a", "no-eligible-replica"): 5}), is_active=True),
+        server=SimpleNamespace(
+            refused_elections=Counter({("a", "no-eligible-replica"): 5}), dropped_requests=3, is_active=True
+        ),
         hosted=SimpleNamespace(driver=SimpleNamespace(term=7)),
     )
     broker: Any = SimpleNamespace(
@@ -51,6 +53,7 @@ def test_what_an_operator_sees() -> None:
         "commitlog_controller_heartbeats_missed_total 4.0",
         'commitlog_elections_total{kind="unclean",log="a",reason="operator"} 1.0',
         'commitlog_elections_refused_total{log="a",reason="no-eligible-replica"} 5.0',
+        "commitlog_controller_requests_dropped_total 3.0",
         "commitlog_controller_active 1.0",
         "commitlog_controller_epoch 7.0",
     ):

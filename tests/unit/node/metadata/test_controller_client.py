@@ -13,7 +13,7 @@ from app.controller.messages import (
     CommandAnswer,
     CommandRequest,
 )
-from app.node.metadata.controller_client import ControllerClient
+from app.node.metadata.controller_client import MAX_OPEN_COMMANDS, ControllerClient
 
 CONFIG = ControllerConfig()
 NOT_ACTIVE = Refusal(Reason.NOT_ACTIVE, "")
@@ -167,3 +167,17 @@ def test_heartbeats_without_an_answer_are_counted() -> None:
     bench.client.take("c1", BrokerHeartbeatAnswer(id, "c1"))
     bench.pass_time(CONFIG.heartbeat_interval_ms)
     assert bench.client.missed_heartbeats == missed
+
+
+def test_open_commands_are_limited_and_the_oldest_ends_first() -> None:
+    bench = Bench()
+    first = bench.ask()
+    for _ in range(MAX_OPEN_COMMANDS - 1):
+        last = bench.ask()
+    assert bench.answers == []
+    bench.ask()
+    assert bench.answers == [None]  # of the oldest: its outcome is unknown
+    bench.client.take("c1", CommandAnswer(first.id, Done(7)))
+    assert bench.answers == [None]
+    bench.client.take("c1", CommandAnswer(last.id, Done(7)))
+    assert bench.answers == [None, Done(7)]

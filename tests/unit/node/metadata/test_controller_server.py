@@ -1,0 +1,110 @@
+"""Limits of the controller's side of one node: open requests, and who may send what (C-01)."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from app.controller.commands import (
+    AlterSyncStateSet,
+    AnyCommand,
+    ApplyForReplicaId,
+    DeleteLog,
+    RegisterReplica,
+    StepDown,
+)
+from app.controller.config import ControllerConfig
+from app.controller.log_state import MetadataLogState
+from app.controller.messages import CommandAnswer, CommandRequest
+from app.controller.metadata import Log, LogSpec, Replica
+from app.controller.senders import only_sender_of
+from app.log.contract import Role
+from app.node.metadata.controller_server import MAX_OPEN_REQUESTS, ControllerServer, ControllerSetup
+from app.node.replica.driver import LogDriver
+
+COPY_OF_N1 = Replica(1, "n1", "code", "n1:9")
+
+
+class Metadata:
+    """Metadata of the log `a` in generation 5: copy 1 is on n1."""
+
+    def log(self, name: str) -> Log | None:
+        spec = LogSpec(replication="controller", replicas=("n1", "n2"))
+        log = Log(name="a", log_id=1, generation=5, version=5, spec=spec, replicas=(COPY_OF_N1,))
+        return log if name == "a" else None
+
+
+class Bench:
+    """An active controller whose turn the test decides; `sent` is what left it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.turns: list[Any] = []
+        leader = SimpleNamespace(role=Role.LEADER, term=1, leader_id="c1", committed_index=0)
+        leader.log = SimpleNamespace(end_index=0, last_term=1, next_index=1, begin_index=0)
+        leader.state = MetadataLogState()
+        self.server = ControllerServer(
+            setup=ControllerSetup(
+                node_id="c1",
+                config=ControllerConfig(),
+                brokers=("n1", "n2"),
+                configured={},
+                make_log_id=lambda _name, generation: generation,
+            ),
+            replica=lambda: cast(LogDriver, leader),
+            connected=lambda: ("n1", "n2"),
+            send=lambda _target, message: self.sent.append(message),
+            clock=cast(Any, SimpleNamespace(monotonic_ms=lambda: 1_000, now_ms=lambda: 1_000)),
+            scheduler=cast(Any, SimpleNamespace(call_soon=self.turns.append)),
+        )
+        self.server.tick()
+        assert self.server.is_active
+
+    def ask(self, source: str, id: int, command: AnyCommand) -> None:
+        self.server.take(source, CommandRequest(id, command, -1))
+
+    def turn(self) -> list[CommandAnswer]:
+        """Decide about what was asked; return the answers."""
+        self.sent.clear()
+        while self.turns:
+            self.turns.pop(0)()
+        return [message for message in self.sent if isinstance(message, CommandAnswer)]
+
+
+def test_open_requests_are_limited_and_the_dropped_ones_can_be_repeated() -> None:
+    bench = Bench()
+    for id in range(MAX_OPEN_REQUESTS + 3):
+        bench.ask("n1", id, DeleteLog("missing"))
+    assert bench.server.dropped_requests == 3
+    answers = bench.turn()
+    assert sorted(answer.id for answer in answers) == list(range(MAX_OPEN_REQUESTS))
+    bench.ask("n1", MAX_OPEN_REQUESTS, DeleteLog("missing"))
+    assert [answer.id for answer in bench.turn()] == [MAX_OPEN_REQUESTS]
+    assert bench.server.dropped_requests == 3
+
+
+@pytest.mark.rule("C-03")
+def test_a_node_cannot_register_a_copy_of_another_node() -> None:
+    bench = Bench()
+    bench.ask("n2", 1, ApplyForReplicaId("a", 5, "n1", "code"))
+    (answer,) = bench.sent
+    assert isinstance(answer, CommandAnswer)
+    assert answer.refusal is not None
+    assert answer.refusal.detail == "node n2 must not speak for a copy of node n1"
+    assert bench.turn() == []
+
+
+@pytest.mark.parametrize(
+    ("command", "sender"),
+    [
+        (ApplyForReplicaId("a", 5, "n1", "code"), "n1"),
+        (RegisterReplica("a", 5, "n2", 2, "code", "n2:9"), "n2"),
+        (AlterSyncStateSet("a", 5, 1, 3, 2, (1, 2)), "n1"),
+        (StepDown("a", 5, 1, 3), "n1"),
+        (StepDown("a", 5, 9, 3), None),  # an unknown copy: the decision refuses it
+        (StepDown("a", 4, 1, 3), None),  # an earlier log of the name
+        (DeleteLog("a"), None),  # an operator's, at any node
+    ],
+)
+def test_who_may_send_what(command: AnyCommand, sender: str | None) -> None:
+    assert only_sender_of(cast(Any, Metadata()), command) == sender
