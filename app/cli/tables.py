@@ -14,7 +14,6 @@ from app.cli.context import CommandFailed, ExitCode, Target, print_json, print_t
 from app.cli.times import Time
 from app.client.tables import Cut, MaterializedTable, Tables
 from app.local.spark_job import DEFAULT_TABLES, JOB, VERIFY_JOB, job_arguments
-from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
 from app.tables.names import ENTRIES
 from storage.units import MIB
 
@@ -77,6 +76,12 @@ def _show_tables(tables: Sequence[MaterializedTable], target: Target) -> None:
     if target.as_json:
         print_json({"tables": [asdict(table) for table in tables]})
         return
+    if not tables:
+        click.echo(
+            f"log {target.log} has no Delta tables at the nodes: run the Spark job (`commitlog up` or "
+            "`commitlog materialize`), with [tables] path of the nodes' configuration naming its folder"
+        )
+        return
     view = View("table", title=f"Delta tables of {target.log}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("version", "through index", "lag (records)", "lag (ms)"):
         view.add_column(name, justify="right")
@@ -106,6 +111,8 @@ def _show_cut(cut: Cut, as_json: bool) -> None:
 
 def _show_folder(root: Path, as_json: bool) -> None:
     """Show the tables below a folder, from their own Delta logs."""
+    from app.tables.delta_log import LOG_FOLDER, DeltaLog, DeltaLogError
+
     if not root.is_dir():
         raise CommandFailed(f"{root} does not exist; set the folder with --tables", ExitCode.NOT_FOUND)
     paths = sorted(path.parent for depth in range(DEPTH + 1) for path in root.glob("*/" * depth + LOG_FOLDER))

@@ -2,11 +2,13 @@
 
 import time
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from app.cli.context import CommandFailed, person_watches, print_json
+from app.cli.groups import not_installed
 from app.client import contexts, known_nodes
 from app.local.cluster import HA_PORT_DISTANCE, PEER_PORT_DISTANCE, ClusterError, LocalCluster
 from app.local.processes import StopRequested, describe_exit, ending_on_signals
@@ -54,6 +56,9 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
       commitlog up --no-spark
       commitlog up --nodes 5 --data /tmp/demo --port 18101
     """
+    _check_installed("uvicorn")
+    if spark:
+        _check_installed("pyspark", ", or set --no-spark")
     check_ports(port, nodes, classic=replication == "classic")
     with ExitStack() as stack:
         try:
@@ -74,6 +79,12 @@ def up_command(nodes: int, data: Path, port: int, replication: str, spark: bool,
             raise CommandFailed(str(error)) from error
         except StopRequested:
             pass  # that is how this command ends; the stack ends the children
+
+
+def _check_installed(module: str, advice: str = "") -> None:
+    """Raise CommandFailed if a library of the processes is missing: their own reports are in their logs."""
+    if find_spec(module) is None and (failure := not_installed(ModuleNotFoundError(name=module))) is not None:
+        raise CommandFailed(f"{failure.message}{advice}")
 
 
 def _write_context(urls: list[str]) -> None:

@@ -53,19 +53,22 @@ def check_machine(port: int = 8101, nodes: int = 3, data: Path | None = None) ->
     the current one.
     """
     environment = Environment()
-    looks: Sequence[Callable[[], Check]] = (
-        check_python,
+    software: Sequence[Callable[[], Check]] = (
         lambda: check_venv(environment),
         lambda: check_environment(environment),
         lambda: check_packages(environment),
         check_java,
         check_jars,
         check_data_set,
+    )
+    if not environment.lock.with_name("pyproject.toml").exists():  # installed from a wheel
+        software = (check_extras, *((check_java, check_fetched_jars) if find_spec("pyspark") else ()))
+    machine: Sequence[Callable[[], Check]] = (
         lambda: check_ports(port, nodes),
         lambda: check_disk(data or Path.cwd()),
         check_memory,
     )
-    return [look() for look in looks]
+    return [check() for check in (check_python, *software, *machine)]
 
 
 def check_python() -> Check:
@@ -126,6 +129,18 @@ def check_packages(environment: Environment) -> Check:
     return Check("packages", State.OK, f"{len(wanted)} packages in the versions of the lock file")
 
 
+def check_extras() -> Check:
+    """Report which extras of the distribution are installed, by one library of each."""
+    marks = {"arrow": "pyarrow", "schemas": "fastavro", "server": "uvicorn", "spark": "pyspark"}
+    installed = [extra for extra, module in marks.items() if find_spec(module) is not None]
+    others = [extra for extra in marks if extra not in installed]
+    detail = f"the client and {', '.join(installed) or 'no extra'}"
+    if not others:
+        return Check("extras", State.OK, detail)
+    remedy = f"for more: pip install 'commitlog[{','.join(others)}]'"
+    return Check("extras", State.OK, detail, remedy)
+
+
 def check_java() -> Check:
     from spark_jobs.session.java import JavaNotFound, find_java_home
 
@@ -143,6 +158,13 @@ def check_jars() -> Check:
         names = ", ".join(missing)
         return Check("jars", State.MISSING, f"missing or damaged in {DEFAULT_JARS_FOLDER}: {names}", SET_UP)
     return Check("jars", State.OK, f"the jars are in {DEFAULT_JARS_FOLDER}")
+
+
+def check_fetched_jars() -> Check:
+    found = check_jars()
+    if found.state is State.OK:
+        return found
+    return Check("jars", State.WARNING, found.detail, "the first Spark session fetches them by the network")
 
 
 def check_data_set() -> Check:

@@ -9,9 +9,10 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
+if TYPE_CHECKING:  # the client has the sums without Arrow
+    import pyarrow as pa
 
 BLOCK: Final = 10_000  # indexes
 COLUMNS: Final = ("index", "term", "offset", "timestamp", "key", "value", "headers")
@@ -33,9 +34,11 @@ class BlockSum:
         return BlockSum(self.count + other.count, (self.digest + other.digest) % _MODULUS)
 
 
-def block_sums(records: pa.RecordBatch | pa.Table, block: int = BLOCK) -> dict[int, BlockSum]:
+def block_sums(records: "pa.RecordBatch | pa.Table", block: int = BLOCK) -> dict[int, BlockSum]:
     """Return the sums by the first index of each block that has a record. records: data records, with at
     least COLUMNS."""
+    import pyarrow as pa
+
     sums: dict[int, BlockSum] = {}
     micros = records.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     numbers = [records.column(name).to_pylist() for name in ("index", "term", "offset")]

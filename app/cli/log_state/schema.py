@@ -311,7 +311,8 @@ def replay_dead_letters(
 
     \b
     Examples:
-      commitlog schema set orders.json --log orders && commitlog schema replay --log orders
+      commitlog schema set orders.json --log orders
+      commitlog schema replay --log orders
       commitlog schema replay --version 2 --tables s3://bucket/tables --json --log orders
     """
     if target.token is not None:

@@ -73,6 +73,46 @@ def test_help_and_version_import_neither_client_nor_arrow_nor_rich() -> None:
         assert done.stderr == "[]\n", arguments
 
 
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [
+        ("pyarrow", ["read", "-o", "x.parquet"], "arrow"),
+        ("numpy", ["demo"], "server"),
+        ("uvicorn", ["up"], "server"),
+        ("pyspark", ["up"], "spark"),
+    ],
+)
+def test_a_command_without_its_library_names_the_extra(
+    missing: str, arguments: list[str], extra: str
+) -> None:
+    """Programs with the client alone, as `pip install commitlog[client]` makes them."""
+    program = (
+        "import sys, importlib.util as util; missing = sys.argv.pop(1); sys.modules[missing] = None\n"
+        "find = util.find_spec; util.find_spec = lambda name: None if name == missing else find(name)\n"
+        "from app.cli.main import cli; cli.main(sys.argv[1:], prog_name='commitlog')"
+    )
+    page = {"records": [], "next_index": 0, "has_more": False, "committed_index": -1}
+    with fake_service(lambda _: Told(200, page)) as node:
+        endpoint = ["-e", node.url] if arguments[0] == "read" else []
+        command = [sys.executable, "-c", program, missing, *arguments, *endpoint]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert f"needs {missing}, which is not installed: pip install 'commitlog[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_tables_need_no_arrow_and_explain_that_there_are_none() -> None:
+    program = (
+        "import sys; sys.modules['pyarrow'] = sys.modules['numpy'] = None\n"
+        "from app.cli.main import cli; cli.main(['tables', '-e', sys.argv[1]], prog_name='commitlog')"
+    )
+    with fake_service(lambda _: Told(200, {"tables": []})) as node:
+        command = [sys.executable, "-c", program, node.url]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("log default has no Delta tables")
+
+
 def test_the_client_imports_asyncio_and_producers_when_they_are_used() -> None:
     program = (
         "import sys, app.client; parts = ('asyncio', 'app.client.producer', 'app.client.consumer')\n"

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from app.cli.main import cli
 from app.setup import checks
-from app.setup.checks import State
+from app.setup.checks import State, check_machine
 from app.setup.environment import BUILD_PACKAGES, ROOT, Environment, SetupFailed, lock_packages
 
 LOCK = (ROOT / "requirements.lock").read_text()
@@ -126,3 +126,14 @@ def test_the_doctor_finds_what_the_tests_run_with() -> None:
     for check in (checks.check_python(), checks.check_java(), checks.check_jars(), checks.check_data_set()):
         assert check.state is State.OK, check
     assert checks.check_disk(Path("/no/such/folder")).state is State.OK
+
+
+def test_an_installation_from_a_wheel_is_not_measured_by_the_lock_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "Environment", lambda: Environment(tmp_path / "site-packages"))
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "pyspark" else object())
+    found = {check.name: check for check in check_machine(port=24_199)}
+    assert list(found) == ["python", "extras", "ports", "disk", "memory"]
+    assert found["extras"].detail == "the client and arrow, schemas, server"
+    assert "commitlog[spark]" in found["extras"].remedy
